@@ -1,0 +1,223 @@
+"""Classes: what the values in a data set's masks mean, and which class is which channel when.
+
+A *label* is a value in a mask, a *channel* an output of the network. Channel 0 is always the
+background: what is not labelled, or not named yet. The classes follow in the order in which
+they are learnt, so that a channel never moves when the network grows. All mapping from labels
+to channels is one look-up in a table of 65,536 entries (a mask has 8 or 16 bits).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nacre.errors import NacreError, did_you_mean
+
+IGNORED = 255
+"""The channel number of a pixel that does not count; so there are at most 254 classes."""
+
+BACKGROUND = "background"
+
+BorderRule = Literal["background", "ignored"]
+UnseenRule = Literal["ignored", "background"]
+
+LabelTable = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """What the values in the masks of one data set mean.
+
+    Attributes:
+        names: Name of every class by its label, without the background and the ignored label.
+        background: The label of unnamed pixels, or None where every pixel has a class.
+        ignored: The label of pixels that were not annotated (VOC's border), or None.
+        ignore_background_in_tests: True where the background is not a class but a lack of
+            annotation (ADE20K's 0), so that it does not count in testing.
+        colors: RGB of a class by its label, where the data set has its own palette.
+    """
+
+    names: Mapping[int, str]
+    background: int | None = 0
+    ignored: int | None = 255
+    ignore_background_in_tests: bool = False
+    colors: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what would make two classes one, or one class two."""
+        seen: dict[str, int] = {}
+        for label, name in self.names.items():
+            if name in seen:
+                raise NacreError(
+                    f"class {name!r} is named twice: for the labels {seen[name]} and {label}"
+                )
+            seen[name] = label
+        for special in {self.background, self.ignored} - {None}:
+            if special in self.names:
+                raise NacreError(
+                    f"label {special} is both the class {self.names[special]!r} "
+                    "and the background or the ignored value"
+                )
+
+    @cached_property
+    def labels(self) -> tuple[int, ...]:
+        """The labels of the classes in the data set's own order."""
+        return tuple(self.names)
+
+    @cached_property
+    def allowed(self) -> frozenset[int]:
+        """Every value that may stand in a mask."""
+        special = {value for value in (self.background, self.ignored) if value is not None}
+        return frozenset(self.names) | special
+
+    def label_of(self, wanted: str | int) -> int:
+        """Return the label of a class given by name or by label."""
+        if isinstance(wanted, int):
+            if wanted in self.names:
+                return wanted
+            raise NacreError(
+                f"label {wanted} is not a class of this data; labels: {_ranges(self.names)}"
+            )
+        for label, name in self.names.items():
+            if name == wanted:
+                return label
+        hint = did_you_mean(wanted, self.names.values())
+        raise NacreError(
+            f"no class is named {wanted!r}{hint}; classes: {', '.join(self.names.values())}"
+        )
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Which classes are learnt in which step, and so which class is which channel.
+
+    Attributes:
+        space: What the labels mean.
+        steps: The labels that each step learns, in order.
+    """
+
+    space: LabelSpace
+    steps: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse empty steps, repeated classes and more channels than a uint8 can name."""
+        learnt: set[int] = set()
+        for step, labels in enumerate(self.steps):
+            if not labels:
+                raise NacreError(f"step {step} learns no class; each step needs at least one")
+            for label in labels:
+                name = self.space.names[self.space.label_of(label)]
+                if label in learnt:
+                    raise NacreError(f"class {name!r} is learnt twice; step {step} repeats it")
+                learnt.add(label)
+        if len(learnt) >= IGNORED:
+            raise NacreError(f"{len(learnt)} classes are too many; at most {IGNORED - 1}")
+
+    def new(self, step: int) -> tuple[int, ...]:
+        """Labels learnt in this step."""
+        return self.steps[step]
+
+    def old(self, step: int) -> tuple[int, ...]:
+        """Labels learnt before this step."""
+        return tuple(label for labels in self.steps[:step] for label in labels)
+
+    def known(self, step: int) -> tuple[int, ...]:
+        """Labels learnt up to and with this step, in channel order (channel 1 first)."""
+        return self.old(step) + self.new(step)
+
+    def future(self, step: int) -> tuple[int, ...]:
+        """Labels learnt after this step."""
+        return tuple(label for labels in self.steps[step + 1 :] for label in labels)
+
+    def channels(self, step: int) -> int:
+        """How many channels the network has in this step, background included."""
+        return 1 + len(self.known(step))
+
+    def old_channels(self, step: int) -> int:
+        """How many channels it had before this step; 0 in step 0, where nothing is known."""
+        return self.channels(step - 1) if step else 0
+
+    def names(self, step: int) -> tuple[str, ...]:
+        """Class name by channel."""
+        return (BACKGROUND, *(self.space.names[label] for label in self.known(step)))
+
+    def colors(self, step: int) -> tuple[tuple[int, int, int], ...]:
+        """RGB by channel: the data set's palette, else colours spread over the hues."""
+        own = self.space.colors
+        spread = distinct_colors(self.channels(step))
+        return (
+            own.get(self.space.background or 0, (0, 0, 0)),
+            *(own.get(label, spread[at + 1]) for at, label in enumerate(self.known(step))),
+        )
+
+    def training_table(self, step: int, border: BorderRule) -> LabelTable:
+        """Label -> channel in training: new classes by channel, all else is background.
+
+        Old and future classes are background: that is the background shift. The paper makes
+        the border background as well; ``border="ignored"`` leaves it out of the losses.
+        """
+        table = np.zeros(65536, np.uint8)
+        start = 1 + len(self.old(step))
+        for channel, label in enumerate(self.new(step), start=start):
+            table[label] = channel
+        if border == "ignored" and self.space.ignored is not None:
+            table[self.space.ignored] = IGNORED
+        return table
+
+    def testing_table(self, step: int, unseen: UnseenRule) -> LabelTable:
+        """Label -> channel in testing: every known class by channel, the border is ignored.
+
+        Classes not seen yet are ignored as in the paper, or background as in later papers.
+        """
+        table = np.full(65536, IGNORED if unseen == "ignored" else 0, np.uint8)
+        for channel, label in enumerate(self.known(step), start=1):
+            table[label] = channel
+        background = self.space.background
+        # What no step ever names (a class outside the task) is background by definition.
+        for label in set(self.space.names) - set(self.known(len(self.steps) - 1)):
+            table[label] = 0
+        if background is not None:
+            table[background] = IGNORED if self.space.ignore_background_in_tests else 0
+        if self.space.ignored is not None:
+            table[self.space.ignored] = IGNORED
+        return table
+
+    def merged(self) -> "ClassTable":
+        """All classes in one step, for joint training."""
+        return ClassTable(self.space, (self.known(len(self.steps) - 1),))
+
+
+def map_labels(mask: npt.NDArray[np.integer], table: LabelTable) -> npt.NDArray[np.uint8]:
+    """Map a mask of labels to channels by one table look-up."""
+    return table[mask]
+
+
+def distinct_colors(count: int) -> tuple[tuple[int, int, int], ...]:
+    """Return colours by channel, black first, the others by golden steps through the hues."""
+    from colorsys import hsv_to_rgb
+
+    colors: list[tuple[int, int, int]] = [(0, 0, 0)]
+    for at in range(count - 1):
+        # The golden ratio keeps any number of neighbours apart; brightness takes turns.
+        rgb = hsv_to_rgb((at * 0.618034 + 0.55) % 1, 0.75, (0.95, 0.7)[at % 2])
+        colors.append((round(rgb[0] * 255), round(rgb[1] * 255), round(rgb[2] * 255)))
+    return tuple(colors[:count])
+
+
+def _ranges(values: Iterable[int]) -> str:
+    """Write 1, 2, 3, 7 as ``1..3, 7``."""
+    runs: list[list[int]] = []
+    for value in sorted(values):
+        if runs and value == runs[-1][1] + 1:
+            runs[-1][1] = value
+        else:
+            runs.append([value, value])
+    return ", ".join(f"{a}..{b}" if b > a else f"{a}" for a, b in runs)
+
+
+def resolve_labels(space: LabelSpace, wanted: Sequence[str | int]) -> tuple[int, ...]:
+    """Return labels for classes given by name or label."""
+    return tuple(space.label_of(one) for one in wanted)

@@ -1,0 +1,1 @@
+"""Data sets, their index, and the way from a picture to a batch."""

@@ -1,0 +1,58 @@
+"""What every data set gives: pictures, masks of labels, and an index of which labels are where."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from pydantic import BaseModel, ConfigDict
+
+from nacre.classes import LabelSpace
+
+Split = Literal["train", "val"]
+Mask = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class Index:
+    """For each image, which label values its mask holds.
+
+    Attributes:
+        names: Image names, sorted: the order of every list made from them.
+        labels: The label values of each image's mask, whatever their pixel count.
+        pixels: Pixel count by label value of each image, where the masks were read.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[frozenset[int], ...]
+    pixels: tuple[dict[int, int], ...] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.names)
+
+
+class DataConfig(BaseModel):
+    """What the configs of all data sets have in common: the data set's name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+
+
+class Source(Protocol):
+    """A data set as the rest of nacre sees it."""
+
+    @property
+    def space(self) -> LabelSpace:
+        """What the values in the masks mean."""
+
+    def index(self, split: Split) -> Index:
+        """Return which labels each image holds; may read all masks once, with progress."""
+
+    def image(self, split: Split, name: str) -> Image.Image:
+        """Open an image as RGB; may be lazy, so that a JPEG can be decoded at a smaller scale."""
+
+    def mask(self, split: Split, name: str) -> Mask:
+        """Read the mask of an image: its label values, of the image's size."""
