@@ -1,0 +1,118 @@
+"""What a method is: how the classifier grows, which losses are summed, and what it remembers.
+
+The trainer owns everything else. For a step it does, in this order::
+
+    method = Method(config, old)             # old = channels known before this step, 0 in step 0
+    method.grow(network.classifier, new)     # only after step 0
+    method.begin_step(network)
+    for batch in batches:
+        losses = method.losses(batch, student, teacher) | method.penalties(network)
+        sum(losses.values()).backward()      # the trainer's, once or over parts of a batch
+        method.after_backward(network)
+        optimiser.step()
+        method.after_update(network)
+    method.end_step(network)
+
+A method returns named values and never calls ``backward()``. `student` and `teacher` are the
+outputs of the networks; the teacher is evaluated only if `uses_teacher` says so.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from nacre.losses import upsample
+from nacre.models.classifier import Classifier
+from nacre.models.network import Network, Output
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one call of `losses` sees.
+
+    Attributes:
+        images: N,3,H,W, uint8 RGB.
+        labels: N,H,W, channel numbers; 255 is ignored.
+        pixels: How many pixels a loss on the labels is averaged over. It is the share of the
+            whole batch, so that gradient accumulation and several processes change nothing.
+    """
+
+    images: Tensor
+    labels: Tensor
+    pixels: Tensor | None = None
+
+
+class MethodConfig(BaseModel):
+    """What the configs of all methods have in common: the method's name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="the method's name, as in `nacre methods`")
+
+
+class Method:
+    """Fine-tuning's behaviour everywhere; a method overrides what it does differently."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    Config: ClassVar[type[MethodConfig]]
+    uses_teacher: ClassVar[bool] = False
+    merges_steps: ClassVar[bool] = False
+    """True for joint training: all classes are learnt in one step."""
+
+    def __init__(self, config: MethodConfig, old: int) -> None:
+        self.config = config
+        self.old = old
+
+    def grow(self, classifier: Classifier, new: int) -> None:
+        """Give the classifier its new channels; by default at random."""
+        classifier.grow(new)
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the named losses of a batch, already weighted: the trainer sums them."""
+        raise NotImplementedError
+
+    def penalties(self, network: Network) -> dict[str, Tensor]:
+        """Return named losses on the parameters, already weighted."""
+        return {}
+
+    def begin_step(self, network: Network) -> None:
+        """Called when the network has grown, before the first iteration of a step."""
+
+    def after_backward(self, network: Network) -> None:
+        """Called when the gradients of a whole batch are there, before the update."""
+
+    def after_update(self, network: Network) -> None:
+        """Called when the optimiser has changed the parameters."""
+
+    def end_step(self, network: Network) -> None:
+        """Called after the last iteration of a step."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that must survive from step to step and through a checkpoint."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state` returned."""
+        assert not state, f"{self.name} keeps no state, but was given {sorted(state)}"
+
+
+def full_size(output: Output, batch: Batch) -> Tensor:
+    """Return an output's logits at the size of the labels."""
+    height, width = batch.labels.shape[-2:]
+    return upsample(output.logits, (height, width))
+
+
+def seen_by(teacher: Output | None) -> Output:
+    """Return the teacher's output; a method that uses one always has it after step 0."""
+    assert teacher is not None, "the trainer evaluates the teacher where `uses_teacher` is set"
+    return teacher
+
+
+def is_finite(losses: dict[str, Tensor]) -> bool:
+    """Whether every named loss is a number."""
+    return all(bool(torch.isfinite(value)) for value in losses.values())

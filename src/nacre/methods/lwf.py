@@ -1,0 +1,41 @@
+"""Learning without forgetting: cross-entropy plus distillation on the old channels (eq. 1, 2, 5, 6).
+
+Both terms take the background at its word: the label says background where an old class stands,
+and the teacher says background where a new class stands. That is what `mib` mends.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from nacre.losses import cross_entropy, distillation
+from nacre.methods.base import Batch, Method, MethodConfig, full_size, seen_by
+from nacre.models.network import Output
+
+
+class LwfConfig(MethodConfig):
+    """The weight of the distillation."""
+
+    name: Literal["lwf"] = Field("lwf", description="learning without forgetting")
+    weight: float = Field(100.0, ge=0, description="weight of the distillation (paper: 100)")
+
+
+class Lwf(Method):
+    """Cross-entropy and plain distillation."""
+
+    name = "lwf"
+    summary = "distillation of the old channels"
+    paper = "Li and Hoiem, Learning without Forgetting"
+    Config = LwfConfig
+    uses_teacher = True
+    config: LwfConfig
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the cross-entropy, eq. 2, and the distillation, eq. 5 and 6."""
+        logits = full_size(student, batch)
+        losses = {"ce": cross_entropy(logits, batch.labels, pixels=batch.pixels)}
+        if self.old:
+            old_logits = full_size(seen_by(teacher), batch)
+            losses["kd"] = self.config.weight * distillation(logits, old_logits)
+        return losses
