@@ -1,0 +1,43 @@
+"""What can be said about a network in a config file. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+BackboneName = Literal["tiny", "resnet18", "resnet34", "resnet50", "resnet101", "lite0"]
+
+
+class ModelConfig(BaseModel):
+    """The network: backbone, DeepLabv3 head, normalisation and the weights to start from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backbone: BackboneName = Field("resnet101", description="the network that makes the features")
+    output_stride: Literal[8, 16, 32] | None = Field(
+        None,
+        description="input pixels a feature; by default 16, and the backbone's own for `tiny`",
+    )
+    norm: Literal["bn", "abn"] = Field(
+        "abn",
+        description="bn: batch norm + ReLU, as public ResNet weights were trained; "
+        "abn: batch norm + leaky ReLU 0.01. `lite0` always has ReLU6 in its backbone",
+    )
+    head_width: int = Field(256, ge=1, description="channels of each branch of the head")
+    dilations: tuple[int, int, int] | None = Field(
+        None,
+        description="of the head's 3x3 convolutions; by default 6, 12, 18 at output stride 16, "
+        "and in proportion at others",
+    )
+    weights: str = Field(
+        "none",
+        description="what the backbone starts from: `none` (random), `imagenet` (where a package "
+        "brings them: lite0), or the path of a weight file",
+    )
+
+    @model_validator(mode="after")
+    def _check_tiny(self) -> ModelConfig:
+        if self.backbone == "tiny" and self.output_stride is not None:
+            raise ValueError("output_stride cannot be chosen for backbone 'tiny': leave it out")
+        return self

@@ -1,0 +1,87 @@
+"""The DeepLabv3 head of the paper's network.
+
+    y = act_norm(concat of a 1x1 and three dilated 3x3 convolutions of x)
+    z = 1x1(act_norm(1x1(pool(x))))
+    out = act_norm(1x1(y) + z)
+
+In training `pool` is the mean over the whole crop. At test time an image may be larger than
+the crop: then it is the mean over a window of the crop's size around each feature, and what
+the head sees is what it saw in training.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nacre.models.norm import Norm, NormFactory
+
+
+def default_dilations(stride: int) -> tuple[int, int, int]:
+    """Return 6, 12, 18 at output stride 16, and the same reach in pixels at other strides."""
+    first, second, third = (max(1, reach // stride) for reach in (96, 192, 288))
+    return first, second, third
+
+
+class DeepLabHead(nn.Module):
+    """Atrous spatial pyramid pooling, as in the paper's network.
+
+    Args:
+        inputs: channels of the features.
+        width: channels of each branch and of the output.
+        dilations: of the three 3x3 convolutions.
+        window: features a side of the training crop; None always pools over the whole image.
+        norm: makes the normalisation layers.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        *,
+        width: int = 256,
+        dilations: tuple[int, int, int] = (6, 12, 18),
+        window: int | None = 32,
+        norm: NormFactory = Norm,
+    ) -> None:
+        super().__init__()
+        self.channels = width
+        self.window = window
+        self.branches = nn.ModuleList(
+            [
+                nn.Conv2d(inputs, width, 1, bias=False),
+                *(
+                    nn.Conv2d(inputs, width, 3, padding=d, dilation=d, bias=False)
+                    for d in dilations
+                ),
+            ]
+        )
+        self.branches_norm = norm(4 * width)
+        self.reduce = nn.Conv2d(4 * width, width, 1, bias=False)
+        self.pooled = nn.Conv2d(inputs, width, 1, bias=False)
+        self.pooled_norm = norm(width)
+        self.pooled_reduce = nn.Conv2d(width, width, 1, bias=False)
+        self.norm = norm(width)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        gain = nn.init.calculate_gain("leaky_relu", 0.01)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_normal_(module.weight, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.branches_norm(torch.cat([branch(x) for branch in self.branches], dim=1))
+        z = self.pooled_reduce(self.pooled_norm(self.pooled(self._pool(x))))
+        out: Tensor = self.norm(self.reduce(y) + z)
+        return out
+
+    def _pool(self, x: Tensor) -> Tensor:
+        if self.training or self.window is None:
+            return x.mean((2, 3), keepdim=True)
+        height, width = (min(self.window, size) for size in x.shape[-2:])
+        pooled = F.avg_pool2d(x, (height, width), stride=1)
+        # An even window has no middle: its mean stands at the feature left of and above it.
+        top, left = (height - 1) // 2, (width - 1) // 2
+        padding = (left, width - 1 - left, top, height - 1 - top)
+        return F.pad(pooled, padding, mode="replicate")

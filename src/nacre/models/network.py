@@ -1,0 +1,135 @@
+"""The whole network: backbone, head and growing classifier, from pixels to logits.
+
+logits = classifier(head(backbone((pixels / 255 - mean) / std)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nacre.models.backbone import Backbone
+from nacre.models.classifier import Classifier
+from nacre.models.config import ModelConfig
+from nacre.models.head import DeepLabHead, default_dilations
+from nacre.models.lite0 import Lite0
+from nacre.models.norm import Norm, NormFactory
+from nacre.models.resnet import ResNet
+from nacre.models.weights import load_backbone
+
+
+@dataclass
+class Output:
+    """What a network says of a batch.
+
+    Attributes:
+        logits: N,C,h,w at the backbone's stride, in float32.
+        features: N,K,h,w, the backbone's output.
+    """
+
+    logits: Tensor
+    features: Tensor
+
+
+class Network(nn.Module):
+    """Backbone, head and classifier.
+
+    Args:
+        backbone: makes features; says which normalisation of pixels it expects.
+        head: takes the backbone's features.
+        classifier: takes the head's output.
+    """
+
+    pixel_scale: Tensor
+    pixel_shift: Tensor
+
+    def __init__(self, backbone: Backbone, head: DeepLabHead, classifier: Classifier) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.classifier = classifier
+        mean, std = torch.tensor(backbone.mean), torch.tensor(backbone.std)
+        # Constants of the backbone and not of a checkpoint, hence not persistent
+        self.register_buffer("pixel_scale", (1 / (255 * std)).view(3, 1, 1), persistent=False)
+        self.register_buffer("pixel_shift", (-mean / std).view(3, 1, 1), persistent=False)
+
+    @property
+    def stride(self) -> int:
+        """Input pixels a logit."""
+        return self.backbone.stride
+
+    def forward(self, images: Tensor) -> Output:
+        """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
+        x = torch.addcmul(self.pixel_shift, images.to(self.pixel_scale.dtype), self.pixel_scale)
+        features = self.backbone(x)
+        logits = self.classifier(self.head(features))
+        # Half precision is too coarse for the log-sum-exp of the losses
+        return Output(logits=logits.float(), features=features)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return logits at the size of the images."""
+        return upsample(self(images).logits, (images.shape[-2], images.shape[-1]))
+
+
+def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bring logits to a size as the paper does: bilinear, corners not aligned."""
+    return F.interpolate(logits, size, mode="bilinear", align_corners=False)
+
+
+def _tiny(stride: int, norm: NormFactory) -> Backbone:
+    from nacre.models.tiny import Tiny
+
+    backbone: Backbone = Tiny(norm=norm)
+    return backbone
+
+
+def _lite0(stride: int, norm: NormFactory) -> Backbone:
+    # Its weights were trained with ReLU6, whatever the rest of the network has.
+    return Lite0(stride=stride)
+
+
+BACKBONES: dict[str, Callable[[int, NormFactory], Backbone]] = {
+    "tiny": _tiny,
+    "resnet18": lambda stride, norm: ResNet(18, stride=stride, norm=norm),
+    "resnet34": lambda stride, norm: ResNet(34, stride=stride, norm=norm),
+    "resnet50": lambda stride, norm: ResNet(50, stride=stride, norm=norm),
+    "resnet101": lambda stride, norm: ResNet(101, stride=stride, norm=norm),
+    "lite0": _lite0,
+}
+
+NORMS: dict[str, NormFactory] = {
+    "bn": partial(Norm, activation="relu"),
+    "abn": partial(Norm, activation="leaky_relu", slope=0.01),
+}
+
+
+def build_network(
+    config: ModelConfig, classes: int | list[int], crop: int | None = None, *, load: bool = True
+) -> Network:
+    """Make a network.
+
+    Args:
+        config: which network.
+        classes: channels of step 0 with the background, or of each step that has been learnt.
+        crop: side of the training crops in pixels, the window of the head's pooling at test
+            time; None pools over the whole image.
+        load: whether to start from `config.weights`; without, the network is random.
+    """
+    norm = NORMS[config.norm]
+    backbone = BACKBONES[config.backbone](config.output_stride or 16, norm)
+    if load:
+        load_backbone(backbone, config.backbone, config.weights)
+    head = DeepLabHead(
+        backbone.channels,
+        width=config.head_width,
+        dilations=config.dilations or default_dilations(backbone.stride),
+        window=None if crop is None else max(1, crop // backbone.stride),
+        norm=norm,
+    )
+    steps = [classes] if isinstance(classes, int) else classes
+    return Network(backbone, head, Classifier(head.channels, steps))

@@ -1,0 +1,147 @@
+"""ResNet-18, 34, 50 and 101 at output stride 8, 16 or 32.
+
+Modules are named as torchvision's, so that public weights load. Below stride 32 the last
+stages keep their resolution and dilate their 3x3 convolutions instead. As in the paper's
+network all blocks of such a stage are dilated, the first one too.
+
+The normalisation layer brings the activation: the last one of a block adds the shortcut
+before it activates.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from nacre.models.backbone import Backbone
+from nacre.models.norm import Norm, NormFactory
+
+Depth = Literal[18, 34, 50, 101]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_BLOCKS: dict[Depth, tuple[int, int, int, int]] = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+}
+# (stride, dilation) of the four stages
+_STAGES: dict[int, tuple[tuple[int, int], ...]] = {
+    8: ((1, 1), (2, 1), (1, 2), (1, 4)),
+    16: ((1, 1), (2, 1), (2, 1), (1, 2)),
+    32: ((1, 1), (2, 1), (2, 1), (2, 1)),
+}
+
+
+def _conv3x3(inputs: int, outputs: int, stride: int, dilation: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride, dilation, dilation, bias=False)
+
+
+def _conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+
+def _downsample(
+    inputs: int, outputs: int, stride: int, dilation: int, norm: NormFactory
+) -> nn.Sequential | None:
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(_conv1x1(inputs, outputs, stride), norm(outputs, activation="identity"))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut (ResNet-18 and 34)."""
+
+    expansion = 1
+
+    def __init__(
+        self, inputs: int, width: int, stride: int, dilation: int, norm: NormFactory
+    ) -> None:
+        super().__init__()
+        self.conv1 = _conv3x3(inputs, width, stride, dilation)
+        self.bn1 = norm(width)
+        self.conv2 = _conv3x3(width, width, 1, dilation)
+        self.bn2 = norm(width)
+        self.downsample = _downsample(inputs, width, stride, dilation, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x))), shortcut)
+        return y
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions and a shortcut (ResNet-50 and 101)."""
+
+    expansion = 4
+
+    def __init__(
+        self, inputs: int, width: int, stride: int, dilation: int, norm: NormFactory
+    ) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = _conv1x1(inputs, width)
+        self.bn1 = norm(width)
+        self.conv2 = _conv3x3(width, width, stride, dilation)
+        self.bn2 = norm(width)
+        self.conv3 = _conv1x1(width, outputs)
+        self.bn3 = norm(outputs)
+        self.downsample = _downsample(inputs, outputs, stride, dilation, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
+        out: Tensor = self.bn3(self.conv3(y), shortcut)
+        return out
+
+
+class ResNet(Backbone):
+    """A residual network without its classifier.
+
+    Args:
+        depth: which ResNet.
+        stride: output stride.
+        norm: makes the normalisation layers.
+        width: channels of the first stage; 64 but in tests.
+    """
+
+    mean = IMAGENET_MEAN
+    std = IMAGENET_STD
+
+    def __init__(
+        self, depth: Depth, *, stride: int = 16, norm: NormFactory = Norm, width: int = 64
+    ) -> None:
+        super().__init__()
+        assert stride in _STAGES, stride
+        self.stride = stride
+        block = Bottleneck if depth >= 50 else BasicBlock
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = norm(width)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        inputs = width
+        for number, (blocks, (step, dilation)) in enumerate(
+            zip(_BLOCKS[depth], _STAGES[stride], strict=True)
+        ):
+            stage = nn.Sequential()
+            for index in range(blocks):
+                first = step if index == 0 else 1
+                stage.append(block(inputs, width << number, first, dilation, norm))
+                inputs = (width << number) * block.expansion
+            self.add_module(f"layer{number + 1}", stage)
+        self.channels = inputs
+        _initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.bn1(self.conv1(x)))
+        for number in range(1, 5):
+            x = self.get_submodule(f"layer{number}")(x)
+        return x
+
+
+def _initialise(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
