@@ -26,6 +26,9 @@ UnseenRule = Literal["ignored", "background"]
 
 LabelTable = npt.NDArray[np.uint8]
 
+Steps = tuple[tuple[int, ...], ...]
+"""The labels that each step learns."""
+
 
 @dataclass(frozen=True)
 class LabelSpace:
@@ -100,7 +103,7 @@ class ClassTable:
     """
 
     space: LabelSpace
-    steps: tuple[tuple[int, ...], ...]
+    steps: Steps
 
     def __post_init__(self) -> None:
         """Refuse empty steps, repeated classes and more channels than a uint8 can name."""
@@ -188,6 +191,19 @@ class ClassTable:
     def merged(self) -> "ClassTable":
         """All classes in one step, for joint training."""
         return ClassTable(self.space, (self.known(len(self.steps) - 1),))
+
+
+@dataclass(frozen=True)
+class NamedTask:
+    """A task whose class lists are published, not derived from its numbers.
+
+    Attributes:
+        steps: The labels of each step.
+        dealt_as: The finer steps that the partition rule is run on, if not on `steps` itself.
+    """
+
+    steps: Steps
+    dealt_as: Steps | None = None
 
 
 def map_labels(mask: npt.NDArray[np.integer], table: LabelTable) -> npt.NDArray[np.uint8]:

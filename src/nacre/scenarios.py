@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from nacre.classes import ClassTable, LabelSpace, resolve_labels
+from nacre.classes import ClassTable, LabelSpace, NamedTask, Steps, resolve_labels
 from nacre.data.source import Index
 from nacre.errors import NacreError, did_you_mean, unknown_name
 
@@ -26,7 +26,6 @@ Setup = Literal["disjoint", "overlapped", "partition"]
 SETUPS: tuple[str, ...] = get_args(Setup)
 SHIPPED = Path(__file__).parent / "shipped"
 
-Steps = tuple[tuple[int, ...], ...]
 ImageLists = tuple[tuple[int, ...], ...]
 
 
@@ -53,19 +52,6 @@ class ScenarioFile(BaseModel):
         if self.order is not None and self.task is None:
             raise ValueError("`order` goes with `task`; `steps` has an order of its own")
         return self
-
-
-@dataclass(frozen=True)
-class NamedTask:
-    """A task whose class lists are published, not derived from its numbers.
-
-    Attributes:
-        steps: The labels of each step.
-        dealt_as: The finer steps that the partition rule is run on, if not on `steps` itself.
-    """
-
-    steps: Steps
-    dealt_as: Steps | None = None
 
 
 @dataclass(frozen=True)

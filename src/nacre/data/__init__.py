@@ -1,1 +1,69 @@
 """Data sets, their index, and the way from a picture to a batch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nacre.classes import LabelSpace, NamedTask
+from nacre.data import ade20k, folder, generated, scenes, voc
+from nacre.data.source import DataConfig, Index, Source, Split
+
+__all__ = ["DATASETS", "DataConfig", "DataSet", "Index", "Source", "Split", "open_source"]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A row of the table of data sets.
+
+    Attributes:
+        about: What it is, for people.
+        config: Its config.
+        open: Makes the source from the config.
+        space: Its classes, where they are known without the data.
+        tasks: Tasks with published class lists, by name.
+        examples: Tasks to show to people.
+    """
+
+    about: str
+    config: type[DataConfig]
+    open: Callable[[Any], Source]
+    space: LabelSpace | None = None
+    tasks: Callable[[], dict[str, NamedTask]] = dict
+    examples: tuple[str, ...] = ()
+
+
+DATASETS: dict[str, DataSet] = {
+    "scenes": DataSet(
+        "generated scenes, no files needed",
+        scenes.ScenesConfig,
+        generated.Scenes,
+        space=generated.SPACE,
+        examples=("4-2-2", "4-4", "4-1"),
+    ),
+    "folder": DataSet(
+        "your own pictures: images/, masks/, classes.yaml",
+        folder.FolderConfig,
+        folder.Folder,
+        examples=("6-5",),
+    ),
+    "voc": DataSet(
+        "Pascal VOC 2012, 20 classes",
+        voc.VocConfig,
+        voc.Voc,
+        space=voc.SPACE,
+        examples=("19-1", "15-5", "15-1", "10-10", "10-5", "10-1", "5-3", "2-2"),
+    ),
+    "ade20k": DataSet(
+        "ADE20K, 150 classes",
+        ade20k.AdeConfig,
+        ade20k.Ade20k,
+        space=ade20k.SPACE,
+        tasks=ade20k.named_tasks,
+        examples=("100-50", "100-10", "50-50", "100-5", "100-10b"),
+    ),
+}
+
+
+def open_source(config: DataConfig) -> Source:
+    """Open the data set that a config describes."""
+    return DATASETS[config.name].open(config)

@@ -17,10 +17,10 @@ A method returns named values and never calls ``backward()``. `student` and `tea
 outputs of the networks; the teacher is evaluated only if `uses_teacher` says so.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -53,8 +53,8 @@ class MethodConfig(BaseModel):
     name: str = Field(description="the method's name, as in `nacre methods`")
 
 
-class Method:
-    """Fine-tuning's behaviour everywhere; a method overrides what it does differently."""
+class Method(ABC):
+    """The base of all methods: says what is learnt; remembers nothing unless told to."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -72,9 +72,9 @@ class Method:
         """Give the classifier its new channels; by default at random."""
         classifier.grow(new)
 
+    @abstractmethod
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the named losses of a batch, already weighted: the trainer sums them."""
-        raise NotImplementedError
 
     def penalties(self, network: Network) -> dict[str, Tensor]:
         """Return named losses on the parameters, already weighted."""
@@ -111,8 +111,3 @@ def seen_by(teacher: Output | None) -> Output:
     """Return the teacher's output; a method that uses one always has it after step 0."""
     assert teacher is not None, "the trainer evaluates the teacher where `uses_teacher` is set"
     return teacher
-
-
-def is_finite(losses: dict[str, Tensor]) -> bool:
-    """Whether every named loss is a number."""
-    return all(bool(torch.isfinite(value)) for value in losses.values())

@@ -1,0 +1,1 @@
+"""Learning: the config of a run, one step, all steps, and the files that they leave."""

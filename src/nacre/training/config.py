@@ -1,0 +1,243 @@
+"""The config of a run: typed, frozen, and checked as a whole before anything is done.
+
+It comes from, later over earlier: defaults, a preset, a YAML file, ``--set a.b=value``. The
+scenario says which data set's config belongs in ``data`` and ``method.name`` which method's in
+``method``. All mistakes are reported at once, each with its place and the nearest known name.
+"""
+
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from nacre.classes import BorderRule, UnseenRule
+from nacre.data import DATASETS
+from nacre.data.source import DataConfig
+from nacre.data.transforms import PicturesConfig
+from nacre.errors import NacreError, did_you_mean, unknown_name
+from nacre.methods import MethodConfig, find_method
+from nacre.models.config import ModelConfig
+from nacre.scenarios import read_scenario
+from nacre.training.presets import preset_values
+
+Raw = dict[str, Any]
+
+
+class TrainConfig(BaseModel):
+    """How a step is learnt; the defaults are the paper's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(30, ge=1, description="passes over a step's images")
+    next_epochs: int | None = Field(
+        None, ge=1, description="passes in the steps after step 0, if other than `epochs`"
+    )
+    batch: int = Field(24, ge=1, description="images an update, over all processes together")
+    micro_batch: int | None = Field(
+        None, ge=1, description="images a process holds at once; gradients add up to `batch`"
+    )
+    lr: float = Field(0.01, gt=0, description="learning rate of step 0")
+    next_lr: float = Field(0.001, gt=0, description="learning rate of the later steps")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum")
+    weight_decay: float = Field(1e-4, ge=0, description="weight decay on every parameter")
+    power: float = Field(0.9, ge=0, description="power of the poly schedule, per iteration")
+    clip: float | None = Field(None, gt=0, description="largest gradient norm; none by default")
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: bfloat16 or float16 on CUDA, float32 elsewhere"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    workers: int = Field(0, ge=0, description="processes that load pictures, per process")
+    save_minutes: float = Field(10, gt=0, description="minutes between saves within a step")
+    log_every: int = Field(10, ge=1, description="iterations between two lines of events")
+
+
+class Conventions(BaseModel):
+    """What papers do differently; the defaults are the paper's, and all are in the metrics."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    border: BorderRule = Field(
+        "background",
+        description="ignored-value pixels in training: background (paper) or ignored",
+    )
+    unseen: UnseenRule = Field(
+        "ignored",
+        description="classes not learnt yet in testing: ignored (paper) or background",
+    )
+
+
+class RunConfig(BaseModel):
+    """Everything that decides what a run computes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scenario: str = Field(description="data/task/setup, a shipped scenario or a .yaml file")
+    seed: int = Field(1, ge=0, description="of the weights, the order and the augmentation")
+    data: DataConfig
+    method: MethodConfig
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    pictures: PicturesConfig = Field(default_factory=PicturesConfig)
+    conventions: Conventions = Field(default_factory=Conventions)
+
+    def plain(self) -> Raw:
+        """Return the config as plain data, as it is saved and compared."""
+        return self.model_dump(mode="json")
+
+
+def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
+    """Check plain data as a whole and return the typed config."""
+    data_name, method = _chosen(raw)
+    model: type[RunConfig] = create_model(
+        "RunConfig",
+        __base__=RunConfig,
+        data=(DATASETS[data_name].config, ...),
+        method=(find_method(method).Config, ...),
+    )
+    content = {**raw, "data": {"name": data_name, **_section(raw, "data")}}
+    content["method"] = {"name": method, **_section(raw, "method")}
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise NacreError(describe_errors(error, model)) from error
+
+
+def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of the data set and the method: they decide which config is read."""
+    scenario = raw.get("scenario")
+    if not isinstance(scenario, str):
+        raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
+    data = read_scenario(scenario).data
+    if data not in DATASETS:
+        raise unknown_name(f"data set in scenario {scenario!r}:", data, DATASETS)
+    method = _section(raw, "method").get("name", "mib")
+    return data, find_method(str(method)).name
+
+
+def _section(raw: Mapping[str, Any], key: str) -> Raw:
+    """Return a section as a mapping; ``method: mib`` is short for ``method: {name: mib}``."""
+    section = raw.get(key) or {}
+    if isinstance(section, str):
+        return {"name": section}
+    if not isinstance(section, Mapping):
+        raise NacreError(f"{key}: {section!r} is not a mapping such as {{name: …}}")
+    return dict(section)
+
+
+def gather(
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    assignments: Iterable[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Put a config together from a preset, a file, ``a.b=value`` strings and plain values."""
+    written: Raw = _read_yaml(file) if file else {}
+    for text in assignments:
+        written = merge(written, parse_assignment(text))
+    written = merge(written, overrides or {})
+    if preset is not None:
+        scenario = written.get("scenario")
+        data = read_scenario(scenario).data if isinstance(scenario, str) else ""
+        written = merge(preset_values(preset, data), written)
+    return resolve_config(written)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
+    """Lay one plain config over another, section by section.
+
+    A section that names another method or data set replaces the one below entirely: values of
+    the other one must not stay behind.
+    """
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if key in ("method", "data"):
+            value = {"name": value} if isinstance(value, str) else value
+            old = {"name": old} if isinstance(old, str) else old
+            both = isinstance(old, Mapping) and isinstance(value, Mapping)
+            if both and old.get("name", value.get("name")) != value.get("name", old.get("name")):
+                old = None
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merge(old, value)
+        result[key] = value
+    return result
+
+
+def parse_assignment(text: str) -> Raw:
+    """Read ``a.b=value`` as ``{"a": {"b": value}}``, the value being YAML."""
+    path, sign, value = text.partition("=")
+    keys = path.strip().split(".")
+    if not sign or not all(keys):
+        raise NacreError(f"--set {text!r} is not of the form section.key=value")
+    try:
+        content: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise NacreError(f"--set {text!r}: the value is not valid YAML") from error
+    for key in reversed(keys):
+        content = {key: content}
+    assert isinstance(content, dict)
+    return content
+
+
+def _read_yaml(path: Path) -> Raw:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NacreError(f"could not read config file {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise NacreError(f"config file {path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise NacreError(f"config file {path} must be a mapping of sections, such as `train:`")
+    return content
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List where two plain configs differ, as ``a.b: 1 -> 2``."""
+    found: list[str] = []
+    for key in sorted({*one, *other}):
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a!r} -> {b!r}")
+    return found
+
+
+def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
+    """Say all mistakes of a config in one message, each with its place and what is allowed."""
+    return "; ".join(_describe(one, model) for one in error.errors())
+
+
+def _describe(error: Any, model: type[BaseModel]) -> str:
+    place = ".".join(str(part) for part in error["loc"]) or "the config"
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(model, error["loc"][:-1])
+        hint = did_you_mean(str(error["loc"][-1]), known)
+        return f"{place}: unknown key{hint}; known here: {', '.join(known)}"
+    if error["type"] == "missing":
+        return f"{place}: missing"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {message[0].lower() + message[1:]}, not {error['input']!r}"
+
+
+def _fields_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
+    """Return the keys that a config knows at a dotted place."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        nested = _model_in(field.annotation) if field else None
+        if nested is None:
+            return []
+        model = nested
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if get_origin(annotation) in (Union, types.UnionType):
+        found = [_model_in(part) for part in get_args(annotation)]
+        return next((one for one in found if one is not None), None)
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if is_model else None
