@@ -42,7 +42,7 @@ class Batch:
 
     images: Tensor
     labels: Tensor
-    pixels: Tensor | None = None
+    pixels: float | None = None
 
 
 class MethodConfig(BaseModel):

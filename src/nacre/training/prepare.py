@@ -1,0 +1,83 @@
+"""What a run works on: the data, the scenario on its classes, and the images of each step."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from nacre.classes import LabelTable
+from nacre.data import DATASETS, Index, Source, open_source
+from nacre.data.loading import TestingSet, TrainingSet
+from nacre.methods import find_method
+from nacre.scenarios import (
+    ImageLists,
+    Scenario,
+    check_images,
+    images_to_test,
+    make_scenario,
+    read_scenario,
+    step_images,
+)
+from nacre.training.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data and scenario of a config.
+
+    Attributes:
+        config: The run's.
+        source: Where pictures come from.
+        scenario: Its classes and steps, merged into one step for joint training.
+    """
+
+    config: RunConfig
+    source: Source
+    scenario: Scenario
+
+    @cached_property
+    def train_index(self) -> Index:
+        """The labels of the training images."""
+        return self.source.index("train")
+
+    @cached_property
+    def val_index(self) -> Index:
+        """The labels of the test images."""
+        return self.source.index("val")
+
+    @cached_property
+    def images(self) -> ImageLists:
+        """The training images of each step, checked."""
+        lists = step_images(self.scenario, self.train_index)
+        check_images(self.scenario, self.train_index, lists)
+        return lists
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return len(self.scenario.classes.steps)
+
+    def training_set(self, step: int) -> TrainingSet:
+        """Return the images a step learns from."""
+        names = [self.train_index.names[at] for at in self.images[step]]
+        border = self.config.conventions.border
+        table = self.scenario.classes.training_table(step, border)
+        return TrainingSet(self.source, names, table, self.config.pictures, self.config.seed)
+
+    def testing_set(self, step: int) -> TestingSet:
+        """Return the images that the network is tested on after a step."""
+        positions = images_to_test(self.scenario.classes, step, self.val_index)
+        names = [self.val_index.names[at] for at in positions]
+        return TestingSet(self.source, names, self._testing_table(step), self.config.pictures)
+
+    def _testing_table(self, step: int) -> LabelTable:
+        return self.scenario.classes.testing_table(step, self.config.conventions.unseen)
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Open the data of a config and apply its scenario."""
+    source = open_source(config.data)
+    written = read_scenario(config.scenario)
+    tasks = DATASETS[written.data].tasks()
+    scenario = make_scenario(config.scenario, written, source.space, tasks)
+    if find_method(config.method.name).merges_steps:
+        scenario = scenario.merged()
+    return Prepared(config, source, scenario)

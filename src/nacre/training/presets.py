@@ -1,0 +1,38 @@
+"""Presets: named values that lie under a user's own config."""
+
+from typing import Any
+
+from nacre.errors import unknown_name
+
+PAPER_EPOCHS = {"voc": 30, "ade20k": 60}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The network and recipe of the paper; a matter of GPUs and days.
+    "paper": {
+        "model": {"backbone": "resnet101", "output_stride": 16},
+        "pictures": {"crop": 512},
+        "train": {"epochs": 30, "batch": 24, "lr": 0.01, "next_lr": 0.001},
+    },
+    # A pretrained small network on small pictures: a CPU in minutes.
+    "small": {
+        "model": {"backbone": "lite0", "weights": "imagenet", "head_width": 128},
+        "pictures": {"crop": 160},
+        "train": {"epochs": 6, "batch": 16, "lr": 0.02, "next_lr": 0.004, "workers": 1},
+    },
+    # Generated scenes and a tiny network: what `nacre demo` learns.
+    "demo": {
+        "model": {"backbone": "tiny", "head_width": 48, "dilations": [1, 2, 3]},
+        "pictures": {"crop": 64, "augmentation": "flip"},
+        "train": {"epochs": 10, "next_epochs": 4, "lr": 0.1, "next_lr": 0.01},
+    },
+}
+
+
+def preset_values(name: str, data: str) -> dict[str, Any]:
+    """Return a preset as plain config values for a data set."""
+    if name not in PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    values = dict(PRESETS[name])
+    if name == "paper" and data in PAPER_EPOCHS:
+        values["train"] = {**values["train"], "epochs": PAPER_EPOCHS[data]}
+    return values

@@ -1,0 +1,309 @@
+"""A run: one method over all steps of one scenario with one seed, in one folder.
+
+Calling it again on the same folder goes on where it stopped, in the middle of a step too. A step
+that has a model is not learnt again, a step that has metrics is not tested again.
+"""
+
+import copy
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nacre.classes import ClassTable
+from nacre.data.loading import BatchOrder, testing_batches
+from nacre.errors import NacreError
+from nacre.evaluation.evaluate import confusion_of
+from nacre.evaluation.metrics import step_metrics, summarise
+from nacre.files import load_json, save_json
+from nacre.methods import Method, find_method
+from nacre.models.network import Network, build_network
+from nacre.training.checkpoint import (
+    ModelInfo,
+    Tensors,
+    load_model,
+    load_resume,
+    save_model,
+    save_resume,
+)
+from nacre.training.config import RunConfig, differences
+from nacre.training.folder import RunFolder, read_plain_config
+from nacre.training.learn import Interrupted, Learner
+from nacre.training.prepare import Prepared, prepare
+from nacre.training.processes import Processes, choose_precision, join_processes
+from nacre.training.recorder import EventFile, Observer, Recorder
+
+SHARED_BY_BASE = ("seed", "data", "model", "train", "pictures", "conventions")
+"""What must be equal for a run to start from another run's step 0."""
+
+
+class Run:
+    """One run while it is being carried out."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path,
+        *,
+        base: Path | None = None,
+        observers: Iterable[Observer] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config, self.folder, self.base = config, RunFolder(out), base
+        self.should_stop = should_stop
+        self.observers = list(observers)
+        self.processes: Processes = join_processes(config.train.device)
+        self.precision = choose_precision(config.train.precision, self.processes.device)
+        self.Method = find_method(config.method.name)
+
+    def __call__(self) -> dict[str, Any]:
+        """Carry the run out; return its metrics."""
+        self.prepared: Prepared = prepare(self.config)
+        self._index_once()
+        orders = [self._order(step) for step in range(self.prepared.steps)]
+        first = self.processes.is_first
+        if first:
+            self.folder.claim(self.config)
+            self._take_base()
+        self.processes.wait()
+        self.recorder = Recorder(self._observers() if first else ())
+        if first:
+            self._announce(orders)
+        network: Network | None = None
+        state: Tensors = {}
+        for step, order in enumerate(orders):
+            network, state = self._one_step(step, order, network, state)
+        return self._finish()
+
+    def _one_step(
+        self, step: int, order: BatchOrder, network: Network | None, state: Tensors
+    ) -> tuple[Network | None, Tensors]:
+        """Learn and test a step, each unless that was done before."""
+        done = self.folder.model(step).exists()
+        if done and self.folder.step_metrics(step).exists():
+            self.recorder("skipped", step=step, iterations=order.iterations)
+            return None, {}
+        if done:
+            network, _, state = load_model(self.folder.model(step), self.processes.device)
+        else:
+            if step and network is None:
+                network, _, state = load_model(self.folder.model(step - 1), self.processes.device)
+            network, state = self._learn(step, order, network, state)
+        self._test(step, network)
+        return network, state
+
+    def _learn(
+        self, step: int, order: BatchOrder, network: Network | None, state: Tensors
+    ) -> tuple[Network, Tensors]:
+        """Learn a step from the network of the step before, or from where it was interrupted."""
+        began = time.monotonic()
+        classes = self.prepared.scenario.classes
+        method = self.Method(self.config.method, classes.old_channels(step))
+        if state:
+            method.load_state(state)
+        network, teacher = self._grow(step, method, network)
+        learner = Learner(
+            step=step,
+            network=network,
+            teacher=teacher,
+            method=method,
+            config=self.config.train,
+            lr=self.config.train.next_lr if step else self.config.train.lr,
+            order=order,
+            processes=self.processes,
+            precision=self.precision,
+        )
+        method.begin_step(network)
+        self._resume(learner)
+        self.recorder(
+            "begin",
+            step=step,
+            classes=list(classes.names(step)[-len(classes.new(step)) :]),
+            images=order.images,
+            iterations=order.iterations,
+            first=learner.iteration,
+        )
+        learner.learn(self.prepared.training_set(step), self.recorder, self.should_stop, self._save)
+        method.end_step(network)
+        self.recorder("learnt", step=step, seconds=round(time.monotonic() - began, 1))
+        state = method.state()
+        if self.processes.is_first:
+            save_model(self.folder.model(step), network, self._info(step, order, method), state)
+            self.folder.resume.unlink(missing_ok=True)
+        self.processes.wait()
+        return network, state
+
+    def _grow(
+        self, step: int, method: Method, network: Network | None
+    ) -> tuple[Network, Network | None]:
+        """Return the student with its new channels, and the teacher if the method has one."""
+        # All processes draw the same weights, and a step's do not depend on the steps before.
+        torch.manual_seed(self.config.seed * 1000 + step)
+        classes = self.prepared.scenario.classes
+        if network is None:
+            crop = self.config.pictures.crop
+            network = build_network(self.config.model, classes.channels(0), crop)
+            return network.to(self.processes.device), None
+        teacher = None
+        if method.uses_teacher:
+            teacher = copy.deepcopy(network).eval().requires_grad_(False)
+        method.grow(network.classifier, len(classes.new(step)))
+        return network, teacher
+
+    def _test(self, step: int, network: Network) -> None:
+        """Test the network after a step and write its metrics."""
+        data = self.prepared.testing_set(step)
+        train = self.config.train
+        share = train.micro_batch or max(1, train.batch // self.processes.size)
+
+        def on_images(count: int) -> None:
+            self.recorder("tested", step=step, images=count, of=len(data))
+            if self.processes.size == 1 and self.should_stop():
+                raise Interrupted
+
+        batches = testing_batches(
+            data, share, self.processes.rank, self.processes.size, train.workers
+        )
+        confusion = confusion_of(network, batches, self.processes.device, on_images)
+        confusion = self.processes.sum(confusion)
+        if self.processes.is_first:
+            scenario = self.prepared.scenario
+            metrics = step_metrics(scenario.classes, scenario.groups, step, confusion)
+            metrics |= {"images": len(data), "conventions": self._conventions()}
+            save_json(self.folder.step_metrics(step), metrics)
+            self.recorder("end", step=step, mean_iou=metrics["mean_iou"])
+        self.processes.wait()
+
+    def _finish(self) -> dict[str, Any]:
+        steps = [load_json(self.folder.step_metrics(at)) for at in range(self.prepared.steps)]
+        scenario = self.prepared.scenario
+        name = scenario.classes.space.names
+        summary = {
+            "scenario": self.config.scenario,
+            "method": self.config.method.name,
+            "seed": self.config.seed,
+            "groups": [[name[label] for label in labels] for labels in scenario.groups],
+            "conventions": self._conventions(),
+            **summarise(steps),
+        }
+        if self.processes.is_first:
+            save_json(self.folder.metrics, summary)
+        self.processes.wait()
+        return summary
+
+    def _conventions(self) -> dict[str, Any]:
+        return self.config.conventions.model_dump() | {"test": self.config.pictures.test}
+
+    def _index_once(self) -> None:
+        """Read the index in the first process; the others then find it in the cache."""
+        for turn in (True, False):
+            if self.processes.is_first == turn:
+                _ = self.prepared.images, self.prepared.val_index
+            self.processes.wait()
+
+    def _order(self, step: int) -> BatchOrder:
+        train = self.config.train
+        return BatchOrder(
+            images=len(self.prepared.images[step]),
+            batch=train.batch,
+            epochs=(train.next_epochs or train.epochs) if step else train.epochs,
+            seed=self.config.seed,
+            rank=self.processes.rank,
+            processes=self.processes.size,
+            part=train.micro_batch,
+        )
+
+    def _save(self, learner: Learner) -> None:
+        if self.processes.is_first:
+            content = {
+                "step": learner.step,
+                "iteration": learner.iteration,
+                "scaler": learner.scaler.state_dict(),
+                "events": self.event_file.size,
+                "processes": self.processes.size,
+            }
+            save_resume(self.folder.resume, learner.state(), content)
+        self.processes.wait()
+
+    def _resume(self, learner: Learner) -> None:
+        if self.folder.resume.exists():
+            tensors, content = load_resume(self.folder.resume, self.processes.device)
+            if content["step"] == learner.step:
+                learner.load_state(tensors, content["iteration"], content["scaler"])
+
+    def _observers(self) -> list[Observer]:
+        keep = None
+        if self.folder.resume.exists():
+            keep = load_resume(self.folder.resume, torch.device("cpu"))[1]["events"]
+        self.event_file = EventFile(self.folder.events, keep)
+        return [self.event_file, *self.observers]
+
+    def _announce(self, orders: list[BatchOrder]) -> None:
+        facts = {
+            "scenario": self.config.scenario,
+            "method": self.config.method.name,
+            "seed": self.config.seed,
+            "device": str(self.processes.device),
+            "processes": self.processes.size,
+            "precision": self.precision.reason,
+        }
+        self.folder.note_start(facts)
+        self.recorder("run", **facts, iterations=[order.iterations for order in orders])
+
+    def _info(self, step: int, order: BatchOrder, method: Method) -> ModelInfo:
+        classes = self.prepared.scenario.classes
+        return ModelInfo(
+            classes=list(classes.names(step)),
+            colors=list(classes.colors(step)),
+            labels=[classes.space.background, *classes.known(step)],
+            steps=[1 + len(classes.new(0)), *(len(one) for one in classes.steps[1 : step + 1])],
+            history=[self._history(classes, at) for at in range(step + 1)],
+            model=self.config.model.model_dump(mode="json"),
+            crop=self.config.pictures.crop,
+            config=self.config.plain(),
+        )
+
+    def _history(self, classes: ClassTable, step: int) -> dict[str, Any]:
+        return {
+            "step": step,
+            "classes": [classes.space.names[label] for label in classes.new(step)],
+            "images": len(self.prepared.images[step]),
+        }
+
+    def _take_base(self) -> None:
+        """Begin with the step 0 of another run instead of learning it again."""
+        if self.base is None or self.folder.model(0).exists():
+            return
+        mine, theirs = self.config.plain(), read_plain_config(self.base)
+        changed = differences(
+            {key: theirs.get(key) for key in SHARED_BY_BASE},
+            {key: mine.get(key) for key in SHARED_BY_BASE},
+        )
+        source = RunFolder(self.base)
+        if not source.step_metrics(0).exists():
+            raise NacreError(f"--base {self.base}: its step 0 is not finished")
+        want = list(self.prepared.scenario.classes.names(0))
+        have = load_json(source.step_metrics(0))["classes"]
+        if want != have:
+            changed.append(f"classes of step 0: {have} -> {want}")
+        if changed:
+            raise NacreError(
+                f"--base {self.base} learnt step 0 differently ({'; '.join(changed)})"
+            )
+        shutil.copytree(source.model(0).parent, self.folder.model(0).parent)
+
+
+def run_scenario(
+    config: RunConfig,
+    out: Path,
+    *,
+    base: Path | None = None,
+    observers: Iterable[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Learn all steps of a config in the folder ``out``; return the metrics of the run."""
+    run = Run(config, out, base=base, observers=observers, should_stop=should_stop)
+    return run()
