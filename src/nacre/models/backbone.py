@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 Colour = tuple[float, float, float]
@@ -21,3 +23,11 @@ class Backbone(nn.Module):
     stride: int
     mean: Colour
     std: Colour
+
+
+def initialise(backbone: nn.Module) -> None:
+    """Draw the weights of all convolutions so that the variance stays about the same."""
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels // module.groups * math.prod(module.kernel_size)
+            nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.backbone import Backbone
+from nacre.models.backbone import Backbone, initialise
 from nacre.models.norm import Activation, Norm
 
 # per stage: blocks, kernel, stride, expansion, output channels
@@ -116,6 +116,7 @@ class Lite0(Backbone):
         self.bn0 = _norm(_STEM)
         self.blocks = nn.Sequential(*_blocks(stride))
         self.channels = _STAGES[-1][-1]
+        initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.blocks(self.bn0(self.conv_stem(x)))

@@ -229,19 +229,12 @@ class Norm(nn.Module):
         if x.numel() == 0:
             return x * per_channel(self.gain()).to(x.dtype)
         check_count(x.numel() // x.shape[1], x.shape)
+        mean, var = self.running_mean, self.running_var
         if recomputing():
-            return F.batch_norm(x, None, None, self.gain(), self.bias, True, 0.0, self.eps)
-        self.num_batches_tracked.add_(1)
-        return F.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            self.gain(),
-            self.bias,
-            True,
-            self.momentum,
-            self.eps,
-        )
+            mean, var = mean.clone(), var.clone()
+        else:
+            self.num_batches_tracked.add_(1)
+        return F.batch_norm(x, mean, var, self.gain(), self.bias, True, self.momentum, self.eps)
 
     @torch.no_grad()
     def update_running(self, mean: Tensor, var: Tensor, count: Tensor) -> None:

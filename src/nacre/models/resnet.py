@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from nacre.models.backbone import Backbone
+from nacre.models.backbone import Backbone, initialise
 from nacre.models.norm import Norm, NormFactory
 
 Depth = Literal[18, 34, 50, 101]
@@ -132,16 +132,10 @@ class ResNet(Backbone):
                 inputs = (width << number) * block.expansion
             self.add_module(f"layer{number + 1}", stage)
         self.channels = inputs
-        _initialise(self)
+        initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.bn1(self.conv1(x)))
         for number in range(1, 5):
             x = self.get_submodule(f"layer{number}")(x)
         return x
-
-
-def _initialise(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,0 +1,59 @@
+"""The classifier: what grows, and what stays."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nacre.models.classifier import Classifier
+
+
+def features() -> Tensor:
+    return torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_channels_stand_in_the_order_of_the_steps() -> None:
+    classifier, x = Classifier(4, [3]), features()
+    before = classifier(x)
+    classifier.grow(2)
+    classifier.grow(1)
+    after = classifier(x)
+    assert classifier.classes == [3, 2, 1]
+    assert classifier.known == after.shape[1] == 6
+    assert torch.equal(after[:, :3], before)
+
+
+def test_new_channels_are_random_and_trained() -> None:
+    torch.manual_seed(0)
+    classifier = Classifier(4, [3])
+    classifier.grow(2)
+    classifier(features()).sum().backward()
+    new = classifier.steps[1]
+    assert new.weight.std() > 0
+    assert new.weight.grad.abs().sum() > 0
+
+
+def test_growing_keeps_precision_and_device() -> None:
+    classifier = Classifier(4, [3]).double()
+    classifier.grow(2)
+    classifier.grow_from_background(1)
+    assert {p.dtype for p in classifier.parameters()} == {torch.float64}
+
+
+def test_from_background_shares_its_probability_evenly() -> None:
+    classifier, x = Classifier(4, [3]), features()
+    classifier.grow(2)
+    old = classifier(x).softmax(1)
+    classifier.grow_from_background(4)
+    new = classifier(x).softmax(1)
+    torch.testing.assert_close(new[:, 1:5], old[:, 1:], rtol=0, atol=1e-6)
+    for channel in (0, 5, 6, 7, 8):
+        torch.testing.assert_close(new[:, channel], old[:, 0] / 5, rtol=0, atol=1e-6)
+
+
+def test_state_of_several_steps_loads() -> None:
+    grown = Classifier(4, [3])
+    grown.grow(2)
+    fresh = Classifier(4, grown.classes)
+    fresh.load_state_dict(grown.state_dict())
+    assert torch.equal(fresh(features()), grown(features()))

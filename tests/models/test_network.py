@@ -1,0 +1,100 @@
+"""The whole network, over the table of backbones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from nacre.errors import NacreError
+from nacre.models.config import BackboneName, ModelConfig
+from nacre.models.network import BACKBONES, Network, build_network
+
+SMALL: list[BackboneName] = ["tiny", "resnet18", "lite0"]
+
+
+def images(*size: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (2, 3, *size), dtype=torch.uint8, generator=generator)
+
+
+def small(backbone: BackboneName = "resnet18", classes: int = 5) -> Network:
+    torch.manual_seed(0)
+    return build_network(ModelConfig(backbone=backbone, head_width=8), classes, crop=64)
+
+
+@pytest.mark.parametrize("backbone", SMALL)
+def test_sizes_and_types(backbone: BackboneName) -> None:
+    network, x = small(backbone), images(65, 97)
+    output = network(x)
+    rows, columns = -(-65 // network.stride), -(-97 // network.stride)
+    assert output.logits.shape == (2, 5, rows, columns)
+    assert output.logits.dtype == torch.float32
+    assert output.features.shape == (2, network.backbone.channels, rows, columns)
+    assert network.eval().predict(x).shape == (2, 5, 65, 97)
+
+
+def test_bytes_and_floats_are_the_same_pixels() -> None:
+    network, x = small().eval(), images(32, 32)
+    torch.testing.assert_close(network(x).logits, network(x.float()).logits)
+
+
+def test_pixels_are_normalised_as_the_backbone_expects() -> None:
+    network, seen = small(), []
+    network.backbone.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    x = images(32, 32)
+    network(x)
+    mean, std = (
+        torch.tensor(c).view(3, 1, 1) for c in (network.backbone.mean, network.backbone.std)
+    )
+    torch.testing.assert_close(seen[0], (x / 255 - mean) / std)
+    assert not any(name.startswith("pixel") for name in network.state_dict())
+
+
+def test_logits_are_float32_under_autocast() -> None:
+    network = small("tiny")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert network(images(32, 32)).logits.dtype == torch.float32
+
+
+def test_growth_keeps_the_old_logits() -> None:
+    network, x = small().eval(), images(32, 32)
+    before = network(x).logits
+    network.classifier.grow(3)
+    after = network(x).logits
+    assert after.shape[1] == 8
+    assert torch.equal(after[:, :5], before)
+
+
+def test_pooling_window_is_the_crop() -> None:
+    config = ModelConfig(backbone="resnet18", head_width=8)
+    assert build_network(config, 3, crop=512).head.window == 32
+    assert build_network(config, 3, crop=8).head.window == 1
+    assert build_network(config, 3).head.window is None
+
+
+def test_every_name_has_a_backbone() -> None:
+    assert set(BACKBONES) == set(BackboneName.__args__)  # type: ignore[attr-defined]
+
+
+def test_weights_that_are_not_there() -> None:
+    config = ModelConfig(backbone="resnet18", weights="imagenet")
+    with pytest.raises(NacreError, match=r"'imagenet' .* 'resnet18'"):
+        build_network(config, 3)
+    build_network(config, 3, load=False)
+
+
+@pytest.mark.parametrize(
+    "values", [{"backbone": "resnet19"}, {"stride": 16}, {"backbone": "tiny", "output_stride": 8}]
+)
+def test_wrong_configs(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ModelConfig.model_validate(values)
+
+
+def test_config_does_not_import_torch() -> None:
+    code = "import sys, nacre.models.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

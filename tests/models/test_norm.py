@@ -1,0 +1,170 @@
+"""Norm against torch's batch norm, alone and in two processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gloo_pair import in_two_processes
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nacre.errors import NacreError
+from nacre.models.norm import Activation, Norm
+
+ACTIVATIONS = {
+    "leaky_relu": lambda y: F.leaky_relu(y, 0.01),
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "identity": lambda y: y,
+}
+
+
+def make(channels: int = 3, activation: Activation = "leaky_relu") -> Norm:
+    norm = Norm(channels, activation=activation)
+    with torch.no_grad():
+        norm.weight.uniform_(-1, 2, generator=torch.Generator().manual_seed(1))
+        norm.bias.uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
+    return norm
+
+
+def pixels(*shape: int, seed: int = 0) -> Tensor:
+    return 5 + 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_equals_batch_norm_and_activation(activation: Activation) -> None:
+    norm = make(activation=activation)
+    plain = nn.BatchNorm2d(3)
+    plain.load_state_dict(norm.state_dict())
+    for training in (True, True, False):
+        norm.train(training)
+        plain.train(training)
+        x = pixels(2, 3, 4, 5, seed=int(training))
+        shortcut = pixels(2, 3, 4, 5, seed=9)
+        torch.testing.assert_close(norm(x), ACTIVATIONS[activation](plain(x)))
+        torch.testing.assert_close(norm(x, shortcut), ACTIVATIONS[activation](plain(x) + shortcut))
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(norm.state_dict()[name], value)
+
+
+def test_names_are_those_of_batch_norm() -> None:
+    assert list(Norm(3).state_dict()) == list(nn.BatchNorm2d(3).state_dict())
+
+
+def test_one_value_a_channel_is_refused_with_the_batch_size() -> None:
+    with pytest.raises(NacreError, match=r"batch size 1 .* 1 x 3 x 1 x 1.* 2 or more"):
+        Norm(3)(torch.ones(1, 3, 1, 1))
+    assert Norm(3).eval()(torch.ones(1, 3, 1, 1)).shape == (1, 3, 1, 1)
+
+
+def test_empty_batch_changes_nothing() -> None:
+    norm = make()
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    x = torch.empty(0, 3, 4, 4, requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == (0, 3, 4, 4)
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_counts_a_batch_once(reentrant: bool) -> None:
+    norm, plain = make(), make()
+    x = pixels(2, 3, 4, 4)
+    first, second = x.clone().requires_grad_(), x.clone().requires_grad_()
+    plain(first).square().sum().backward()
+    checkpoint(norm, second, use_reentrant=reentrant).square().sum().backward()
+    torch.testing.assert_close(second.grad, first.grad)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(norm.state_dict()[name], value), name
+
+
+def _train(norm: Norm, x: Tensor, shortcut: Tensor | None) -> dict[str, Any]:
+    """Two training steps; the loss is a sum, so that its gradient needs no weighting."""
+    x = x.clone().requires_grad_()
+    # Weights that differ by position keep the gradient of the statistics from vanishing.
+    factors = torch.linspace(-1, 2, 20).view(4, 5)
+    for _ in range(2):
+        y = norm(x, shortcut)
+        (y * factors).sum().backward()
+    assert x.grad is not None
+    values = {
+        "y": y.detach(),
+        "dx": x.grad,
+        "dweight": norm.weight.grad,
+        "dbias": norm.bias.grad,
+        **norm.state_dict(),
+    }
+    return {name: value.detach().numpy().copy() for name, value in values.items()}
+
+
+CASES: list[tuple[tuple[int, int], Activation, bool]] = [
+    ((1, 3), "leaky_relu", False),
+    ((2, 2), "relu", True),
+    ((0, 2), "identity", False),
+]
+
+
+def _case(sizes: tuple[int, int], activation: Activation, add: bool, part: slice) -> Any:
+    shortcut = pixels(sum(sizes), 3, 4, 5, seed=9)[part] if add else None
+    return _train(make(activation=activation), pixels(sum(sizes), 3, 4, 5)[part], shortcut)
+
+
+FAR_FROM_ZERO = 1000 + torch.linspace(-1e-2, 1e-2, 64).view(2, 1, 4, 8)
+
+
+def _share(rank: int) -> dict[str, Any]:
+    """Everything that is to be tried in two processes: starting them takes the time."""
+    cases = [
+        _case(*case, slice(0, case[0][0]) if rank == 0 else slice(case[0][0], None))
+        for case in CASES
+    ]
+    far = Norm(1, activation="identity")
+    far(FAR_FROM_ZERO[rank : rank + 1])
+    one_each = Norm(2)(torch.full((1, 2, 1, 1), float(rank)))
+    try:
+        Norm(2)(torch.ones(1 - rank, 2, 1, 1))
+        message = "no error"
+    except NacreError as error:
+        message = str(error)
+    return {
+        "cases": cases,
+        "far": far.running_var.item(),
+        "one each": one_each[0, 0, 0, 0].item(),
+        "one in all": message,
+    }
+
+
+@pytest.fixture(scope="module")
+def shares() -> list[dict[str, Any]]:
+    return in_two_processes(_share)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_two_processes_equal_one(shares: list[dict[str, Any]], number: int) -> None:
+    whole = _case(*CASES[number], slice(None))
+    first, second = (share["cases"][number] for share in shares)
+    joined = {key: np.concatenate([first[key], second[key]]) for key in ("y", "dx")}
+    joined |= {key: first[key] + second[key] for key in ("dweight", "dbias")}
+    for key, value in joined.items():
+        np.testing.assert_allclose(value, whole[key], rtol=1e-5, atol=1e-5, err_msg=key)
+    for key in ("running_mean", "running_var", "num_batches_tracked"):
+        for share in (first, second):
+            np.testing.assert_allclose(share[key], whole[key], rtol=1e-5, err_msg=key)
+
+
+def test_variance_survives_a_mean_far_from_zero(shares: list[dict[str, Any]]) -> None:
+    expected = 0.9 + 0.1 * FAR_FROM_ZERO.double().var().item()
+    for share in shares:
+        assert share["far"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_one_value_in_each_of_two_processes_is_enough(shares: list[dict[str, Any]]) -> None:
+    assert [share["one each"] for share in shares] == pytest.approx([-0.01, 1], abs=1e-3)
+    for share in shares:
+        assert share["one in all"].startswith("batch size 1 ")

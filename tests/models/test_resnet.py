@@ -1,0 +1,88 @@
+"""ResNets: public names and shapes, output sizes, dilation."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from nacre.models.norm import Norm
+from nacre.models.resnet import Depth, ResNet
+
+NAMES = Path(__file__).parent / "resnet101_names.txt"
+
+# Of the published networks, without their classifiers of 1000 classes
+PARAMETERS: dict[Depth, int] = {18: 11_176_512, 34: 21_284_672, 50: 23_508_032, 101: 42_500_160}
+
+
+def on_meta(depth: Depth) -> ResNet:
+    with torch.device("meta"):
+        return ResNet(depth)
+
+
+def expected(depth: Depth) -> dict[str, str]:
+    """Names and shapes from the list for ResNet-101, whose first blocks ResNet-50 shares."""
+    names = dict(line.split() for line in NAMES.read_text().splitlines())
+    if depth == 50:
+        return {k: v for k, v in names.items() if not k.startswith(tuple(_EXTRA_BLOCKS))}
+    assert depth == 101
+    return names
+
+
+_EXTRA_BLOCKS = [f"layer3.{index}." for index in range(6, 23)]
+
+
+@pytest.mark.parametrize("depth", [50, 101])
+def test_names_and_shapes_are_the_published_ones(depth: Depth) -> None:
+    own = {
+        name: "x".join(str(n) for n in value.shape) or "-"
+        for name, value in on_meta(depth).state_dict().items()
+    }
+    assert list(own.items()) == list(expected(depth).items())
+
+
+def test_names_of_basic_blocks() -> None:
+    names = list(on_meta(18).state_dict())
+    assert len(names) == 120  # 20 convolutions and 20 norms of 5 entries
+    block = [name for name in names if name.startswith("layer2.0.") and name.endswith(".weight")]
+    assert block == [
+        f"layer2.0.{part}.weight"
+        for part in ("conv1", "bn1", "conv2", "bn2", "downsample.0", "downsample.1")
+    ]
+
+
+@pytest.mark.parametrize("depth", list(PARAMETERS))
+def test_parameter_counts_are_the_published_ones(depth: Depth) -> None:
+    assert sum(p.numel() for p in on_meta(depth).parameters()) == PARAMETERS[depth]
+
+
+@pytest.mark.parametrize("stride", [8, 16, 32])
+@pytest.mark.parametrize("depth", [18, 50])
+def test_output_size_is_rounded_up(depth: Depth, stride: int) -> None:
+    backbone = ResNet(depth, stride=stride, width=4).eval()
+    y = backbone(torch.rand(1, 3, 65, 97))
+    assert y.shape == (1, backbone.channels, -(-65 // stride), -(-97 // stride))
+    assert backbone.channels == (32 if depth == 18 else 128)
+
+
+def test_dilated_stages_of_the_paper() -> None:
+    def middle(stage: str) -> list[tuple[int, int]]:
+        convs = [backbone.get_submodule(f"{stage}.{block}.conv2") for block in (0, 1)]
+        return [(conv.stride[0], conv.dilation[0]) for conv in convs]
+
+    backbone = ResNet(50, stride=16, width=4)
+    assert middle("layer3") == [(2, 1), (1, 1)]
+    assert middle("layer4") == [(1, 2), (1, 2)]
+    backbone = ResNet(50, stride=8, width=4)
+    assert middle("layer3") == [(1, 2), (1, 2)]
+    assert middle("layer4") == [(1, 4), (1, 4)]
+
+
+def test_activation_follows_the_norm() -> None:
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    relu = ResNet(18, width=4, norm=partial(Norm, activation="relu"))
+    leaky = ResNet(18, width=4, norm=partial(Norm, activation="leaky_relu", slope=0.01))
+    assert relu(x).min() == 0
+    assert -0.1 < leaky(x).min() < 0
