@@ -1,0 +1,252 @@
+"""From a picture and its mask to arrays of one size: crops, scales and flips.
+
+Every change in training is the same four things: a box of the picture, scaled to a size, put on
+a canvas, turned over or not. What differs is how the box is drawn:
+
+- ``paper``: an area of 0.5 to 2 times the picture's and an aspect of 3/4 to 4/3, tried ten times
+  for a box that fits (so at most the whole picture), else the largest box of allowed aspect in
+  the middle; scaled to the crop whatever its shape.
+- ``deeplab``: the picture scaled by a factor s in 0.5..2, then a crop of it, padded where it is
+  smaller: the same as a box of side crop/s.
+- ``flip``: a crop at the picture's own scale.
+
+Pictures are scaled bilinearly with antialiasing, masks take the label at the nearest pixel
+centre: row i of n from h rows is row floor((i + 1/2) h / n). Since the box is known before the
+picture is decoded, a JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
+
+from nacre.data.reading import load
+from nacre.data.source import Mask
+from nacre.errors import NacreError
+
+Sample = tuple[npt.NDArray[np.uint8], Mask]
+"""A picture (3, H, W) and its labels (H, W)."""
+
+AREA = (0.5, 2.0)
+ASPECT = (3 / 4, 4 / 3)
+SCALE = (0.5, 2.0)
+FILL = (124, 116, 104)
+"""Colour beside a picture: ImageNet's mean, so 0 once it is normalised."""
+
+_TRIES = 10
+
+
+class PicturesConfig(BaseModel):
+    """How pictures are cut for training and testing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    crop: int = Field(512, ge=8, le=8192, description="side of the square crops in pixels")
+    augmentation: Literal["paper", "deeplab", "flip"] = Field(
+        "paper",
+        description="paper: random area and aspect, as the paper's released implementation; "
+        "deeplab: random scale 0.5 to 2, as the paper's text; flip: no scaling; all with flips",
+    )
+    test: Literal["crop", "full"] = Field(
+        "crop",
+        description="crop: shorter side to `crop`, then the centre, as the paper; "
+        "full: whole pictures at their own size",
+    )
+
+
+class Box(NamedTuple):
+    """A part of a picture, in pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+class Placement(NamedTuple):
+    """A box, the size it is scaled to, where that lies on the canvas, turned over or not."""
+
+    box: Box
+    width: int
+    height: int
+    left: int = 0
+    top: int = 0
+    flip: bool = False
+
+
+def training_sample(
+    image: Image.Image,
+    mask: Mask,
+    config: PicturesConfig,
+    rng: np.random.Generator,
+    pad: int,
+) -> Sample:
+    """Cut a random square out of a picture and its mask.
+
+    Args:
+        image: The picture, decoded or not; one that is not may be decoded at a smaller scale.
+        mask: Its labels.
+        config: How to cut.
+        rng: The only source of chance.
+        pad: The label beside the picture, where the crop is larger than the picture.
+
+    Returns:
+        The picture (3, crop, crop) and the labels (crop, crop).
+    """
+    width, height = _common_size(image, mask)
+    if config.augmentation == "paper":
+        place = Placement(_draw_box(width, height, rng), config.crop, config.crop)
+    else:
+        low, high = SCALE if config.augmentation == "deeplab" else (1.0, 1.0)
+        place = _draw_crop(width, height, rng.uniform(low, high), config.crop, rng)
+    if rng.random() < 0.5:
+        place = place._replace(flip=True, left=config.crop - place.left - place.width)
+    pixels = _place_image(_scaled(image, place), place, config.crop)
+    labels = _place_mask(_nearest(mask, place), place, config.crop, pad)
+    return pixels, labels
+
+
+def testing_sample(image: Image.Image, mask: Mask, config: PicturesConfig) -> Sample:
+    """Return a picture and its mask as they are tested: the centre, or everything.
+
+    Args:
+        image: The picture, decoded or not.
+        mask: Its labels.
+        config: Says which of the two.
+    """
+    width, height = _common_size(image, mask)
+    whole = Box(0, 0, width, height)
+    if config.test == "full":
+        return _scaled(image, Placement(whole, width, height)), np.ascontiguousarray(mask)
+    crop = config.crop
+    # The longer side is rounded down and the middle to even, as is usual, so that the pixels
+    # are those that published results were measured on.
+    shorter = min(width, height)
+    place = Placement(whole, crop * width // shorter, crop * height // shorter)
+    left, top = round((place.width - crop) / 2), round((place.height - crop) / 2)
+    pixels = _scaled(image, place)[:, top : top + crop, left : left + crop]
+    labels = _nearest(mask, place)[top : top + crop, left : left + crop]
+    return np.ascontiguousarray(pixels), np.ascontiguousarray(labels)
+
+
+def _common_size(image: Image.Image, mask: Mask) -> tuple[int, int]:
+    height, width = mask.shape
+    if image.size != (width, height):
+        name = getattr(image, "filename", "") or "of this data set"
+        raise NacreError(
+            f"the image {name} is {image.size[0]} x {image.size[1]}, its mask is "
+            f"{width} x {height}; they must be equal"
+        )
+    return width, height
+
+
+def _draw_box(width: int, height: int, rng: np.random.Generator) -> Box:
+    """Draw a box by area and aspect; the middle of the picture if none fits."""
+    for _ in range(_TRIES):
+        area = width * height * rng.uniform(*AREA)
+        aspect = math.exp(rng.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = rng.integers(height - h + 1), rng.integers(width - w + 1)
+            return Box(int(left), int(top), w, h)
+    w = min(width, max(1, round(height * ASPECT[1])))
+    h = min(height, max(1, round(width / ASPECT[0])))
+    return Box((width - w) // 2, (height - h) // 2, w, h)
+
+
+def _draw_crop(
+    width: int, height: int, scale: float, crop: int, rng: np.random.Generator
+) -> Placement:
+    """Draw a crop of the picture scaled by ``scale``, and where it lies if it is smaller."""
+    side = max(1, round(crop / scale))
+    across, down = _along(width, side, crop, rng), _along(height, side, crop, rng)
+    box = Box(across[0], down[0], across[1], down[1])
+    return Placement(box, across[2], down[2], across[3], down[3])
+
+
+def _along(
+    length: int, side: int, crop: int, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Draw one axis of a crop: start and length of the box, its scaled length and its place."""
+    if length >= side:
+        return int(rng.integers(length - side + 1)), side, crop, 0
+    scaled = min(crop, max(1, round(length * crop / side)))
+    return 0, length, scaled, int(rng.integers(crop - scaled + 1))
+
+
+def _scaled(image: Image.Image, place: Placement) -> npt.NDArray[np.uint8]:
+    """Return the box of a picture at its new size, (3, height, width)."""
+    import torch
+    import torch.nn.functional as functional
+
+    left, top, width, height = _decode(image, place)
+    if (left, top, width, height) != (0, 0, *image.size):
+        image = image.crop((left, top, left + width, top + height))
+    if place.flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels = np.array(image).transpose(2, 0, 1)
+    if (width, height) == (place.width, place.height):
+        return np.ascontiguousarray(pixels)
+    # A third of the time that Pillow takes, and the channels come out apart.
+    scaled = functional.interpolate(
+        torch.from_numpy(pixels)[None],
+        size=(place.height, place.width),
+        mode="bilinear",
+        antialias=True,
+    )
+    return np.ascontiguousarray(scaled[0].numpy())
+
+
+def _decode(image: Image.Image, place: Placement) -> Box:
+    """Decode a picture at the smallest scale that is enough; return the box at that scale."""
+    box = place.box
+    full_width, full_height = image.size
+    shrink = min(box.width / place.width, box.height / place.height)
+    if shrink >= 2 and image.format == "JPEG":
+        image.draft("RGB", (math.ceil(full_width / shrink), math.ceil(full_height / shrink)))
+    load(image)
+    if image.size == (full_width, full_height):
+        return box
+    left, width = _shrunk(box.left, box.width, full_width, image.size[0])
+    top, height = _shrunk(box.top, box.height, full_height, image.size[1])
+    return Box(left, top, width, height)
+
+
+def _shrunk(start: int, length: int, full: int, small: int) -> tuple[int, int]:
+    """Return start and length of a stretch of ``full`` pixels in a picture of ``small``."""
+    first = min(round(start * small / full), small - 1)
+    last = max(first + 1, round((start + length) * small / full))
+    return first, last - first
+
+
+def _nearest(mask: Mask, place: Placement) -> Mask:
+    """Return the box of a mask at its new size: the label at the nearest pixel centre."""
+    left, top, width, height = place.box
+    if (width, height) == (place.width, place.height):
+        cut = mask[top : top + height, left : left + width]
+        return cut[:, ::-1] if place.flip else cut
+    rows = top + (2 * np.arange(place.height) + 1) * height // (2 * place.height)
+    columns = left + (2 * np.arange(place.width) + 1) * width // (2 * place.width)
+    return mask[rows][:, columns[::-1] if place.flip else columns]
+
+
+def _place_image(
+    pixels: npt.NDArray[np.uint8], place: Placement, crop: int
+) -> npt.NDArray[np.uint8]:
+    if pixels.shape[1:] == (crop, crop):
+        return pixels
+    canvas = np.empty((3, crop, crop), np.uint8)
+    canvas[:] = np.array(FILL, np.uint8)[:, None, None]
+    canvas[:, place.top : place.top + place.height, place.left : place.left + place.width] = pixels
+    return canvas
+
+
+def _place_mask(labels: Mask, place: Placement, crop: int, pad: int) -> Mask:
+    if labels.shape == (crop, crop):
+        return np.ascontiguousarray(labels)
+    canvas = np.full((crop, crop), pad, labels.dtype)
+    canvas[place.top : place.top + place.height, place.left : place.left + place.width] = labels
+    return canvas
