@@ -1,3 +1,33 @@
-"""nacre teaches a segmentation network new classes step by step, and keeps what it knew."""
+"""nacre teaches a segmentation network new classes step by step, and keeps what it knew.
+
+>>> model = nacre.load("runs/my-run")          # a run folder, a step folder or a model file
+>>> model.predict("picture.jpg").shares()      # {"background": 0.8, "cat": 0.2}
+>>> nacre.run("scenes/4-2-2/overlapped", "runs/mib", method="mib", preset="demo")
+
+The names are imported when they are first used, so that ``import nacre`` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nacre.api import run
+    from nacre.errors import NacreError
+    from nacre.predict import Model, Prediction, load
 
 __version__ = "0.1.0"
+__all__ = ["Model", "NacreError", "Prediction", "__version__", "load", "run"]
+
+_HOMES = {
+    "run": "nacre.api",
+    "NacreError": "nacre.errors",
+    "Model": "nacre.predict",
+    "Prediction": "nacre.predict",
+    "load": "nacre.predict",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nacre' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

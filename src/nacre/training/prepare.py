@@ -5,7 +5,7 @@ from functools import cached_property
 
 from nacre.classes import LabelTable
 from nacre.data import DATASETS, Index, Source, open_source
-from nacre.data.loading import TestingSet, TrainingSet
+from nacre.data.loading import BatchOrder, TestingSet, TrainingSet
 from nacre.methods import find_method
 from nacre.scenarios import (
     ImageLists,
@@ -54,6 +54,19 @@ class Prepared:
     def steps(self) -> int:
         """How many steps there are."""
         return len(self.scenario.classes.steps)
+
+    def order(self, step: int, rank: int = 0, processes: int = 1) -> BatchOrder:
+        """Return which images of a step come when in a process."""
+        train = self.config.train
+        return BatchOrder(
+            images=len(self.images[step]),
+            batch=train.batch,
+            epochs=(train.next_epochs or train.epochs) if step else train.epochs,
+            seed=self.config.seed,
+            rank=rank,
+            processes=processes,
+            part=train.micro_batch,
+        )
 
     def training_set(self, step: int) -> TrainingSet:
         """Return the images a step learns from."""

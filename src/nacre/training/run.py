@@ -63,7 +63,8 @@ class Run:
         """Carry the run out; return its metrics."""
         self.prepared: Prepared = prepare(self.config)
         self._index_once()
-        orders = [self._order(step) for step in range(self.prepared.steps)]
+        me = self.processes
+        orders = [self.prepared.order(at, me.rank, me.size) for at in range(self.prepared.steps)]
         first = self.processes.is_first
         if first:
             self.folder.claim(self.config)
@@ -204,18 +205,6 @@ class Run:
                 _ = self.prepared.images, self.prepared.val_index
             self.processes.wait()
 
-    def _order(self, step: int) -> BatchOrder:
-        train = self.config.train
-        return BatchOrder(
-            images=len(self.prepared.images[step]),
-            batch=train.batch,
-            epochs=(train.next_epochs or train.epochs) if step else train.epochs,
-            seed=self.config.seed,
-            rank=self.processes.rank,
-            processes=self.processes.size,
-            part=train.micro_batch,
-        )
-
     def _save(self, learner: Learner) -> None:
         if self.processes.is_first:
             content = {
@@ -293,7 +282,10 @@ class Run:
             raise NacreError(
                 f"--base {self.base} learnt step 0 differently ({'; '.join(changed)})"
             )
-        shutil.copytree(source.model(0).parent, self.folder.model(0).parent)
+        # Renamed when whole: a copy cut short must not look like a finished step.
+        copy_of_step = self.folder.path / ".step-0"
+        shutil.copytree(source.model(0).parent, copy_of_step, dirs_exist_ok=True)
+        copy_of_step.replace(self.folder.model(0).parent)
 
 
 def run_scenario(

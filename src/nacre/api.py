@@ -1,0 +1,38 @@
+"""Running a scenario from Python."""
+
+from pathlib import Path
+from typing import Any
+
+from nacre.training.config import gather, merge
+from nacre.training.run import run_scenario
+
+
+def run(
+    scenario: str,
+    out: str | Path,
+    *,
+    method: str = "mib",
+    preset: str | None = None,
+    seed: int | None = None,
+    base: str | Path | None = None,
+    config: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Learn all steps of a scenario, or go on with a run that was interrupted.
+
+    Args:
+        scenario: ``data/task/setup``, a shipped scenario or a ``.yaml`` file.
+        out: The run's folder.
+        method: Name of the method.
+        preset: Values that lie under all others: ``paper``, ``small`` or ``demo``.
+        seed: Of the weights, the order and the augmentation; 1 unless the config says another.
+        base: A run whose step 0 is taken over instead of being learnt again.
+        config: Values as in a config file, such as ``{"train": {"epochs": 2}}``.
+
+    Returns:
+        The content of the run's ``metrics.json``.
+    """
+    values: dict[str, Any] = {"scenario": scenario, "method": {"name": method}}
+    if seed is not None:
+        values["seed"] = seed
+    resolved = gather(preset=preset, overrides=merge(values, config or {}))
+    return run_scenario(resolved, Path(out), base=Path(base) if base else None)

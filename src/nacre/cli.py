@@ -1,0 +1,242 @@
+"""The command line: parse, call, print. Everything heavy is imported when it is needed."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nacre.errors import NacreError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Teach a segmentation network new classes, step by step, and keep what it knew.
+
+    Begin with:  nacre demo""",
+    epilog="A scenario is data/task/setup: voc/15-5/overlapped learns 15 classes, then 5 more.",
+)
+
+Scenario = Annotated[
+    str | None,
+    typer.Argument(help="data/task/setup, a name from `nacre scenarios`, or a .yaml file"),
+]
+Root = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
+Config = Annotated[Path | None, typer.Option(help="YAML file with config values.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One config value, such as train.batch=8."),
+]
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except NacreError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+@app.command(epilog="Example:  nacre demo --out my-demo --seed 2")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page and the runs.")] = Path(
+        "nacre-demo"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of the world, the weights, the order.")] = 1,
+) -> None:
+    """Learn generated scenes in three steps with ft, lwf, mib and joint; make a page."""
+    from nacre.demo import run_demo
+    from nacre.display import StopSignal
+
+    console = _console()
+    with StopSignal() as stop:
+        page = _until_interrupted(
+            lambda: run_demo(out, seed, console, stop), f"nacre demo --out {out} --seed {seed}"
+        )
+    console.print(f"The page with pictures: [bold]{page}[/]", soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples:  nacre run scenes/4-2-2/overlapped --method mib --preset demo;  "
+    "nacre run voc/15-5/overlapped --root VOC2012 --preset paper;  "
+    "nacre run --out RUN  goes on with a run"
+)
+def run(
+    scenario: Scenario = None,
+    method: Annotated[str | None, typer.Option(help="See `nacre methods`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; made if need be.")] = None,
+    preset: Annotated[str | None, typer.Option(help="paper, small or demo.")] = None,
+    config: Config = None,
+    set_: Set = None,
+    root: Root = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="1 unless given.")] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
+    ] = None,
+) -> None:
+    """Learn all steps of a scenario with one method, or go on with a run."""
+    from nacre.display import RunDisplay, StopSignal
+    from nacre.training.config import gather
+    from nacre.training.folder import read_config
+    from nacre.training.run import run_scenario
+
+    asked = scenario or method or preset or config or set_ or root or seed is not None
+    if out is not None and (out / "config.yaml").exists() and not asked:
+        resolved = read_config(out)
+    else:
+        values = _values(scenario=scenario, method=method, seed=seed, root=root)
+        resolved = gather(preset=preset, file=config, assignments=set_ or (), overrides=values)
+    name = f"{Path(resolved.scenario).name if resolved.scenario.endswith('.yaml') else resolved.scenario}"
+    folder = out or Path("runs") / f"{name.replace('/', '_')}-{resolved.method.name}-{resolved.seed}"
+    console = _console()
+    with StopSignal() as stop, RunDisplay(console) as display:
+        summary = _until_interrupted(
+            lambda: run_scenario(resolved, folder, base=base, observers=[display], should_stop=stop),
+            f"nacre run --out {folder}",
+        )
+    if _is_first():
+        _print_steps(console, folder, summary)
+
+
+@app.command(
+    "eval",
+    epilog="Examples:  nacre eval runs/mib;  nacre eval runs/mib --set conventions.unseen=background",
+)
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
+    set_: Set = None,
+    root: Root = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+) -> None:
+    """Test the model of a step again, under the same or other conventions."""
+    from nacre.evaluation.table import class_table
+    from nacre.training.retest import retest
+
+    metrics = retest(model, _values(root=root), set_ or ())
+    if json:
+        _print_json(metrics)
+    else:
+        _console().print(class_table(metrics))
+
+
+@app.command(
+    epilog="Examples:  nacre plan voc/15-5/overlapped --root VOC2012;  "
+    "nacre plan ade20k/100-10b/partition --index train.csv --json"
+)
+def plan(
+    scenario: Annotated[str, typer.Argument(help="data/task/setup, a name or a .yaml file.")],
+    root: Root = None,
+    index: Annotated[
+        Path | None, typer.Option(help="CSV `image,labels`: no pictures are needed then.")
+    ] = None,
+    config: Config = None,
+    set_: Set = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show what each step sees: classes, images, and what its background hides."""
+    from nacre.plan import make_plan, plan_as_json, render_plan
+    from nacre.planning import planned
+
+    applied, labels, lists = planned(scenario, root=root, index=index, file=config, sets=set_ or ())
+    made = make_plan(applied, labels, lists)
+    if json:
+        _print_json(plan_as_json(applied, made))
+    else:
+        _console().print(render_plan(applied, made))
+
+
+@app.command(epilog="Example:  nacre predict runs/mib cat.jpg dog.jpg --out seen")
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Images.")],
+    out: Annotated[Path, typer.Option(help="Folder for the masks and overlays.")] = Path("seen"),
+) -> None:
+    """Say what is in pictures: a mask and an overlay of each, and the classes found."""
+    from nacre.predict import load, write_prediction
+
+    loaded = load(model)
+    console = _console()
+    for picture in pictures:
+        shares = write_prediction(loaded, picture, out)
+        seen = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        console.print(f"{picture.name}: {seen}", highlight=False)
+    console.print(f"masks and overlays: {out}")
+
+
+@app.command(epilog="Example:  nacre methods mib")
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
+) -> None:
+    """List the methods, or explain one."""
+    from nacre.methods import all_methods, find_method
+    from nacre.methods.describe import explain, methods_table
+
+    _console().print(explain(find_method(name)) if name else methods_table(all_methods()))
+
+
+@app.command(epilog="Example:  nacre scenarios")
+def scenarios() -> None:
+    """List the data sets with their tasks and setups, and the scenarios that come with nacre."""
+    from nacre.planning import scenarios_table
+
+    _console().print(scenarios_table())
+
+
+def _values(**given: Any) -> dict[str, Any]:
+    """Return config values from options; those not given are left out."""
+    values = {key: value for key, value in given.items() if value is not None and key != "root"}
+    if "method" in values:
+        values["method"] = {"name": values["method"]}
+    if given.get("root") is not None:
+        values["data"] = {"root": str(given["root"])}
+    return values
+
+
+def _until_interrupted(work: Any, again: str) -> Any:
+    """Do the work; if the user stops it, say how to go on."""
+    from nacre.training.learn import Interrupted
+
+    try:
+        return work()
+    except (Interrupted, KeyboardInterrupt) as error:
+        saved = "saved" if isinstance(error, Interrupted) else "the last save is kept"
+        if _is_first():
+            typer.echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
+        sys.exit(130)
+
+
+def _print_steps(console: "Console", folder: Path, summary: dict[str, Any]) -> None:
+    from nacre.display import one_line
+
+    last = summary["mean_iou_by_step"][-1]
+    console.print(f"after the last step: {one_line(last)}")
+    console.print(f"models, metrics and events: {folder}", soft_wrap=True)
+
+
+def _print_json(content: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(content, indent=1))
+
+
+def _is_first() -> bool:
+    """Whether this is the process that talks, where torchrun started several."""
+    import os
+
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(quiet=not _is_first())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Testing a saved model again, under the conventions of its run or under others."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nacre.data.loading import testing_batches
+from nacre.evaluation.evaluate import confusion_of
+from nacre.evaluation.metrics import step_metrics
+from nacre.training.checkpoint import find_model, load_model
+from nacre.training.config import merge, parse_assignment, resolve_config
+from nacre.training.prepare import prepare
+from nacre.training.processes import choose_device
+
+
+def retest(path: Path, values: dict[str, Any], assignments: Sequence[str] = ()) -> dict[str, Any]:
+    """Test the model at a path with its own config, changed by plain values and ``a.b=value``."""
+    network, info, _ = load_model(find_model(path))
+    changed = merge(info.config, values)
+    for text in assignments:
+        changed = merge(changed, parse_assignment(text))
+    prepared = prepare(resolve_config(changed))
+    config = prepared.config
+    device = choose_device(config.train.device)
+    step = len(info.steps) - 1
+    batches = testing_batches(prepared.testing_set(step), config.train.batch, 0, 1, 0)
+    confusion = confusion_of(network.to(device), batches, device)
+    metrics = step_metrics(prepared.scenario.classes, prepared.scenario.groups, step, confusion)
+    conventions = config.conventions.model_dump() | {"test": config.pictures.test}
+    return metrics | {"images": len(prepared.testing_set(step)), "conventions": conventions}
