@@ -58,8 +58,8 @@ class LabelSpace:
                     f"class {name!r} is named twice: for the labels {seen[name]} and {label}"
                 )
             seen[name] = label
-        for special in {self.background, self.ignored} - {None}:
-            if special in self.names:
+        for special in (self.background, self.ignored):
+            if special is not None and special in self.names:
                 raise NacreError(
                     f"label {special} is both the class {self.names[special]!r} "
                     "and the background or the ignored value"

@@ -93,11 +93,15 @@ def run(
         values = _values(scenario=scenario, method=method, seed=seed, root=root)
         resolved = gather(preset=preset, file=config, assignments=set_ or (), overrides=values)
     name = f"{Path(resolved.scenario).name if resolved.scenario.endswith('.yaml') else resolved.scenario}"
-    folder = out or Path("runs") / f"{name.replace('/', '_')}-{resolved.method.name}-{resolved.seed}"
+    folder = (
+        out or Path("runs") / f"{name.replace('/', '_')}-{resolved.method.name}-{resolved.seed}"
+    )
     console = _console()
     with StopSignal() as stop, RunDisplay(console) as display:
         summary = _until_interrupted(
-            lambda: run_scenario(resolved, folder, base=base, observers=[display], should_stop=stop),
+            lambda: run_scenario(
+                resolved, folder, base=base, observers=[display], should_stop=stop
+            ),
             f"nacre run --out {folder}",
         )
     if _is_first():
@@ -106,7 +110,8 @@ def run(
 
 @app.command(
     "eval",
-    epilog="Examples:  nacre eval runs/mib;  nacre eval runs/mib --set conventions.unseen=background",
+    epilog="Examples:  nacre eval runs/mib;  "
+    "nacre eval runs/mib/step-0 --set conventions.unseen=background",
 )
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],

@@ -21,6 +21,7 @@ from nacre.scenarios import (
     step_images,
 )
 
+
 def planned(
     scenario: str,
     *,

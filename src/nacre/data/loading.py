@@ -86,9 +86,11 @@ class BatchOrder:
     def parts(self, start: int) -> Iterator[list[tuple[int, int]]]:
         """Yield lists of (epoch, image) from update ``start`` on, one list a part of a batch."""
         size = self.part or self.share
+        order = self._order(start // self.per_epoch)
         for iteration in range(start, self.iterations):
             epoch, at = divmod(iteration, self.per_epoch)
-            order = self._order(epoch) if at == 0 or iteration == start else order
+            if at == 0:
+                order = self._order(epoch)
             first = at * self.batch + self.rank * self.share
             for a in range(first, first + self.share, size):
                 yield [(epoch, int(image)) for image in order[a : a + size]]

@@ -18,7 +18,9 @@ WITHOUT, WITH = "without_background", "with_background"
 Ious = dict[str, float | None]
 
 
-def step_metrics(classes: ClassTable, groups: Steps, step: int, confusion: Tensor) -> dict[str, Any]:
+def step_metrics(
+    classes: ClassTable, groups: Steps, step: int, confusion: Tensor
+) -> dict[str, Any]:
     """Return the metrics of a network after a step.
 
     Args:

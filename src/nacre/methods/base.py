@@ -24,7 +24,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from nacre.losses import upsample
+from nacre.losses import cross_entropy, upsample
 from nacre.models.classifier import Classifier
 from nacre.models.network import Network, Output
 
@@ -105,6 +105,12 @@ def full_size(output: Output, batch: Batch) -> Tensor:
     """Return an output's logits at the size of the labels."""
     height, width = batch.labels.shape[-2:]
     return upsample(output.logits, (height, width))
+
+
+def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
+    """Return the cross-entropy on the labels, eq. 2: all of fine-tuning and of joint training."""
+    logits = full_size(student, batch)
+    return {"ce": cross_entropy(logits, batch.labels, pixels=batch.pixels)}
 
 
 def seen_by(teacher: Output | None) -> Output:

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses import cross_entropy
-from nacre.methods.base import Batch, Method, MethodConfig, full_size
+from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
 from nacre.models.network import Output
 
 
@@ -26,5 +25,4 @@ class FineTuning(Method):
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 2."""
-        logits = full_size(student, batch)
-        return {"ce": cross_entropy(logits, batch.labels, pixels=batch.pixels)}
+        return label_cross_entropy(batch, student)

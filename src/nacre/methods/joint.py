@@ -3,9 +3,10 @@
 from typing import Literal
 
 from pydantic import Field
+from torch import Tensor
 
-from nacre.methods.base import MethodConfig
-from nacre.methods.ft import FineTuning
+from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
+from nacre.models.network import Output
 
 
 class JointConfig(MethodConfig):
@@ -14,11 +15,15 @@ class JointConfig(MethodConfig):
     name: Literal["joint"] = Field("joint", description="joint training")
 
 
-class Joint(FineTuning):
-    """Fine-tuning on a scenario whose steps are merged into one."""
+class Joint(Method):
+    """Cross-entropy on a scenario whose steps are merged into one."""
 
     name = "joint"
     summary = "all classes at once, with all labels; the upper bound"
     paper = "baseline Joint"
     Config = JointConfig
     merges_steps = True
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the cross-entropy, eq. 2."""
+        return label_cross_entropy(batch, student)

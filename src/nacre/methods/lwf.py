@@ -1,4 +1,4 @@
-"""Learning without forgetting: cross-entropy plus distillation on the old channels (eq. 1, 2, 5, 6).
+"""Learning without forgetting: cross-entropy and distillation of the old channels (eq. 2, 5, 6).
 
 Both terms take the background at its word: the label says background where an old class stands,
 and the teacher says background where a new class stands. That is what `mib` mends.

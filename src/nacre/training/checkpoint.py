@@ -60,7 +60,9 @@ def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tens
     save_json(path.with_suffix(".json"), {"kind": MODEL, **info.__dict__})
 
 
-def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[Network, ModelInfo, Tensors]:
+def load_model(
+    path: Path, device: torch.device | str = "cpu"
+) -> tuple[Network, ModelInfo, Tensors]:
     """Read a model file; return the network, what is said about it, and the method's state."""
     tensors, content = _read(path, MODEL, device)
     try:

@@ -158,13 +158,17 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
         if key in ("method", "data"):
             value = {"name": value} if isinstance(value, str) else value
             old = {"name": old} if isinstance(old, str) else old
-            both = isinstance(old, Mapping) and isinstance(value, Mapping)
-            if both and old.get("name", value.get("name")) != value.get("name", old.get("name")):
+            if isinstance(old, Mapping) and isinstance(value, Mapping) and _renames(old, value):
                 old = None
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = merge(old, value)
         result[key] = value
     return result
+
+
+def _renames(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    names = below.get("name"), above.get("name")
+    return None not in names and names[0] != names[1]
 
 
 def parse_assignment(text: str) -> Raw:

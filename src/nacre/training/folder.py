@@ -1,12 +1,12 @@
 """The folder of a run: what lies where, and that it is the same run when it goes on.
 
-    config.yaml              the resolved config
-    run.json                 every start: version, command, machine, seed, device, precision
-    events.jsonl             what happened
-    step-0/model.safetensors the network after the step (and model.json, for people)
-    step-0/metrics.json      how it tests
-    metrics.json             what all steps together show
-    resume.safetensors       the state in the middle of a step, while there is one
+config.yaml              the resolved config
+run.json                 every start: version, command, machine, seed, device, precision
+events.jsonl             what happened
+step-0/model.safetensors the network after the step (and model.json, for people)
+step-0/metrics.json      how it tests
+metrics.json             what all steps together show
+resume.safetensors       the state in the middle of a step, while there is one
 """
 
 import os
@@ -84,6 +84,12 @@ class RunFolder:
         path = self.path / "run.json"
         starts = load_json(path)["starts"] if path.exists() else []
         save_json(path, {"starts": [*starts, {**_versions(), **facts}]})
+
+
+def default_folder(config: RunConfig) -> Path:
+    """Return where a run goes that was not told."""
+    scenario = config.scenario.removesuffix(".yaml").strip("./").replace("/", "_")
+    return Path("runs") / f"{scenario}-{config.method.name}-{config.seed}"
 
 
 def read_plain_config(folder: Path) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class Learner:
                 values = {name: float(value.detach()) for name, value in losses.items()}
                 self._check(values)
                 total = torch.stack(list(losses.values())).sum() / len(parts)
-                self.scaler.scale(total).backward()
+                torch.autograd.backward(self.scaler.scale(total))
             for name, value in values.items():
                 totals[name] = totals.get(name, 0.0) + value / len(parts)
         self.scaler.unscale_(self.optimiser)
@@ -245,4 +245,3 @@ class _Window:
         speed = self.images / max(time.monotonic() - self.began, 1e-9)
         self.sums, self.count, self.images, self.began = {}, 0, 0, time.monotonic()
         return speed
-

@@ -1,4 +1,4 @@
-"""The training processes of a run: one, or those that ``torchrun`` started; device and precision."""
+"""The training processes of a run, one or those of ``torchrun``; their device and precision."""
 
 import os
 from dataclasses import dataclass

@@ -279,9 +279,7 @@ class Run:
         if want != have:
             changed.append(f"classes of step 0: {have} -> {want}")
         if changed:
-            raise NacreError(
-                f"--base {self.base} learnt step 0 differently ({'; '.join(changed)})"
-            )
+            raise NacreError(f"--base {self.base} learnt step 0 differently ({'; '.join(changed)})")
         # Renamed when whole: a copy cut short must not look like a finished step.
         copy_of_step = self.folder.path / ".step-0"
         shutil.copytree(source.model(0).parent, copy_of_step, dirs_exist_ok=True)
