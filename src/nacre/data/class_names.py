@@ -106,7 +106,7 @@ class _UniqueKeys(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            value = self.construct_object(key, deep=deep)  # type: ignore[no-untyped-call]
+            value = self.construct_object(key, deep=deep)
             if value in seen:
                 place = f"line {key.start_mark.line + 1}"
                 raise yaml.YAMLError(f"{place}: {value!r} is given twice")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from nacre.data.reading import read_mask
+from nacre.data.reading import read_bytes, read_mask
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE = 0, 3
@@ -44,8 +44,7 @@ def _count_any(path: Path) -> Counts:
 def _count_plain_png(path: Path | str) -> Counts | None:
     """Count in a PNG of 8-bit labels without row filters; None if it is anything else."""
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_bytes(path)
     except OSError:
         return None
     # Signature, then the head: length, IHDR, width, height, depth, colour, ..., interlacing.

@@ -75,7 +75,7 @@ def keep(root: Path, split: str, records: Mapping[str, Record], index: str | Non
 def _load(path: Path) -> dict[str, Record]:
     """Read a file of records; one that cannot be used is as good as none."""
     try:
-        stored = load_json(path) if path.exists() else {"version": None}
+        stored = load_json(path)
         if stored["version"] != _VERSION:
             return {}
         return {key: _unpack(entry) for key, entry in stored["masks"].items()}

@@ -6,6 +6,7 @@ index of a palette, or the grey value, of 1 to 16 bits, and never a colour.
 """
 
 import contextlib
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from nacre.errors import NacreError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
+_HEAD = 4096
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow stretches grey values of 2 and 4 bits to 0..255; a label is what is stored.
@@ -39,6 +41,20 @@ def _naming(path: Path | str, kind: str) -> Iterator[None]:
     except _BAD_FILE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NacreError(f"the {kind} {path} is damaged: {reason}") from error
+
+
+def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
+    """Read a file, or its first bytes, without the cost of a Python file object.
+
+    Args:
+        path: A regular file.
+        limit: How many bytes at most; all by default.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        return os.read(handle, os.fstat(handle).st_size if limit is None else limit)
+    finally:
+        os.close(handle)
 
 
 def open_image(path: Path) -> Image.Image:
@@ -69,8 +85,7 @@ def load(image: Image.Image) -> Image.Image:
 def image_size(path: Path) -> tuple[int, int]:
     """Return width and height of the upright picture from the head of its file alone."""
     with _naming(path, "image"):
-        with open(path, "rb") as file:
-            size = _plain_jpeg_size(file.read(4096))
+        size = _plain_jpeg_size(read_bytes(path, _HEAD))
         if size is not None:
             return size
         with Image.open(path) as image:
@@ -110,7 +125,8 @@ def _orientation(image: Image.Image) -> int:
 
 def _stored_mode(image: Image.Image) -> str:
     """Return Pillow's name of how the pixels lie in the file; empty if it does not say."""
-    args = image.tile[0][3] if image.tile else ""
+    tile = getattr(image, "tile", ())
+    args = tile[0][3] if tile else ""
     return args if isinstance(args, str) else str(args[0]) if args else ""
 
 

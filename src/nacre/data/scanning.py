@@ -128,14 +128,9 @@ def show_progress(title: str) -> Iterator[Progress]:
 def _examine(pair: Pair) -> Record | Problem:
     """Read one pair."""
     name, image, mask = pair
-    if image is None or not image.exists():
-        where = image if image is not None else f"for the mask {mask}"
-        return Problem("missing image", name, f"the image {where} is missing")
-    if mask is None or not mask.exists():
-        where = mask if mask is not None else f"of the image {image}"
-        return Problem("missing mask", name, f"the mask {where} is missing")
     stamp = stamp_of(pair)
-    assert stamp is not None
+    if image is None or mask is None or stamp is None:
+        return _missing(pair)
     try:
         width, height, pixels = count_labels(mask)
         size = image_size(image)
@@ -145,6 +140,16 @@ def _examine(pair: Pair) -> Record | Problem:
         sizes = f"the image {image} is {size[0]} x {size[1]}, its mask is {width} x {height}"
         return Problem("sizes differ", name, f"{sizes}; they must be equal")
     return Record(stamp, pixels)
+
+
+def _missing(pair: Pair) -> Problem:
+    """Say which of the two files is missing."""
+    name, image, mask = pair
+    if image is None or not image.exists():
+        where = image if image is not None else f"for the mask {mask}"
+        return Problem("missing image", name, f"the image {where} is missing")
+    where = mask if mask is not None else f"of the image {image}"
+    return Problem("missing mask", name, f"the mask {where} is missing")
 
 
 def _examine_all(pairs: Sequence[Pair]) -> list[Record | Problem]:

@@ -1,7 +1,7 @@
 """What every data set gives: pictures, masks of labels, and an index of which labels are where."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from nacre.classes import LabelSpace
 
 Split = Literal["train", "val"]
-Mask = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+Mask = npt.NDArray[np.unsignedinteger[Any]]
+"""Label values, height x width, as uint8 or uint16."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,73 @@
+"""What ``classes.yaml`` may say, and what it may not."""
+
+from pathlib import Path
+
+import pytest
+
+from nacre.classes import LabelSpace
+from nacre.data.class_names import read_classes
+from nacre.errors import NacreError
+
+
+def _read(tmp_path: Path, text: str) -> LabelSpace:
+    path = tmp_path / "classes.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_classes(path)
+
+
+def test_the_usual_background_and_ignored_value_need_not_be_said(tmp_path: Path) -> None:
+    space = _read(tmp_path, "classes: {2: dog, 1: cat}")
+    assert space == LabelSpace({2: "dog", 1: "cat"}, background=0, ignored=255)
+    assert space.labels == (2, 1)
+
+
+def test_a_list_counts_from_one(tmp_path: Path) -> None:
+    assert _read(tmp_path, "classes: [cat, dog]").names == {1: "cat", 2: "dog"}
+
+
+def test_data_without_a_background(tmp_path: Path) -> None:
+    said = _read(tmp_path, "classes: {0: sky, 1: road}\nbackground: null\nignored: 11")
+    assert (said.background, said.ignored, said.allowed) == (None, 11, {0, 1, 11})
+    assert _read(tmp_path, "classes: {0: sky, 255: road}").allowed == {0, 255}
+
+
+def test_colours_by_name_or_label(tmp_path: Path) -> None:
+    text = (
+        "classes: {1: cat, 2: dog}\ncolors: {cat: [1, 2, 3], 2: [4, 5, 6], background: [7, 8, 9]}"
+    )
+    assert _read(tmp_path, text).colors == {1: (1, 2, 3), 2: (4, 5, 6), 0: (7, 8, 9)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("classes: {1: cat, 2: cat}", "class 'cat' is named twice: for the labels 1 and 2"),
+        ("classes: {1: cat, 1: dog}", "line 1: 1 is given twice"),
+        ("classes: {1: cat}\nignore: 9", "unknown key 'ignore' (did you mean 'ignored'?)"),
+        ("classes: {1: cat}\nbackground: 1", "label 1 is both the class 'cat' and"),
+        ("classes: {1: cat}\nignored: -1", "`ignored` is -1; it must be a whole number"),
+        ("classes: {1: cat}\nignored: yes", "`ignored` is True; it must be a whole number"),
+        ("classes: {x: cat}", "the label of class 'cat' is 'x'; it must be a whole number"),
+        ("classes: {70000: cat}", "the label of class 'cat' is 70000"),
+        ("classes: {1: }", "the class of label 1 has the name None"),
+        ("classes: {}", "`classes` must be a table of label: name"),
+        ("names: {1: cat}", "must have a key `classes`"),
+        ("- cat", "must have a key `classes`"),
+        ("classes: {1: cat", "is not valid YAML"),
+        ("classes: {1: cat}\ncolors: {cat: red}", "the colour of 'cat' is 'red'"),
+        ("classes: {1: cat}\ncolors: {cat: [1, 2, 300]}", "the colour of 'cat' is [1, 2, 300]"),
+        ("classes: {1: cat}\ncolors: {cow: [1, 2, 3]}", "no class is named 'cow'"),
+        ("classes: {1: cat}\ncolors: 3", "`colors` must be a table"),
+        ("classes: {[1]: cat}", "is not valid YAML"),
+    ],
+)
+def test_a_mistake_is_told_with_the_file(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(NacreError) as caught:
+        _read(tmp_path, text)
+    assert message in str(caught.value)
+    assert "classes.yaml" in str(caught.value)
+
+
+def test_a_missing_file_says_what_it_is_for(tmp_path: Path) -> None:
+    with pytest.raises(NacreError, match=r"could not read .*classes\.yaml: .*`classes: \{1: cat"):
+        read_classes(tmp_path / "classes.yaml")

@@ -1,0 +1,149 @@
+"""Own folders: what is found, how it is split, and what is wrong with it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import blocks, make_pairs, save_image, save_mask
+
+from nacre.data.folder import Folder, FolderConfig, is_for_testing
+from nacre.errors import NacreError
+
+NAMES = [f"p{at:02}" for at in range(40)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Forty pictures of two classes."""
+    make_pairs(tmp_path, {name: blocks(6, 12, [0, 1, 2]) for name in NAMES})
+    (tmp_path / "classes.yaml").write_text("classes: {1: cat, 2: dog}")
+    return tmp_path
+
+
+def _open(root: Path, classes: Path | None = None) -> Folder:
+    return Folder(FolderConfig(root=root, classes=classes))
+
+
+def test_it_gives_pictures_masks_and_an_index(root: Path) -> None:
+    folder = _open(root)
+    index = folder.index("train")
+    assert set(index.labels) == {frozenset({0, 1, 2})}
+    name = index.names[0]
+    assert folder.image("train", name).size == (12, 6)
+    np.testing.assert_array_equal(folder.mask("train", name), blocks(6, 12, [0, 1, 2]))
+    assert folder.space.names == {1: "cat", 2: "dog"}
+
+
+def test_without_lists_one_in_five_is_for_testing_whatever_else_there_is(root: Path) -> None:
+    folder = _open(root)
+    train, val = folder.index("train").names, folder.index("val").names
+    assert sorted(train + val) == NAMES
+    assert all(is_for_testing(name) == (name in val) for name in NAMES)
+    share = np.mean([is_for_testing(f"image-{at}") for at in range(5000)])
+    assert abs(share - 0.2) < 0.02
+    for kind, suffix in (("images", "jpg"), ("masks", "png")):
+        (root / kind / f"{train[0]}.{suffix}").unlink()
+    fewer = _open(root)
+    assert fewer.index("val").names == val
+    assert fewer.index("train").names == train[1:]
+
+
+@pytest.mark.parametrize("place", [".", "splits"])
+def test_lists_with_or_without_extension(root: Path, place: str) -> None:
+    (root / place).mkdir(exist_ok=True)
+    (root / place / "train.txt").write_text("p03\np01.jpg\n\n")
+    (root / place / "val.txt").write_text("p07\n")
+    folder = _open(root)
+    assert folder.index("train").names == ("p01", "p03")
+    assert folder.index("val").names == ("p07",)
+
+
+def test_pictures_in_folders_below_and_names_with_dots(root: Path) -> None:
+    save_image(root / "images" / "day.1" / "x.v2.png")
+    save_mask(root / "masks" / "day.1" / "x.v2.png", blocks(12, 16, [1]))
+    (root / "train.txt").write_text("day.1/x.v2\n")
+    (root / "val.txt").write_text("p00\n")
+    folder = _open(root)
+    assert folder.index("train").names == ("day.1/x.v2",)
+    assert folder.image("train", "day.1/x.v2").size == (16, 12)
+
+
+def test_classes_may_lie_elsewhere(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("elsewhere") / "my.yaml"
+    other.write_text("classes: {0: sky, 1: sea, 2: sand}")
+    space = _open(root, other).space
+    assert (space.background, len(space.names)) == (None, 3)
+
+
+@pytest.mark.parametrize("missing", ["images", "masks"])
+def test_a_missing_folder_says_what_is_needed(root: Path, missing: str) -> None:
+    (root / missing).rename(root / "other")
+    with pytest.raises(NacreError, match=rf"{missing} is missing; .* must hold images/, masks/"):
+        _open(root)
+
+
+def test_a_picture_without_mask_and_a_mask_without_picture(root: Path) -> None:
+    save_image(root / "images" / "lonely.jpg")
+    save_mask(root / "masks" / "orphan.png", blocks(4, 4, [1]))
+    found = []
+    for split in ("train", "val"):
+        try:
+            _open(root).index(split)  # type: ignore[arg-type]
+        except NacreError as error:
+            found.append(str(error))
+    assert "the mask of the image" in "".join(found)
+    assert "lonely.jpg is missing" in "".join(found)
+    assert "the image for the mask" in "".join(found)
+    assert "orphan.png is missing" in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "message"),
+    [
+        ("p01\nnope\n", "p02\n", r"1 of the 2 names in .*train\.txt have neither .*: nope"),
+        ("p01\np01\n", "p02\n", r"train\.txt names an image more than once: p01"),
+        ("p01\n", "p01\n", r"1 images are both in .*train\.txt and in .*val\.txt: p01"),
+        ("", "p01\n", r"train\.txt names no image"),
+        (None, "p01\n", r"has val\.txt but not train\.txt; give both lists or none"),
+    ],
+)
+def test_lists_that_cannot_be_right(root: Path, train: str | None, val: str, message: str) -> None:
+    if train is not None:
+        (root / "train.txt").write_text(train)
+    (root / "val.txt").write_text(val)
+    with pytest.raises(NacreError, match=message):
+        _open(root).index("train")
+
+
+def test_two_pictures_of_one_name(root: Path) -> None:
+    save_image(root / "images" / "p00.png")
+    with pytest.raises(NacreError, match=r"p00\.jpg and .*p00\.png have the same name"):
+        _open(root)
+
+
+def test_no_pictures(root: Path) -> None:
+    for path in (root / "images").iterdir():
+        path.unlink()
+    with pytest.raises(NacreError, match=r"images holds no pictures; they end in \.jpg"):
+        _open(root)
+
+
+def test_an_unknown_label_says_file_value_and_pixels(root: Path) -> None:
+    save_mask(root / "masks" / "p01.png", blocks(6, 12, [0, 9]))
+    (root / "train.txt").write_text("p01\np02\n")
+    (root / "val.txt").write_text("p03\n")
+    with pytest.raises(
+        NacreError, match=r"1 of 2 images .*p01\.png holds the unknown label 9 in 36"
+    ):
+        _open(root).index("train")
+
+
+def test_camvid_has_no_background(camvid: Path, tmp_path: Path) -> None:
+    classes = tmp_path / "camvid.yaml"
+    table = "".join(f"  {label}: class {label}\n" for label in range(11))
+    classes.write_text(f"classes:\n{table}background: null\nignored: 11\n")
+    folder = _open(camvid, classes)
+    train, val = folder.index("train"), folder.index("val")
+    assert (len(train), len(val)) == (367, 101)
+    assert sum(10 in labels for labels in train.labels) == 201
+    assert frozenset().union(*train.labels) == frozenset(range(12))

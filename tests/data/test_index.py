@@ -1,0 +1,268 @@
+"""The index: as a file, built from masks, kept, brought up to date, and what is wrong with data."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_data import blocks, make_pairs, save_image, save_mask
+
+from nacre.classes import LabelSpace
+from nacre.data import scanning
+from nacre.data.index import (
+    build_index,
+    images_by_label,
+    inspect,
+    pixels_by_label,
+    read_index,
+    write_index,
+)
+from nacre.data.keeping import index_paths
+from nacre.data.scanning import Pair, scan
+from nacre.data.source import Index
+from nacre.errors import NacreError
+
+SPACE = LabelSpace({1: "cat", 2: "dog", 300: "eel"})
+MASKS = {
+    "b": blocks(6, 12, [0, 1]),
+    "a": blocks(6, 12, [2, 255, 1]),
+    "c": blocks(8, 8, [0]),
+}
+
+
+def _build(pairs: list[Pair], root: Path, **more: object) -> Index:
+    return build_index(pairs, SPACE, root=root, split="train", **more)  # type: ignore[arg-type]
+
+
+def test_it_tells_labels_and_pixels_by_sorted_name(tmp_path: Path) -> None:
+    index = _build(make_pairs(tmp_path, MASKS), tmp_path)
+    assert index.names == ("a", "b", "c")
+    assert index.labels == ({1, 2, 255}, {0, 1}, {0})
+    assert index.pixels == ({1: 24, 2: 24, 255: 24}, {0: 36, 1: 36}, {0: 64})
+    assert images_by_label(index) == {0: 2, 1: 2, 2: 1, 255: 1}
+    assert pixels_by_label(index) == {0: 100, 1: 60, 2: 24, 255: 24}
+
+
+def test_it_is_kept_beside_the_data_as_csv(tmp_path: Path) -> None:
+    index = _build(make_pairs(tmp_path, MASKS), tmp_path)
+    kept = tmp_path / "nacre-index" / "train.csv"
+    assert kept.read_text() == "image,labels\na,1 2 255\nb,0 1\nc,0\n"
+    assert read_index(kept) == Index(index.names, index.labels)
+
+
+def test_large_labels_of_16_bits(tmp_path: Path) -> None:
+    mask = np.where(blocks(4, 4, [0, 1]) == 1, 300, 0)
+    index = _build(make_pairs(tmp_path, {"a": mask}, "I;16"), tmp_path)
+    assert index.pixels == ({0: 8, 300: 8},)
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = make_pairs(tmp_path, MASKS)
+    first = _build(pairs, tmp_path)
+    read = []
+
+    def count(path: Path) -> object:
+        read.append(Path(path).stem)
+        return original(path)
+
+    original = scanning.count_labels
+    monkeypatch.setattr(scanning, "count_labels", count)
+    assert _build(pairs, tmp_path) == first
+    assert read == []
+    save_mask(tmp_path / "masks" / "b.png", blocks(6, 12, [2]))
+    os.utime(tmp_path / "masks" / "b.png", ns=(1, 1))
+    assert _build(pairs, tmp_path).labels == ({1, 2, 255}, {2}, {0})
+    assert read == ["b"]
+    assert "b,2\n" in (tmp_path / "nacre-index" / "train.csv").read_text()
+
+
+def test_a_changed_picture_is_noticed(tmp_path: Path) -> None:
+    pairs = make_pairs(tmp_path, MASKS)
+    _build(pairs, tmp_path)
+    save_image(tmp_path / "images" / "b.jpg", 7, 12)
+    with pytest.raises(NacreError, match="12 x 7, its mask is 12 x 6"):
+        _build(pairs, tmp_path)
+
+
+def test_a_moved_folder_need_not_be_read_again(tmp_path: Path) -> None:
+    make_pairs(tmp_path / "old", MASKS)
+    _build(make_pairs(tmp_path / "old", MASKS), tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    pairs = [
+        Pair(n, tmp_path / f"new/images/{n}.jpg", tmp_path / f"new/masks/{n}.png") for n in MASKS
+    ]
+    seen: list[int] = []
+    _build(pairs, tmp_path / "new", progress=lambda done, total: seen.append(done))
+    assert seen == []
+
+
+def test_an_image_taken_from_the_list_leaves_the_index(tmp_path: Path) -> None:
+    pairs = make_pairs(tmp_path, MASKS)
+    _build(pairs, tmp_path)
+    assert _build(pairs[:2], tmp_path).names == ("a", "b")
+    assert read_index(tmp_path / "nacre-index" / "train.csv").names == ("a", "b")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version":1,"masks":{"masks/a.png":[1]}}'])
+def test_a_broken_cache_is_built_anew(tmp_path: Path, text: str) -> None:
+    pairs = make_pairs(tmp_path, MASKS)
+    first = _build(pairs, tmp_path)
+    (tmp_path / "nacre-index" / "train.json").write_text(text)
+    assert _build(pairs, tmp_path) == first
+    assert json.loads((tmp_path / "nacre-index" / "train.json").read_text())["version"] == 1
+
+
+def test_read_only_data_are_left_alone(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    pairs = make_pairs(root, MASKS)
+    root.chmod(0o555)
+    try:
+        first = _build(pairs, root)
+        assert not (root / "nacre-index").exists()
+        cache = index_paths(root, "train")[1]
+        assert cache.is_relative_to(tmp_path / "user-cache" / "nacre")
+        assert cache.read_text().startswith("image,labels\na,")
+        seen: list[int] = []
+        assert _build(pairs, root, progress=lambda done, total: seen.append(done)) == first
+        assert seen == []
+    finally:
+        root.chmod(0o755)
+
+
+def test_nowhere_to_keep_it_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    root = tmp_path / "data"
+    pairs = make_pairs(root, MASKS)
+    root.chmod(0o555)
+    try:
+        assert len(_build(pairs, root)) == 3
+    finally:
+        root.chmod(0o755)
+    assert "could not be kept" in caplog.text
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    many = {name: blocks(6, 12, [0, 1]) for name in "abcdef"}
+    pairs = make_pairs(tmp_path, many)
+    (tmp_path / "images" / "a.jpg").unlink()
+    (tmp_path / "masks" / "b.png").unlink()
+    save_image(tmp_path / "images" / "c.jpg", 5, 12)
+    save_mask(tmp_path / "masks" / "d.png", blocks(6, 12, [0, 7, 9]))
+    (tmp_path / "masks" / "e.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    index, problems = inspect(pairs, SPACE, root=tmp_path, split="train")
+    kinds = {problem.name: problem.kind for problem in problems}
+    assert kinds == {
+        "a": "missing image",
+        "b": "missing mask",
+        "c": "sizes differ",
+        "d": "unknown label",
+        "e": "damaged file",
+    }
+    assert index.names == ("d", "f")
+    with pytest.raises(NacreError) as caught:
+        _build(pairs, tmp_path)
+    message = str(caught.value)
+    assert message.startswith("5 of 6 images cannot be used: the image")
+    assert "d.png holds the unknown label 7 in 24 pixels, the unknown label 9 in 24 " in message
+    assert message.endswith("known labels: 0..2, 255, 300")
+    assert not (tmp_path / "nacre-index" / "train.csv").exists()
+
+
+def test_a_long_list_of_faults_is_counted(tmp_path: Path) -> None:
+    pairs = make_pairs(tmp_path, {f"{at}": blocks(2, 2, [9]) for at in range(8)})
+    with pytest.raises(NacreError, match=r"^8 of 8 .*4\.png holds .*; and 3 more; known"):
+        _build(pairs, tmp_path)
+
+
+def test_a_mended_class_table_needs_no_second_pass(tmp_path: Path) -> None:
+    pairs = make_pairs(tmp_path, {"a": blocks(2, 2, [9])})
+    with pytest.raises(NacreError):
+        _build(pairs, tmp_path)
+    mended = LabelSpace({9: "newt"})
+    seen: list[int] = []
+    index = build_index(
+        pairs,
+        mended,
+        root=tmp_path,
+        split="train",
+        progress=lambda done, total: seen.append(done),
+    )
+    assert (index.labels, seen) == (({9},), [])
+    assert (tmp_path / "nacre-index" / "train.csv").exists()
+
+
+def test_processes_give_what_one_loop_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    pairs = make_pairs(tmp_path, {f"{n:03}": rng.integers(0, 3, (9, 9)) for n in range(150)})
+    (tmp_path / "masks" / "140.png").unlink()
+    alone = list(scan(pairs, workers=1))
+    monkeypatch.setattr(scanning, "_POOL_PAYS_SECONDS", 0.0)
+    monkeypatch.setattr(scanning, "_PROBE", 10)
+    seen: list[tuple[int, int]] = []
+    together = list(scan(pairs, workers=2, progress=lambda *at: seen.append(at)))
+    assert together == alone
+    assert seen == [(done, 150) for done in range(1, 151)]
+
+
+def test_the_facts_file_form_is_read_and_written_back(tmp_path: Path) -> None:
+    text = "image,labels\n2007_000032,0 1 15 255\n2007_000039,0 20 255\nempty,\n"
+    (tmp_path / "a.csv").write_text(text)
+    index = read_index(tmp_path / "a.csv")
+    assert index.labels == ({0, 1, 15, 255}, {0, 20, 255}, frozenset())
+    assert index.pixels is None
+    assert pixels_by_label(index) is None
+    write_index(tmp_path / "b.csv", index)
+    assert (tmp_path / "b.csv").read_text() == text
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1),
+        st.frozensets(st.integers(0, 65535), max_size=4),
+        max_size=6,
+    )
+)
+def test_any_index_survives_writing_and_reading(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, frozenset[int]]
+) -> None:
+    path = tmp_path_factory.mktemp("index") / "i.csv"
+    names = tuple(sorted(content))
+    index = Index(names, tuple(content[name] for name in names))
+    write_index(path, index)
+    assert read_index(path) == index
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: the header is ''; it must be 'image,labels'"),
+        ("name,labels\na,1\n", "line 1: the header is 'name,labels'"),
+        ("image,labels\na,1\nb\n", "line 3: 'b' is not of the form"),
+        ("image,labels\na,1,2\n", "line 2: 'a,1,2' is not of the form"),
+        ("image,labels\n,1\n", "line 2: ',1' is not of the form"),
+        ("image,labels\na,1 x\n", "line 2: '1 x' are not labels: whole numbers from 0 to 65535"),
+        ("image,labels\na,70000\n", "line 2: '70000' are not labels"),
+        ("image,labels\na,1\na,2\n", "line 3: the image 'a' stands there for the second time"),
+    ],
+)
+def test_a_malformed_file_is_told_by_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "i.csv").write_text(text)
+    with pytest.raises(NacreError) as caught:
+        read_index(tmp_path / "i.csv")
+    assert f"i.csv, {message}" in str(caught.value)
+
+
+def test_a_missing_or_binary_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(NacreError, match="could not read the index"):
+        read_index(tmp_path / "none.csv")
+    (tmp_path / "i.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(NacreError, match="could not read the index"):
+        read_index(tmp_path / "i.csv")

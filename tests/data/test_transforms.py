@@ -1,0 +1,239 @@
+"""Crops: picture and mask stay on top of each other, chance comes from the generator alone."""
+
+import io
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from small_data import save_image
+
+from nacre.data import transforms
+from nacre.data.reading import open_image
+from nacre.data.transforms import (
+    ASPECT,
+    FILL,
+    Box,
+    PicturesConfig,
+    Placement,
+    _draw_box,
+    _draw_crop,
+    _nearest,
+    training_sample,
+)
+from nacre.errors import NacreError
+
+AUGMENTATIONS = get_args(PicturesConfig.model_fields["augmentation"].annotation)
+COLORS = np.array(
+    [[0, 0, 0], [250, 20, 30], [20, 240, 60], [40, 50, 230], [240, 240, 40]], np.uint8
+)
+PAD = 200
+
+
+def _patches(height: int, width: int) -> np.ndarray:
+    """Return a mask of unequal patches without any symmetry."""
+    mask = np.zeros((height, width), np.uint8)
+    mask[: height // 3, : width // 2] = 1
+    mask[height // 2 :, width // 4 : width // 3] = 2
+    mask[height // 4 : height // 2, 2 * width // 3 :] = 3
+    mask[-height // 5 :, -width // 6 :] = 4
+    return mask
+
+
+def _paint(mask: np.ndarray) -> Image.Image:
+    return Image.fromarray(COLORS[mask])
+
+
+def _inner(mask: np.ndarray, reach: int) -> np.ndarray:
+    """Return which pixels have only their own label around them."""
+    padded = np.pad(mask, reach, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (2 * reach + 1,) * 2)
+    return (windows == mask[..., None, None]).all((2, 3))
+
+
+def _assert_aligned(image: np.ndarray, mask: np.ndarray, reach: int, close: int) -> None:
+    colors = np.concatenate([COLORS, np.zeros((PAD - len(COLORS), 3)), [FILL]])
+    inner = _inner(mask, reach)
+    assert inner.mean() > 0.4
+    difference = abs(image.transpose(1, 2, 0).astype(int) - colors[mask])[inner]
+    assert difference.max() <= close
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+@pytest.mark.parametrize("size", [(90, 130), (130, 90), (40, 50), (300, 200)])
+def test_picture_and_mask_stay_aligned(augmentation: str, size: tuple[int, int]) -> None:
+    mask = _patches(*size)
+    config = PicturesConfig(crop=96, augmentation=augmentation)  # type: ignore[arg-type]
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        image, labels = training_sample(_paint(mask), mask, config, rng, PAD)
+        _assert_aligned(image, labels, reach=3, close=1)
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_flips_happen_half_of_the_time_and_to_both(augmentation: str) -> None:
+    mask = np.repeat(np.array([[1, 2]], np.uint8), 20, axis=1).repeat(40, axis=0)
+    config = PicturesConfig(crop=40, augmentation=augmentation)  # type: ignore[arg-type]
+    left = []
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        image, labels = training_sample(_paint(mask), mask, config, rng, PAD)
+        _assert_aligned(image, labels, reach=2, close=1)
+        ones, twos = (np.flatnonzero((labels == label).any(0)) for label in (1, 2))
+        if len(ones) and len(twos):
+            left.append(ones[0] < twos[0])
+    assert len(left) > 150
+    assert 0.4 < np.mean(left) < 0.6
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(augmentation: str) -> None:
+    mask = _patches(1000, 1400)
+    buffer = io.BytesIO()
+    _paint(mask).save(buffer, "JPEG", quality=95, subsampling=0)
+    config = PicturesConfig(crop=48, augmentation=augmentation)  # type: ignore[arg-type]
+    smaller = 0
+    for seed in range(8):
+        image = Image.open(io.BytesIO(buffer.getvalue()))
+        pixels, labels = training_sample(image, mask, config, np.random.default_rng(seed), PAD)
+        _assert_aligned(pixels, labels, reach=2, close=40)
+        smaller += image.size != (1400, 1000)
+    assert smaller == (8 if augmentation == "paper" else 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.integers(8, 40),
+    st.sampled_from(AUGMENTATIONS),
+    st.integers(0, 2**32),
+    st.sampled_from([np.uint8, np.uint16]),
+)
+def test_any_size_gives_a_whole_crop_from_the_generator_alone(
+    height: int, width: int, crop: int, augmentation: str, seed: int, kind: type
+) -> None:
+    mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
+    config = PicturesConfig(crop=crop, augmentation=augmentation)  # type: ignore[arg-type]
+    first, second = (
+        training_sample(_paint(mask), mask, config, np.random.default_rng(seed), PAD)
+        for _ in range(2)
+    )
+    image, labels = first
+    assert (image.shape, image.dtype) == ((3, crop, crop), np.uint8)
+    assert (labels.shape, labels.dtype) == ((crop, crop), kind)
+    assert image.flags.c_contiguous
+    assert labels.flags.c_contiguous
+    assert set(np.unique(labels)) <= set(np.unique(mask)) | {PAD}
+    assert (labels != PAD).any()
+    assert (image[:, labels == PAD] == np.array(FILL)[:, None]).all()
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(8, 40))
+def test_any_size_can_be_tested(height: int, width: int, crop: int) -> None:
+    mask = _patches(height, width)
+    image, labels = transforms.testing_sample(_paint(mask), mask, PicturesConfig(crop=crop))
+    assert (image.shape, labels.shape) == ((3, crop, crop), (crop, crop))
+    image, labels = transforms.testing_sample(
+        _paint(mask), mask, PicturesConfig(crop=crop, test="full")
+    )
+    np.testing.assert_array_equal(image, COLORS[mask].transpose(2, 0, 1))
+    np.testing.assert_array_equal(labels, mask)
+
+
+@pytest.mark.parametrize("size", [(61, 97), (97, 61), (300, 200), (33, 33)])
+def test_the_test_crop_is_the_middle_of_the_scaled_picture(size: tuple[int, int]) -> None:
+    mask = _patches(*size)
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
+    picture = Image.fromarray(noise)
+    image, labels = transforms.testing_sample(picture, mask, PicturesConfig(crop=64))
+    height, width = (64 * side // min(size) for side in size)
+    left, top = round((width - 64) / 2), round((height - 64) / 2)
+    box = (left, top, left + 64, top + 64)
+    expected = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR).crop(box))
+    assert abs(expected.transpose(2, 0, 1).astype(int) - image).max() <= 1
+    nearest = Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST).crop(box)
+    np.testing.assert_array_equal(labels, nearest)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.integers(1, 50))
+def test_masks_take_the_nearest_pixel_centre(h: int, w: int, height: int, width: int) -> None:
+    mask = np.arange(h * w, dtype=np.uint16).reshape(h, w)
+    found = _nearest(mask, Placement(Box(0, 0, w, h), width, height))
+    for row in range(height):
+        for column in range(width):
+            # Twice the distance in units of 1/(2 * new size), so that all is whole numbers.
+            y = [abs((2 * row + 1) * h - (2 * one + 1) * height) for one in range(h)]
+            x = [abs((2 * column + 1) * w - (2 * one + 1) * width) for one in range(w)]
+            at_row, at_column = divmod(int(found[row, column]), w)
+            assert y[at_row] == min(y)
+            assert x[at_column] == min(x)
+
+
+def test_masks_agree_with_torch() -> None:
+    mask = np.random.default_rng(0).integers(0, 255, (37, 53)).astype(np.uint8)
+    found = _nearest(mask, Placement(Box(5, 3, 40, 30), 64, 48))
+    part = torch.from_numpy(mask[3:33, 5:45].astype(np.float32))[None, None]
+    wanted = torch.nn.functional.interpolate(part, size=(48, 64), mode="nearest-exact")
+    np.testing.assert_array_equal(found, wanted[0, 0].numpy())
+
+
+def test_the_papers_boxes() -> None:
+    rng = np.random.default_rng(0)
+    boxes = [_draw_box(500, 375, rng) for _ in range(2000)]
+    areas = np.array([box.width * box.height / (500 * 375) for box in boxes])
+    aspects = np.array([box.width / box.height for box in boxes])
+    assert areas.min() > 0.49
+    assert areas.max() <= 1
+    assert (aspects.min() > ASPECT[0] - 0.01, aspects.max() < ASPECT[1] + 0.01) == (True, True)
+    assert all(box.left + box.width <= 500 and box.top + box.height <= 375 for box in boxes)
+    assert len({box.left for box in boxes}) > 100
+    assert len({box.top for box in boxes}) > 60
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "box"),
+    [
+        (1000, 100, Box(433, 0, 133, 100)),
+        (100, 1000, Box(0, 433, 100, 133)),
+        (1, 50, Box(0, 24, 1, 1)),
+    ],
+)
+def test_a_picture_that_no_box_fits_gives_its_middle(width: int, height: int, box: Box) -> None:
+    assert {_draw_box(width, height, np.random.default_rng(seed)) for seed in range(5)} == {box}
+
+
+def test_deeplabs_crops() -> None:
+    rng = np.random.default_rng(0)
+    assert _draw_crop(100, 100, 2.0, 64, rng)[1:3] == (64, 64)
+    assert _draw_crop(100, 100, 2.0, 64, rng).box[2:] == (32, 32)
+    small = _draw_crop(100, 60, 0.5, 64, rng)
+    assert small.box == (0, 0, 100, 60)
+    assert (small.width, small.height) == (50, 30)
+    places = {_draw_crop(100, 60, 0.5, 64, rng)[3:5] for _ in range(200)}
+    assert max(left for left, _ in places) == 14
+    assert min(top for _, top in places) == 0
+
+
+def test_sizes_that_differ_are_named(tmp_path: Path) -> None:
+    image = open_image(save_image(tmp_path / "odd.jpg", 10, 20))
+    with pytest.raises(NacreError, match=r"odd\.jpg is 20 x 10, its mask is 10 x 10"):
+        transforms.testing_sample(image, np.zeros((10, 10), np.uint8), PicturesConfig(crop=8))
+
+
+def test_a_picture_found_damaged_while_training_is_named(tmp_path: Path) -> None:
+    path = save_image(tmp_path / "broken.jpg", 200, 200)
+    path.write_bytes(path.read_bytes()[:1200])
+    mask = np.zeros((200, 200), np.uint8)
+    with pytest.raises(NacreError, match=r"the image .*broken\.jpg is damaged"):
+        training_sample(
+            open_image(path), mask, PicturesConfig(crop=64), np.random.default_rng(0), PAD
+        )
