@@ -28,9 +28,10 @@ def test_new_channels_are_random_and_trained() -> None:
     classifier = Classifier(4, [3])
     classifier.grow(2)
     classifier(features()).sum().backward()
-    new = classifier.steps[1]
-    assert new.weight.std() > 0
-    assert new.weight.grad.abs().sum() > 0
+    weight = dict(classifier.named_parameters())["steps.1.weight"]
+    assert weight.std() > 0
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() > 0
 
 
 def test_growing_keeps_precision_and_device() -> None:

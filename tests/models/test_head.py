@@ -26,7 +26,7 @@ def by_hand(net: DeepLabHead, x: Tensor, pooled: Tensor) -> Tensor:
     def act(y: Tensor) -> Tensor:
         return F.leaky_relu(y / (1 + 1e-5) ** 0.5, 0.01)
 
-    weights = [branch.weight for branch in net.branches]
+    weights = list(net.branches.parameters())
     branches = [F.conv2d(x, weights[0])]
     branches += [F.conv2d(x, weights[d], padding=d, dilation=d) for d in (1, 2, 3)]
     y = F.conv2d(act(torch.cat(branches, 1)), net.reduce.weight)

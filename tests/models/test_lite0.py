@@ -81,7 +81,9 @@ def test_a_cat_is_a_cat() -> None:
     w = read_state(WEIGHTS)
     with torch.no_grad():
         y = F.conv2d(backbone((pixels - mean) / std), w["_conv_head.weight"])
-        norm = (w[f"_bn1.{key}"] for key in ("running_mean", "running_var", "weight", "bias"))
-        y = F.relu6(F.batch_norm(y, *norm, eps=1e-3)).mean((2, 3))
+        mean, var, weight, bias = (
+            w[f"_bn1.{key}"] for key in ("running_mean", "running_var", "weight", "bias")
+        )
+        y = F.relu6(F.batch_norm(y, mean, var, weight, bias, eps=1e-3)).mean((2, 3))
         scores = F.linear(y, w["_fc.weight"], w["_fc.bias"]).softmax(1)[0]
     assert scores.argmax() in range(281, 286)  # ImageNet's five domestic cats

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from gloo_pair import in_two_processes
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -141,7 +141,7 @@ def _share(rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shares() -> list[dict[str, Any]]:
+def shares(in_two_processes: Callable[..., Any]) -> Any:
     return in_two_processes(_share)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from nacre.models.norm import Norm
 from nacre.models.resnet import Depth, ResNet
@@ -70,7 +71,8 @@ def test_output_size_is_rounded_up(depth: Depth, stride: int) -> None:
 def test_dilated_stages_of_the_paper() -> None:
     def middle(stage: str) -> list[tuple[int, int]]:
         convs = [backbone.get_submodule(f"{stage}.{block}.conv2") for block in (0, 1)]
-        return [(conv.stride[0], conv.dilation[0]) for conv in convs]
+        assert all(isinstance(conv, nn.Conv2d) for conv in convs)
+        return [(conv.stride[0], conv.dilation[0]) for conv in convs]  # type: ignore
 
     backbone = ResNet(50, stride=16, width=4)
     assert middle("layer3") == [(2, 1), (1, 1)]

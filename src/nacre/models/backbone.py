@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Colour = tuple[float, float, float]
 
@@ -17,12 +20,23 @@ class Backbone(nn.Module):
         stride: input pixels a feature; sizes that it does not divide are rounded up.
         mean: of the pixels that its weights expect, RGB in 0..1.
         std: of the pixels that its weights expect, RGB in 0..1.
+        checkpointing: whether blocks are computed again in the backward pass.
     """
 
     channels: int
     stride: int
     mean: Colour
     std: Colour
+    checkpointing: bool = False
+
+    def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+        """Pass features through blocks, keeping only what goes in if `checkpointing` is on."""
+        for block in blocks:
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x)
+        return x
 
 
 def initialise(backbone: nn.Module) -> None:

@@ -38,6 +38,7 @@ class Classifier(nn.Module):
         return sum(self.classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of all steps, in the order of the steps."""
         return torch.cat([step(x) for step in self.steps], dim=1)
 
     def grow(self, new: int) -> None:

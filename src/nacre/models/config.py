@@ -14,30 +14,45 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    backbone: BackboneName = Field("resnet101", description="the network that makes the features")
+    backbone: BackboneName = Field(
+        default="resnet101", description="the network that makes the features"
+    )
     output_stride: Literal[8, 16, 32] | None = Field(
-        None,
+        default=None,
         description="input pixels a feature; by default 16, and the backbone's own for `tiny`",
     )
-    norm: Literal["bn", "abn"] = Field(
-        "abn",
+    norm: Literal["bn", "abn", "iabn"] = Field(
+        default="abn",
         description="bn: batch norm + ReLU, as public ResNet weights were trained; "
-        "abn: batch norm + leaky ReLU 0.01. `lite0` always has ReLU6 in its backbone",
+        "abn: batch norm + leaky ReLU 0.01; iabn: the paper's, as abn but keeping half as much "
+        "for the backward pass. `lite0` has ReLU6 in its backbone and cannot have iabn",
     )
-    head_width: int = Field(256, ge=1, description="channels of each branch of the head")
+    head_width: int = Field(default=256, ge=1, description="channels of each branch of the head")
     dilations: tuple[int, int, int] | None = Field(
-        None,
+        default=None,
         description="of the head's 3x3 convolutions; by default 6, 12, 18 at output stride 16, "
         "and in proportion at others",
     )
     weights: str = Field(
-        "none",
+        default="none",
         description="what the backbone starts from: `none` (random), `imagenet` (where a package "
         "brings them: lite0), or the path of a weight file",
     )
 
+    checkpointing: bool = Field(
+        default=False,
+        description="keep only the input of each block of the backbone and compute the rest "
+        "again in the backward pass: less memory, about a third more time",
+    )
+
     @model_validator(mode="after")
-    def _check_tiny(self) -> ModelConfig:
+    def _check_backbone(self) -> ModelConfig:
         if self.backbone == "tiny" and self.output_stride is not None:
             raise ValueError("output_stride cannot be chosen for backbone 'tiny': leave it out")
+        if self.backbone == "tiny" and self.checkpointing:
+            raise ValueError("checkpointing is not needed by backbone 'tiny': leave it out")
+        if self.backbone == "lite0" and self.norm == "iabn":
+            raise ValueError(
+                "norm 'iabn' cannot invert the ReLU6 of backbone 'lite0': use 'bn' or 'abn'"
+            )
         return self

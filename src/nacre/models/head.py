@@ -71,6 +71,7 @@ class DeepLabHead(nn.Module):
                 nn.init.xavier_normal_(module.weight, gain)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return features of the same size that have seen their surroundings."""
         y = self.branches_norm(torch.cat([branch(x) for branch in self.branches], dim=1))
         z = self.pooled_reduce(self.pooled_norm(self.pooled(self._pool(x))))
         out: Tensor = self.norm(self.reduce(y) + z)

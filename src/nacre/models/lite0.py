@@ -44,6 +44,7 @@ class SameConv2d(nn.Conv2d):
     """A convolution of output size ceil(input / stride), padded as TensorFlow pads."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Pad by what is missing, half of it rounded down at the start, and convolve."""
         bottom, right = (self._missing(size, dim) for dim, size in enumerate(x.shape[-2:]))
         x = F.pad(x, (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2))
         return super().forward(x)
@@ -92,6 +93,7 @@ class InvertedResidual(nn.Module):
         self.bn2 = _norm(outputs, activation="identity")
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the block's features; no activation follows the last norm."""
         y = x if self.expand_conv is None else self.bn0(self.expand_conv(x))
         y = self.bn1(self.depthwise_conv(y))
         out: Tensor = self.bn2(self.project_conv(y), x if self.shortcut else None)
@@ -119,8 +121,8 @@ class Lite0(Backbone):
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.blocks(self.bn0(self.conv_stem(x)))
-        return y
+        """Return the features of normalised pixels."""
+        return self.run_blocks(self.blocks, self.bn0(self.conv_stem(x)))
 
 
 def _blocks(stride: int) -> list[InvertedResidual]:

@@ -17,6 +17,7 @@ from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
 from nacre.models.config import ModelConfig
 from nacre.models.head import DeepLabHead, default_dilations
+from nacre.models.inplace_abn import InPlaceNorm
 from nacre.models.lite0 import Lite0
 from nacre.models.norm import Norm, NormFactory
 from nacre.models.resnet import ResNet
@@ -105,6 +106,7 @@ BACKBONES: dict[str, Callable[[int, NormFactory], Backbone]] = {
 NORMS: dict[str, NormFactory] = {
     "bn": partial(Norm, activation="relu"),
     "abn": partial(Norm, activation="leaky_relu", slope=0.01),
+    "iabn": partial(InPlaceNorm, activation="leaky_relu", slope=0.01),
 }
 
 
@@ -122,6 +124,7 @@ def build_network(
     """
     norm = NORMS[config.norm]
     backbone = BACKBONES[config.backbone](config.output_stride or 16, norm)
+    backbone.checkpointing = config.checkpointing
     if load:
         load_backbone(backbone, config.backbone, config.weights)
     head = DeepLabHead(

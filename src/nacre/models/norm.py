@@ -32,7 +32,8 @@ _PER_CHANNEL = (0, 2, 3)  # the dimensions that a channel's statistics are taken
 class NormFactory(Protocol):
     """Makes the normalisation layer of so many channels; `activation` overrides the usual one."""
 
-    def __call__(self, channels: int, *, activation: Activation = ...) -> Norm: ...
+    def __call__(self, channels: int, *, activation: Activation = ...) -> Norm:
+        """Return the layer."""
 
 
 def per_channel(values: Tensor) -> Tensor:
@@ -200,7 +201,7 @@ class Norm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def gain(self) -> Tensor:
-        """The factor after normalisation; subclasses may derive it from `weight`."""
+        """Return the factor after normalisation; subclasses may derive it from `weight`."""
         return self.weight
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
@@ -228,24 +229,29 @@ class Norm(nn.Module):
     def _normalise_alone(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x * per_channel(self.gain()).to(x.dtype)
-        check_count(x.numel() // x.shape[1], x.shape)
-        mean, var = self.running_mean, self.running_var
-        if recomputing():
-            mean, var = mean.clone(), var.clone()
-        else:
-            self.num_batches_tracked.add_(1)
+        mean, var = self.count_batch(x)
         return F.batch_norm(x, mean, var, self.gain(), self.bias, True, self.momentum, self.eps)
+
+    def count_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the running statistics that a kernel of torch is to update with a batch."""
+        check_count(x.numel() // x.shape[1], x.shape)
+        if recomputing():
+            return self.running_mean.clone(), self.running_var.clone()
+        self.num_batches_tracked.add_(1)
+        return self.running_mean, self.running_var
 
     @torch.no_grad()
     def update_running(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         """Move the running statistics towards a batch's (biased) mean and variance."""
         if recomputing():
             return
-        self.num_batches_tracked.add_(1)
+        self.num_batches_tracked.add_(count > 0)
+        share = (self.momentum * (count > 0)).to(self.running_mean.dtype)
         unbiased = var * (count / (count - 1).clamp(min=1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
 
     def extra_repr(self) -> str:
+        """Return what stands in the brackets when a network is printed."""
         slope = f", slope={self.slope}" if self.activation == "leaky_relu" else ""
         return f"{self.channels}, {self.activation}{slope}, eps={self.eps}"

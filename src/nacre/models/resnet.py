@@ -68,6 +68,7 @@ class BasicBlock(nn.Module):
         self.downsample = _downsample(inputs, width, stride, dilation, norm)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the activated sum of what the convolutions and the shortcut give."""
         shortcut = x if self.downsample is None else self.downsample(x)
         y: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x))), shortcut)
         return y
@@ -92,6 +93,7 @@ class Bottleneck(nn.Module):
         self.downsample = _downsample(inputs, outputs, stride, dilation, norm)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the activated sum of what the convolutions and the shortcut give."""
         shortcut = x if self.downsample is None else self.downsample(x)
         y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
         out: Tensor = self.bn3(self.conv3(y), shortcut)
@@ -135,7 +137,8 @@ class ResNet(Backbone):
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the features of normalised pixels."""
         x = self.maxpool(self.bn1(self.conv1(x)))
         for number in range(1, 5):
-            x = self.get_submodule(f"layer{number}")(x)
+            x = self.run_blocks(self.get_submodule(f"layer{number}").children(), x)
         return x
