@@ -92,10 +92,7 @@ def run(
     else:
         values = _values(scenario=scenario, method=method, seed=seed, root=root)
         resolved = gather(preset=preset, file=config, assignments=set_ or (), overrides=values)
-    name = f"{Path(resolved.scenario).name if resolved.scenario.endswith('.yaml') else resolved.scenario}"
-    folder = (
-        out or Path("runs") / f"{name.replace('/', '_')}-{resolved.method.name}-{resolved.seed}"
-    )
+    folder = out or default_folder(resolved)
     console = _console()
     with StopSignal() as stop, RunDisplay(console) as display:
         summary = _until_interrupted(

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+
+from nacre.classes import IGNORED, ClassTable, LabelSpace, distinct_colors, map_labels
+from nacre.errors import NacreError
+
+SPACE = LabelSpace(names={1: "cat", 2: "dog", 7: "cow", 9: "sheep"}, background=0, ignored=255)
+TABLE = ClassTable(SPACE, ((2, 1), (9,)))
+
+
+def test_channels_follow_the_order_of_learning():
+    assert TABLE.names(0) == ("background", "dog", "cat")
+    assert TABLE.names(1) == ("background", "dog", "cat", "sheep")
+    assert [TABLE.channels(0), TABLE.channels(1)] == [3, 4]
+    assert [TABLE.old_channels(0), TABLE.old_channels(1)] == [0, 3]
+
+
+def test_training_hides_everything_but_the_new_classes():
+    mask = np.array([[0, 1, 2, 7, 9, 255]], np.uint8)
+    assert map_labels(mask, TABLE.training_table(0, "background")).tolist() == [[0, 2, 1, 0, 0, 0]]
+    assert map_labels(mask, TABLE.training_table(1, "background")).tolist() == [[0, 0, 0, 0, 3, 0]]
+    assert map_labels(mask, TABLE.training_table(1, "ignored")).tolist() == [
+        [0, 0, 0, 0, 3, IGNORED]
+    ]
+
+
+def test_testing_ignores_what_is_not_learnt_yet_or_counts_it_as_background():
+    mask = np.array([[0, 1, 2, 7, 9, 255]], np.uint8)
+    ignored = map_labels(mask, TABLE.testing_table(0, "ignored")).tolist()
+    assert ignored == [[0, 2, 1, 0, IGNORED, IGNORED]]  # cow is outside the task: background
+    counted = map_labels(mask, TABLE.testing_table(0, "background")).tolist()
+    assert counted == [[0, 2, 1, 0, 0, IGNORED]]
+    assert map_labels(mask, TABLE.testing_table(1, "ignored")).tolist() == [
+        [0, 2, 1, 0, 3, IGNORED]
+    ]
+
+
+def test_unlabelled_background_does_not_count_in_tests():
+    space = LabelSpace({1: "a", 2: "b"}, 0, None, ignore_background_in_tests=True)
+    table = ClassTable(space, ((1,), (2,)))
+    assert table.testing_table(1, "ignored")[:3].tolist() == [IGNORED, 1, 2]
+    assert table.training_table(1, "background")[:3].tolist() == [0, 0, 2]
+
+
+def test_data_without_background_maps_the_rest_to_channel_0():
+    space = LabelSpace({0: "sky", 1: "road", 2: "car"}, background=None, ignored=11)
+    table = ClassTable(space, ((1,), (0, 2)))
+    assert table.training_table(0, "background")[[0, 1, 2, 11]].tolist() == [0, 1, 0, 0]
+    assert table.testing_table(0, "background")[[0, 1, 2, 11]].tolist() == [0, 1, 0, IGNORED]
+    assert table.names(1) == ("background", "road", "sky", "car")
+
+
+def test_16_bit_labels():
+    space = LabelSpace({1000: "a", 40000: "b"}, 0, 65535)
+    table = ClassTable(space, ((40000,), (1000,)))
+    mask = np.array([0, 1000, 40000, 65535], np.uint16)
+    assert map_labels(mask, table.testing_table(1, "ignored")).tolist() == [0, 2, 1, IGNORED]
+
+
+def test_merged_learns_all_classes_in_the_same_channels():
+    assert TABLE.merged().names(0) == TABLE.names(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LabelSpace({1: "cat", 3: "cat"}), "'cat' is named twice: for the labels 1 and 3"),
+        (lambda: LabelSpace({0: "cat"}), "label 0 is both the class 'cat' and the background"),
+        (lambda: ClassTable(SPACE, ((1,), ())), "step 1 learns no class"),
+        (lambda: ClassTable(SPACE, ((1,), (1,))), "'cat' is learnt twice"),
+        (lambda: ClassTable(SPACE, ((3,),)), "label 3 is not a class of this data; labels: 1..2"),
+        (lambda: SPACE.label_of("kat"), r"no class is named 'kat' \(did you mean 'cat'\?\)"),
+        (
+            lambda: ClassTable(
+                LabelSpace({i: str(i) for i in range(1, 256)}, 0, None), (tuple(range(1, 256)),)
+            ),
+            "255 classes are too many",
+        ),
+    ],
+)
+def test_mistakes_are_named(make, message):
+    with pytest.raises(NacreError, match=message):
+        make()
+
+
+def test_colours_are_distinct():
+    colors = distinct_colors(40)
+    assert len(set(colors)) == 40
+    assert colors[0] == (0, 0, 0)
