@@ -118,7 +118,7 @@ def inspect(
         labels=tuple(frozenset(record.pixels) for record in read.values()),
         pixels=tuple(record.pixels for record in read.values()),
     )
-    problems |= _unknown_labels(pairs, read, space)
+    problems |= unknown_labels(pairs, read, space)
     if stale or complete != (not problems):
         by_key = {keys[name]: record for name, record in read.items()}
         keep(root, split, by_key, None if problems else _as_csv(index))
@@ -134,6 +134,21 @@ def describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
     if any(problem.kind == "unknown label" for problem in problems):
         allowed = f"; known labels: {_ranges(space.allowed)}"
     return f"{len(problems)} of {total} images cannot be used: {shown}{rest}{allowed}"
+
+
+def unknown_labels(
+    pairs: Sequence[Pair], read: dict[str, Record], space: LabelSpace
+) -> dict[str, Problem]:
+    """Find the masks with a label that means nothing in this data set, by the image's name."""
+    problems = {}
+    for pair in pairs:
+        pixels = read[pair.name].pixels if pair.name in read else {}
+        unknown = sorted(pixels.keys() - space.allowed)
+        if unknown:
+            counts = (f"the unknown label {one} in {pixels[one]} pixels" for one in unknown)
+            text = f"the mask {pair.mask} holds {', '.join(counts)}"
+            problems[pair.name] = Problem("unknown label", pair.name, text)
+    return problems
 
 
 def images_by_label(index: Index) -> Counter[int]:
@@ -179,21 +194,6 @@ def _scan_with_bar(
         return list(zip(pairs, scan(pairs, workers=workers, progress=progress), strict=True))
     with show_progress(title) as bar:
         return list(zip(pairs, scan(pairs, workers=workers, progress=bar), strict=True))
-
-
-def _unknown_labels(
-    pairs: Sequence[Pair], read: dict[str, Record], space: LabelSpace
-) -> dict[str, Problem]:
-    """Find the masks with a label that means nothing in this data set."""
-    problems = {}
-    for pair in pairs:
-        pixels = read[pair.name].pixels if pair.name in read else {}
-        unknown = sorted(pixels.keys() - space.allowed)
-        if unknown:
-            counts = (f"the unknown label {one} in {pixels[one]} pixels" for one in unknown)
-            text = f"the mask {pair.mask} holds {', '.join(counts)}"
-            problems[pair.name] = Problem("unknown label", pair.name, text)
-    return problems
 
 
 def _key(pair: Pair, root: Path) -> str:

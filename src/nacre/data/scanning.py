@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nacre.data.counting import count_labels
-from nacre.data.reading import image_size
+from nacre.data.reading import image_size, load, open_image
 from nacre.errors import NacreError
 
 Progress = Callable[[int, int], None]
@@ -74,7 +75,11 @@ def stamp_of(pair: Pair) -> Stamp | None:
 
 
 def scan(
-    pairs: Sequence[Pair], *, workers: int | None = None, progress: Progress | None = None
+    pairs: Sequence[Pair],
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    decode: bool = False,
 ) -> Iterator[Record | Problem]:
     """Yield what each pair holds, or what is wrong with it, in the given order.
 
@@ -82,23 +87,25 @@ def scan(
         pairs: What to read.
         workers: How many processes; all cores by default, and none for little work.
         progress: Told how far the pass has come.
+        decode: Decode the pictures too, instead of reading their heads only.
     """
     report = progress or (lambda done, total: None)
+    examine = partial(_examine, decode=decode)
     start = time.perf_counter()
     done = 0
     for done, pair in enumerate(pairs[:_PROBE], start=1):
-        yield _examine(pair)
+        yield examine(pair)
         report(done, len(pairs))
     rest = pairs[done:]
     # Measured, not guessed: masks of one data set take a hundred times as long as another's.
     seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
     workers = workers or usable_cores()
     if workers == 1 or seconds < _POOL_PAYS_SECONDS:
-        results: Iterable[Record | Problem] = map(_examine, rest)
+        results: Iterable[Record | Problem] = map(examine, rest)
         yield from _reporting(results, report, done, len(pairs))
         return
     with _executor(workers) as executor:
-        chunks = executor.map(_examine_all, _chunks(rest))
+        chunks = executor.map(partial(_examine_all, decode=decode), _chunks(rest))
         results = (result for chunk in chunks for result in chunk)
         yield from _reporting(results, report, done, len(pairs))
 
@@ -125,7 +132,7 @@ def show_progress(title: str) -> Iterator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _examine(pair: Pair) -> Record | Problem:
+def _examine(pair: Pair, decode: bool) -> Record | Problem:
     """Read one pair."""
     name, image, mask = pair
     stamp = stamp_of(pair)
@@ -133,7 +140,7 @@ def _examine(pair: Pair) -> Record | Problem:
         return _missing(pair)
     try:
         width, height, pixels = count_labels(mask)
-        size = image_size(image)
+        size = load(open_image(image)).size if decode else image_size(image)
     except NacreError as error:
         return Problem("damaged file", name, str(error))
     if size != (width, height):
@@ -152,8 +159,8 @@ def _missing(pair: Pair) -> Problem:
     return Problem("missing mask", name, f"the mask {where} is missing")
 
 
-def _examine_all(pairs: Sequence[Pair]) -> list[Record | Problem]:
-    return [_examine(pair) for pair in pairs]
+def _examine_all(pairs: Sequence[Pair], decode: bool) -> list[Record | Problem]:
+    return [_examine(pair, decode) for pair in pairs]
 
 
 def _chunks(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:

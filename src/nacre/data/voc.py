@@ -108,7 +108,7 @@ class Voc:
         wanted = [fields for fields in lines if fields]
         if not wanted:
             raise NacreError(f"{path} names no image")
-        masks = self._mask_folder(split, [fields[0] for fields in wanted])
+        masks = self._mask_folder(split, [line[0] for line in wanted if len(line) == 1])
         files: dict[str, tuple[Path, Path]] = {}
         for fields in wanted:
             if len(fields) > 2:

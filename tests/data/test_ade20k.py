@@ -1,0 +1,74 @@
+"""ADE20K: its folders, and the published class lists."""
+
+from pathlib import Path
+
+import pytest
+from small_data import blocks, save_image, save_mask
+
+from nacre.data.ade20k import SPACE, Ade20k, AdeConfig, named_tasks
+from nacre.errors import NacreError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three training images and one to test."""
+    root = tmp_path / "ADEChallengeData2016"
+    for split, short, count in (("training", "train", 3), ("validation", "val", 1)):
+        for at in range(1, count + 1):
+            name = f"ADE_{short}_{at:08}"
+            save_image(root / "images" / split / f"{name}.jpg", 10, 14)
+            save_mask(root / "annotations" / split / f"{name}.png", blocks(10, 14, [0, at]), "L")
+    return root
+
+
+def test_it_is_found_from_the_folder_above(root: Path) -> None:
+    for given in (root, root.parent):
+        ade = Ade20k(AdeConfig(root=given))
+        train = ade.index("train")
+        assert train.names == tuple(f"ADE_train_0000000{at}" for at in (1, 2, 3))
+        assert train.labels == ({0, 1}, {0, 2}, {0, 3})
+        name = ade.index("val").names[0]
+        assert ade.image("val", name).size == ade.mask("val", name).shape[::-1]
+
+
+def test_what_is_not_annotated_does_not_count_in_testing() -> None:
+    assert (SPACE.background, SPACE.ignored) == (0, None)
+    assert SPACE.ignore_background_in_tests
+    assert (SPACE.names[1], SPACE.names[150], len(SPACE.names)) == ("wall", "flag", 150)
+
+
+def test_named_tasks_cover_every_class_once() -> None:
+    tasks = named_tasks()
+    assert {*tasks} == {f"{t}{o}" for t in ("100-50", "100-10", "50-50") for o in ("", "b", "c")}
+    for name, task in tasks.items():
+        sizes = [len(step) for step in task.steps]
+        first, then = map(int, name.rstrip("bc").split("-"))
+        assert sizes == [first] + [then] * ((150 - first) // then)
+        assert sorted(label for step in task.steps for label in step) == list(range(1, 151))
+
+
+def test_100_50_is_dealt_as_100_10() -> None:
+    tasks = named_tasks()
+    for order in ("", "b", "c"):
+        fine, coarse = tasks[f"100-10{order}"], tasks[f"100-50{order}"]
+        assert coarse.dealt_as == fine.steps
+        assert fine.dealt_as is None
+        assert coarse.steps[0] == fine.steps[0]
+        assert {*coarse.steps[1]} == {label for step in fine.steps[1:] for label in step}
+
+
+def test_where_it_is_missing_the_archive_is_told(tmp_path: Path, root: Path) -> None:
+    with pytest.raises(NacreError, match=r"no ADE20K in .*(.|\n)*ADEChallengeData2016\.zip"):
+        Ade20k(AdeConfig(root=tmp_path / "nowhere"))
+    (root / "annotations" / "validation").rename(root / "elsewhere")
+    with pytest.raises(NacreError, match="annotations/validation is missing"):
+        Ade20k(AdeConfig(root=root)).index("val")
+
+
+def test_a_missing_picture_or_mask_is_named(root: Path) -> None:
+    (root / "images" / "training" / "ADE_train_00000002.jpg").unlink()
+    (root / "annotations" / "training" / "ADE_train_00000003.png").unlink()
+    with pytest.raises(
+        NacreError, match=r"2 of 3 .*00002\.jpg is missing; .*00003\.png is missing"
+    ):
+        Ade20k(AdeConfig(root=root)).index("train")

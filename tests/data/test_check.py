@@ -1,0 +1,97 @@
+"""The check of a data folder: everything that is wrong, counted and named, nothing written."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from small_data import blocks, make_pairs, save_image, save_mask
+
+from nacre.data.check import DataReport, check_source, render
+from nacre.data.folder import Folder, FolderConfig
+from nacre.data.voc import Voc, VocConfig
+
+NAMES = [f"p{at}" for at in range(6)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Six pictures in two splits."""
+    root = tmp_path / "mine"
+    make_pairs(root, {name: blocks(8, 12, [0, 1]) for name in NAMES})
+    (root / "classes.yaml").write_text("classes: {1: cat, 2: dog}")
+    (root / "train.txt").write_text("\n".join(NAMES[:5]))
+    (root / "val.txt").write_text(NAMES[5])
+    return root
+
+
+def _check(root: Path) -> DataReport:
+    return check_source(Folder(FolderConfig(root=root)), workers=1)
+
+
+def _text(report: DataReport) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render(report))
+    return console.export_text()
+
+
+def test_a_sound_folder(root: Path) -> None:
+    before = sorted(root.rglob("*"))
+    report = _check(root)
+    assert (report.sound, report.whole, report.empty_classes) == (True, True, ("dog",))
+    assert [split.images for split in report.splits] == [5, 1]
+    assert sorted(root.rglob("*")) == before
+    text = _text(report)
+    assert "every file can be used" in text
+    assert "no pixel in training: dog" in text
+    assert "50.00%" in text
+
+
+def test_everything_wrong_is_counted_and_named(root: Path) -> None:
+    (root / "images" / "p0.jpg").unlink()
+    (root / "masks" / "p1.png").unlink()
+    save_image(root / "images" / "p2.jpg", 9, 12)
+    save_mask(root / "masks" / "p3.png", blocks(8, 12, [0, 44]))
+    broken = root / "images" / "p5.jpg"
+    broken.write_bytes(broken.read_bytes()[:-200])
+    report = _check(root)
+    train, val = report.splits
+    kinds = ("missing image", "missing mask", "sizes differ", "unknown label", "damaged file")
+    assert [train.count(kind) for kind in kinds] == [1, 1, 1, 1, 0]
+    assert [problem.kind for problem in val.problems] == ["damaged file"]
+    assert not report.sound
+    text = _text(report)
+    assert "p3.png holds the unknown label 44 in 48 pixels" in text
+    assert "5 images cannot be used" in text
+    assert json.loads(json.dumps(report.as_dict()))["splits"][1]["problems"][0]["image"] == "p5"
+
+
+def test_a_part_of_voc_is_called_a_part(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_image(tmp_path / "JPEGImages" / f"{name}.jpg", 8, 8)
+        save_mask(tmp_path / "SegmentationClassAug" / f"{name}.png", blocks(8, 8, [0, 1]))
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "splits" / "train_aug.txt").write_text("a")
+    (tmp_path / "splits" / "val.txt").write_text("b")
+    report = check_source(Voc(VocConfig(root=tmp_path)), workers=1)
+    assert (report.sound, report.whole) == (True, False)
+    assert "train has 1 images, the whole data set has 10,582" in _text(report)
+
+
+def test_names_with_brackets_are_printed_as_they_are(root: Path) -> None:
+    make_pairs(root, {"[red]x": blocks(8, 12, [9])})
+    (root / "train.txt").write_text("[red]x")
+    (root / "classes.yaml").write_text("classes: {1: '[bold]cat'}")
+    text = _text(_check(root))
+    assert "[red]x.png holds the unknown label 9" in text
+    assert "[bold]cat" in text
+
+
+def test_many_problems_are_cut_short(root: Path) -> None:
+    make_pairs(root, {f"q{at:02}": blocks(8, 12, [9]) for at in range(15)})
+    (root / "train.txt").write_text("\n".join(f"q{at:02}" for at in range(15)))
+    text = _text(_check(root))
+    assert "q09" in text
+    assert "q10" not in text
+    assert "train: and 5 more" in text
