@@ -1,0 +1,82 @@
+"""Folded networks give what the network gives in eval."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nacre.models.config import ModelConfig
+from nacre.models.fold import fold
+from nacre.models.network import Network, build_network
+from nacre.models.norm import Norm
+
+
+def trained(backbone: str, norm: str) -> Network:
+    """A small network whose norms have seen pictures and have scales of either sign."""
+    torch.manual_seed(0)
+    config = ModelConfig.model_validate({"backbone": backbone, "norm": norm, "head_width": 8})
+    network = build_network(config, 4, crop=32)
+    for module in network.modules():
+        if isinstance(module, Norm):
+            nn.init.uniform_(module.weight, -0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+            module.momentum = 0.5
+    for _ in range(4):
+        network(torch.randint(0, 256, (4, 3, 96, 96)))
+    return network.eval()
+
+
+def assert_near(got: Tensor, expected: Tensor) -> None:
+    """To 1e-5 of the largest value: float32 has no more digits after so many layers."""
+    assert (got - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+class Predict(nn.Module):
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network.predict(images)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "norm"),
+    [
+        ("tiny", "abn"),
+        ("resnet18", "bn"),
+        ("resnet18", "iabn"),
+        ("resnet50", "iabn"),
+        ("lite0", "abn"),
+    ],
+)
+def test_folded_network_is_the_same(backbone: str, norm: str) -> None:
+    network = trained(backbone, norm)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    folded = fold(network)
+    assert not any(isinstance(module, Norm) for module in folded.modules())
+    images = torch.randint(0, 256, (2, 3, 65, 97))
+    expected, got = network(images), folded(images)
+    assert_near(got.logits, expected.logits)
+    assert_near(got.features, expected.features)
+    assert not any(p.requires_grad for p in folded.parameters())
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_growing_goes_on_after_folding() -> None:
+    network = trained("resnet18", "iabn")
+    folded = fold(network)
+    for each in (network, folded):
+        each.classifier.grow_from_background(2)
+    images = torch.randint(0, 256, (1, 3, 32, 32))
+    assert_near(folded(images).logits, network(images).logits)
+
+
+def test_folded_network_exports() -> None:
+    folded = fold(trained("resnet18", "iabn"))
+    images = torch.randint(0, 256, (1, 3, 64, 64)).float()
+    program = torch.export.export(Predict(folded), (images,))
+    assert "batch_norm" not in str(program.graph)
+    torch.testing.assert_close(program.module()(images), folded.predict(images))
