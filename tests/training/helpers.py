@@ -1,0 +1,34 @@
+"""Runs that take a second: a few tiny scenes, a tiny network."""
+
+from pathlib import Path
+from typing import Any
+
+from nacre.training.config import RunConfig, gather, merge
+from nacre.training.run import run_scenario
+
+TINY: dict[str, Any] = {
+    "scenario": "scenes/4-2-2/overlapped",
+    "data": {"train": 48, "val": 12, "size": 32, "seed": 3},
+    "model": {"backbone": "resnet18", "head_width": 8},
+    "pictures": {"crop": 32, "augmentation": "flip"},
+    "train": {"epochs": 1, "batch": 8, "lr": 0.05, "next_lr": 0.01, "log_every": 1},
+}
+
+
+def tiny_config(**changes: Any) -> RunConfig:
+    return gather(overrides=merge(TINY, changes))
+
+
+class StopAfter:
+    """Asks to stop when it has been asked so many times."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def tiny_run(out: Path, **changes: Any) -> dict[str, Any]:
+    return run_scenario(tiny_config(**changes), out)

@@ -1,0 +1,104 @@
+import pytest
+import yaml
+
+from nacre.errors import NacreError
+from nacre.training.config import differences, gather, merge, parse_assignment, resolve_config
+from nacre.training.presets import PRESETS
+
+SCENES = {"scenario": "scenes/4-2-2/overlapped"}
+
+
+def test_the_scenario_and_the_method_choose_their_configs():
+    config = resolve_config({**SCENES, "method": "lwf", "data": {"train": 7}})
+    assert config.data.model_dump()["train"] == 7
+    assert config.method.model_dump() == {"name": "lwf", "weight": 100.0}
+    assert resolve_config(SCENES).method.name == "mib"
+
+
+def test_plain_config_survives_a_round_trip():
+    config = gather(preset="demo", overrides=SCENES)
+    again = resolve_config(yaml.safe_load(yaml.safe_dump(config.plain())))
+    assert again.plain() == config.plain()
+
+
+def test_later_sources_lie_over_earlier_ones(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("scenario: scenes/4-4/overlapped\ntrain: {batch: 8, lr: 1e-3}\n")
+    config = gather(preset="demo", file=file, assignments=["train.batch=4", "train.clip=1e1"])
+    assert (config.train.batch, config.train.lr, config.train.clip) == (4, 0.001, 10.0)
+    assert config.model.backbone == "tiny"
+
+
+def test_another_method_leaves_no_values_of_the_first_behind():
+    below = {"method": {"name": "lwf", "weight": 3}}
+    assert merge(below, {"method": {"name": "mib"}}) == {"method": {"name": "mib"}}
+    assert merge(below, {"method": "mib"}) == {"method": {"name": "mib"}}
+    assert merge(below, {"method": {"weight": 4}})["method"] == {"name": "lwf", "weight": 4}
+    kept = merge({"method": {"weight": 3}}, {"method": {"name": "mib"}})
+    assert kept["method"] == {"name": "mib", "weight": 3}
+
+
+def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
+    raw = {
+        **SCENES,
+        "train": {"bach": 3, "lr": -1},
+        "method": {"name": "mib", "wait": 1},
+        "sed": 3,
+    }
+    with pytest.raises(NacreError) as caught:
+        resolve_config(raw)
+    message = str(caught.value)
+    assert "train.bach: unknown key (did you mean 'batch'?)" in message
+    assert "train.lr: input should be greater than 0, not -1" in message
+    assert "method.wait: unknown key (did you mean 'weight'?); known here: name, weight" in message
+    assert "sed: unknown key (did you mean 'seed'?)" in message
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({}, "no scenario"),
+        ({"scenario": "vox/15-5/overlapped"}, r"unknown data set .*'vox' \(did you mean 'voc'\?\)"),
+        ({**SCENES, "method": "mibb"}, r"unknown method 'mibb' \(did you mean 'mib'\?\)"),
+        ({**SCENES, "method": 3}, "method: 3 is not a mapping"),
+        ({"scenario": "voc/15-5/overlapped"}, "data.root: missing"),
+    ],
+)
+def test_mistakes_are_one_sentence(raw, message):
+    with pytest.raises(NacreError, match=message):
+        resolve_config(raw)
+
+
+@pytest.mark.parametrize("text", ["train.batch", "=3", "train.=3", ".a=1"])
+def test_assignments_need_a_key_and_a_value(text):
+    with pytest.raises(NacreError, match="is not of the form"):
+        parse_assignment(text)
+
+
+@pytest.mark.parametrize("content", ["- 1", "a: ["])
+def test_damaged_config_files(tmp_path, content):
+    file = tmp_path / "a.yaml"
+    file.write_text(content)
+    with pytest.raises(NacreError, match=r"config file .*a.yaml"):
+        gather(file=file)
+
+
+def test_differences_name_the_place_and_both_values():
+    found = differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 4}})
+    assert found == ["a.c: 2 -> 4", "d: 3 -> None"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("data", ["scenes", "voc", "ade20k"])
+def test_every_preset_is_valid(preset, data):
+    raw = {"scenario": f"{data}/4-2-2/overlapped"}
+    if data != "scenes":
+        raw["data"] = {"root": "x"}
+    config = gather(preset=preset, overrides=raw)
+    if preset == "paper":
+        assert config.train.epochs == (60 if data == "ade20k" else 30)
+
+
+def test_unknown_preset():
+    with pytest.raises(NacreError, match=r"unknown preset 'papr' \(did you mean 'paper'\?\)"):
+        gather(preset="papr", overrides=SCENES)

@@ -1,0 +1,204 @@
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import StopAfter, tiny_config, tiny_run
+
+from nacre.errors import NacreError
+from nacre.training.checkpoint import find_model, load_model
+from nacre.training.folder import RunFolder
+from nacre.training.learn import Interrupted, Learner
+from nacre.training.recorder import read_events
+from nacre.training.run import run_scenario
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "mib"
+    tiny_run(out)
+    return out
+
+
+def same_bytes(one: Path, other: Path) -> None:
+    for step in (0, 1, 2):
+        for name in ("model.safetensors", "metrics.json"):
+            a, b = one / f"step-{step}" / name, other / f"step-{step}" / name
+            assert a.read_bytes() == b.read_bytes(), (step, name)
+    assert (one / "metrics.json").read_bytes() == (other / "metrics.json").read_bytes()
+
+
+def test_a_run_leaves_what_it_promises(finished):
+    names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    steps = {f"step-{at}/{name}" for at in range(3) for name in ("model.safetensors", "model.json")}
+    steps |= {f"step-{at}/metrics.json" for at in range(3)}
+    assert names == steps | {"config.yaml", "run.json", "events.jsonl", "metrics.json"}
+    start = json.loads((finished / "run.json").read_text())["starts"][0]
+    assert start["seed"] == 1
+    assert "mixed precision does not pay on cpu" in start["precision"]
+    kinds = [event["event"] for event in read_events(finished / "events.jsonl")]
+    assert kinds[0] == "run"
+    assert kinds.count("begin") == kinds.count("end") == 3
+
+
+def test_metrics_have_every_mean_with_and_without_background(finished):
+    metrics = json.loads((finished / "step-2" / "metrics.json").read_text())
+    groups = {"old", "new", "all", "step_0", "step_1", "step_2"}
+    kinds = {"with_background", "without_background"}
+    assert set(metrics["mean_iou"]) == {f"{group}_{kind}" for group in groups for kind in kinds}
+    iou = metrics["iou"]
+    assert list(iou) == metrics["classes"]
+    assert metrics["conventions"] == {
+        "border": "background",
+        "unseen": "ignored",
+        "test": "crop",
+    }
+    held = [iou[name] for name in metrics["classes"][1:] if iou[name] is not None]
+    mean = metrics["mean_iou"]["all_without_background"]
+    assert mean == pytest.approx(sum(held) / len(held))
+
+
+def test_the_model_file_explains_itself(finished):
+    network, info, state = load_model(find_model(finished))
+    assert info.classes[0] == "background"
+    assert len(info.classes) == network.classifier.known == 9
+    assert info.steps == [5, 2, 2]
+    assert [len(one["classes"]) for one in info.history] == [4, 2, 2]
+    assert info.config["method"]["name"] == "mib"
+    assert state == {}
+    assert json.loads((finished / "step-2" / "model.json").read_text())["classes"] == info.classes
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(finished, tmp_path):
+    tiny_run(tmp_path / "again")
+    same_bytes(finished, tmp_path / "again")
+    other = tiny_run(tmp_path / "other", seed=2)
+    assert other != json.loads((finished / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize("after", [3, 8, 9])
+def test_an_interrupted_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
+    finished, tmp_path, after
+):
+    # 5 or 6 iterations a step: stops within step 0, in the testing after it, and within step 1
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_scenario(tiny_config(), out, should_stop=StopAfter(after))
+    assert not (out / "metrics.json").exists()
+    tiny_run(out)
+    same_bytes(finished, out)
+    assert not RunFolder(out).resume.exists()
+    iterations = [
+        (event["step"], event["iteration"])
+        for event in read_events(out / "events.jsonl")
+        if event["event"] == "train"
+    ]
+    assert len(iterations) == len(set(iterations)), "events were written twice"
+
+
+def test_a_finished_run_is_not_learnt_again(finished):
+    before = (finished / "step-2" / "model.safetensors").stat().st_mtime_ns
+    tiny_run(finished)
+    assert (finished / "step-2" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_folder_with_another_config_is_refused_with_the_difference(finished, tmp_path):
+    with pytest.raises(NacreError, match=r"another config \(method.weight: 10.0 -> 3.0; seed: 1"):
+        tiny_run(finished, method={"weight": 3}, seed=2)
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(NacreError, match="is not empty and not a run folder"):
+        tiny_run(tmp_path)
+
+
+def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
+    # With frozen statistics the gradient of a batch in parts is that of the whole.
+    monkeypatch.setattr("nacre.training.learn.Learner.__post_init__", _frozen_statistics)
+    one, other = tmp_path / "one", tmp_path / "other"
+    tiny_run(one, conventions={"border": "ignored"})
+    tiny_run(other, conventions={"border": "ignored"}, train={"micro_batch": 2})
+    a, b = (load_model(find_model(path))[0].state_dict() for path in (one, other))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
+
+
+_make = Learner.__post_init__
+
+
+def _frozen_statistics(self):
+    _make(self)
+    self.network.eval()
+
+
+def test_step_0_of_another_run_can_be_taken_over(finished, tmp_path):
+    out = tmp_path / "lwf"
+    config = tiny_config(method="lwf")
+    run_scenario(config, out, base=finished)
+    assert (out / "step-0" / "model.safetensors").read_bytes() == (
+        finished / "step-0" / "model.safetensors"
+    ).read_bytes()
+    alone = tmp_path / "alone"
+    run_scenario(config, alone)
+    same = (out / "step-2" / "metrics.json").read_bytes()
+    assert (alone / "step-2" / "metrics.json").read_bytes() == same
+    with pytest.raises(NacreError, match=r"learnt step 0 differently \(seed: 1 -> 2"):
+        run_scenario(tiny_config(method="lwf", seed=2), tmp_path / "x", base=finished)
+    with pytest.raises(NacreError, match="classes of step 0"):
+        other = tiny_config(scenario="scenes/2-6/overlapped")
+        run_scenario(other, tmp_path / "y", base=finished)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_place(tmp_path):
+    with pytest.raises(NacreError, match=r"not a finite number in step 0, iteration \d+: ce = nan"):
+        tiny_run(tmp_path / "run", train={"lr": 1e20})
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"batch": 500}, "500 is more than the"),
+        ({"batch": 8, "micro_batch": 3}, "not a multiple of 3"),
+        ({"device": "abacus"}, "train.device: 'abacus' cannot be used here"),
+    ],
+)
+def test_batches_and_devices_that_cannot_be(tmp_path, train, message):
+    with pytest.raises(NacreError, match=message):
+        tiny_run(tmp_path / "run", train=train)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_truncated_or_foreign_model_file_is_one_sentence(finished, tmp_path):
+    good = (finished / "step-2" / "model.safetensors").read_bytes()
+    bad = tmp_path / "model.safetensors"
+    for content in (good[: len(good) // 2], b"PK\x03\x04 something else", b""):
+        bad.write_bytes(content)
+        with pytest.raises(NacreError, match="is not a whole safetensors file"):
+            load_model(bad)
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, bad)
+    with pytest.raises(NacreError, match="was not written by nacre"):
+        load_model(bad)
+    with pytest.raises(NacreError, match="no model at"):
+        find_model(tmp_path / "nothing")
+
+
+def test_a_damaged_resume_file_is_one_sentence(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_scenario(tiny_config(), out, should_stop=StopAfter(2))
+    RunFolder(out).resume.write_bytes(b"123")
+    with pytest.raises(NacreError, match="resume.safetensors is not a whole safetensors file"):
+        tiny_run(out)
+
+
+def test_a_copy_of_a_step_cut_short_is_not_taken_for_a_step(finished, tmp_path):
+    out = tmp_path / "run"
+    (out / ".step-0").mkdir(parents=True)
+    (out / ".step-0" / "model.safetensors").write_bytes(b"half")
+    shutil.copy(finished / "config.yaml", out / "config.yaml")
+    run_scenario(tiny_config(), out, base=finished)
+    same_bytes(finished, out)
