@@ -14,7 +14,8 @@ from PIL import Image
 from nacre.errors import NacreError
 from nacre.models import lite0
 from nacre.models.lite0 import Lite0, SameConv2d, from_package_name, imagenet_file
-from nacre.models.weights import load_backbone, read_state
+from nacre.models.weight_files import read_weights
+from nacre.models.weights import load_backbone
 
 try:
     WEIGHTS: Path | None = imagenet_file()
@@ -63,7 +64,7 @@ def test_weights_cover_the_network_exactly() -> None:
     assert WEIGHTS is not None
     backbone = Lite0()
     load_backbone(backbone, "lite0", "imagenet")
-    state = read_state(WEIGHTS)
+    state = read_weights(WEIGHTS).tensors
     assert torch.equal(backbone.conv_stem.weight, state["_conv_stem.weight"])
     dropped = {name.split(".")[0] for name in state if from_package_name(name) is None}
     assert dropped == {"_conv_head", "_bn1", "_fc"}
@@ -78,7 +79,7 @@ def test_a_cat_is_a_cat() -> None:
     image = Image.open(CAT).convert("RGB").resize((224, 224))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
     mean, std = (torch.tensor(c).view(3, 1, 1) for c in (backbone.mean, backbone.std))
-    w = read_state(WEIGHTS)
+    w = read_weights(WEIGHTS).tensors
     with torch.no_grad():
         y = F.conv2d(backbone((pixels - mean) / std), w["_conv_head.weight"])
         mean, var, weight, bias = (

@@ -1,18 +1,87 @@
-"""Weights from files into networks: every name is accounted for, or nothing is loaded."""
+"""Weights from files into backbones: every name is accounted for, or nothing is loaded.
+
+Known forms of a file (`FORMS`): torchvision's and timm's ResNets, the in-place ABN release's
+ResNets, the EfficientNet-Lite0 package's, and nacre's own models. A name in a file becomes a
+name in the backbone, or is left out as part of a classifier.
+
+Scales of norms differ: batch norm uses the weight g, in-place ABN |w| + eps. From ABN to batch
+norm g = |w| + eps. From batch norm to ABN w = |g| - eps; where g < 0 the filters of the
+convolution before and the running mean change sign instead, which gives the same function in
+training as well. A |g| below eps becomes eps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.models.backbone import Backbone
+from nacre.models.inplace_abn import InPlaceNorm
 from nacre.models.lite0 import from_package_name, imagenet_file
+from nacre.models.norm import Norm
+from nacre.models.weight_files import WeightFile, read_weights
 
-State = Mapping[str, Tensor]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way of naming the weights of a backbone.
+
+    Attributes:
+        name: for messages.
+        sign: a name that tells the form.
+        rename: the backbone's name for the file's; None for what a backbone does not have.
+        abn: whether scales are |weight| + eps; None where the file itself says so.
+    """
+
+    name: str
+    sign: str
+    rename: Callable[[str], str | None]
+    abn: bool | None = False
+
+
+def from_torchvision_name(name: str) -> str | None:
+    """Return torchvision's names as they are, without the classifier's."""
+    return None if name.startswith("fc.") else name
+
+
+_RELEASE_PARTS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
+
+
+def from_release_name(name: str) -> str | None:
+    """Return the name for the in-place ABN release's: modules and blocks count from 1."""
+    if name.startswith(("classifier.", "fc.")):
+        return None
+    stem = re.fullmatch(r"mod1\.((?:conv|bn)1\..+)", name)
+    if stem:
+        return stem[1]
+    block = re.fullmatch(r"mod([2-5])\.block(\d+)\.(?:convs\.)?(\w+)\.(.+)", name)
+    if not block:
+        return name
+    stage, index, part, rest = block.groups()
+    part = _RELEASE_PARTS.get(part, part)
+    return f"layer{int(stage) - 1}.{int(index) - 1}.{part}.{rest}"
+
+
+def from_nacre_name(name: str) -> str | None:
+    """Return the backbone's part of a nacre model; its head, classifier and method are left."""
+    prefix = "network.backbone."
+    return name.removeprefix(prefix) if name.startswith(prefix) else None
+
+
+FORMS = (
+    Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", from_torchvision_name),
+    Form("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
+    Form("EfficientNet-Lite0", "_conv_stem.weight", from_package_name),
+    Form("a nacre model", "network.classifier.steps.0.weight", from_nacre_name, abn=None),
+)
 
 
 def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
@@ -21,40 +90,102 @@ def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
     Args:
         backbone: loaded in place.
         name: of the backbone, for messages.
-        weights: `none` or `imagenet`.
+        weights: `none`, `imagenet`, or the path of a file in one of the `FORMS`.
 
     Raises:
         NacreError: there are no such weights, or they are of another network.
     """
     if weights == "none":
         return
-    if weights != "imagenet" or name != "lite0":
-        raise NacreError(f"there are no weights {weights!r} for backbone {name!r}: use 'none'")
-    path = imagenet_file()
-    renamed = {from_package_name(key): value for key, value in read_state(path).items()}
-    load_strictly(backbone, {key: v for key, v in renamed.items() if key is not None}, str(path))
+    if weights == "imagenet" and name != "lite0":
+        raise NacreError(
+            f"there are no weights 'imagenet' for backbone {name!r}, only for 'lite0': "
+            "give the path of a weight file, or 'none'"
+        )
+    file = read_weights(imagenet_file() if weights == "imagenet" else Path(weights))
+    form = _recognise(file)
+    state = _renamed(file, form, backbone)
+    abn = file.abn if form.abn is None else form.abn
+    backbone.load_state_dict(convert_norms(backbone, state, from_abn=abn))
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Read a file of tensors by name; code in it is never run."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    return dict(state)
+def _recognise(file: WeightFile) -> Form:
+    for form in FORMS:
+        if form.sign in file.tensors:
+            return form
+    first = ", ".join(list(file.tensors)[:3])
+    known = "; ".join(form.name for form in FORMS)
+    raise NacreError(f"{file.path} holds weights of no known form ({first}, ...); known: {known}")
 
 
-def load_strictly(module: torch.nn.Module, state: State, source: str) -> None:
-    """Copy tensors into a module, all or none.
+def _renamed(file: WeightFile, form: Form, backbone: Backbone) -> State:
+    """Return the file's tensors under the backbone's names.
 
     Raises:
-        NacreError: names every key that is missing, unexpected or of another shape.
+        NacreError: names every tensor that is missing, unexpected or of another shape.
     """
-    own = module.state_dict()
-    problems = [f"missing {key}" for key in own if key not in state]
-    problems += [f"unexpected {key}" for key in state if key not in own]
-    problems += [
-        f"{key} is {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in own
-        if key in state and state[key].shape != own[key].shape
-    ]
+    own = backbone.state_dict()
+    state: State = {}
+    problems: list[str] = []
+    for name, value in file.tensors.items():
+        target = form.rename(name)
+        if target is None:
+            continue
+        if target not in own:
+            problems.append(f"unexpected {name}")
+        elif value.shape != own[target].shape:
+            problems.append(f"{name} is {_size(value)} instead of {_size(own[target])}")
+        state[target] = value
+    for name, value in own.items():
+        if name.endswith(".num_batches_tracked"):
+            state.setdefault(name, torch.zeros_like(value))  # old files do not count batches
+    problems += [f"missing {name}" for name in own if name not in state]
     if problems:
-        raise NacreError(f"{source} does not fit the network: {'; '.join(problems)}")
-    module.load_state_dict(state)
+        raise NacreError(
+            f"{file.path} ({form.name}) does not fit the network, nothing was loaded: "
+            + "; ".join(problems)
+        )
+    return state
+
+
+def _size(value: Tensor) -> str:
+    return " x ".join(str(n) for n in value.shape) or "a number"
+
+
+def convert_norms(backbone: nn.Module, state: State, *, from_abn: bool) -> State:
+    """Return a state whose norms do in the backbone what they did where they come from.
+
+    Args:
+        backbone: says by its modules which norms are in-place ABN; not changed.
+        state: complete, under the backbone's names; not changed.
+        from_abn: whether the scales of the state are |weight| + eps.
+    """
+    converted = dict(state)
+    before: tuple[str, nn.Module] = ("", backbone)
+    for name, module in backbone.named_modules():
+        if isinstance(module, Norm):
+            weight = state[f"{name}.weight"]
+            if from_abn and not isinstance(module, InPlaceNorm):
+                converted[f"{name}.weight"] = weight.abs() + module.eps
+            elif not from_abn and isinstance(module, InPlaceNorm):
+                converted[f"{name}.weight"] = (weight.abs() - module.eps).clamp(min=0)
+                if bool((weight < 0).any()):
+                    _flip(converted, weight < 0, name, *before)
+        if not any(module.children()):
+            before = (name, module)
+    return converted
+
+
+def _flip(state: State, negative: Tensor, norm: str, name: str, conv: nn.Module) -> None:
+    """Turn the sign of channels before a norm: of filters, their bias and the running mean."""
+    channels = len(negative)
+    if not isinstance(conv, nn.Conv2d) or conv.out_channels != channels:
+        raise NacreError(
+            f"{norm}.weight has {int(negative.sum())} negative values, which in-place ABN cannot "
+            "have, and no convolution before it whose sign could be turned: use norm 'abn'"
+        )
+    sign = torch.where(negative, -1.0, 1.0)
+    state[f"{name}.weight"] = state[f"{name}.weight"] * sign.view(-1, 1, 1, 1)
+    for key in (f"{name}.bias", f"{norm}.running_mean"):
+        if key in state:
+            state[key] = state[key] * sign
