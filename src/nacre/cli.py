@@ -27,6 +27,9 @@ Scenario = Annotated[
     typer.Argument(help="data/task/setup, a name from `nacre scenarios`, or a .yaml file"),
 ]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
+Lists = Annotated[
+    Path | None, typer.Option(help="Folder with published image lists train-K.npy.")
+]
 Config = Annotated[Path | None, typer.Option(help="YAML file with config values.")]
 Set = Annotated[
     list[str] | None,
@@ -75,6 +78,7 @@ def run(
     config: Config = None,
     set_: Set = None,
     root: Root = None,
+    lists: Lists = None,
     seed: Annotated[int | None, typer.Option(min=0, help="1 unless given.")] = None,
     base: Annotated[
         Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
@@ -86,11 +90,13 @@ def run(
     from nacre.training.folder import read_config
     from nacre.training.run import run_scenario
 
-    asked = scenario or method or preset or config or set_ or root or seed is not None
+    asked = scenario or method or preset or config or set_ or root or lists or seed is not None
     if out is not None and (out / "config.yaml").exists() and not asked:
         resolved = read_config(out)
     else:
-        values = _values(scenario=scenario, method=method, seed=seed, root=root)
+        values = _values(
+            scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
+        )
         resolved = gather(preset=preset, file=config, assignments=set_ or (), overrides=values)
     folder = out or default_folder(resolved)
     console = _console()
@@ -137,20 +143,27 @@ def plan(
     index: Annotated[
         Path | None, typer.Option(help="CSV `image,labels`: no pictures are needed then.")
     ] = None,
+    lists: Lists = None,
     config: Config = None,
     set_: Set = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show what each step sees: classes, images, and what its background hides."""
+    from nacre.lists import compare_lists
     from nacre.plan import make_plan, plan_as_json, render_plan
     from nacre.planning import planned
 
-    applied, labels, lists = planned(scenario, root=root, index=index, file=config, sets=set_ or ())
-    made = make_plan(applied, labels, lists)
+    applied, labels, images = planned(
+        scenario, root=root, index=index, lists=lists, file=config, sets=set_ or ()
+    )
+    made = make_plan(applied, labels, images)
     if json:
         _print_json(plan_as_json(applied, made))
-    else:
-        _console().print(render_plan(applied, made))
+        return
+    console = _console()
+    console.print(render_plan(applied, made))
+    if lists is not None:
+        console.print(compare_lists(images, applied, labels))
 
 
 @app.command(epilog="Example:  nacre predict runs/mib cat.jpg dog.jpg --out seen")

@@ -10,6 +10,7 @@ from rich.table import Table
 from nacre.data import DATASETS, Index
 from nacre.data.index import read_index
 from nacre.errors import NacreError, unknown_name
+from nacre.lists import read_lists
 from nacre.scenarios import (
     SETUPS,
     ImageLists,
@@ -27,6 +28,7 @@ def planned(
     *,
     root: Path | None = None,
     index: Path | None = None,
+    lists: Path | None = None,
     file: Path | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[Scenario, Index, ImageLists]:
@@ -34,14 +36,18 @@ def planned(
     if index is not None:
         applied = _without_pictures(scenario)
         labels = read_index(index)
-        lists = step_images(applied, labels)
-        check_images(applied, labels, lists)
-        return applied, labels, lists
+        images = (
+            step_images(applied, labels) if lists is None else read_lists(lists, applied, labels)
+        )
+        check_images(applied, labels, images)
+        return applied, labels, images
     # Only the way through a config needs torch, and an index should be answered at once.
     from nacre.training.config import gather
     from nacre.training.prepare import prepare
 
     values: dict[str, Any] = {"scenario": scenario}
+    if lists is not None:
+        values["lists"] = str(lists)
     if root is not None:
         values["data"] = {"root": str(root)}
     prepared = prepare(gather(file=file, assignments=sets, overrides=values))

@@ -76,6 +76,9 @@ class RunConfig(BaseModel):
 
     scenario: str = Field(description="data/task/setup, a shipped scenario or a .yaml file")
     seed: int = Field(1, ge=0, description="of the weights, the order and the augmentation")
+    lists: Path | None = Field(
+        None, description="folder with published image lists train-K.npy, instead of the setup's"
+    )
     data: DataConfig
     method: MethodConfig
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -6,6 +6,7 @@ from functools import cached_property
 from nacre.classes import LabelTable
 from nacre.data import DATASETS, Index, Source, open_source
 from nacre.data.loading import BatchOrder, TestingSet, TrainingSet
+from nacre.lists import read_lists
 from nacre.methods import find_method
 from nacre.scenarios import (
     ImageLists,
@@ -46,7 +47,10 @@ class Prepared:
     @cached_property
     def images(self) -> ImageLists:
         """The training images of each step, checked."""
-        lists = step_images(self.scenario, self.train_index)
+        if self.config.lists is None:
+            lists = step_images(self.scenario, self.train_index)
+        else:
+            lists = read_lists(self.config.lists, self.scenario, self.train_index)
         check_images(self.scenario, self.train_index, lists)
         return lists
 
