@@ -3,17 +3,8 @@
 from collections.abc import Sequence
 from statistics import stdev
 
-from nacre.report.charts import (
-    STYLES,
-    Axis,
-    Frame,
-    Point,
-    Series,
-    dot_chart,
-    line_chart,
-    percent_axis,
-    value_axis,
-)
+from nacre.report.charts import DotRow, Point, Series, dot_chart, line_chart
+from nacre.report.marks import STYLES, Axis, Frame, percent_axis, value_axis
 from nacre.report.results import Row, RunResult, ScenarioResults
 from nacre.report.words import percent
 
@@ -77,27 +68,28 @@ def _series(row: Row, style: int | None, group: str, steps: Sequence[int]) -> Se
 
 def forgetting_chart(results: ScenarioResults) -> str:
     """Return how much of each class every incremental method forgot."""
-    rows = []
-    for name in results.classes:
-        found = [(row, style, row.forgetting(name)) for row, style in _styled(results)]
-        marks = [
-            (style, value, f"{row.name} forgot {percent(value)} points of {name}")
-            for row, style, value in found
-            if value is not None
-        ]
-        if marks:
-            rows.append((name, marks))
+    rows = [row for name in results.classes if (row := _forgotten(results, name)).marks]
     if not rows:
         return ""
     if len(rows) > MOST_CLASSES:
-        rows = sorted(rows, key=lambda one: -max(value for _, value, _ in one[1]))[:MOST_CLASSES]
-    values = [100 * value for _, marks in rows for _, value, _ in marks]
-    axis = value_axis(values, "points of IoU lost since the best earlier step")
-    scaled = Axis(
-        axis.low / 100, axis.high / 100, tuple((at / 100, t) for at, t in axis.ticks), axis.name
+        rows = sorted(rows, key=lambda row: -max(value for _, value, _ in row.marks))
+    rows = rows[:MOST_CLASSES]
+    axis = value_axis(
+        [value for row in rows for _, value, _ in row.marks],
+        "points of IoU lost since the best earlier step",
     )
-    about = "; ".join(told for _, marks in rows for _, _, told in marks)
-    return dot_chart(f"{results.scenario}: forgetting by class", about, rows, scaled)
+    about = "; ".join(told for row in rows for _, _, told in row.marks)
+    return dot_chart(f"{results.scenario}: forgetting by class", about, rows, axis)
+
+
+def _forgotten(results: ScenarioResults, name: str) -> DotRow:
+    marks = []
+    for row, style in _styled(results):
+        value = row.forgetting(name)
+        if value is not None:
+            told = f"{row.name} forgot {percent(value)} points of {name}"
+            marks.append((style, 100 * value, told))
+    return DotRow(name, tuple(marks))
 
 
 def forgetting_is_cut(results: ScenarioResults) -> bool:

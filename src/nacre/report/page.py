@@ -19,7 +19,6 @@ import nacre
 from nacre.errors import NacreError
 from nacre.files import save_text
 from nacre.plan import StepPlan, make_plan
-from nacre.report.charts import key
 from nacre.report.figures import (
     MOST_CLASSES,
     forgetting_chart,
@@ -28,6 +27,7 @@ from nacre.report.figures import (
     step_curves,
     styles,
 )
+from nacre.report.marks import key
 from nacre.report.pictures import Sheet, comparison_sheet, data_uri, open_data, paint
 from nacre.report.render import to_csv, to_markdown
 from nacre.report.results import (
@@ -35,11 +35,10 @@ from nacre.report.results import (
     Row,
     RunResult,
     ScenarioResults,
-    group_runs,
-    load_runs,
+    load_results,
     shown_name,
 )
-from nacre.report.table import step_table
+from nacre.report.table import steps_table
 from nacre.report.words import percent, summary
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -74,8 +73,8 @@ def write_report(
     Returns:
         The page.
     """
-    sections = [_section(results, pictures) for results in group_runs(load_runs(runs))]
-    tables = [step_table(section.results) for section in sections]
+    sections = [_section(results, pictures) for results in load_results(runs)]
+    tables = [steps_table(section.results) for section in sections]
     page = out / "index.html"
     save_text(out / "table.md", "\n".join(to_markdown(table) for table in tables))
     save_text(out / "table.csv", to_csv(tables))
@@ -133,7 +132,7 @@ def _context(section: Section, at: int, side: int) -> dict[str, Any]:
         "id": f"scenario-{at}",
         "results": results,
         "summary": summary(results),
-        "tables": [step_table(results), step_table(results, background=True)],
+        "tables": [steps_table(results), steps_table(results, background=True)],
         "legend": [(name, Markup(key(style))) for name, style in found.items()],
         "stepwise": [(n, Markup(key(s))) for n, s in found.items() if s is not None],
         "curves": [(name, Markup(chart)) for name, chart in step_curves(results)],

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,7 @@ def to_rich(table: ResultTable) -> Table:
         caption=table.caption,
         title_justify="left",
         caption_justify="left",
-        pad_edge=False,
+        box=box.HORIZONTALS,
     )
     shown.add_column("method", no_wrap=True)
     previous = ""

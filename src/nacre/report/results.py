@@ -44,6 +44,9 @@ IMMATERIAL = (
 )
 """What may differ between two runs of one row: neither changes what is measured."""
 
+PUBLISHED = ("voc", "ade20k")
+"""Data that is the same wherever it lies."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -227,6 +230,11 @@ def load_runs(paths: Sequence[Path]) -> list[RunResult]:
     return [load_run(path) for path in unique]
 
 
+def load_results(paths: Sequence[Path]) -> list[ScenarioResults]:
+    """Read finished runs and put together what belongs together."""
+    return group_runs(load_runs(paths))
+
+
 def group_runs(runs: Sequence[RunResult]) -> list[ScenarioResults]:
     """Put runs of the same scenario together, and those that differ only in their seed."""
     scenarios: dict[tuple[Any, ...], list[RunResult]] = {}
@@ -275,6 +283,8 @@ def _rows(runs: Sequence[RunResult]) -> list[Row]:
 
 def _identity(run: RunResult) -> list[tuple[str, str]]:
     skipped = {*SEEDS, *IMMATERIAL}
+    if run.flat_config.get("data.name") in PUBLISHED:
+        skipped.add("data.root")
     return [(key, repr(value)) for key, value in run.flat_config.items() if key not in skipped]
 
 

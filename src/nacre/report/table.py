@@ -89,7 +89,7 @@ class ResultTable:
         return spans
 
 
-def step_table(results: ScenarioResults, *, background: bool = False) -> ResultTable:
+def steps_table(results: ScenarioResults, *, background: bool = False) -> ResultTable:
     """Return old, new and all after every step of a scenario.
 
     Args:

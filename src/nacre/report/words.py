@@ -18,7 +18,11 @@ def summary(results: ScenarioResults) -> Sentences:
 
 def percent(share: float | None, digits: int = 1) -> str:
     """Write a share of 1 in per cent, without the sign; nothing where there is none."""
-    return "" if share is None else f"{100 * share:.{digits}f}".replace("-", "−")
+    if share is None:
+        return ""
+    written = f"{100 * share:.{digits}f}"
+    # Rounding must not leave a minus before nothing.
+    return written.replace("-", "−") if float(written) else written.removeprefix("-")
 
 
 def listed(names: list[str]) -> str:
@@ -78,4 +82,5 @@ def _new(results: ScenarioResults, ranked: list[Row]) -> str:
     classes = listed(list(results.groups[-1])) if len(results.groups[-1]) <= 6 else "its classes"
     if score is None:
         return ""
-    return f"The classes of the last step ({classes}) are learnt best by {best.name}: {percent(score)} %."
+    told = f"The classes of the last step ({classes}) are known best by {best.name}"
+    return f"{told}: {percent(score)} %."

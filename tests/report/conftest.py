@@ -1,0 +1,125 @@
+"""Run folders with drawn figures and untrained networks: quick to make, whole in every file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nacre.evaluation.metrics import step_metrics, summarise
+from nacre.files import save_json
+from nacre.models.network import build_network
+from nacre.training.checkpoint import ModelInfo, save_model
+from nacre.training.config import RunConfig, gather
+from nacre.training.folder import RunFolder
+from nacre.training.prepare import Prepared, prepare
+from nacre.training.recorder import EventFile, Recorder
+
+SCENARIO = "scenes/4-2-2/overlapped"
+BACKBONE = "tiny"
+
+MakeRun = Callable[..., Path]
+
+
+def make_config(method: Any, seed: int, scenario: str = SCENARIO, **overrides: Any) -> RunConfig:
+    values = {
+        "scenario": scenario,
+        "method": method,
+        "seed": seed,
+        "data": {"train": 40, "val": 12, "size": 32},
+        "model": {"backbone": BACKBONE, "head_width": 4},
+        "pictures": {"crop": 32},
+    }
+    return gather(preset="demo", overrides=values | overrides)
+
+
+def write_run(
+    path: Path, method: Any = "mib", seed: int = 1, *, networks: bool = False, **overrides: Any
+) -> Path:
+    """Write a finished run whose confusion matrices are drawn from its method and seed."""
+    config = make_config(method, seed, **overrides)
+    prepared = prepare(config)
+    folder = RunFolder(path)
+    folder.claim(config)
+    folder.note_start({"device": "cpu", "seed": seed, "precision": "float32: no GPU"})
+    _write_events(folder, config, prepared)
+    draw = torch.Generator().manual_seed(seed * 100 + len(config.method.name))
+    steps = []
+    for step in range(prepared.steps):
+        metrics = _metrics(prepared, step, draw)
+        save_json(folder.step_metrics(step), metrics)
+        steps.append(metrics)
+        if networks:
+            _write_network(folder, config, prepared, step)
+    names = prepared.scenario.classes.space.names
+    summary = {
+        "scenario": config.scenario,
+        "method": config.method.name,
+        "seed": seed,
+        "groups": [[names[label] for label in labels] for labels in prepared.scenario.groups],
+        "conventions": {"border": "background", "unseen": "ignored", "test": "crop"},
+        **summarise(steps),
+    }
+    save_json(folder.metrics, summary)
+    return path
+
+
+def _metrics(prepared: Prepared, step: int, draw: torch.Generator) -> dict[str, Any]:
+    scenario = prepared.scenario
+    channels = scenario.classes.channels(step)
+    confusion = torch.randint(0, 50, (channels, channels), generator=draw)
+    confusion += torch.diag(torch.randint(0, 900, (channels,), generator=draw))
+    metrics = step_metrics(scenario.classes, scenario.groups, step, confusion)
+    conventions = {"border": "background", "unseen": "ignored", "test": "crop"}
+    return metrics | {"images": 12, "conventions": conventions}
+
+
+def _write_events(folder: RunFolder, config: RunConfig, prepared: Prepared) -> None:
+    recorder = Recorder([EventFile(folder.events)])
+    recorder("run", scenario=config.scenario, iterations=[30] * prepared.steps)
+    for step in range(prepared.steps):
+        recorder("begin", step=step, images=40, iterations=30, first=0)
+        for iteration in (10, 20, 30):
+            losses = {"ce": 2.0 / iteration} | ({"kd": 0.5} if step else {})
+            recorder(
+                "train", step=step, iteration=iteration, losses=losses, images_per_second=100.0
+            )
+        recorder("learnt", step=step, seconds=1.5 + step)
+
+
+def _write_network(folder: RunFolder, config: RunConfig, prepared: Prepared, step: int) -> None:
+    classes = prepared.scenario.classes
+    sizes = [1 + len(classes.new(0)), *(len(one) for one in classes.steps[1 : step + 1])]
+    torch.manual_seed(config.seed * 10 + len(config.method.name))
+    network = build_network(config.model, sizes, config.pictures.crop)
+    info = ModelInfo(
+        classes=list(classes.names(step)),
+        colors=list(classes.colors(step)),
+        labels=[classes.space.background, *classes.known(step)],
+        steps=sizes,
+        history=[],
+        model=config.model.model_dump(mode="json"),
+        crop=config.pictures.crop,
+        config=config.plain(),
+    )
+    save_model(folder.model(step), network, info, {})
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Write a run into a folder of the test's own."""
+
+    def make(name: str, *args: Any, **more: Any) -> Path:
+        return write_run(tmp_path / name, *args, **more)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of each method, networks and all."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("ft", "lwf", "mib", "joint"):
+        write_run(folder / method, method, networks=True)
+    return folder
