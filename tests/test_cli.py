@@ -1,0 +1,148 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent / "training"))
+from helpers import TINY, tiny_run
+
+
+def nacre(*arguments, cwd=None, code=0):
+    command = [sys.executable, "-m", "nacre", *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "mib"
+    tiny_run(out)
+    return out
+
+
+COMMANDS = ["demo", "run", "eval", "plan", "predict", "methods", "scenarios"]
+
+
+def test_help_teaches_by_example():
+    assert "nacre demo" in nacre("--help").stdout
+    for command in COMMANDS:
+        assert "Example" in nacre(command, "--help").stdout, command
+
+
+def test_help_and_import_do_not_load_torch():
+    code = "import nacre, nacre.cli, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "voc/15-5/overlaped"], "did you mean 'overlapped'?"),
+        (["run", "scenes/4-2-2/overlapped", "--method", "mbi"], "did you mean 'mib'?"),
+        (["run"], "no scenario"),
+        (["run", "voc/15-5/overlapped", "--root", "nowhere"], "nowhere"),
+        (["run", "scenes/4-2-2/overlapped", "--set", "train.lr=fast"], "train.lr: input should be"),
+        (["plan", "scenes/4-3/overlapped"], "leaves 1 class"),
+        (["plan", "voc/15-5/overlapped", "--index", "nothing.csv"], "nothing.csv"),
+        (["eval", "nothing"], "no model at nothing"),
+        (["methods", "mibb"], "did you mean 'mib'?"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(arguments, message, tmp_path):
+    done = nacre(*arguments, cwd=tmp_path, code=2)
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_from_an_index_alone(tmp_path):
+    index = tmp_path / "train.csv"
+    rows = ["image,labels", *(f"img{at:02d},0 {1 + at % 20} 15" for at in range(40))]
+    index.write_text("\n".join(rows) + "\n")
+    plan = json.loads(nacre("plan", "voc/15-5/overlapped", "--index", index, "--json").stdout)
+    assert [step["images"] for step in plan["steps"]] == [40, 10]
+    assert plan["steps"][1]["hidden"] == {"old": {"person": 10}, "future": {}}
+    assert len(plan["steps"][0]["sha256"]) == 64
+    shown = nacre("plan", "voc/15-5/overlapped", "--index", index).stdout
+    assert "what each step sees" in shown
+
+
+def test_plan_counts_pixels_where_there_are_masks():
+    plan = json.loads(
+        nacre("plan", "scenes/4-4/overlapped", "--set", "data.train=20", "--json").stdout
+    )
+    shares = plan["steps"][1]["background"]
+    assert 0 < shares["old"] < 1
+    assert shares["future"] == 0
+
+
+def test_run_prints_and_leaves_a_run_that_eval_and_predict_take(config, finished, tmp_path):
+    from PIL import Image
+
+    out = tmp_path / "run"
+    done = nacre("run", "--config", config, "--out", out)
+    assert "after the last step: mIoU without background: old" in done.stdout
+    assert (out / "metrics.json").read_bytes() == (finished / "metrics.json").read_bytes()
+    metrics = json.loads(nacre("eval", out, "--json").stdout)
+    stored = json.loads((out / "step-2" / "metrics.json").read_text())
+    assert metrics["iou"] == stored["iou"]
+    assert "mean of all without background" in nacre("eval", out / "step-1").stdout
+    other = json.loads(
+        nacre("eval", out / "step-0", "--json", "--set", "conventions.unseen=background").stdout
+    )
+    assert other["conventions"]["unseen"] == "background"
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "a.png")
+    seen = nacre("predict", out, tmp_path / "a.png", "--out", tmp_path / "seen").stdout
+    assert re.search(r"a.png: \w+ \d", seen)
+    assert Image.open(tmp_path / "seen" / "a-mask.png").size == (40, 30)
+
+
+def test_a_run_with_another_config_is_refused(finished):
+    done = nacre("run", "scenes/4-2-2/overlapped", "--out", finished, code=2)
+    assert "holds a run with another config" in done.stderr
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(config, finished, tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "nacre", "run", "--config", str(config), "--out", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+    events = out / "events.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if events.exists() and '"train"' in events.read_text():
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert f"Go on with:  nacre run --out {out}" in errors
+    nacre("run", "--out", out)
+    for name in ("step-2/model.safetensors", "metrics.json"):
+        assert (out / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_methods_and_scenarios_are_listed():
+    listed = nacre("methods").stdout
+    assert all(name in listed for name in ("ft", "lwf", "mib", "joint"))
+    assert "eq. 8, 9" in nacre("methods", "mib").stdout
+    assert "voc-animals-4-2" in nacre("scenarios").stdout
