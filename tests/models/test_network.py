@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from nacre.errors import NacreError
 from nacre.models.config import BackboneName, ModelConfig
-from nacre.models.network import BACKBONES, Network, build_network
+from nacre.models.network import BACKBONES, NORMS, Network, build_network
 
 SMALL: list[BackboneName] = ["tiny", "resnet18", "lite0"]
 
@@ -88,7 +88,14 @@ def test_weights_that_are_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"backbone": "resnet19"}, {"stride": 16}, {"backbone": "tiny", "output_stride": 8}]
+    "values",
+    [
+        {"backbone": "resnet19"},
+        {"stride": 16},
+        {"backbone": "tiny", "output_stride": 8},
+        {"backbone": "tiny", "checkpointing": True},
+        {"backbone": "lite0", "norm": "iabn"},
+    ],
 )
 def test_wrong_configs(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
@@ -98,3 +105,28 @@ def test_wrong_configs(values: dict[str, object]) -> None:
 def test_config_does_not_import_torch() -> None:
     code = "import sys, nacre.models.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "lite0"])
+def test_checkpointing_changes_nothing_but_memory(backbone: BackboneName) -> None:
+    states = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        config = ModelConfig(backbone=backbone, head_width=8, checkpointing=checkpointing)
+        network = build_network(config, 5, crop=64)
+        network(images(64, 64)).logits.square().sum().backward()
+        grads = {name: p.grad for name, p in network.named_parameters()}
+        states.append(network.state_dict() | {f"d {name}": g for name, g in grads.items()})
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        assert value is not None, name
+        torch.testing.assert_close(states[1][name], value)
+
+
+def test_networks_of_all_norms_train() -> None:
+    for norm in NORMS:
+        torch.manual_seed(0)
+        config = ModelConfig.model_validate({"backbone": "resnet18", "norm": norm, "head_width": 8})
+        network = build_network(config, 5, crop=64)
+        network(images(64, 64)).logits.logsumexp(1).mean().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())

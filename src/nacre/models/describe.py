@@ -6,13 +6,122 @@ pass there gives FLOPs and, through the hooks for saved tensors, the bytes that 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-from torch import Tensor
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from nacre.models.network import Network
+from nacre.errors import NacreError
+from nacre.models.config import ModelConfig
+from nacre.models.network import Network, build_network
+
+_FLOAT32 = 4  # bytes
 
 
-def kept_bytes(network: Network, images: Tensor) -> int:
+@dataclass(frozen=True)
+class Description:
+    """Size and cost of a network; memory in bytes, all values in float32.
+
+    Attributes:
+        config: the network.
+        classes: channels of the classifier, background included.
+        crop: side of the training crops in pixels.
+        batch: crops in memory at once.
+        stride: input pixels a feature.
+        parameters: of the backbone, the head and the classifier.
+        flops: of the forward pass of one crop, a multiplication and an addition counting two.
+        kept: for the backward pass of a batch, with the network's own norm.
+        kept_plain: the same with batch norm and leaky ReLU (lite0: its ReLU6) as separate layers.
+        kept_inplace: the same with in-place ABN; None where the backbone cannot have it.
+        state: parameters, gradients and momentum.
+        teacher: parameters of the frozen network of the step before.
+        logits: of a batch at full size, which losses hold unless they are fused.
+    """
+
+    config: ModelConfig
+    classes: int
+    crop: int
+    batch: int
+    stride: int
+    parameters: dict[str, int]
+    flops: int
+    kept: int
+    kept_plain: int
+    kept_inplace: int | None
+    state: int
+    teacher: int
+    logits: int
+
+
+def describe(config: ModelConfig, classes: int, *, crop: int = 512, batch: int = 24) -> Description:
+    """Compute what training a network takes.
+
+    Args:
+        config: the network; its weights are not loaded.
+        classes: channels of the classifier, background included.
+        crop: side of the training crops in pixels.
+        batch: crops in memory at once, on one device.
+
+    Raises:
+        NacreError: a batch of 1 cannot be normalised in training.
+    """
+    if min(classes, crop) < 1 or batch < 2:
+        raise NacreError(
+            f"cannot describe {classes} classes, crop {crop} and batch {batch}: classes and crop "
+            "are 1 or more, and training normalises over a batch of 2 or more"
+        )
+    network = _on_meta(config, classes, crop)
+    parameters = {name: _count(part) for name, part in network.named_children()}
+    total = sum(parameters.values())
+    kept = {
+        norm: _kept_with(config, norm, classes, crop, batch)
+        for norm in {config.norm, *_comparable(config)}
+    }
+    return Description(
+        config=config,
+        classes=classes,
+        crop=crop,
+        batch=batch,
+        stride=network.stride,
+        parameters=parameters,
+        flops=_flops(network, crop),
+        kept=kept[config.norm],
+        kept_plain=kept["abn"],
+        kept_inplace=kept.get("iabn"),
+        state=3 * total * _FLOAT32,
+        teacher=total * _FLOAT32,
+        logits=batch * classes * crop * crop * _FLOAT32,
+    )
+
+
+def _comparable(config: ModelConfig) -> tuple[str, ...]:
+    return ("abn",) if config.backbone == "lite0" else ("abn", "iabn")
+
+
+def _on_meta(config: ModelConfig, classes: int, crop: int) -> Network:
+    with torch.device("meta"):
+        return build_network(config, classes, crop, load=False)
+
+
+def _count(module: nn.Module) -> int:
+    return sum(value.numel() for value in module.parameters())
+
+
+def _flops(network: Network, crop: int) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network.eval()(torch.empty(1, 3, crop, crop, device="meta"))
+    return counter.get_total_flops()
+
+
+def _kept_with(config: ModelConfig, norm: str, classes: int, crop: int, batch: int) -> int:
+    config = config.model_copy(update={"norm": norm})
+    images = torch.empty(batch, 3, crop, crop, device="meta")
+    return kept_bytes(_on_meta(config, classes, crop), images)
+
+
+def kept_bytes(network: nn.Module, images: Tensor) -> int:
     """Return what a training step keeps for its backward pass, parameters not counted.
 
     Tensors that share memory count once, as convolutions and norms keep the same ones.
@@ -34,3 +143,27 @@ def kept_bytes(network: Network, images: Tensor) -> int:
 def _storage(value: Tensor) -> int:
     address: int = value.untyped_storage()._cdata
     return address
+
+
+def table(description: Description) -> Table:
+    """Lay a description out for people."""
+    d = description
+    result = Table(title=f"{d.config.backbone}, output stride {d.stride}, norm {d.config.norm}")
+    result.add_column("what")
+    result.add_column("how much", justify="right")
+    for part, count in d.parameters.items():
+        result.add_row(f"parameters of the {part}", f"{count / 1e6:.2f} M")
+    result.add_row(f"forward pass of one {d.crop} x {d.crop} crop", f"{d.flops / 1e9:.1f} GFLOP")
+    result.add_section()
+    result.add_row(f"kept for the backward pass of {d.batch} crops", _gib(d.kept))
+    if d.kept_inplace is not None:
+        result.add_row("  with batch norm + leaky ReLU", _gib(d.kept_plain))
+        result.add_row("  with in-place ABN", _gib(d.kept_inplace))
+    result.add_row("parameters, gradients, momentum", _gib(d.state))
+    result.add_row("teacher", _gib(d.teacher))
+    result.add_row(f"full-size logits of {d.classes} classes", _gib(d.logits))
+    return result
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
