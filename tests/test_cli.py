@@ -5,13 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent / "training"))
-from helpers import TINY, tiny_run
+from tiny_runs import TINY, tiny_run
 
 
 def nacre(*arguments, cwd=None, code=0):

@@ -24,7 +24,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 def test_a_damaged_json_file_is_one_sentence(tmp_path):
     (tmp_path / "a.json").write_text("{")
-    with pytest.raises(NacreError, match="could not read .*a.json"):
+    with pytest.raises(NacreError, match=r"could not read .*a\.json"):
         load_json(tmp_path / "a.json")
 
 

@@ -1,13 +1,9 @@
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import StopAfter, tiny_config, tiny_run
 
 from nacre.errors import NacreError
 from nacre.training.checkpoint import find_model, load_model
@@ -15,6 +11,7 @@ from nacre.training.folder import RunFolder
 from nacre.training.learn import Interrupted, Learner
 from nacre.training.recorder import read_events
 from nacre.training.run import run_scenario
+from tiny_runs import StopAfter, tiny_config, tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +143,8 @@ def test_step_0_of_another_run_can_be_taken_over(finished, tmp_path):
     assert (alone / "step-2" / "metrics.json").read_bytes() == same
     with pytest.raises(NacreError, match=r"learnt step 0 differently \(seed: 1 -> 2"):
         run_scenario(tiny_config(method="lwf", seed=2), tmp_path / "x", base=finished)
+    other = tiny_config(scenario="scenes/2-6/overlapped")
     with pytest.raises(NacreError, match="classes of step 0"):
-        other = tiny_config(scenario="scenes/2-6/overlapped")
         run_scenario(other, tmp_path / "y", base=finished)
 
 
@@ -191,7 +188,7 @@ def test_a_damaged_resume_file_is_one_sentence(tmp_path):
     with pytest.raises(Interrupted):
         run_scenario(tiny_config(), out, should_stop=StopAfter(2))
     RunFolder(out).resume.write_bytes(b"123")
-    with pytest.raises(NacreError, match="resume.safetensors is not a whole safetensors file"):
+    with pytest.raises(NacreError, match=r"resume\.safetensors is not a whole safetensors file"):
         tiny_run(out)
 
 
