@@ -1,5 +1,10 @@
-"""The maths of the methods: pure functions of tensors, with the paper's equation numbers."""
+"""The maths of the methods: pure functions of tensors, with the paper's equation numbers.
 
+The functions of `plain` take full-resolution logits and are there to be read; `fused_losses` and
+`fused_binary_losses` take low-resolution logits and are there to be fast.
+"""
+
+from nacre.losses.fused import fused_binary_losses, fused_losses
 from nacre.losses.initialisation import split_background
 from nacre.losses.plain import (
     IGNORED,
@@ -20,6 +25,8 @@ __all__ = [
     "binary_mixed",
     "cross_entropy",
     "distillation",
+    "fused_binary_losses",
+    "fused_losses",
     "split_background",
     "unbiased_cross_entropy",
     "unbiased_distillation",

@@ -43,7 +43,7 @@ def cross_entropy(
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
-    log_q = _at_least_float32(logits).log_softmax(1)
+    log_q = at_least_float32(logits).log_softmax(1)
     return _mean_negative(log_q, labels, pixels, ignored)
 
 
@@ -69,7 +69,7 @@ def unbiased_cross_entropy(
         The mean over the pixels that are not ignored; 0 if all are.
     """
     assert 1 <= known <= logits.shape[1], (known, logits.shape)
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     everything = logits.logsumexp(1, keepdim=True)
     background_or_old = logits[:, :known].logsumexp(1, keepdim=True)
     log_q = torch.cat([background_or_old, logits[:, 1:]], dim=1) - everything
@@ -87,8 +87,8 @@ def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
         The mean over all pixels and over the K old channels.
     """
     known = _known(logits, old_logits)
-    p = _at_least_float32(old_logits.detach()).softmax(1)
-    log_q = _at_least_float32(logits)[:, :known].log_softmax(1)
+    p = at_least_float32(old_logits.detach()).softmax(1)
+    log_q = at_least_float32(logits)[:, :known].log_softmax(1)
     return -(p * log_q).mean()
 
 
@@ -104,10 +104,10 @@ def unbiased_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
         The mean over all pixels and over the K old channels.
     """
     known = _known(logits, old_logits)
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     everything = logits.logsumexp(1, keepdim=True)
     background_or_new = torch.cat([logits[:, :1], logits[:, known:]], 1).logsumexp(1, keepdim=True)
-    p = _at_least_float32(old_logits.detach()).softmax(1)
+    p = at_least_float32(old_logits.detach()).softmax(1)
     log_q = torch.cat([background_or_new, logits[:, 1:known]], dim=1) - everything
     return -(p * log_q).mean()
 
@@ -126,7 +126,7 @@ def binary_cross_entropy(
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     targets = _one_hot(labels, logits, ignored)
     return _binary_mean(logits, targets, labels, pixels, ignored)
 
@@ -142,8 +142,8 @@ def binary_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
         The mean over all pixels.
     """
     known = _known(logits, old_logits)
-    targets = _at_least_float32(old_logits.detach()).sigmoid()
-    old_channels = _at_least_float32(logits)[:, :known]
+    targets = at_least_float32(old_logits.detach()).sigmoid()
+    old_channels = at_least_float32(logits)[:, :known]
     return known * F.binary_cross_entropy_with_logits(old_channels, targets)
 
 
@@ -171,10 +171,10 @@ def binary_mixed(
         The mean over the pixels that are not ignored of the sum over channels; 0 if all are.
     """
     known = _known(logits, old_logits)
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     first = 1 if labelled_background else 0
     targets = _one_hot(labels, logits, ignored)
-    targets[:, first:known] = _at_least_float32(old_logits.detach()).sigmoid()[:, first:]
+    targets[:, first:known] = at_least_float32(old_logits.detach()).sigmoid()[:, first:]
     return _binary_mean(logits, targets, labels, pixels, ignored)
 
 
@@ -183,11 +183,11 @@ def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
 
     Pixel centres are kept in place (`align_corners=False`).
     """
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     return F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
 
 
-def _at_least_float32(logits: Tensor) -> Tensor:
+def at_least_float32(logits: Tensor) -> Tensor:
     """Half precision is too coarse for a log-sum-exp; float32 and float64 stay what they are."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
@@ -204,7 +204,7 @@ def _mean_negative(
 ) -> Tensor:
     """Mean of -log_q at the labels over the pixels that are not ignored."""
     total = F.nll_loss(log_q, labels.long(), ignore_index=ignored, reduction="sum")
-    return total / _divisor(log_q, labels, pixels, ignored)
+    return total / pixel_count(log_q, labels, pixels, ignored)
 
 
 def _binary_mean(
@@ -213,7 +213,7 @@ def _binary_mean(
     """Binary cross-entropy, summed over channels, mean over the pixels that are not ignored."""
     by_channel = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     total = (by_channel.sum(1) * (labels != ignored)).sum()
-    return total / _divisor(logits, labels, pixels, ignored)
+    return total / pixel_count(logits, labels, pixels, ignored)
 
 
 def _one_hot(labels: Tensor, logits: Tensor, ignored: int) -> Tensor:
@@ -223,8 +223,10 @@ def _one_hot(labels: Tensor, logits: Tensor, ignored: int) -> Tensor:
     return torch.zeros_like(logits).scatter_(1, index, counted.to(logits.dtype))
 
 
-def _divisor(logits: Tensor, labels: Tensor, pixels: float | Tensor | None, ignored: int) -> Tensor:
-    """The number of pixels to divide by, 1 in place of 0 so that an empty sum gives 0."""
+def pixel_count(
+    logits: Tensor, labels: Tensor, pixels: float | Tensor | None, ignored: int
+) -> Tensor:
+    """What sums over pixels are divided by: 1 in place of 0, so that an empty sum gives 0."""
     count = (labels != ignored).sum() if pixels is None else pixels
     count = torch.as_tensor(count, dtype=logits.dtype, device=logits.device)
     return torch.where(count > 0, count, 1)

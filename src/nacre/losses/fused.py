@@ -1,0 +1,200 @@
+"""The losses straight from low-resolution logits, with their gradients, in one pass over strips.
+
+`fused_losses` and `fused_binary_losses` give what upsampling to the size of the labels and then the
+functions of `nacre.losses.plain` give, in value and gradient, in a small part of the time and
+memory. The logits are upsampled a few rows at a time (`nacre.losses.strips`), a kernel
+(`nacre.losses.kernels`) turns a strip into the sums of its losses and their closed-form gradients,
+and only low-resolution gradients are kept, one for each loss, which the backward pass scales and
+adds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nacre.losses.kernels import SigmoidKernel, SoftmaxKernel, StripKernel, Targets, Variant
+from nacre.losses.plain import IGNORED, at_least_float32, pixel_count
+from nacre.losses.strips import StripUpsampler, rows_per_strip, spans
+
+_BITS = math.log2(math.e)
+
+
+def fused_losses(
+    logits: Tensor,
+    labels: Tensor,
+    old_logits: Tensor | None = None,
+    *,
+    ce: Variant | None = "plain",
+    kd: Variant | None = None,
+    known: int | None = None,
+    pixels: float | Tensor | None = None,
+    ignored: int = IGNORED,
+) -> dict[str, Tensor]:
+    """Cross-entropy and distillation, plain or unbiased, eq. 2 to 7.
+
+    Args:
+        logits: the student's, N,C,h,w.
+        labels: N,H,W, channel numbers of any integer type.
+        old_logits: the teacher's, N,K,h,w (h and w may differ from the student's); needed for a
+            distillation. No gradient flows into them.
+        ce: which cross-entropy, if any.
+        kd: which distillation, if any.
+        known: number of old channels, background included; the teacher's K if not given.
+        pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
+            number of pixels that are not ignored.
+        ignored: the label of pixels that do not count in the cross-entropy.
+
+    Returns:
+        `ce` and `kd` as far as asked for, not weighted; each may be weighted and added at will,
+        but differentiated only once.
+    """
+    known = _known(logits, old_logits, known)
+    assert ce or kd, "no loss was asked for"
+    assert kd is None or old_logits is not None, "a distillation needs old_logits"
+    logits = at_least_float32(logits)
+    # The kernel works in bits; the divisors bring its results back to nats.
+    divisors = {}
+    if ce:
+        divisors["ce"] = pixel_count(logits, labels, pixels, ignored) * _BITS
+    if kd:
+        divisors["kd"] = logits.new_tensor(labels.numel() * known * _BITS)
+    teacher = _teacher(old_logits, logits) if kd else None
+    kernel = SoftmaxKernel(ce=ce, kd=kd, known=known, ignored=ignored)
+    return _losses(
+        kernel, logits * _BITS, None if teacher is None else teacher * _BITS, labels, divisors
+    )
+
+
+def fused_binary_losses(
+    logits: Tensor,
+    labels: Tensor,
+    old_logits: Tensor | None = None,
+    *,
+    targets: Targets = "labels",
+    distil: bool = False,
+    pixels: float | Tensor | None = None,
+    ignored: int = IGNORED,
+) -> dict[str, Tensor]:
+    """Binary cross-entropy and distillation of one sigmoid a channel (LwF-MC).
+
+    Args:
+        logits: the student's, N,C,h,w.
+        labels: N,H,W, channel numbers of any integer type.
+        old_logits: the teacher's, N,K,h,w (h and w may differ from the student's); needed for a
+            distillation and for targets of the teacher's. No gradient flows into them.
+        targets: of the old channels in the cross-entropy: the labels', the teacher's (variant D),
+            or the teacher's but the labels' for background (variant C).
+        distil: the distillation on top of the cross-entropy to labels.
+        pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
+            number of pixels that are not ignored.
+        ignored: the label of pixels that do not count in the cross-entropy.
+
+    Returns:
+        `bce` and, if asked for, `kd`, not weighted; each may be weighted and added at will, but
+        differentiated only once.
+    """
+    known = _known(logits, old_logits, None)
+    needs_teacher = distil or targets != "labels"
+    assert not needs_teacher or old_logits is not None, "these losses need old_logits"
+    assert not distil or targets == "labels", "the teacher is in the targets already"
+    logits = at_least_float32(logits)
+    divisors = {"bce": pixel_count(logits, labels, pixels, ignored)}
+    if distil:
+        divisors["kd"] = logits.new_tensor(float(labels.numel()))
+    kernel = SigmoidKernel(targets=targets, distil=distil, known=known, ignored=ignored)
+    teacher = _teacher(old_logits, logits) if needs_teacher else None
+    return _losses(kernel, logits, teacher, labels, divisors)
+
+
+def _known(logits: Tensor, old_logits: Tensor | None, known: int | None) -> int:
+    if old_logits is not None:
+        assert known in (None, old_logits.shape[1]), (known, old_logits.shape)
+        known = old_logits.shape[1]
+    known = 1 if known is None else known
+    assert 1 <= known <= logits.shape[1], (known, logits.shape)
+    return known
+
+
+def _teacher(old_logits: Tensor | None, logits: Tensor) -> Tensor | None:
+    return None if old_logits is None else old_logits.detach().to(logits.dtype)
+
+
+def _losses(
+    kernel: StripKernel,
+    logits: Tensor,
+    old_logits: Tensor | None,
+    labels: Tensor,
+    divisors: dict[str, Tensor],
+) -> dict[str, Tensor]:
+    """The kernel's sums over all pixels, each divided by its divisor."""
+    sums = _StripSums.apply(kernel, logits, old_logits, labels)  # type: ignore[no-untyped-call]
+    return {
+        name: total / divisor for total, (name, divisor) in zip(sums, divisors.items(), strict=True)
+    }
+
+
+class _StripSums(torch.autograd.Function):
+    """Sums and gradients in one go; the backward pass only scales what the forward pass found."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: StripKernel, logits: Tensor, old_logits: Tensor | None, labels: Tensor
+    ) -> tuple[Tensor, ...]:
+        with_gradients = ctx.needs_input_grad[1]
+        # Autocast would take the matrix products to half precision.
+        with torch.autocast(logits.device.type, enabled=False):
+            totals, gradients = _run(kernel, logits, old_logits, labels, with_gradients)
+        ctx.save_for_backward(*gradients)
+        return tuple(totals)
+
+    @staticmethod
+    def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the fused losses cannot be differentiated twice (create_graph=True); "
+                "upsample and use the functions of nacre.losses.plain for that"
+            )
+        gradients = ctx.saved_tensors
+        total = gradients[0] * scales[0]
+        for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
+            total.addcmul_(gradient, scale)
+        return None, total.transpose(1, 2).contiguous(), None, None
+
+
+def _run(
+    kernel: StripKernel,
+    logits: Tensor,
+    old_logits: Tensor | None,
+    labels: Tensor,
+    with_gradients: bool,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The terms' sums over all pixels and, if wanted, their gradients, N,h,C,w each."""
+    size = (labels.shape[1], labels.shape[2])
+    rows = rows_per_strip(logits, size)
+    student = StripUpsampler(logits, size, rows)
+    teacher = None if old_logits is None else StripUpsampler(old_logits, size, rows)
+    scratch = logits.new_empty(rows, logits.shape[1], size[1])
+    totals = [logits.new_zeros(()) for _ in range(kernel.terms)]
+    gradients = [torch.zeros_like(student.maps) for _ in totals] if with_gradients else []
+    for image in range(len(logits)):
+        for span in spans(size[0], rows):
+
+            def project(
+                term: int, gradient: Tensor, image: int = image, span: slice = span
+            ) -> None:
+                student.add_transposed(gradient, span, gradients[term][image])
+
+            values = kernel(
+                student.rows(image, span),
+                None if teacher is None else teacher.rows(image, span),
+                labels[image, span].long(),
+                scratch[: span.stop - span.start],
+                project if with_gradients else None,
+            )
+            for total, value in zip(totals, values, strict=True):
+                total.add_(value)
+    return totals, gradients

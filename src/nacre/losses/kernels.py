@@ -1,0 +1,251 @@
+"""What the fused losses do with a strip of upsampled logits: sums and closed-form gradients.
+
+Softmax losses. The channels fall into three groups: the background b, the other old channels, the
+new ones. Let L, L_Y and L_C be the log-sum-exps of all channels, of the old ones and b, of the new
+ones and b; q, q_Y and q_C the softmaxes over the same channels. Then, per pixel with label y,
+
+    CE            L - x[y]                                   gradient q - onehot(y)
+    unbiased CE   if y is b: L - L_Y, else as CE             gradient q - q_Y, else as CE
+    KD            L_Y - sum_Y p x                            gradient q_Y - p
+    unbiased KD   L - sum_(Y without b) p x - p[b] L_C       gradient q - p (without b) - p[b] q_C
+
+A group's exponentials e are taken relative to the group's own greatest logit m, so that q, q_Y
+and q_C are e times exp(m - L), exp(m - L_Y) or exp(m - L_C): a gradient is e times one factor per
+pixel and group, less p or a one-hot vector, and nothing overflows or divides by 0.
+All of it is in bits: logits times log2(e), powers and logarithms of 2. The formulas are the same,
+and powers of 2 take a third of the time of powers of e with PyTorch on CPUs.
+
+Sigmoid losses. For a target t the binary cross-entropy is log(1 + e^x) - t x, its gradient
+sigmoid(x) - t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Variant = Literal["plain", "unbiased"]
+Targets = Literal["labels", "teacher", "teacher_but_background"]
+Project = Callable[[int, Tensor], None]
+
+
+class StripKernel(Protocol):
+    """One or several losses, each a sum over pixels."""
+
+    @property
+    def terms(self) -> int:
+        """How many losses."""
+
+    def __call__(
+        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, project: Project | None
+    ) -> list[Tensor]:
+        """Sum up the losses over a strip.
+
+        Args:
+            x: the student's logits R,C,W; overwritten.
+            z: the teacher's logits R,K,W if there are any; overwritten.
+            labels: R,W, int64.
+            scratch: room of the shape of x.
+            project: to be called with the number of the term and its gradient R,C,W, once for
+                each; the gradient's memory is free again afterwards. None if no gradients are
+                wanted.
+
+        Returns:
+            One scalar for each term.
+        """
+
+
+@dataclass(frozen=True)
+class SoftmaxKernel:
+    """Cross-entropy, distillation or both, in bits; see the module for the formulas."""
+
+    ce: Variant | None
+    kd: Variant | None
+    known: int
+    ignored: int
+
+    @property
+    def terms(self) -> int:
+        return (self.ce is not None) + (self.kd is not None)
+
+    def __call__(
+        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, project: Project | None
+    ) -> list[Tensor]:
+        label = _Label(x, labels, self.ignored)
+        p = z if z is None else _softmax2_(z)
+        p_times_x = None if p is None else self._p_times_x(x, p, scratch)
+        student = _Exponentials(x, self.known)
+        values = []
+        if self.ce:
+            room = scratch if self.kd else x
+            values.append(self._cross_entropy(student, label, room, project))
+        if p is not None and p_times_x is not None:
+            values.append(self._distillation(student, p, p_times_x, project))
+        return values
+
+    def _p_times_x(self, x: Tensor, p: Tensor, scratch: Tensor) -> Tensor:
+        first = 1 if self.kd == "unbiased" else 0
+        product = scratch[:, first : self.known]
+        return torch.mul(x[:, first : self.known], p[:, first:], out=product).sum(1)
+
+    def _cross_entropy(
+        self, student: _Exponentials, label: _Label, room: Tensor, project: Project | None
+    ) -> Tensor:
+        is_b = label.is_background if self.ce == "unbiased" else torch.zeros_like(label.counts)
+        target = torch.where(is_b > 0, student.log_old, label.logit)
+        value = ((student.log_all - target) * label.counts).sum()
+        if project is not None:
+            b, old, new = (f * label.counts for f in student.factors(student.log_all))
+            b_old, old_old, _ = student.factors(student.log_old)
+            student.times((b - is_b * b_old, old - is_b * old_old, new), out=room)
+            label.subtract_one_hot(room, label.counts - is_b)
+            project(0, room)
+        return value
+
+    def _distillation(
+        self, student: _Exponentials, p: Tensor, p_times_x: Tensor, project: Project | None
+    ) -> Tensor:
+        """The last user of the exponentials, so that the gradient may take their place."""
+        gradient = student.exponentials
+        if self.kd == "plain":
+            value = (student.log_old - p_times_x).sum()
+            b, old, new = student.factors(student.log_old)
+            factors, targets, first = (b, old, torch.zeros_like(new)), p, 0
+        else:
+            p_b = p[:, 0]
+            value = (student.log_all - p_times_x - p_b * student.log_new).sum()
+            b, old, new = student.factors(student.log_all)
+            b_new, _, new_new = student.factors(student.log_new)
+            factors, targets, first = (b - p_b * b_new, old, new - p_b * new_new), p[:, 1:], 1
+        if project is not None:
+            student.times(factors, out=gradient)
+            gradient[:, first : self.known].sub_(targets)
+            project(self.terms - 1, gradient)
+        return value
+
+
+class _Exponentials:
+    """A strip's exponentials by group (in the place of its logits) and their log-sum-exps."""
+
+    def __init__(self, x: Tensor, known: int) -> None:
+        background = x[:, 0].clone()
+        old_peak, log_old = _exponentiate_(x[:, 1:known])
+        new_peak, log_new = _exponentiate_(x[:, known:])
+        x[:, 0] = 1
+        self.known = known
+        self.exponentials = x
+        self.peaks = (background, old_peak, new_peak)
+        self.log_old = torch.logaddexp2(background, log_old)
+        self.log_new = torch.logaddexp2(background, log_new)
+        self.log_all = torch.logaddexp2(self.log_old, log_new)
+
+    def factors(self, log_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the exponentials of each group are to be multiplied by to be normalised."""
+        background, old, new = ((peak - log_sum).exp2_() for peak in self.peaks)
+        return background, old, new
+
+    def times(self, factors: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
+        """Multiply the exponentials of each group by a factor per pixel."""
+        groups = (slice(0, 1), slice(1, self.known), slice(self.known, None))
+        for group, factor in zip(groups, factors, strict=True):
+            torch.mul(self.exponentials[:, group], factor.unsqueeze(1), out=out[:, group])
+
+
+class _Label:
+    """What a strip's labels mean for its logits."""
+
+    def __init__(self, x: Tensor, labels: Tensor, ignored: int) -> None:
+        counted = labels != ignored
+        self.index = (labels * counted).unsqueeze(1)
+        self.logit = x.gather(1, self.index).squeeze(1)
+        self.counts = counted.to(x.dtype)
+        self.is_background = (labels == 0).to(x.dtype) * self.counts
+
+    def subtract_one_hot(self, gradient: Tensor, hits: Tensor) -> None:
+        """Subtract hits (R,W) from the channels of the labels."""
+        gradient.scatter_add_(1, self.index, hits.neg().unsqueeze(1))
+
+
+def _exponentiate_(group: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits to powers of 2 relative to their greatest, in place; that one, and the log-sum."""
+    if group.shape[1] == 0:
+        nothing = group.new_zeros(group.shape[0], group.shape[2])
+        return nothing, nothing - torch.inf
+    peak = group.amax(1)
+    group.sub_(peak.unsqueeze(1)).exp2_()
+    return peak, group.sum(1).log2_().add_(peak)
+
+
+def _softmax2_(logits: Tensor) -> Tensor:
+    """Softmax of logits in bits over the channels, in place."""
+    logits.sub_(logits.amax(1, keepdim=True)).exp2_()
+    return logits.div_(logits.sum(1, keepdim=True))
+
+
+@dataclass(frozen=True)
+class SigmoidKernel:
+    """Binary cross-entropy to labels, teacher or both, and distillation; one sigmoid a channel."""
+
+    targets: Targets
+    distil: bool
+    known: int
+    ignored: int
+
+    @property
+    def terms(self) -> int:
+        return 1 + self.distil
+
+    def __call__(
+        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, project: Project | None
+    ) -> list[Tensor]:
+        label = _Label(x, labels, self.ignored)
+        taught = self._taught_channels()
+        from_label = (label.index < taught.start) | (label.index >= taught.stop)
+        hits = label.counts * from_label.squeeze(1)
+        t = x.new_empty(x.shape[0], 0, x.shape[2]) if z is None else z.sigmoid_()
+
+        softplus = torch.logaddexp(x, x.new_zeros(()), out=scratch)
+        by_pixel = softplus.sum(1)
+        old_by_pixel = softplus[:, : self.known].sum(1) if self.distil else None
+        by_pixel -= _dot(x[:, taught], t[:, taught], scratch[:, taught])
+        values = [(by_pixel * label.counts - label.logit * hits).sum()]
+        if old_by_pixel is not None:
+            old = slice(0, self.known)
+            values.append((old_by_pixel - _dot(x[:, old], t, scratch[:, old])).sum())
+        if project is not None:
+            self._gradients(x.sigmoid_(), t, label, hits, scratch, project)
+        return values
+
+    def _taught_channels(self) -> slice:
+        """The channels whose target in the cross-entropy is the teacher's."""
+        first = {"labels": self.known, "teacher": 0, "teacher_but_background": 1}[self.targets]
+        return slice(first, self.known)
+
+    def _gradients(
+        self,
+        sigmoid: Tensor,
+        t: Tensor,
+        label: _Label,
+        hits: Tensor,
+        scratch: Tensor,
+        project: Project,
+    ) -> None:
+        taught = self._taught_channels()
+        gradient = scratch.copy_(sigmoid) if self.distil else sigmoid
+        gradient[:, taught].sub_(t[:, taught])
+        gradient.mul_(label.counts.unsqueeze(1))
+        label.subtract_one_hot(gradient, hits)
+        project(0, gradient)
+        if self.distil:
+            sigmoid[:, : self.known].sub_(t)
+            sigmoid[:, self.known :] = 0
+            project(1, sigmoid)
+
+
+def _dot(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
+    """Sum of products over the channels."""
+    return torch.mul(a, b, out=room).sum(1)

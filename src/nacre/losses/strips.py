@@ -1,0 +1,106 @@
+"""Bilinear upsampling a few rows at a time, and its transpose.
+
+Upsampling from h x w to H x W is linear and separable: with two small matrices A (H x h, for the
+rows) and B (W x w, for the columns) a channel x becomes A x B^T, and a gradient G of the upsampled
+channel becomes A^T G B. Neither needs the whole picture: a strip of output rows touches only the
+few input rows where its part of A is not zero. So whatever is a sum over pixels can be computed
+strip by strip, and full-resolution logits never exist.
+
+Strips are laid out as rows, channels, columns (R,C,W): sums over channels then run along contiguous
+columns, which is the fastest order on CPUs, and the products with A are plain matrix products.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# On CPUs a strip and its few companions should stay in the cache.
+_CPU_STRIP_BYTES = 4 << 20
+# On other devices a strip should be large enough to keep the device busy, and its companions
+# together a few hundredths of the memory. The total decides, not what is free at the moment:
+# otherwise the order of the sums, and with it the last digits, would change from run to run.
+_DEVICE_MEMORY_SHARE = 128
+_DEVICE_STRIP_BYTES = 64 << 20
+
+
+class StripUpsampler:
+    """Low-resolution maps of which any strip of upsampled rows can be had."""
+
+    def __init__(self, maps: Tensor, size: tuple[int, int], rows: int) -> None:
+        """Prepare matrices and buffers.
+
+        Args:
+            maps: N,C,h,w, float32 or float64.
+            size: height and width to upsample to.
+            rows: the greatest number of rows of a strip.
+        """
+        self.maps = maps.transpose(1, 2).contiguous()
+        self.row_weights, lower, upper = _interpolation(maps.shape[2], size[0], maps)
+        self.column_weights, _, _ = _interpolation(maps.shape[3], size[1], maps)
+        self._lower, self._upper = lower.tolist(), upper.tolist()
+        starts = range(0, size[0], rows)
+        touched = max(self._upper[min(s + rows, size[0]) - 1] + 1 - self._lower[s] for s in starts)
+        self._wide = maps.new_empty(touched, maps.shape[1], size[1])
+        self._strip = maps.new_empty(rows, maps.shape[1], size[1])
+
+    def rows(self, image: int, span: slice) -> Tensor:
+        """The upsampled rows of one image, R,C,W, in a buffer that the next call overwrites."""
+        weights, sources = self._weights(span)
+        narrow = self.maps[image, sources]
+        wide = self._wide[: narrow.shape[0]]
+        strip = self._strip[: weights.shape[0]]
+        torch.mm(narrow.flatten(0, 1), self.column_weights.t(), out=wide.flatten(0, 1))
+        torch.mm(weights, wide.flatten(1), out=strip.flatten(1))
+        return strip
+
+    def add_transposed(self, gradient: Tensor, span: slice, total: Tensor) -> None:
+        """Add to `total` (h,C,w) what a gradient (R,C,W) of the given rows means for one image."""
+        weights, sources = self._weights(span)
+        narrow = total[sources]
+        wide = self._wide[: narrow.shape[0]]
+        torch.mm(weights.t(), gradient.flatten(1), out=wide.flatten(1))
+        narrow.flatten(0, 1).addmm_(wide.flatten(0, 1), self.column_weights)
+
+    def _weights(self, span: slice) -> tuple[Tensor, slice]:
+        """The part of the row matrix that is not zero for a span, and the input rows it is for."""
+        sources = slice(self._lower[span.start], self._upper[span.stop - 1] + 1)
+        return self.row_weights[span, sources], sources
+
+
+def rows_per_strip(maps: Tensor, size: tuple[int, int]) -> int:
+    """How many rows of N,C,h,w maps upsampled to a size make a good strip on their device."""
+    row_bytes = maps.shape[1] * size[1] * maps.element_size()
+    return max(1, min(size[0], _strip_bytes(maps.device) // row_bytes))
+
+
+def spans(height: int, rows: int) -> list[slice]:
+    """The rows of all strips, from top to bottom."""
+    return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
+
+
+def _strip_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return _CPU_STRIP_BYTES
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // _DEVICE_MEMORY_SHARE
+    return _DEVICE_STRIP_BYTES
+
+
+def _interpolation(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The matrix of linear interpolation, and the first and last input that each output touches.
+
+    Positions are rounded where PyTorch's own upsampling rounds them (the scale, then the result of
+    a fused multiply-add), so that the two agree to the last digits.
+    """
+    scale = (torch.tensor(float(inputs), dtype=like.dtype) / outputs).double()
+    position = scale * (torch.arange(outputs, dtype=torch.float64) + 0.5) - 0.5
+    position = position.clamp(min=0).to(like.dtype)
+    lower = position.floor().long().clamp(max=inputs - 1)
+    upper = (lower + 1).clamp(max=inputs - 1)
+    fraction = (position - lower).clamp(0, 1)
+    matrix = torch.zeros(outputs, inputs, dtype=like.dtype)
+    output = torch.arange(outputs)
+    matrix[output, lower] += 1 - fraction
+    matrix[output, upper] += fraction
+    return matrix.to(like.device), lower, upper

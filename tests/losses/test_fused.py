@@ -1,0 +1,347 @@
+"""The fused losses against upsampling and the plain functions, in value and gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nacre.losses import (
+    IGNORED,
+    binary_cross_entropy,
+    binary_distillation,
+    binary_mixed,
+    cross_entropy,
+    distillation,
+    fused_binary_losses,
+    fused_losses,
+    strips,
+    unbiased_cross_entropy,
+    unbiased_distillation,
+    upsample,
+)
+
+few = settings(max_examples=25, deadline=None)
+
+
+class Problem:
+    """Low-resolution logits of student and teacher, full-resolution labels, some ignored."""
+
+    def __init__(
+        self,
+        low: tuple[int, int] = (3, 4),
+        high: tuple[int, int] = (17, 23),
+        known: int = 3,
+        new: int = 2,
+        images: int = 2,
+        dtype: torch.dtype = torch.float64,
+        scale: float = 3.0,
+        seed: int = 0,
+    ) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.known = known
+        self.logits = torch.randn(images, known + new, *low, generator=g, dtype=dtype) * scale
+        self.old = torch.randn(images, known, *low, generator=g, dtype=dtype) * scale
+        values = torch.tensor([*range(known + new), 0, IGNORED], dtype=torch.uint8)
+        self.labels = values[torch.randint(0, len(values), (images, *high), generator=g)]
+
+
+Losses = Callable[[Tensor, Problem], dict[str, Tensor]]
+
+
+def _up(x: Tensor, a: Problem) -> Tensor:
+    return upsample(x, (a.labels.shape[1], a.labels.shape[2]))
+
+
+def _unbiased_ce(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_cross_entropy(_up(x, a), a.labels, a.known)
+
+
+def _mixed(x: Tensor, a: Problem, labelled_background: bool) -> Tensor:
+    return binary_mixed(_up(x, a), a.labels, _up(a.old, a), labelled_background=labelled_background)
+
+
+# name: (fused, plain); every loss and every combination that a method uses
+CASES: dict[str, tuple[Losses, Losses]] = {
+    "ft": (
+        lambda x, a: fused_losses(x, a.labels),
+        lambda x, a: {"ce": cross_entropy(_up(x, a), a.labels)},
+    ),
+    "lwf": (
+        lambda x, a: fused_losses(x, a.labels, a.old, ce="plain", kd="plain"),
+        lambda x, a: {
+            "ce": cross_entropy(_up(x, a), a.labels),
+            "kd": distillation(_up(x, a), _up(a.old, a)),
+        },
+    ),
+    "lwf + unbiased ce": (
+        lambda x, a: fused_losses(x, a.labels, a.old, ce="unbiased", kd="plain"),
+        lambda x, a: {
+            "ce": _unbiased_ce(x, a),
+            "kd": distillation(_up(x, a), _up(a.old, a)),
+        },
+    ),
+    "mib": (
+        lambda x, a: fused_losses(x, a.labels, a.old, ce="unbiased", kd="unbiased"),
+        lambda x, a: {
+            "ce": _unbiased_ce(x, a),
+            "kd": unbiased_distillation(_up(x, a), _up(a.old, a)),
+        },
+    ),
+    "unbiased ce": (
+        lambda x, a: fused_losses(x, a.labels, ce="unbiased", known=a.known),
+        lambda x, a: {"ce": _unbiased_ce(x, a)},
+    ),
+    "kd": (
+        lambda x, a: fused_losses(x, a.labels, a.old, ce=None, kd="plain"),
+        lambda x, a: {"kd": distillation(_up(x, a), _up(a.old, a))},
+    ),
+    "unbiased kd": (
+        lambda x, a: fused_losses(x, a.labels, a.old, ce=None, kd="unbiased"),
+        lambda x, a: {"kd": unbiased_distillation(_up(x, a), _up(a.old, a))},
+    ),
+    "bce": (
+        lambda x, a: fused_binary_losses(x, a.labels),
+        lambda x, a: {"bce": binary_cross_entropy(_up(x, a), a.labels)},
+    ),
+    "lwf-mc": (
+        lambda x, a: fused_binary_losses(x, a.labels, a.old, distil=True),
+        lambda x, a: {
+            "bce": binary_cross_entropy(_up(x, a), a.labels),
+            "kd": binary_distillation(_up(x, a), _up(a.old, a)),
+        },
+    ),
+    "lwf-mc-c": (
+        lambda x, a: fused_binary_losses(x, a.labels, a.old, targets="teacher_but_background"),
+        lambda x, a: {"bce": _mixed(x, a, labelled_background=True)},
+    ),
+    "lwf-mc-d": (
+        lambda x, a: fused_binary_losses(x, a.labels, a.old, targets="teacher"),
+        lambda x, a: {"bce": _mixed(x, a, labelled_background=False)},
+    ),
+}
+
+every_case = pytest.mark.parametrize(("fused", "plain"), CASES.values(), ids=CASES.keys())
+
+
+def values_and_gradient(losses: Losses, a: Problem) -> tuple[dict[str, float], Tensor]:
+    """All losses, and the gradient of their sum with different weights."""
+    x = a.logits.clone().requires_grad_()
+    result = losses(x, a)
+    total = sum(weight * loss for weight, loss in zip((0.7, 13.0), result.values(), strict=False))
+    assert isinstance(total, Tensor)
+    total.backward()
+    assert x.grad is not None
+    return {name: float(loss.detach()) for name, loss in result.items()}, x.grad
+
+
+def assert_same(fused: Losses, plain: Losses, a: Problem, tolerance: float) -> None:
+    actual, actual_gradient = values_and_gradient(fused, a)
+    expected, expected_gradient = values_and_gradient(plain, a)
+    assert actual == pytest.approx(expected, rel=tolerance, abs=tolerance * 1e-2)
+    assert list(actual) == list(expected)
+    greatest = float(expected_gradient.abs().max())
+    torch.testing.assert_close(
+        actual_gradient, expected_gradient, rtol=0, atol=tolerance * max(greatest, 1e-12)
+    )
+
+
+# ---------------------------------------------------------------- equal to the plain functions
+
+sides = st.tuples(st.integers(1, 6), st.integers(1, 6))
+problems = st.builds(
+    Problem,
+    low=sides,
+    high=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    known=st.integers(1, 4),
+    new=st.integers(0, 3),
+    images=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+
+
+@every_case
+@few
+@given(a=problems, strip_bytes=st.sampled_from([1, 5000, 1 << 20]))
+def test_equals_plain_in_float64(
+    fused: Losses, plain: Losses, a: Problem, strip_bytes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
+        assert_same(fused, plain, a, 1e-10)
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("low", "high"), [((4, 4), (64, 64)), ((5, 3), (71, 50)), ((9, 9), (9, 9)), ((8, 7), (5, 3))]
+)
+def test_equals_plain_in_float32(
+    fused: Losses, plain: Losses, low: tuple[int, int], high: tuple[int, int]
+) -> None:
+    a = Problem(low, high, known=16, new=5, dtype=torch.float32)
+    assert_same(fused, plain, a, 1e-5)
+
+
+@every_case
+def test_equals_plain_with_strips_that_do_not_divide_the_height(
+    fused: Losses, plain: Losses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = Problem(high=(19, 23))
+    monkeypatch.setattr(strips, "_CPU_STRIP_BYTES", 5 * 23 * 5 * 8)
+    assert strips.rows_per_strip(a.logits, (19, 23)) == 5
+    assert_same(fused, plain, a, 1e-10)
+
+
+@every_case
+def test_gradients_are_right(fused: Losses, plain: Losses) -> None:
+    a = Problem((2, 2), (5, 4), images=1)
+
+    def weighted(x: Tensor) -> Tensor:
+        return torch.stack(list(fused(x, a).values()))
+
+    assert torch.autograd.gradcheck(weighted, a.logits.requires_grad_(), check_batched_grad=False)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_logits(fused: Losses, plain: Losses, dtype: torch.dtype) -> None:
+    a = Problem(dtype=dtype)
+    a.logits, a.old = a.logits.sign() * 1e4, a.old.sign() * 1e4
+    actual, gradient = values_and_gradient(fused, a)
+    expected, _ = values_and_gradient(plain, a)
+    assert torch.isfinite(gradient).all()
+    assert actual == pytest.approx(expected, rel=1e-5)
+
+
+# ---------------------------------------------------------------- pixels
+
+
+@every_case
+def test_all_ignored_gives_zero(fused: Losses, plain: Losses) -> None:
+    a = Problem()
+    a.labels = torch.full_like(a.labels, IGNORED)
+    x = a.logits.requires_grad_()
+    losses = fused(x, a)
+    for name in {"ce", "bce"} & losses.keys():
+        (gradient,) = torch.autograd.grad(losses[name], x, retain_graph=True)
+        assert losses[name] == 0
+        assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("function", [fused_losses, fused_binary_losses])
+def test_parts_of_a_batch_add_up_to_the_whole(function: Callable[..., dict[str, Tensor]]) -> None:
+    a = Problem(images=5)
+    name = "ce" if function is fused_losses else "bce"
+    pixels = (a.labels != IGNORED).sum()
+    parts = [
+        function(a.logits[s], a.labels[s], pixels=pixels)[name] for s in (slice(0, 1), slice(1, 5))
+    ]
+    whole = function(a.logits, a.labels)[name]
+    torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-12, atol=0)
+
+
+def test_another_value_can_be_the_ignored_one() -> None:
+    a = Problem()
+    labels = torch.where(a.labels == IGNORED, -1, a.labels.int())
+    for function in (fused_losses, fused_binary_losses):
+        assert function(a.logits, labels, ignored=-1) == function(a.logits, a.labels)
+
+
+# ---------------------------------------------------------------- how autograd sees them
+
+
+@every_case
+def test_each_loss_has_its_own_gradient(fused: Losses, plain: Losses) -> None:
+    a = Problem()
+    x = a.logits.requires_grad_()
+    for name in fused(x, a):
+        (actual,) = torch.autograd.grad(fused(x, a)[name], x)
+        (expected,) = torch.autograd.grad(plain(x, a)[name], x)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def test_gradient_reaches_what_the_logits_come_from() -> None:
+    a = Problem(dtype=torch.float32)
+    layer = torch.nn.Conv2d(5, 5, 1)
+    mib = CASES["mib"]
+    gradients = []
+    for losses in mib:
+        layer.zero_grad()
+        sum(losses(layer(a.logits), a).values()).backward()  # type: ignore[union-attr]
+        assert layer.weight.grad is not None
+        gradients.append(layer.weight.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+
+
+def test_no_gradient_reaches_the_teacher() -> None:
+    a = Problem()
+    a.old.requires_grad_()
+    sum(CASES["mib"][0](a.logits.requires_grad_(), a).values()).backward()  # type: ignore[union-attr]
+    assert a.old.grad is None
+
+
+@every_case
+def test_without_gradients_the_values_are_the_same(fused: Losses, plain: Losses) -> None:
+    a = Problem()
+    with torch.no_grad():
+        values = fused(a.logits, a)
+    assert not any(value.requires_grad for value in values.values())
+    assert values == fused(a.logits.requires_grad_(), a)
+
+
+@every_case
+def test_arguments_are_left_alone(fused: Losses, plain: Losses) -> None:
+    a, same = Problem((4, 4), (4, 4)), Problem((4, 4), (4, 4))
+    values_and_gradient(fused, a)
+    assert torch.equal(a.logits, same.logits)
+    assert torch.equal(a.old, same.old)
+    assert torch.equal(a.labels, same.labels)
+
+
+def test_second_derivative_is_refused() -> None:
+    a = Problem()
+    x = a.logits.requires_grad_()
+    loss = fused_losses(x, a.labels)["ce"]
+    with pytest.raises(RuntimeError, match=r"cannot be differentiated twice.*nacre\.losses\.plain"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_computed_in_float32(
+    fused: Losses, plain: Losses, dtype: torch.dtype
+) -> None:
+    a = Problem(dtype=dtype)
+    values, gradient = values_and_gradient(fused, a)
+    assert gradient.dtype == dtype
+    a.logits, a.old = a.logits.float(), a.old.float()
+    assert values == values_and_gradient(fused, a)[0]
+
+
+@every_case
+def test_autocast_changes_nothing(fused: Losses, plain: Losses) -> None:
+    a = Problem(dtype=torch.float32)
+    values, gradient = values_and_gradient(fused, a)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values_in_autocast, gradient_in_autocast = values_and_gradient(fused, a)
+    assert values_in_autocast == values
+    assert torch.equal(gradient_in_autocast, gradient)
+
+
+def test_teacher_may_have_another_resolution() -> None:
+    a = Problem()
+    a.old = torch.randn(2, 3, 5, 2, dtype=torch.float64)
+    assert_same(*CASES["mib"], a, 1e-10)
+
+
+def test_columns_in_memory_order_do_not_matter() -> None:
+    a = Problem()
+    expected = fused_losses(a.logits, a.labels, a.old, ce="unbiased", kd="unbiased")
+    a.logits = a.logits.to(memory_format=torch.channels_last)
+    a.old = a.old.to(memory_format=torch.channels_last)
+    actual = fused_losses(a.logits, a.labels, a.old, ce="unbiased", kd="unbiased")
+    assert actual == expected
