@@ -64,9 +64,9 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     first = _build(pairs, tmp_path)
     read = []
 
-    def count(path: Path) -> object:
-        read.append(Path(path).stem)
-        return original(path)
+    def count(path: Path, data: bytes) -> object:
+        read.append(path.stem)
+        return original(path, data)
 
     original = scanning.count_labels
     monkeypatch.setattr(scanning, "count_labels", count)

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from small_data import blocks, save_image, save_mask
 
-from nacre.data.counting import _count_any, _count_plain_png, count_labels
-from nacre.data.reading import image_size, load, open_image, read_mask
+from nacre.data.counting import Counts, _count_any, _count_plain_png, count_labels
+from nacre.data.reading import HEAD, image_size, load, open_image, read_bytes, read_mask
 from nacre.errors import NacreError
 
 MASK = blocks(6, 12, [0, 3, 255, 7])
@@ -37,7 +37,7 @@ def test_masks_of_few_bits(tmp_path: Path, bits: int, labels: list[int], mode: s
     else:
         path.write_bytes(_grey_png(mask, bits))
     np.testing.assert_array_equal(read_mask(path), mask)
-    assert count_labels(path).pixels == _count(mask)
+    assert _counts(path).pixels == _count(mask)
 
 
 def test_a_mask_of_colours_is_refused(tmp_path: Path) -> None:
@@ -51,26 +51,33 @@ def test_counts_are_those_of_the_pixels(tmp_path: Path, mode: str, shape: tuple[
     mask = np.random.default_rng(0).integers(0, 256, shape)
     path = save_mask(tmp_path / "m.png", mask, mode)
     height, width = shape
-    assert count_labels(path) == (width, height, _count(mask))
-    assert list(count_labels(path).pixels) == sorted(count_labels(path).pixels)
+    assert _counts(path) == (width, height, _count(mask))
+    assert list(_counts(path).pixels) == sorted(_counts(path).pixels)
 
 
 def test_the_fast_way_is_taken_and_agrees_with_the_slow_one(tmp_path: Path) -> None:
     path = save_mask(tmp_path / "m.png", MASK)
-    assert _count_plain_png(path) == _count_any(path)
+    assert _count_plain_png(path.read_bytes()) == _count_any(path)
+
+
+@pytest.mark.parametrize("labels", [[0], [7], [255, 0], [3, 0, 3, 1, 255]])
+def test_few_and_many_runs_are_counted_alike(tmp_path: Path, labels: list[int]) -> None:
+    for mask in (blocks(9, 200, labels), blocks(9, 200, labels * 50), blocks(200, 1, labels[:1])):
+        path = save_mask(tmp_path / "m.png", mask)
+        assert _count_plain_png(path.read_bytes()) == (mask.shape[1], mask.shape[0], _count(mask))
 
 
 def test_a_filtered_png_goes_the_slow_way(tmp_path: Path) -> None:
     # A smooth grey ramp makes the encoder filter its rows, so its bytes are not its labels.
     ramp = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
     path = save_mask(tmp_path / "m.png", ramp, "L")
-    assert _count_plain_png(path) is None
-    assert count_labels(path).pixels == _count(ramp)
+    assert _count_plain_png(path.read_bytes()) is None
+    assert _counts(path).pixels == _count(ramp)
 
 
 def test_the_real_masks_are_counted_right(voc_part: Path) -> None:
     for path in sorted((voc_part / "VOC2012" / "SegmentationClassAug").iterdir())[::200]:
-        assert _count_plain_png(path) == _count_any(path)
+        assert _count_plain_png(path.read_bytes()) == _count_any(path)
 
 
 def test_a_plain_jpeg_is_not_decoded_before_it_must_be(tmp_path: Path) -> None:
@@ -83,7 +90,7 @@ def test_a_plain_jpeg_is_not_decoded_before_it_must_be(tmp_path: Path) -> None:
 def test_every_kind_of_picture_is_rgb(tmp_path: Path, suffix: str) -> None:
     path = save_image(tmp_path / f"a{suffix}", 9, 14)
     image = open_image(path)
-    assert (image.mode, image.size, image_size(path)) == ("RGB", (14, 9), (14, 9))
+    assert (image.mode, image.size, _size(path)) == ("RGB", (14, 9), (14, 9))
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "I;16"])
@@ -106,7 +113,7 @@ def test_the_orientation_of_a_camera_is_applied(tmp_path: Path, suffix: str) -> 
     path = tmp_path / f"a{suffix}"
     Image.fromarray(blocks(8, 16, [0, 255])).convert("RGB").save(path, exif=exif)
     image = open_image(path)
-    assert image.size == image_size(path) == (8, 16)
+    assert image.size == _size(path) == (8, 16)
     pixels = np.asarray(image)
     assert pixels[:8].mean() < 20
     assert pixels[8:].mean() > 235
@@ -123,18 +130,18 @@ def test_a_truncated_picture_is_named(tmp_path: Path, suffix: str) -> None:
 def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
     path = tmp_path / "note.png"
     path.write_text("not a picture")
-    for read in (open_image, image_size):
+    for read in (open_image, _size):
         with pytest.raises(NacreError, match=r"image .*note\.png is damaged or not a picture"):
             read(path)
     with pytest.raises(NacreError, match=r"mask .*note\.png is damaged or not a picture"):
-        count_labels(path)
+        _counts(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(NacreError, match=r"the image .*a\.jpg is missing"):
         open_image(tmp_path / "a.jpg")
     with pytest.raises(NacreError, match=r"the mask .*a\.png is missing"):
-        count_labels(tmp_path / "a.png")
+        read_mask(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 20, 30, 60, -100, -60])
@@ -142,7 +149,7 @@ def test_a_truncated_mask_is_named(tmp_path: Path, keep: int) -> None:
     path = save_mask(tmp_path / "m.png", np.random.default_rng(0).integers(0, 9, (50, 50)))
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(NacreError, match=r"the mask .*m\.png is damaged"):
-        count_labels(path)
+        _counts(path)
 
 
 def test_a_mask_with_a_flipped_byte_is_named(tmp_path: Path) -> None:
@@ -151,7 +158,15 @@ def test_a_mask_with_a_flipped_byte_is_named(tmp_path: Path) -> None:
     data[len(data) // 2 + 200] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(NacreError, match=r"the mask .*m\.png is damaged"):
-        count_labels(path)
+        _counts(path)
+
+
+def _counts(path: Path) -> Counts:
+    return count_labels(path, path.read_bytes())
+
+
+def _size(path: Path) -> tuple[int, int]:
+    return image_size(path, read_bytes(path, HEAD)[0])
 
 
 def _count(mask: np.ndarray) -> dict[int, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nacre.classes import LabelSpace, _ranges
 from nacre.data.keeping import keep, load_records
-from nacre.data.scanning import Pair, Problem, Progress, Record, scan, show_progress, stamp_of
+from nacre.data.scanning import Pair, Problem, Progress, Record, scan, show_progress
 from nacre.data.source import Index
 from nacre.errors import NacreError
 from nacre.files import save_text
@@ -103,8 +103,7 @@ def inspect(
     """Like ``build_index``, but return the problems beside the index of what can be read."""
     pairs = sorted(pairs, key=lambda pair: pair.name)
     keys = {pair.name: _key(pair, root) for pair in pairs}
-    stamps = {keys[pair.name]: stamp_of(pair) for pair in pairs}
-    records, complete = load_records(root, split, stamps)
+    records, complete = load_records(root, split, {keys[pair.name]: pair for pair in pairs})
     stale = [pair for pair in pairs if keys[pair.name] not in records]
     problems: dict[str, Problem] = {}
     for pair, result in _scan_with_bar(stale, f"index of {root.name} {split}", workers, progress):
@@ -198,4 +197,6 @@ def _scan_with_bar(
 
 def _key(pair: Pair, root: Path) -> str:
     """Return the mask's path below the data folder, so that the folder may be moved."""
-    return os.path.relpath(pair.mask, root) if pair.mask is not None else f"no mask: {pair.name}"
+    if pair.mask is None:
+        return f"no mask: {pair.name}"
+    return str(pair.mask).removeprefix(f"{root}{os.sep}")

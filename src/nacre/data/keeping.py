@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nacre.data.scanning import Record, Stamp
+from nacre.data.scanning import Pair, Record, stamp_of
 from nacre.errors import NacreError
 from nacre.files import load_json, save_text
 
@@ -32,14 +32,14 @@ def index_paths(root: Path, split: str) -> tuple[Path, Path]:
 
 
 def load_records(
-    root: Path, split: str, stamps: Mapping[str, Stamp | None]
+    root: Path, split: str, pairs: Mapping[str, Pair]
 ) -> tuple[dict[str, Record], bool]:
     """Return what is still true of what earlier passes found, by the mask's path below the root.
 
     Args:
         root: The data folder.
         split: The name of the index.
-        stamps: The state of the files now, by the mask's path below the root.
+        pairs: The files in question, by the mask's path below the root.
 
     Returns:
         The records of unchanged files, and whether a kept index is exactly of these files.
@@ -48,9 +48,13 @@ def load_records(
     complete = False
     for path in index_paths(root, split):
         kept = _load(path.with_suffix(".json"))
-        true = {key: one for key, one in kept.items() if one.stamp == stamps.get(key)}
+        true = {
+            key: record
+            for key, record in kept.items()
+            if key in pairs and record.stamp == stamp_of(pairs[key])
+        }
         fresh.update(true)
-        complete |= path.exists() and len(true) == len(kept) == len(stamps)
+        complete |= path.exists() and len(true) == len(kept) == len(pairs)
     return fresh, complete
 
 

@@ -18,8 +18,8 @@ from nacre.data.source import Mask
 from nacre.errors import NacreError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+HEAD = 4096
 
-_HEAD = 4096
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow stretches grey values of 2 and 4 bits to 0..255; a label is what is stored.
@@ -43,16 +43,20 @@ def _naming(path: Path | str, kind: str) -> Iterator[None]:
         raise NacreError(f"the {kind} {path} is damaged: {reason}") from error
 
 
-def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
+def read_bytes(path: Path | str, limit: int | None = None) -> tuple[bytes, os.stat_result]:
     """Read a file, or its first bytes, without the cost of a Python file object.
 
     Args:
         path: A regular file.
         limit: How many bytes at most; all by default.
+
+    Returns:
+        The bytes, and what the file system knows of the file.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
-        return os.read(handle, os.fstat(handle).st_size if limit is None else limit)
+        state = os.fstat(handle)
+        return os.read(handle, state.st_size if limit is None else limit), state
     finally:
         os.close(handle)
 
@@ -82,17 +86,21 @@ def load(image: Image.Image) -> Image.Image:
     return image
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return width and height of the upright picture from the head of its file alone."""
-    with _naming(path, "image"):
-        size = _plain_jpeg_size(read_bytes(path, _HEAD))
-        if size is not None:
-            return size
-        with Image.open(path) as image:
-            width, height = image.size
-            # A PNG may tell its orientation after the pixels; looking there means decoding.
-            turned = "exif" in image.info and _orientation(image) in _SIDEWAYS
-            return (height, width) if turned else (width, height)
+def image_size(path: Path, head: bytes) -> tuple[int, int]:
+    """Return width and height of the upright picture without decoding it.
+
+    Args:
+        path: The file.
+        head: Its first `HEAD` bytes, in which the size of most pictures stands.
+    """
+    size = _plain_jpeg_size(head)
+    if size is not None:
+        return size
+    with _naming(path, "image"), Image.open(path) as image:
+        width, height = image.size
+        # A PNG may tell its orientation after the pixels; looking there means decoding.
+        turned = "exif" in image.info and _orientation(image) in _SIDEWAYS
+        return (height, width) if turned else (width, height)
 
 
 def read_mask(path: Path) -> Mask:
