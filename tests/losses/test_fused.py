@@ -332,6 +332,15 @@ def test_autocast_changes_nothing(fused: Losses, plain: Losses) -> None:
     assert torch.equal(gradient_in_autocast, gradient)
 
 
+@every_case
+def test_teacher_may_come_from_inference_mode(fused: Losses, plain: Losses) -> None:
+    a = Problem()
+    with torch.inference_mode():
+        a.old = a.old * 1.0
+    assert a.old.is_inference()
+    assert_same(fused, plain, a, 1e-10)
+
+
 def test_teacher_may_have_another_resolution() -> None:
     a = Problem()
     a.old = torch.randn(2, 3, 5, 2, dtype=torch.float64)

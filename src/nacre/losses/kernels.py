@@ -70,11 +70,13 @@ class SoftmaxKernel:
 
     @property
     def terms(self) -> int:
+        """How many losses: one or both."""
         return (self.ce is not None) + (self.kd is not None)
 
     def __call__(
         self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, project: Project | None
     ) -> list[Tensor]:
+        """Sum up the losses over a strip, as `StripKernel` says."""
         label = _Label(x, labels, self.ignored)
         p = z if z is None else _softmax2_(z)
         p_times_x = None if p is None else self._p_times_x(x, p, scratch)
@@ -197,11 +199,13 @@ class SigmoidKernel:
 
     @property
     def terms(self) -> int:
+        """How many losses: the cross-entropy, and maybe the distillation."""
         return 1 + self.distil
 
     def __call__(
         self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, project: Project | None
     ) -> list[Tensor]:
+        """Sum up the losses over a strip, as `StripKernel` says."""
         label = _Label(x, labels, self.ignored)
         taught = self._taught_channels()
         from_label = (label.index < taught.start) | (label.index >= taught.stop)
