@@ -27,9 +27,7 @@ Scenario = Annotated[
     typer.Argument(help="data/task/setup, a name from `nacre scenarios`, or a .yaml file"),
 ]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
-Lists = Annotated[
-    Path | None, typer.Option(help="Folder with published image lists train-K.npy.")
-]
+Lists = Annotated[Path | None, typer.Option(help="Folder with published image lists train-K.npy.")]
 Config = Annotated[Path | None, typer.Option(help="YAML file with config values.")]
 Set = Annotated[
     list[str] | None,
@@ -201,6 +199,44 @@ def scenarios() -> None:
     from nacre.planning import scenarios_table
 
     _console().print(scenarios_table())
+
+
+@app.command(epilog="Examples:  nacre data voc --root VOC2012;  nacre data folder --root my-data")
+def data(
+    name: Annotated[str, typer.Argument(help="voc, ade20k or folder.")],
+    root: Annotated[Path, typer.Option(help="Folder of the data set.")],
+    classes: Annotated[
+        Path | None, typer.Option(help="classes.yaml of a folder, if it lies elsewhere.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check a data folder before anything is trained: counts, pairs, sizes, labels, damage."""
+    from nacre.data import open_folder
+    from nacre.data.check import check_source, render
+
+    report = check_source(open_folder(name, root, classes))
+    if json:
+        _print_json(report.as_dict())
+    else:
+        _console().print(render(report))
+    if not report.sound:
+        sys.exit(2)
+
+
+@app.command(epilog="Examples:  nacre model resnet101 --classes 21 --batch 4;  nacre model lite0")
+def model(
+    backbone: Annotated[str, typer.Argument(help="tiny, lite0, resnet18, … resnet101.")],
+    classes: Annotated[int, typer.Option(min=2, help="Channels, background included.")] = 21,
+    crop: Annotated[int, typer.Option(min=16, help="Side of the crops in pixels.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Images at once on a device.")] = 24,
+    set_: Set = None,
+) -> None:
+    """Describe a network: parameters, FLOPs and memory, to see whether it fits."""
+    from nacre.models.describe import describe, table
+    from nacre.training.config import resolve_model
+
+    config = resolve_model(backbone, set_ or ())
+    _console().print(table(describe(config, classes, crop=crop, batch=batch)))
 
 
 def _values(**given: Any) -> dict[str, Any]:

@@ -2,13 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nacre.classes import LabelSpace, NamedTask
 from nacre.data import ade20k, folder, generated, scenes, voc
+from nacre.data.check import FileSource
 from nacre.data.source import DataConfig, Index, Source, Split
+from nacre.errors import NacreError, unknown_name
 
-__all__ = ["DATASETS", "DataConfig", "DataSet", "Index", "Source", "Split", "open_source"]
+__all__ = [
+    "DATASETS",
+    "DataConfig",
+    "DataSet",
+    "Index",
+    "Source",
+    "Split",
+    "open_folder",
+    "open_source",
+]
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,17 @@ DATASETS: dict[str, DataSet] = {
         examples=("100-50", "100-10", "50-50", "100-5", "100-10b"),
     ),
 }
+
+
+def open_folder(name: str, root: Path, classes: Path | None = None) -> FileSource:
+    """Open a data set that lies in files, by its name and folder."""
+    if name not in DATASETS or name == "scenes":
+        raise unknown_name("data set", name, set(DATASETS) - {"scenes"})
+    if classes is not None and name != "folder":
+        raise NacreError(f"--classes goes with the data set 'folder'; {name!r} has its own classes")
+    values = {"root": root} if classes is None else {"root": root, "classes": classes}
+    source: FileSource = DATASETS[name].open(DATASETS[name].config.model_validate(values))
+    return source
 
 
 def open_source(config: DataConfig) -> Source:

@@ -14,7 +14,9 @@ The trainer owns everything else. For a step it does, in this order::
     method.end_step(network)
 
 A method returns named values and never calls ``backward()``. `student` and `teacher` are the
-outputs of the networks; the teacher is evaluated only if `uses_teacher` says so.
+outputs of the networks, at low resolution; the fused losses upsample them strip by strip and are
+equal to the plain functions of `nacre.losses` on upsampled logits. The teacher is evaluated only if
+`uses_teacher` says so.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +26,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from nacre.losses import cross_entropy, upsample
+from nacre.losses.fused import fused_losses
 from nacre.models.classifier import Classifier
 from nacre.models.network import Network, Output
 
@@ -101,16 +103,9 @@ class Method(ABC):
         assert not state, f"{self.name} keeps no state, but was given {sorted(state)}"
 
 
-def full_size(output: Output, batch: Batch) -> Tensor:
-    """Return an output's logits at the size of the labels."""
-    height, width = batch.labels.shape[-2:]
-    return upsample(output.logits, (height, width))
-
-
 def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
     """Return the cross-entropy on the labels, eq. 2: all of fine-tuning and of joint training."""
-    logits = full_size(student, batch)
-    return {"ce": cross_entropy(logits, batch.labels, pixels=batch.pixels)}
+    return fused_losses(student.logits, batch.labels, pixels=batch.pixels)
 
 
 def seen_by(teacher: Output | None) -> Output:

@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses import cross_entropy, distillation
-from nacre.methods.base import Batch, Method, MethodConfig, full_size, seen_by
+from nacre.losses.fused import fused_losses
+from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy, seen_by
 from nacre.models.network import Output
 
 
@@ -33,9 +33,14 @@ class Lwf(Method):
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 2, and the distillation, eq. 5 and 6."""
-        logits = full_size(student, batch)
-        losses = {"ce": cross_entropy(logits, batch.labels, pixels=batch.pixels)}
-        if self.old:
-            old_logits = full_size(seen_by(teacher), batch)
-            losses["kd"] = self.config.weight * distillation(logits, old_logits)
-        return losses
+        if not self.old:
+            return label_cross_entropy(batch, student)
+        losses = fused_losses(
+            student.logits,
+            batch.labels,
+            seen_by(teacher).logits,
+            ce="plain",
+            kd="plain",
+            pixels=batch.pixels,
+        )
+        return {"ce": losses["ce"], "kd": self.config.weight * losses["kd"]}

@@ -16,13 +16,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses import (
-    cross_entropy,
-    distillation,
-    unbiased_cross_entropy,
-    unbiased_distillation,
-)
-from nacre.methods.base import Batch, Method, MethodConfig, full_size, seen_by
+from nacre.losses.fused import fused_losses
+from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy, seen_by
 from nacre.models.classifier import Classifier
 from nacre.models.network import Output
 
@@ -62,13 +57,14 @@ class Mib(Method):
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 3 and 4, and the distillation, eq. 5 and 7."""
-        logits, labels = full_size(student, batch), batch.labels
         if not self.old:
-            return {"ce": cross_entropy(logits, labels, pixels=batch.pixels)}
-        if self.config.ce == "unbiased":
-            ce = unbiased_cross_entropy(logits, labels, self.old, pixels=batch.pixels)
-        else:
-            ce = cross_entropy(logits, labels, pixels=batch.pixels)
-        distil = unbiased_distillation if self.config.kd == "unbiased" else distillation
-        old_logits = full_size(seen_by(teacher), batch)
-        return {"ce": ce, "kd": self.config.weight * distil(logits, old_logits)}
+            return label_cross_entropy(batch, student)
+        losses = fused_losses(
+            student.logits,
+            batch.labels,
+            seen_by(teacher).logits,
+            ce=self.config.ce,
+            kd=self.config.kd,
+            pixels=batch.pixels,
+        )
+        return {"ce": losses["ce"], "kd": self.config.weight * losses["kd"]}

@@ -108,6 +108,18 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
         raise NacreError(describe_errors(error, model)) from error
 
 
+def resolve_model(backbone: str, assignments: Iterable[str]) -> ModelConfig:
+    """Return the config of a network alone, from ``model.key=value`` strings."""
+    raw: Raw = {"model": {"backbone": backbone}}
+    for text in assignments:
+        raw = merge(raw, parse_assignment(text))
+    alone = create_model("Config", __config__=ConfigDict(extra="forbid"), model=(ModelConfig, ...))
+    try:
+        return alone.model_validate(raw).model
+    except ValidationError as error:
+        raise NacreError(describe_errors(error, alone)) from error
+
+
 def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
     """Return the names of the data set and the method: they decide which config is read."""
     scenario = raw.get("scenario")

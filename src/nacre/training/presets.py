@@ -9,7 +9,7 @@ PAPER_EPOCHS = {"voc": 30, "ade20k": 60}
 PRESETS: dict[str, dict[str, Any]] = {
     # The network and recipe of the paper; a matter of GPUs and days.
     "paper": {
-        "model": {"backbone": "resnet101", "output_stride": 16},
+        "model": {"backbone": "resnet101", "output_stride": 16, "norm": "iabn"},
         "pictures": {"crop": 512},
         "train": {"epochs": 30, "batch": 24, "lr": 0.01, "next_lr": 0.001},
     },
