@@ -85,7 +85,7 @@ def run(
     """Learn all steps of a scenario with one method, or go on with a run."""
     from nacre.display import RunDisplay, StopSignal
     from nacre.training.config import gather
-    from nacre.training.folder import read_config
+    from nacre.training.folder import default_folder, read_config
     from nacre.training.run import run_scenario
 
     asked = scenario or method or preset or config or set_ or root or lists or seed is not None
