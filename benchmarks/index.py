@@ -10,8 +10,8 @@ Three things take turns on one core, and the shortest processor time of each cou
 - ``index``: ``build_index`` from nothing, with its checks (labels, sizes of the pictures, damage)
   and with writing the index.
 
-Then the index is built by one core and by all of them, on the clock. Masks come at the size they have and at
-Pascal VOC's own (long side 500).
+Then the index is built by one core and by all of them, on the clock. Masks come at the size
+they have and at Pascal VOC's own (long side 500).
 """
 
 import argparse

@@ -212,6 +212,15 @@ def test_processes_give_what_one_loop_gives(
     assert seen == [(done, 150) for done in range(1, 151)]
 
 
+def test_a_killed_process_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = make_pairs(tmp_path, {f"{n:03}": blocks(3, 3, [1]) for n in range(30)})
+    monkeypatch.setattr(scanning, "_POOL_PAYS_SECONDS", 0.0)
+    monkeypatch.setattr(scanning, "_PROBE", 0)
+    monkeypatch.setattr(scanning, "_examine", lambda pair, decode: os.kill(os.getpid(), 9))
+    with pytest.raises(NacreError, match="a process that read masks was killed"):
+        list(scan(pairs, workers=2))
+
+
 def test_the_facts_file_form_is_read_and_written_back(tmp_path: Path) -> None:
     text = "image,labels\n2007_000032,0 1 15 255\n2007_000039,0 20 255\nempty,\n"
     (tmp_path / "a.csv").write_text(text)

@@ -6,11 +6,13 @@ user hears of all of them at once.
 """
 
 import os
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +66,12 @@ class Record(NamedTuple):
     pixels: dict[int, int]
 
 
+Work = tuple[Sequence[Pair], bool]
+"""What worker processes have to read, and whether pictures are decoded."""
+
+_work: Work = ((), False)
+
+
 def stamp_of(pair: Pair) -> Stamp | None:
     """Return by what a change of the pair's files is noticed; None if one is missing."""
     if pair.image is None or pair.mask is None:
@@ -104,8 +112,8 @@ def scan(
         results: Iterable[Record | Problem] = map(examine, rest)
         yield from _reporting(results, report, done, len(pairs))
         return
-    with _executor(workers) as executor:
-        chunks = executor.map(partial(_examine_all, decode=decode), _chunks(rest))
+    with _executor(workers, (rest, decode)) as executor:
+        chunks = executor.map(_examine_chunk, range(0, len(rest), _CHUNK))
         results = (result for chunk in chunks for result in chunk)
         yield from _reporting(results, report, done, len(pairs))
 
@@ -178,13 +186,9 @@ def _missing(pair: Pair) -> Problem:
     return Problem("missing mask", name, f"the mask {where} is missing")
 
 
-def _examine_all(pairs: Sequence[Pair], decode: bool) -> list[Record | Problem]:
-    return [_examine(pair, decode) for pair in pairs]
-
-
-def _chunks(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-    for at in range(0, len(pairs), _CHUNK):
-        yield pairs[at : at + _CHUNK]
+def _examine_chunk(start: int) -> list[Record | Problem]:
+    pairs, decode = _work
+    return [_examine(pair, decode) for pair in pairs[start : start + _CHUNK]]
 
 
 def _reporting(
@@ -196,19 +200,36 @@ def _reporting(
 
 
 @contextmanager
-def _executor(workers: int) -> Iterator[Executor]:
-    """Processes by fork on Linux; elsewhere threads, which share most of the decoding.
+def _executor(workers: int, work: Work) -> Iterator[Executor]:
+    """Give processes by fork on Linux; elsewhere threads, which share most of the decoding.
 
-    Spawned processes would import the caller's main module anew, which breaks plain scripts.
+    Forked processes have the whole work in their memory already, and are told places in it.
+    Spawned ones would import the caller's main module anew, which breaks plain scripts.
     """
     if sys.platform != "linux":
+        _take(work)
         with ThreadPoolExecutor(workers) as threads:
             yield threads
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as processes:
-        # The children touch neither torch nor locks of other threads; start them all here,
-        # where the warning about forking a program with threads can be kept quiet.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            list(processes.map(abs, repeat(0, workers)))
-        yield processes
+    context = get_context("fork")
+    try:
+        with ProcessPoolExecutor(workers, context, _take_alone, (work,)) as processes:
+            # The children touch neither torch nor locks of other threads; start them all here,
+            # where the warning about forking a program with threads can be kept quiet.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                list(processes.map(abs, repeat(0, workers)))
+            yield processes
+    except BrokenProcessPool as error:
+        raise NacreError("a process that read masks was killed; is the memory enough?") from error
+
+
+def _take(work: Work) -> None:
+    global _work
+    _work = work
+
+
+def _take_alone(work: Work) -> None:
+    """Begin a worker process, in which Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _take(work)
