@@ -11,8 +11,9 @@ from rich.console import Console
 
 from nacre.display import RunDisplay
 from nacre.report.page import write_report
+from nacre.report.render import to_rich
 from nacre.report.results import load_results
-from nacre.report.table import render_table, steps_table
+from nacre.report.table import steps_table
 from nacre.training.config import RunConfig, gather
 from nacre.training.prepare import prepare
 from nacre.training.run import run_scenario
@@ -40,7 +41,8 @@ def run_demo(
                 config, folders[method], base=base, observers=[display], should_stop=should_stop
             )
     runs = list(folders.values())
-    console.print(render_table(steps_table(load_results(runs))))
+    for results in load_results(runs):
+        console.print(to_rich(steps_table(results)))
     return write_report(runs, out, title="nacre demo: three steps in a generated world")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nacre.classes import LabelSpace, NamedTask
 from nacre.data import ade20k, folder, generated, scenes, voc
@@ -83,8 +83,8 @@ def open_folder(name: str, root: Path, classes: Path | None = None) -> FileSourc
     if classes is not None and name != "folder":
         raise NacreError(f"--classes goes with the data set 'folder'; {name!r} has its own classes")
     values = {"root": root} if classes is None else {"root": root, "classes": classes}
-    source: FileSource = DATASETS[name].open(DATASETS[name].config.model_validate(values))
-    return source
+    config = DATASETS[name].config.model_validate(values)
+    return cast(FileSource, DATASETS[name].open(config))
 
 
 def open_source(config: DataConfig) -> Source:

@@ -91,6 +91,12 @@ class RunConfig(BaseModel):
         return self.model_dump(mode="json")
 
 
+class _ModelAlone(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelConfig
+
+
 def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     """Check plain data as a whole and return the typed config."""
     data_name, method = _chosen(raw)
@@ -113,11 +119,10 @@ def resolve_model(backbone: str, assignments: Iterable[str]) -> ModelConfig:
     raw: Raw = {"model": {"backbone": backbone}}
     for text in assignments:
         raw = merge(raw, parse_assignment(text))
-    alone = create_model("Config", __config__=ConfigDict(extra="forbid"), model=(ModelConfig, ...))
     try:
-        return alone.model_validate(raw).model
+        return _ModelAlone.model_validate(raw).model
     except ValidationError as error:
-        raise NacreError(describe_errors(error, alone)) from error
+        raise NacreError(describe_errors(error, _ModelAlone)) from error
 
 
 def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
