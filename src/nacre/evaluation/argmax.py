@@ -1,0 +1,45 @@
+"""From low-resolution logits to full-resolution labels, a few rows at a time.
+
+The label of a pixel is the channel with the greatest upsampled logit. Upsampling by strips
+(`nacre.losses.strips`) keeps the memory independent of classes times pixels. Within a strip, laid
+out as rows, channels, columns, the greatest value is fast to find and its channel is slow, so the
+channel is found by values alone: 1 where a logit equals the greatest and 0 elsewhere, times C - c,
+is greatest at the first such channel.
+"""
+
+import torch
+from torch import Tensor
+
+from nacre.losses.plain import at_least_float32
+from nacre.losses.strips import StripUpsampler, rows_per_strip, spans
+
+
+@torch.no_grad()
+def predict_labels(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the labels that `upsample(logits, size).argmax(1)` would give.
+
+    Where two upsampled logits differ by no more than rounding, either channel may be the label.
+
+    Args:
+        logits: N,C,h,w.
+        size: Height and width of the labels.
+
+    Returns:
+        N,H,W on the device of the logits, uint8 for up to 256 channels, else int16.
+    """
+    logits = at_least_float32(logits.detach())
+    images, channels = logits.shape[:2]
+    labels = torch.empty(
+        images, *size, dtype=torch.uint8 if channels <= 256 else torch.int16, device=logits.device
+    )
+    rows = rows_per_strip(logits, size)
+    upsampler = StripUpsampler(logits, size, rows)
+    rank = torch.arange(channels, 0, -1, dtype=logits.dtype, device=logits.device).view(-1, 1)
+    # Autocast would take the matrix products to half precision.
+    with torch.autocast(logits.device.type, enabled=False):
+        for image in range(images):
+            for span in spans(size[0], rows):
+                strip = upsampler.rows(image, span)
+                greatest = strip.amax(1, keepdim=True)
+                labels[image, span] = channels - strip.eq_(greatest).mul_(rank).amax(1)
+    return labels
