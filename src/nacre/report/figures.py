@@ -1,5 +1,6 @@
 """The charts of a scenario, made from its results: curves over steps, forgetting, losses."""
 
+import math
 from collections.abc import Sequence
 from statistics import stdev
 
@@ -142,6 +143,10 @@ def _starts(run: RunResult) -> list[int]:
 
 
 def _iterations(first: float, last: float) -> Axis:
-    ticks = value_axis([last], "").ticks
-    ticks = tuple((at, f"{at:,.0f}") for at, _ in ticks if first <= at <= last)
+    """Return an axis from the first to the last iteration with round ticks between them."""
+    size = value_axis([last - first]).ticks[1][0]
+    ticks = tuple(
+        (at * size, f"{at * size:,.0f}")
+        for at in range(math.ceil(first / size), math.floor(last / size) + 1)
+    )
     return Axis(first, last, ticks, "iteration")

@@ -115,16 +115,18 @@ def percent_axis(values: Sequence[float]) -> Axis:
 def value_axis(values: Sequence[float], name: str = "") -> Axis:
     """Return an axis that holds 0 and all values, with about five round ticks."""
     low, high = min([0.0, *values]), max([0.0, *values])
-    span = (high - low) or 1.0
+    if low == high:
+        high = 1.0
+    span = high - low
     size = next(
         base * 10.0**power
-        for power in range(-6, 12)
+        for power in range(-9, 12)
         for base in (1, 2, 5)
         if span / (base * 10.0**power) <= 5
     )
     low, high = size * (low // size), size * -(-high // size)
     ticks = tuple((at, f"{at:g}".replace("-", "−")) for at in _range(low, high, size))
-    return Axis(low, high or size, ticks, name)
+    return Axis(low, high, ticks, name)
 
 
 def axes(frame: Frame, across: Axis, up: Axis) -> str:

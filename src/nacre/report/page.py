@@ -16,6 +16,7 @@ from markupsafe import Markup
 from PIL import Image
 
 import nacre
+from nacre.classes import IGNORED
 from nacre.errors import NacreError
 from nacre.files import save_text
 from nacre.plan import StepPlan, make_plan
@@ -87,19 +88,20 @@ def render_page(sections: Sequence[Section], title: str) -> str:
     text = ""
     for side in SIDES:
         text = _render(sections, title, side)
-        if len(text) <= LARGEST:
+        if len(text.encode()) <= LARGEST:
             break
     return text
 
 
 def _section(results: ScenarioResults, pictures: int) -> Section:
+    # A report can be made where the data or the models are not; the page says what is missing.
+    plan: list[StepPlan] = []
     try:
         prepared = open_data(results.rows)
         plan = make_plan(prepared.scenario, prepared.train_index, prepared.images)
         sheet = comparison_sheet(results, pictures) if pictures else None
     except NacreError as error:
-        # A report can be made where the data or the models are not; the page says what is missing.
-        return Section(results, [], None, str(error))
+        return Section(results, plan, None, str(error))
     return Section(results, plan, sheet, "")
 
 
@@ -185,6 +187,7 @@ def _sheet(sheet: Sheet, side: int) -> dict[str, Any]:
         "rows": rows,
         "legend": legend,
         "candidates": sheet.candidates,
+        "untested": any((seen.truth == IGNORED).any() for seen in sheet.pictures),
     }
 
 

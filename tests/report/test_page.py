@@ -1,0 +1,152 @@
+"""The page: whole in one file, with the numbers of the metrics files in it."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nacre.errors import NacreError
+from nacre.report import page as page_module
+from nacre.report.page import write_report
+from nacre.report.results import load_results
+from nacre.report.words import percent, summary
+
+VOID = {"meta", "link", "hr", "br", "img"}
+
+
+class Reader(HTMLParser):
+    """Checks that elements close in order; collects addresses, ids and alternatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.alternatives: list[str] = []
+        self.labelled: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.addresses += [found[name] or "" for name in ("src", "href") if name in found]
+        self.ids += [found["id"] or ""] if "id" in found else []
+        self.labelled += (found.get("aria-labelledby") or "").split()
+        if tag == "img":
+            self.alternatives.append(found.get("alt") or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def read(path: Path) -> tuple[str, Reader]:
+    text = path.read_text(encoding="utf-8")
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return text, reader
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report([runs], tmp_path_factory.mktemp("report"), pictures=3)
+
+
+def test_needs_nothing_beside_it(page: Path) -> None:
+    text, reader = read(page)
+    assert page.name == "index.html"
+    assert all(one.startswith(("data:", "#")) for one in reader.addresses)
+    assert not re.search(r"@import|url\(|<script", text)
+    assert page.stat().st_size < 10_000_000
+    assert sorted(one.name for one in page.parent.iterdir()) == [
+        "index.html",
+        "table.csv",
+        "table.md",
+    ]
+
+
+def test_charts_and_pictures_have_alternatives(page: Path) -> None:
+    text, reader = read(page)
+    assert len(reader.ids) == len(set(reader.ids))
+    assert set(reader.labelled) <= set(reader.ids)
+    assert text.count("<desc") >= 3 + 1 + 4
+    # Three pictures: the image, four methods, the truth.
+    assert len(reader.alternatives) == 3 * 6
+    assert all(reader.alternatives)
+
+
+def test_holds_the_figures_of_the_metrics_files(page: Path, runs: Path) -> None:
+    text, _ = read(page)
+    (results,) = load_results([runs])
+    for row in results.rows:
+        for step in range(3):
+            for group in ("old", "new", "all"):
+                assert percent(row.mean(step, group)) in text
+            for name in results.classes:
+                value = row.iou(step, name)
+                if value is not None:
+                    told = f"{row.name}, {name} after step {step}: {percent(value)} %"
+                    assert told in text
+
+
+def test_says_what_each_step_saw(page: Path) -> None:
+    text, _ = read(page)
+    assert "hidden in its background" in text
+    assert re.search(r"future: <?", text)
+
+
+def test_is_written_in_words(runs: Path) -> None:
+    (results,) = load_results([runs])
+    told = summary(results)
+    best = max(results.incremental, key=lambda row: row.mean(2, "all") or 0)
+    assert told[0] == "8 classes are learnt in 3 steps: 4, 2 and 2."
+    assert f"{best.name} reaches {percent(best.mean(2, 'all'))} % mIoU" in told[1]
+    assert any(f"{best.name} keeps {percent(best.kept(), 0)} %" in one for one in told)
+
+
+def test_without_its_networks_a_page_says_so(make_run: Any, tmp_path: Path) -> None:
+    path = make_run("mib")
+    text, reader = read(write_report([path], tmp_path / "out"))
+    assert "There are no pictures" in text
+    assert "hidden in its background" in text
+    assert reader.alternatives == []
+
+
+def test_names_are_escaped(make_run: Any, tmp_path: Path) -> None:
+    text, _ = read(write_report([make_run("r")], tmp_path / "out", title="<b>&", pictures=0))
+    assert "<b>&" not in text
+    assert "&lt;b&gt;&amp;" in text
+
+
+def test_several_scenarios_have_a_section_each(make_run: Any, tmp_path: Path) -> None:
+    paths = [make_run("a"), make_run("b", scenario="scenes/4-4/disjoint")]
+    text, reader = read(write_report(paths, tmp_path / "out", pictures=0))
+    assert {"scenario-0", "scenario-1"} <= set(reader.ids)
+    assert "#scenario-1" in reader.addresses
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert table.count("| method |") == 2
+    assert "<h2>scenes/4-4/disjoint</h2>" in text
+
+
+def test_a_large_page_gets_smaller_pictures(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = write_report([runs], tmp_path / "large", pictures=3).stat().st_size
+    monkeypatch.setattr(page_module, "LARGEST", large - 1)
+    monkeypatch.setattr(page_module, "SIDES", (32, 16))
+    assert write_report([runs], tmp_path / "small", pictures=3).stat().st_size < large
+
+
+def test_nothing_is_written_for_an_unfinished_run(make_run: Any, tmp_path: Path) -> None:
+    path = make_run("half")
+    (path / "metrics.json").unlink()
+    with pytest.raises(NacreError, match="not a finished run"):
+        write_report([path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
