@@ -10,8 +10,8 @@ from PIL import Image
 
 from nacre.data.reading import load as decode
 from nacre.data.reading import open_image
+from nacre.evaluation.argmax import predict_labels
 from nacre.files import save
-from nacre.losses import upsample
 from nacre.models.network import Network
 from nacre.training.checkpoint import ModelInfo, find_model, load_model
 from nacre.training.processes import choose_device
@@ -88,8 +88,8 @@ class Model:
         pixels = np.array(image.resize(size, Image.Resampling.BILINEAR))
         device = next(self.network.parameters()).device
         batch = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(device)
-        logits = upsample(self.network(batch).logits, (image.height, image.width))
-        mask = logits.argmax(1)[0].to(torch.uint8).cpu().numpy()
+        labels = predict_labels(self.network(batch).logits, (image.height, image.width))
+        mask = labels[0].cpu().numpy()
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)
         return Prediction(mask, self.classes, colors)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from nacre.evaluation.argmax import predict_labels
 from nacre.evaluation.confusion import confusion_matrix
-from nacre.losses import upsample
 from nacre.models.network import Network
 
 
@@ -24,7 +24,7 @@ def confusion_of(
     total = torch.zeros(channels, channels, dtype=torch.int64)
     for images, truth in batches:
         logits = network(images.to(device)).logits
-        predicted = upsample(logits, (truth.shape[-2], truth.shape[-1])).argmax(1)
+        predicted = predict_labels(logits, (truth.shape[-2], truth.shape[-1]))
         total += confusion_matrix(truth.to(device), predicted, channels).cpu()
         on_images(len(images))
     network.train(was_training)
