@@ -54,10 +54,16 @@ def test_pixels_are_normalised_as_the_backbone_expects() -> None:
     assert not any(name.startswith("pixel") for name in network.state_dict())
 
 
-def test_logits_are_float32_under_autocast() -> None:
-    network = small("tiny")
+@pytest.mark.parametrize("norm", ["abn", "iabn"])
+def test_logits_are_float32_under_autocast(norm: str) -> None:
+    config = ModelConfig.model_validate({"backbone": "tiny", "norm": norm, "head_width": 8})
+    network = build_network(config, 5, crop=32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert network(images(32, 32)).logits.dtype == torch.float32
+        output = network(images(32, 32))
+    assert output.features.dtype == torch.bfloat16
+    assert output.logits.dtype == torch.float32
+    output.logits.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
 def test_growth_keeps_the_old_logits() -> None:
