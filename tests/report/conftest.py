@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from nacre.data import DATASETS
 from nacre.evaluation.metrics import step_metrics, summarise
 from nacre.files import save_json
+from nacre.methods import find_method
 from nacre.models.network import build_network
+from nacre.scenarios import Scenario, make_scenario, read_scenario
 from nacre.training.checkpoint import ModelInfo, save_model
 from nacre.training.config import RunConfig, gather
 from nacre.training.folder import RunFolder
-from nacre.training.prepare import Prepared, prepare
 from nacre.training.recorder import EventFile, Recorder
 
 SCENARIO = "scenes/4-2-2/overlapped"
@@ -23,11 +25,12 @@ MakeRun = Callable[..., Path]
 
 
 def make_config(method: Any, seed: int, scenario: str = SCENARIO, **overrides: Any) -> RunConfig:
+    own = {"train": 40, "val": 12, "size": 32} if scenario.startswith("scenes") else {"root": "x"}
     values = {
         "scenario": scenario,
         "method": method,
         "seed": seed,
-        "data": {"train": 40, "val": 12, "size": 32},
+        "data": own,
         "model": {"backbone": BACKBONE, "head_width": 4},
         "pictures": {"crop": 32},
     }
@@ -39,25 +42,25 @@ def write_run(
 ) -> Path:
     """Write a finished run whose confusion matrices are drawn from its method and seed."""
     config = make_config(method, seed, **overrides)
-    prepared = prepare(config)
+    scenario = scenario_of(config)
     folder = RunFolder(path)
     folder.claim(config)
     folder.note_start({"device": "cpu", "seed": seed, "precision": "float32: no GPU"})
-    _write_events(folder, config, prepared)
+    _write_events(folder, config, len(scenario.classes.steps))
     draw = torch.Generator().manual_seed(seed * 100 + len(config.method.name))
     steps = []
-    for step in range(prepared.steps):
-        metrics = _metrics(prepared, step, draw)
+    for step in range(len(scenario.classes.steps)):
+        metrics = _metrics(scenario, step, draw)
         save_json(folder.step_metrics(step), metrics)
         steps.append(metrics)
         if networks:
-            _write_network(folder, config, prepared, step)
-    names = prepared.scenario.classes.space.names
+            _write_network(folder, config, scenario, step)
+    names = scenario.classes.space.names
     summary = {
         "scenario": config.scenario,
         "method": config.method.name,
         "seed": seed,
-        "groups": [[names[label] for label in labels] for labels in prepared.scenario.groups],
+        "groups": [[names[label] for label in labels] for labels in scenario.groups],
         "conventions": {"border": "background", "unseen": "ignored", "test": "crop"},
         **summarise(steps),
     }
@@ -65,8 +68,16 @@ def write_run(
     return path
 
 
-def _metrics(prepared: Prepared, step: int, draw: torch.Generator) -> dict[str, Any]:
-    scenario = prepared.scenario
+def scenario_of(config: RunConfig) -> Scenario:
+    """Return the scenario of a config without opening its data."""
+    written = read_scenario(config.scenario)
+    data = DATASETS[written.data]
+    assert data.space is not None
+    scenario = make_scenario(config.scenario, written, data.space, data.tasks())
+    return scenario.merged() if find_method(config.method.name).merges_steps else scenario
+
+
+def _metrics(scenario: Scenario, step: int, draw: torch.Generator) -> dict[str, Any]:
     channels = scenario.classes.channels(step)
     confusion = torch.randint(0, 50, (channels, channels), generator=draw)
     confusion += torch.diag(torch.randint(0, 900, (channels,), generator=draw))
@@ -75,10 +86,10 @@ def _metrics(prepared: Prepared, step: int, draw: torch.Generator) -> dict[str, 
     return metrics | {"images": 12, "conventions": conventions}
 
 
-def _write_events(folder: RunFolder, config: RunConfig, prepared: Prepared) -> None:
+def _write_events(folder: RunFolder, config: RunConfig, steps: int) -> None:
     recorder = Recorder([EventFile(folder.events)])
-    recorder("run", scenario=config.scenario, iterations=[30] * prepared.steps)
-    for step in range(prepared.steps):
+    recorder("run", scenario=config.scenario, iterations=[30] * steps)
+    for step in range(steps):
         recorder("begin", step=step, images=40, iterations=30, first=0)
         for iteration in (10, 20, 30):
             losses = {"ce": 2.0 / iteration} | ({"kd": 0.5} if step else {})
@@ -88,8 +99,8 @@ def _write_events(folder: RunFolder, config: RunConfig, prepared: Prepared) -> N
         recorder("learnt", step=step, seconds=1.5 + step)
 
 
-def _write_network(folder: RunFolder, config: RunConfig, prepared: Prepared, step: int) -> None:
-    classes = prepared.scenario.classes
+def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, step: int) -> None:
+    classes = scenario.classes
     sizes = [1 + len(classes.new(0)), *(len(one) for one in classes.steps[1 : step + 1])]
     torch.manual_seed(config.seed * 10 + len(config.method.name))
     network = build_network(config.model, sizes, config.pictures.crop)

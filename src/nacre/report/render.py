@@ -10,7 +10,7 @@ from rich.text import Text
 
 from nacre.report.table import Cell, ResultTable
 
-CSV_FIELDS = ("table", "columns", "classes", "method", "seeds", "mean", "std")
+CSV_FIELDS = ("table", "columns", "classes", "method", "source", "seeds", "mean", "std")
 
 
 def to_rich(table: ResultTable) -> Table:
@@ -33,7 +33,8 @@ def to_rich(table: ResultTable) -> Table:
         following = table.rows[at + 1 : at + 2]
         rule = bool(following) and following[0].apart and not row.apart
         cells = [Text(cell.text, "bold" if cell.best else "") for cell in row.cells]
-        shown.add_row(row.name, *cells, end_section=rule)
+        quiet = "" if row.source == "ours" else "dim italic"
+        shown.add_row(row.name, *cells, end_section=rule, style=quiet)
     return shown
 
 
@@ -48,7 +49,8 @@ def to_markdown(table: ResultTable) -> str:
     ]
     for row in table.rows:
         cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
-        lines.append(_pipes([row.name, *cells]))
+        name = row.name if row.source == "ours" else f"*{row.name}*"
+        lines.append(_pipes([name, *cells]))
     return "\n".join([*lines, "", table.caption, ""])
 
 
@@ -61,8 +63,8 @@ def to_csv(tables: Sequence[ResultTable]) -> str:
         for row in table.rows:
             for column, cell in zip(table.columns, row.cells, strict=True):
                 figures = [_number(cell.mean), _number(cell.std)]
-                place = [table.title, column.heading, column.group, row.name, row.seeds]
-                writer.writerow([*place, *figures])
+                place = [table.title, column.heading, column.group, row.name, row.source]
+                writer.writerow([*place, row.seeds or "", *figures])
     return file.getvalue()
 
 
@@ -88,12 +90,14 @@ def to_latex(table: ResultTable) -> str:
     for place, row in enumerate(table.rows):
         if row.apart and place and not table.rows[place - 1].apart:
             lines.append("\\midrule")
-        lines.append(" & ".join([_escape(row.name), *map(_latex_cell, row.cells)]) + " \\\\")
+        name = _escape(row.name)
+        name = name if row.source == "ours" else f"\\textit{{{name}}}"
+        lines.append(" & ".join([name, *map(_latex_cell, row.cells)]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
 
 
 def _latex_cell(cell: Cell) -> str:
-    text = cell.text.replace("±", "$\\pm$")
+    text = cell.text.replace("±", "$\\pm$").replace("−", "$-$")
     return f"\\textbf{{{text}}}" if cell.best else text
 
 

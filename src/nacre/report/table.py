@@ -8,8 +8,11 @@ of the incremental methods is marked in every column.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+from typing import Literal
 
 from nacre.report.results import Row, ScenarioResults
+
+Source = Literal["ours", "paper", "difference"]
 
 
 @dataclass(frozen=True)
@@ -19,10 +22,12 @@ class Cell:
     Attributes:
         values: One a seed, as shares of 1.
         best: Whether it is the best of its column.
+        signed: Whether it is a difference, written with its sign.
     """
 
     values: tuple[float, ...]
     best: bool = False
+    signed: bool = False
 
     @property
     def mean(self) -> float | None:
@@ -39,6 +44,8 @@ class Cell:
         """The figure in per cent; nothing where there is none."""
         if self.mean is None:
             return ""
+        if self.signed:
+            return f"{100 * self.mean:+.1f}".replace("-", "−")
         spread = f" ± {100 * self.std:.1f}" if self.std is not None else ""
         return f"{100 * self.mean:.1f}{spread}"
 
@@ -61,12 +68,14 @@ class TableRow:
         cells: One a column.
         seeds: How many runs they are the mean of.
         apart: Whether it stands apart below: a bound, not a competitor.
+        source: Whose figures they are.
     """
 
     name: str
     cells: tuple[Cell, ...]
     seeds: int
     apart: bool = False
+    source: Source = "ours"
 
 
 @dataclass(frozen=True)
@@ -134,36 +143,32 @@ def caption_of(rows: Sequence[Row], background: bool) -> str:
 
 
 def mark_best(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Mark the best cell of every column among the rows that do not stand apart."""
-    rivals = [row for row in rows if not row.apart]
-    if len(rivals) < 2:
-        return list(rows)
-    tops = [
-        max((_shown(row.cells[at]) for row in rivals), default=-1.0)
-        for at in range(len(rows[0].cells))
-    ]
-    # A column in which all are equal, such as a step 0 that they share, has no best.
-    tops = [
-        top if any(_shown(row.cells[at]) != top for row in rivals) else -1.0
-        for at, top in enumerate(tops)
-    ]
-    return [
-        row
-        if row.apart
-        else replace(
-            row,
-            cells=tuple(
-                replace(cell, best=top >= 0 and _shown(cell) == top)
-                for cell, top in zip(row.cells, tops, strict=True)
-            ),
-        )
-        for row in rows
-    ]
+    """Mark the best cell of every column among our rows that do not stand apart."""
+    rivals = [row for row in rows if _competes(row)]
+    tops = [_top([_shown(row.cells[at]) for row in rivals]) for at in range(len(rows[0].cells))]
+    marked = []
+    for row in rows:
+        cells = [
+            replace(cell, best=top is not None and _shown(cell) == top)
+            for cell, top in zip(row.cells, tops, strict=True)
+        ]
+        marked.append(replace(row, cells=tuple(cells)) if _competes(row) else row)
+    return marked
 
 
-def _shown(cell: Cell) -> float:
+def _competes(row: TableRow) -> bool:
+    return not row.apart and row.source == "ours"
+
+
+def _top(shown: Sequence[float | None]) -> float | None:
+    """Return the best of a column; one alone or all alike, such as a shared step 0, have none."""
+    there = [value for value in shown if value is not None]
+    return max(there) if len(set(there)) > 1 else None
+
+
+def _shown(cell: Cell) -> float | None:
     """Return the mean as it is printed, so that equal print is equally good."""
-    return -1.0 if cell.mean is None else round(100 * cell.mean, 1)
+    return None if cell.mean is None else round(100 * cell.mean, 1)
 
 
 def _columns(results: ScenarioResults, step: int) -> list[Column]:

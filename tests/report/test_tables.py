@@ -1,0 +1,232 @@
+"""Tables of every kind: the paper's forms, its figures beside ours, and averaged orders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nacre.data.voc import CLASS_NAMES
+from nacre.errors import NacreError
+from nacre.report.blocks import class_names
+from nacre.report.paper import published
+from nacre.report.render import to_csv, to_latex, to_markdown
+from nacre.report.results import load_results
+from nacre.report.table import ResultTable, TableRow
+from nacre.report.tables import KINDS, make_tables
+
+ABLATION = (
+    "lwf",
+    {"name": "mib", "kd": "plain", "init": "random"},
+    {"name": "mib", "init": "random"},
+    "mib",
+)
+
+
+def row(table: ResultTable, name: str) -> TableRow:
+    return next(one for one in table.rows if one.name == name)
+
+
+def cell(table: ResultTable, name: str, heading: str, group: str) -> Any:
+    at = [(one.heading, one.group) for one in table.columns].index((heading, group))
+    return row(table, name).cells[at]
+
+
+def last_iou(path: Path, step: int) -> dict[str, float]:
+    content: dict[str, float] = json.loads((path / f"step-{step}/metrics.json").read_text())["iou"]
+    return content
+
+
+def mean(values: Any) -> float:
+    numbers = list(values)
+    return float(sum(numbers) / len(numbers))
+
+
+def test_the_papers_figures_are_whole() -> None:
+    tables = published()
+    assert set(tables) == {"1", "2", "3", "S1", "S2", "S per class"}
+    assert len(tables["1"].figures) == 9 * 6 * 3
+    assert tables["1"].methods == tuple(
+        ["FT", "PI", "EWC", "RW", "LwF", "LwF-MC", "ILT", "MiB", "Joint"]
+    )
+    (place,) = [p for p in tables["1"].places if (p.task, p.setup) == ("15-5", "overlapped")]
+    assert tables["1"].figures[place, "MiB", "all"] == pytest.approx(0.690)
+    assert tables["1"].groups[place] == ("1-15", "16-20", "all")
+
+
+def test_the_papers_classes_are_ours() -> None:
+    table = published()["S per class"]
+    for groups in table.groups.values():
+        assert groups[:20] == CLASS_NAMES
+
+
+def test_table_1_groups_the_classes_of_all_later_steps(make_run: Any) -> None:
+    paths = [
+        make_run("a", "mib", scenario="voc/15-1/overlapped"),
+        make_run("b", "ft", scenario="voc/15-5/disjoint"),
+        make_run("c", "joint", scenario="voc/15-1/overlapped"),
+    ]
+    (table,) = make_tables(load_results(paths), "voc")
+    # The order is the paper's, not that of the runs.
+    assert table.headings() == [("15-5 disjoint", 3), ("15-1 overlapped", 3)]
+    assert [one.name for one in table.rows] == ["FT", "MiB", "Joint"]
+    iou = last_iou(paths[0], 5)
+    later = mean(iou[name] for name in CLASS_NAMES[15:])
+    assert cell(table, "MiB", "15-1 overlapped", "16-20").mean == pytest.approx(later)
+    assert cell(table, "MiB", "15-5 disjoint", "all").text == ""
+    assert row(table, "Joint").apart
+    assert "background left out" in table.caption
+
+
+def test_the_papers_figures_stand_beside_ours_and_are_marked(make_run: Any) -> None:
+    path = make_run("a", "mib", scenario="voc/15-5/overlapped")
+    (table,) = make_tables(load_results([path]), "voc", paper=True)
+    ours = cell(table, "MiB", "15-5 overlapped", "all")
+    theirs = cell(table, "MiB, paper's", "15-5 overlapped", "all")
+    gap = cell(table, "MiB, ours − paper's", "15-5 overlapped", "all")
+    assert theirs.text == "69.0"
+    assert gap.mean == pytest.approx(ours.mean - 0.69)
+    assert gap.text[0] in "+−"
+    # Methods that were not run here stand there with the paper's figures only.
+    names = [one.name for one in table.rows]
+    assert "EWC, paper's" in names
+    assert "EWC" not in names
+    assert all((", paper's" in one.name) == (one.source == "paper") for one in table.rows)
+    assert "copied from the paper" in table.caption
+    assert "*MiB, paper's*" in to_markdown(table)
+    assert "\\textit{MiB, paper's}" in to_latex(table)
+    lines = to_csv([table]).splitlines()
+    assert sum(",paper," in line for line in lines) == 9 * 3
+
+
+def test_ablation_names_its_four_rows(make_run: Any) -> None:
+    paths = [
+        make_run(f"run{at}", method, scenario="voc/19-1/overlapped")
+        for at, method in enumerate((*ABLATION, "ft"))
+    ]
+    (table,) = make_tables(load_results(paths), "ablation", paper=True)
+    ours = [one.name for one in table.rows if one.source == "ours"]
+    assert ours == ["LwF", "LwF + CE", "LwF + CE + KD", "MiB (CE + KD + init)"]
+    assert len(table.rows) == 12
+    expected = mean(last_iou(paths[1], 1)[name] for name in CLASS_NAMES)
+    assert cell(table, "LwF + CE", "19-1 overlapped", "all").mean == pytest.approx(expected)
+
+
+def test_table_1_has_the_whole_method_as_mib_beside_its_ablation(make_run: Any) -> None:
+    paths = [
+        make_run(f"run{at}", method, scenario="voc/19-1/overlapped")
+        for at, method in enumerate(ABLATION)
+    ]
+    (table,) = make_tables(load_results(paths), "voc", paper=True)
+    expected = mean(last_iou(paths[3], 1)[name] for name in CLASS_NAMES)
+    assert cell(table, "MiB", "19-1 overlapped", "all").mean == pytest.approx(expected)
+
+
+def test_orders_of_ade20k_are_averaged_seed_by_seed(make_run: Any) -> None:
+    paths = {
+        (order, seed): make_run(
+            f"{order}{seed}", "mib", seed, scenario=f"ade20k/50-50{order}/partition"
+        )
+        for order in ("", "b")
+        for seed in (1, 2)
+    }
+    results = load_results(list(paths.values()))
+    (table,) = make_tables(results, "ade20k", paper=True)
+    assert table.headings() == [("50-50 partition", 4)]
+    expected = []
+    for seed in (1, 2):
+        both = []
+        for at, order in enumerate(("", "b")):
+            names = class_names(results[at], "51-100")
+            both.append(mean(last_iou(paths[order, seed], 2)[name] for name in names))
+        expected.append(mean(both))
+    found = cell(table, "MiB", "50-50 partition", "51-100")
+    assert found.values == pytest.approx(expected)
+    assert "Mean of the class orders a and b." in table.caption
+
+
+def test_one_order_alone_is_said_to_be_one(make_run: Any) -> None:
+    paths = [
+        make_run("a", "mib", scenario="ade20k/50-50/partition"),
+        make_run("b", "mib", scenario="ade20k/50-50b/partition"),
+        make_run("c", "lwf", scenario="ade20k/50-50b/partition"),
+        make_run("d", "ft", scenario="ade20k/50-50c/partition"),
+    ]
+    (table,) = make_tables(load_results(paths), "ade20k")
+    assert "One order alone in 50-50 partition: LwF." in table.caption
+    # The third published order is not part of the paper's mean.
+    assert "FT" not in [one.name for one in table.rows]
+    (alone,) = make_tables(load_results(paths[:1]), "ade20k", paper=True)
+    assert "one class order; the paper's is the mean of two" in alone.caption
+
+
+def test_last_puts_all_scenarios_side_by_side(make_run: Any) -> None:
+    paths = [
+        make_run("a", "mib"),
+        make_run("b", "mib", scenario="scenes/4-1/disjoint"),
+        make_run("c", "mib", scenario="voc/15-1/disjoint"),
+    ]
+    (table,) = make_tables(load_results(paths), "last", paper=True)
+    assert table.headings() == [
+        ("scenes/4-2-2/overlapped", 4),
+        ("scenes/4-1/disjoint", 6),
+        ("voc/15-1/disjoint", 3),
+    ]
+    groups = [one.group for one in table.columns]
+    assert groups == [
+        *["1-4", "5-6", "7-8", "all"],
+        *["1-4", "5", "6", "7", "8", "all"],
+        "1-15",
+        "16-20",
+        "all",
+    ]
+    theirs = cell(table, "MiB, paper's", "voc/15-1/disjoint", "all")
+    assert theirs.text == "37.9"
+    assert cell(table, "MiB, paper's", "scenes/4-1/disjoint", "all").text == ""
+
+
+def test_classes_have_a_column_each(make_run: Any) -> None:
+    path = make_run("a", "mib", scenario="voc/15-5/overlapped")
+    (table,) = make_tables(load_results([path]), "classes", paper=True)
+    assert [one.group for one in table.columns] == [*CLASS_NAMES, "1-15", "16-20", "all"]
+    heading = "voc/15-5/overlapped"
+    assert cell(table, "MiB", heading, "person").mean == last_iou(path, 1)["person"]
+    expected = published()["S per class"].figures
+    theirs = next(
+        v
+        for (p, m, c), v in expected.items()
+        if (p.task, p.setup, m, c) == ("15-5", "overlapped", "MiB", "person")
+    )
+    assert cell(table, "MiB, paper's", heading, "person").mean == theirs
+
+
+def test_background_counts_in_means_but_not_in_classes(make_run: Any) -> None:
+    path = make_run("a", "mib")
+    (table,) = make_tables(load_results([path]), "classes", background=True)
+    iou = last_iou(path, 2)
+    heading = "scenes/4-2-2/overlapped"
+    assert cell(table, "MiB", heading, "all").mean == pytest.approx(mean(iou.values()))
+    name = next(name for name in iou if name != "background")
+    assert cell(table, "MiB", heading, name).mean == iou[name]
+    assert "background counted" in table.caption
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_can_be_made(kind: str, make_run: Any) -> None:
+    paths = [
+        make_run("a", "mib", scenario="voc/15-5/overlapped"),
+        make_run("b", "mib", scenario="ade20k/50-50/partition"),
+    ]
+    assert make_tables(load_results(paths), kind)
+
+
+def test_what_cannot_be_shown_is_refused(make_run: Any) -> None:
+    results = load_results([make_run("a")])
+    with pytest.raises(NacreError, match=r"no run fits the table 'voc'.*voc/19-1/disjoint"):
+        make_tables(results, "voc")
+    with pytest.raises(NacreError, match="did you mean 'ablation'"):
+        make_tables(results, "ablatoin")
+    with pytest.raises(NacreError, match="no figures after every step"):
+        make_tables(results, "steps", paper=True)
+    with pytest.raises(NacreError, match="leave the background out"):
+        make_tables(results, "last", paper=True, background=True)
