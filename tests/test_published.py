@@ -1,0 +1,115 @@
+"""The image lists of every step are those that were published, name for name.
+
+`facts/` holds the label values in every training mask of Pascal VOC 2012 (train_aug) and ADE20K,
+and the sizes and digests of published lists.
+"""
+
+import csv
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nacre.data.index import read_index
+from nacre.errors import NacreError
+from nacre.lists import compare_lists, read_lists
+from nacre.plan import make_plan, plan_as_json
+from nacre.planning import planned
+
+FACTS = Path(__file__).parent / "facts"
+SPLITS = list(csv.DictReader((FACTS / "published_splits.csv").open()))
+INDEX_OF = {"voc": "voc_train_aug", "ade20k": "ade20k_train"}
+
+
+@pytest.fixture(scope="session")
+def index_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("facts")
+    for data, name in INDEX_OF.items():
+        (folder / f"{data}.csv").write_bytes(
+            lzma.decompress((FACTS / f"{name}.csv.xz").read_bytes())
+        )
+    return folder
+
+
+def plan_of(text, index_files):
+    scenario, index, images = planned(text, index=index_files / f"{text.split('/')[0]}.csv")
+    return plan_as_json(scenario, make_plan(scenario, index, images))
+
+
+@pytest.mark.parametrize(
+    "row",
+    SPLITS,
+    ids=lambda row: f"{row['dataset']}-{row['scenario']}-{row['regime']}-{row['step']}",
+)
+def test_published_lists(row, index_files):
+    text = f"{row['dataset']}/{row['scenario']}/{row['regime']}"
+    step = plan_of(text, index_files)["steps"][int(row["step"])]
+    assert step["images"] == int(row["images"])
+    assert step["sha256"] == row["sha256_of_sorted_names"]
+
+
+@pytest.mark.parametrize("setup", ["disjoint", "overlapped"])
+@pytest.mark.parametrize("task", ["19-1", "15-5", "15-1", "10-10", "10-5", "10-1", "5-3", "2-2"])
+def test_every_voc_task_reaches_every_class(task, setup, index_files):
+    steps = plan_of(f"voc/{task}/{setup}", index_files)["steps"]
+    assert sum(len(step["classes"]) for step in steps) == 20
+    if setup == "disjoint":
+        assert sum(step["images"] for step in steps) == 10_582
+        assert all(not step["hidden"]["future"] for step in steps)
+
+
+@pytest.mark.parametrize("order", ["", "b", "c"])
+@pytest.mark.parametrize("task", ["100-50", "100-10", "50-50"])
+def test_the_partition_gives_each_labelled_image_once(task, order, index_files):
+    steps = plan_of(f"ade20k/{task}{order}/partition", index_files)["steps"]
+    assert sum(step["images"] for step in steps) == 20_210 - 14
+    if task == "100-50":
+        finer = plan_of(f"ade20k/100-10{order}/partition", index_files)["steps"]
+        assert steps[0]["sha256"] == finer[0]["sha256"]
+        assert steps[1]["images"] == sum(step["images"] for step in finer[1:])
+
+
+def test_published_index_files_are_taken_and_checked(index_files, tmp_path):
+    text = "voc/15-5/disjoint"
+    scenario, index, ours = planned(text, index=index_files / "voc.csv")
+    for step, images in enumerate(ours):
+        np.save(tmp_path / f"train-{step}.npy", np.array(images))
+    assert read_lists(tmp_path, scenario, index) == ours
+    assert "are those of the rule" in compare_lists(ours, scenario, index)
+    fewer = (ours[0][:-3], ours[1])
+    assert "step 0: 0 images more, 3 fewer" in compare_lists(fewer, scenario, index)
+    other, _, _ = planned("voc/15-1/disjoint", index=index_files / "voc.csv")
+    with pytest.raises(NacreError, match=r"train-1\.npy does not fit 'voc/15-1/disjoint'"):
+        read_lists(_with_more(tmp_path, ours), other, index)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.array([0, 99_999]), "names position 99999, but the data has 10582 images"),
+        (np.array([5, 5]), r"names 1 image\(s\) more than once"),
+        (np.array([[1.5]]), "is not a list of positions"),
+        (None, "could not read the list"),
+    ],
+)
+def test_lists_that_do_not_fit_are_refused(content, message, index_files, tmp_path):
+    scenario, index, _ = planned("voc/15-5/overlapped", index=index_files / "voc.csv")
+    if content is not None:
+        np.save(tmp_path / "train-0.npy", content)
+    with pytest.raises(NacreError, match=message):
+        read_lists(tmp_path, scenario, index)
+
+
+def _with_more(folder, lists):
+    for step in range(6):
+        np.save(folder / f"train-{step}.npy", np.array(lists[min(step, 1)]))
+    return folder
+
+
+def test_an_index_is_read_in_any_order(index_files):
+    lines = (index_files / "voc.csv").read_text().splitlines()
+    shuffled = index_files / "shuffled.csv"
+    shuffled.write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
+    assert read_index(shuffled) == read_index(index_files / "voc.csv")
+    shuffled.unlink()
