@@ -136,6 +136,36 @@ def test_any_size_gives_a_whole_crop_from_the_generator_alone(
 
 
 @settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from(AUGMENTATIONS),
+    st.integers(0, 2**32),
+    st.sampled_from([np.uint8, np.uint16]),
+)
+def test_mapping_on_the_way_is_mapping_before(
+    height: int, width: int, augmentation: str, seed: int, kind: type
+) -> None:
+    mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
+    table = np.zeros(65536, np.uint8)
+    table[:5] = [0, 3, 0, 255, 1]
+    config = PicturesConfig(crop=32, augmentation=augmentation)  # type: ignore[arg-type]
+    picture = _paint(mask)
+    before = training_sample(picture, table[mask], config, np.random.default_rng(seed), 255)
+    on_the_way = training_sample(picture, mask, config, np.random.default_rng(seed), 255, table)
+    tested = [
+        transforms.testing_sample(picture, labels, PicturesConfig(crop=32, test=test), mapped)  # type: ignore[arg-type]
+        for test in ("crop", "full")
+        for labels, mapped in ((table[mask], None), (mask, table))
+    ]
+    for one, other in ((before, on_the_way), tested[:2], tested[2:]):
+        assert other[1].dtype == np.uint8
+        assert other[1].flags.c_contiguous
+        for here, there in zip(one, other, strict=True):
+            np.testing.assert_array_equal(here, there)
+
+
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(8, 40))
 def test_any_size_can_be_tested(height: int, width: int, crop: int) -> None:
     mask = _patches(height, width)

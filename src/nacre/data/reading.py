@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from nacre.data.png import plain_rows
 from nacre.data.source import Mask
 from nacre.errors import NacreError
 
@@ -109,7 +110,15 @@ def read_mask(path: Path) -> Mask:
     Returns:
         The labels, height x width: uint8, or uint16 for a mask of 16 bits.
     """
-    with _naming(path, "mask"), Image.open(path) as image:
+    with _naming(path, "mask"):
+        rows = plain_rows(read_bytes(path)[0])
+        if rows is not None:
+            return np.frombuffer(rows.data, np.uint8).reshape(rows.height, -1)[:, 1:].copy()
+        return _read_any_mask(path)
+
+
+def _read_any_mask(path: Path) -> Mask:
+    with Image.open(path) as image:
         stored = _stored_mode(image)
         labels = np.array(image)
     if image.mode in ("L", "P"):

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
+from nacre.classes import LabelTable, map_labels
 from nacre.data.reading import load
 from nacre.data.source import Mask
 from nacre.errors import NacreError
@@ -83,6 +84,7 @@ def training_sample(
     config: PicturesConfig,
     rng: np.random.Generator,
     pad: int,
+    table: LabelTable | None = None,
 ) -> Sample:
     """Cut a random square out of a picture and its mask.
 
@@ -92,9 +94,11 @@ def training_sample(
         config: How to cut.
         rng: The only source of chance.
         pad: The label beside the picture, where the crop is larger than the picture.
+        table: Maps labels to channels, of which `pad` is one then; fewer pixels are mapped
+            this way than by mapping the mask first.
 
     Returns:
-        The picture (3, crop, crop) and the labels (crop, crop).
+        The picture (3, crop, crop) and the labels or channels (crop, crop).
     """
     width, height = _common_size(image, mask)
     if config.augmentation == "paper":
@@ -105,22 +109,29 @@ def training_sample(
     if rng.random() < 0.5:
         place = place._replace(flip=True, left=config.crop - place.left - place.width)
     pixels = _place_image(_scaled(image, place), place, config.crop)
-    labels = _place_mask(_nearest(mask, place), place, config.crop, pad)
+    labels = _place_mask(_nearest(mask, place, table), place, config.crop, pad)
     return pixels, labels
 
 
-def testing_sample(image: Image.Image, mask: Mask, config: PicturesConfig) -> Sample:
+def testing_sample(
+    image: Image.Image,
+    mask: Mask,
+    config: PicturesConfig,
+    table: LabelTable | None = None,  # noqa: PT028 (no test)
+) -> Sample:
     """Return a picture and its mask as they are tested: the centre, or everything.
 
     Args:
         image: The picture, decoded or not.
         mask: Its labels.
         config: Says which of the two.
+        table: Maps labels to channels.
     """
     width, height = _common_size(image, mask)
     whole = Box(0, 0, width, height)
     if config.test == "full":
-        return _scaled(image, Placement(whole, width, height)), np.ascontiguousarray(mask)
+        place = Placement(whole, width, height)
+        return _scaled(image, place), np.ascontiguousarray(_nearest(mask, place, table))
     crop = config.crop
     # The longer side is rounded down and the middle to even, as is usual, so that the pixels
     # are those that published results were measured on.
@@ -128,7 +139,7 @@ def testing_sample(image: Image.Image, mask: Mask, config: PicturesConfig) -> Sa
     place = Placement(whole, crop * width // shorter, crop * height // shorter)
     left, top = round((place.width - crop) / 2), round((place.height - crop) / 2)
     pixels = _scaled(image, place)[:, top : top + crop, left : left + crop]
-    labels = _nearest(mask, place)[top : top + crop, left : left + crop]
+    labels = _nearest(mask, place, table)[top : top + crop, left : left + crop]
     return np.ascontiguousarray(pixels), np.ascontiguousarray(labels)
 
 
@@ -222,15 +233,31 @@ def _shrunk(start: int, length: int, full: int, small: int) -> tuple[int, int]:
     return first, last - first
 
 
-def _nearest(mask: Mask, place: Placement) -> Mask:
+def _nearest(mask: Mask, place: Placement, table: LabelTable | None = None) -> Mask:
     """Return the box of a mask at its new size: the label at the nearest pixel centre."""
     left, top, width, height = place.box
+    labels = mask[top : top + height, left : left + width]
+    if table is None:
+        return _picked(labels, place)
+    # Mapped where there are fewer pixels of it.
+    if labels.size < place.width * place.height:
+        return _picked(map_labels(labels, table), place)
+    return map_labels(_picked(labels, place), table)
+
+
+def _picked(labels: Mask, place: Placement) -> Mask:
+    """Return rows and columns of labels at their new size."""
+    height, width = labels.shape
     if (width, height) == (place.width, place.height):
-        cut = mask[top : top + height, left : left + width]
-        return cut[:, ::-1] if place.flip else cut
-    rows = top + (2 * np.arange(place.height) + 1) * height // (2 * place.height)
-    columns = left + (2 * np.arange(place.width) + 1) * width // (2 * place.width)
-    return mask[rows][:, columns[::-1] if place.flip else columns]
+        return labels[:, ::-1] if place.flip else labels
+    rows = (2 * np.arange(place.height) + 1) * height // (2 * place.height)
+    columns = (2 * np.arange(place.width) + 1) * width // (2 * place.width)
+    if place.flip:
+        columns = columns[::-1]
+    # Columns are the dear ones to pick, so they are picked where there are fewer rows.
+    if place.height < height:
+        return labels[rows].take(columns, axis=1)
+    return labels.take(columns, axis=1)[rows]
 
 
 def _place_image(

@@ -1,0 +1,148 @@
+"""Images per second from files to training samples against straightforward code, in one run.
+
+    python benchmarks/data_path.py            # pictures of NACRE_TEST_DATA, else generated ones
+    python benchmarks/data_path.py --tiny     # for correctness only
+
+Both sides do the same on one core: decode a picture and its mask, cut a random box, scale it to
+the crop, flip it or not, normalise the picture and map the labels to channels. The other side is
+what research code does: Pillow for all of it, and a Python function called for every pixel of
+the mask; nacre normalises on the device, so here into a buffer that is there already.
+``without_mapping`` leaves the mapping of labels out on that side alone, to show what
+the rest gains. Pictures have a long side of 500, as those of Pascal VOC, or of 2000, as those
+of a camera, where decoding at a smaller scale pays.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nacre.classes import ClassTable
+from nacre.data.folder import Folder, FolderConfig
+from nacre.data.loading import TrainingSet
+from nacre.data.transforms import PicturesConfig, _draw_box
+from nacre.data.voc import SPACE
+from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
+
+BESIDE_THE_PROJECT = Path(__file__).parents[2] / "shared" / "data"
+CLASSES = ClassTable(SPACE, (tuple(range(1, 16)), tuple(range(16, 21))))
+
+
+def measure(tiny: bool = False, rounds: int = 5) -> dict[str, float]:
+    """Return how many times as many images a second nacre reads; the goal is 8 at 500."""
+    torch.set_num_threads(1)
+    count, crop, rounds = (4, 64, 1) if tiny else (60, 512, rounds)
+    ratios: dict[str, float] = {}
+    for long_side in (500, 2000):
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            names = write_pictures(root, count, 100 if tiny else long_side)
+            seconds = _take_turns(_jobs(root, names, crop), rounds)
+        for name in ("straightforward", "without_mapping"):
+            ratios[f"{name}_to_nacre_{long_side}"] = seconds[name] / seconds["nacre"]
+        ratios[f"nacre_images_per_second_{long_side}"] = count / seconds["nacre"]
+    return ratios
+
+
+def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
+    """Write a data folder of pictures of this size, from the part of VOC if it is there."""
+    base = Path(os.environ.get("NACRE_TEST_DATA") or BESIDE_THE_PROJECT)
+    voc = base / "voc2012-part" / "VOC2012"
+    found = sorted((voc / "SegmentationClassAug").glob("*.png"))[:count]
+    rng = np.random.default_rng(0)
+    names = [f"{at:04}" for at in range(count)]
+    for folder in ("images", "masks"):
+        (root / folder).mkdir()
+    for at, name in enumerate(names):
+        if found:
+            image = Image.open(voc / "JPEGImages" / f"{found[at].stem}.jpg")
+            mask = Image.open(found[at])
+        else:
+            image = Image.fromarray(rng.integers(0, 256, (24, 32, 3)).astype(np.uint8))
+            mask = Image.fromarray(rng.integers(0, 21, (24, 32)).astype(np.uint8))
+        scale = long_side / max(image.size)
+        size = (round(image.size[0] * scale), round(image.size[1] * scale))
+        image.resize(size, Image.Resampling.BICUBIC).save(root / f"images/{name}.jpg", quality=92)
+        mask.resize(size, Image.Resampling.NEAREST).save(root / f"masks/{name}.png")
+    labels = "".join(f"  {label}: {name}\n" for label, name in SPACE.names.items())
+    (root / "classes.yaml").write_text(f"classes:\n{labels}")
+    return names
+
+
+def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[], object]]:
+    source = Folder(FolderConfig(root=root))
+    table = CLASSES.training_table(1, "background")
+    fast = TrainingSet(source, names, table, PicturesConfig(crop=crop), seed=0)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    scale, shift = 1 / (255 * std), -mean / std
+    normalised = torch.empty(3, crop, crop)
+
+    def nacre() -> None:
+        for at in range(len(names)):
+            image, _ = fast[(0, at)]
+            normalised.copy_(image).mul_(scale).add_(shift)
+
+    def plain(mapping: bool) -> None:
+        channels = {label: int(table[label]) for label in CLASSES.new(1)}
+        rng = np.random.default_rng(0)
+        for name in names:
+            straightforward(root, name, crop, channels if mapping else None, rng)
+
+    return {
+        "nacre": nacre,
+        "straightforward": lambda: plain(True),
+        "without_mapping": lambda: plain(False),
+    }
+
+
+def straightforward(
+    root: Path, name: str, crop: int, channels: dict[int, int] | None, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Read one sample as research code does."""
+    image = Image.open(root / f"images/{name}.jpg").convert("RGB")
+    mask = Image.open(root / f"masks/{name}.png")
+    box = _draw_box(*image.size, rng)
+    corners = (box.left, box.top, box.left + box.width, box.top + box.height)
+    image = image.crop(corners).resize((crop, crop), Image.Resampling.BILINEAR)
+    mask = mask.crop(corners).resize((crop, crop), Image.Resampling.NEAREST)
+    if rng.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        mask = mask.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float() / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    labels = torch.from_numpy(np.array(mask))
+    if channels is not None:
+        labels = labels.apply_(lambda label: channels.get(label, 0))
+    return (pixels - mean) / std, labels.long()
+
+
+def _take_turns(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the shortest processor time of each job."""
+    best = dict.fromkeys(jobs, float("inf"))
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            start = time.process_time()
+            job()
+            best[name] = min(best[name], time.process_time() - start)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="few small pictures, once")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    ratios = measure(args.tiny, args.rounds)
+    print(json.dumps({key: round(value, 2) for key, value in ratios.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
