@@ -21,6 +21,7 @@ from nacre.models.inplace_abn import InPlaceNorm
 from nacre.models.lite0 import Lite0
 from nacre.models.norm import Norm, NormFactory
 from nacre.models.resnet import ResNet
+from nacre.models.tiny import Tiny
 from nacre.models.weights import load_backbone
 
 
@@ -82,25 +83,15 @@ def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(logits, size, mode="bilinear", align_corners=False)
 
 
-def _tiny(stride: int, norm: NormFactory) -> Backbone:
-    from nacre.models.tiny import Tiny
-
-    backbone: Backbone = Tiny(norm=norm)
-    return backbone
-
-
-def _lite0(stride: int, norm: NormFactory) -> Backbone:
-    # Its weights were trained with ReLU6, whatever the rest of the network has.
-    return Lite0(stride=stride)
-
-
+# From output stride and norm; `tiny` has one stride, and `lite0` has the norm and ReLU6 that its
+# weights were trained with.
 BACKBONES: dict[str, Callable[[int, NormFactory], Backbone]] = {
-    "tiny": _tiny,
+    "tiny": lambda stride, norm: Tiny(norm=norm),
     "resnet18": lambda stride, norm: ResNet(18, stride=stride, norm=norm),
     "resnet34": lambda stride, norm: ResNet(34, stride=stride, norm=norm),
     "resnet50": lambda stride, norm: ResNet(50, stride=stride, norm=norm),
     "resnet101": lambda stride, norm: ResNet(101, stride=stride, norm=norm),
-    "lite0": _lite0,
+    "lite0": lambda stride, norm: Lite0(stride=stride),
 }
 
 NORMS: dict[str, NormFactory] = {

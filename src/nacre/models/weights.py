@@ -156,7 +156,8 @@ def convert_norms(backbone: nn.Module, state: State, *, from_abn: bool) -> State
     """Return a state whose norms do in the backbone what they did where they come from.
 
     Args:
-        backbone: says by its modules which norms are in-place ABN; not changed.
+        backbone: says by its modules which norms are in-place ABN; not changed. The module that
+            stands before a norm must be the convolution that it follows.
         state: complete, under the backbone's names; not changed.
         from_abn: whether the scales of the state are |weight| + eps.
     """
