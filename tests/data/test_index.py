@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,7 @@ def test_processes_give_what_one_loop_gives(
     assert seen == [(done, 150) for done in range(1, 151)]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads, not processes, read masks here")
 def test_a_killed_process_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = make_pairs(tmp_path, {f"{n:03}": blocks(3, 3, [1]) for n in range(30)})
     monkeypatch.setattr(scanning, "_POOL_PAYS_SECONDS", 0.0)
