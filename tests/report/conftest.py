@@ -96,7 +96,7 @@ def _write_events(folder: RunFolder, config: RunConfig, steps: int) -> None:
             recorder(
                 "train", step=step, iteration=iteration, losses=losses, images_per_second=100.0
             )
-        recorder("learnt", step=step, seconds=1.5 + step)
+        recorder("learnt", step=step, seconds=1.5 + step, peak_memory_bytes=3 * 2**20)
 
 
 def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, step: int) -> None:

@@ -67,6 +67,7 @@ def test_needs_nothing_beside_it(page: Path) -> None:
     assert page.stat().st_size < 10_000_000
     assert sorted(one.name for one in page.parent.iterdir()) == [
         "index.html",
+        "pictures.png",
         "table.csv",
         "table.md",
     ]
@@ -77,8 +78,10 @@ def test_charts_and_pictures_have_alternatives(page: Path) -> None:
     assert len(reader.ids) == len(set(reader.ids))
     assert set(reader.labelled) <= set(reader.ids)
     assert text.count("<desc") >= 3 + 1 + 4
-    # Three pictures: the image, four methods, the truth.
-    assert len(reader.alternatives) == 3 * 6
+    sheet = 3 * (1 + 4 + 1)
+    grown = 2 * (1 + 3 * 3 + 1 + 1)
+    shift = 3 * 4
+    assert len(reader.alternatives) == sheet + grown + shift
     assert all(reader.alternatives)
 
 
@@ -100,6 +103,23 @@ def test_says_what_each_step_saw(page: Path) -> None:
     text, _ = read(page)
     assert "hidden in its background" in text
     assert re.search(r"future: <?", text)
+
+
+def test_says_time_and_memory(page: Path) -> None:
+    text, _ = read(page)
+    assert "<h3>Time and memory</h3>" in text
+    # Steps of 1.5, 2.5 and 3.5 seconds; 3 MiB at most.
+    assert '<td class="n">7.5</td>' in text
+    assert '<td class="n">3</td>' in text
+
+
+def test_sets_the_paper_beside_only_where_asked(make_run: Any, tmp_path: Path) -> None:
+    path = make_run("mib", scenario="voc/15-5/overlapped")
+    plain, _ = read(write_report([path], tmp_path / "plain"))
+    assert "paper's" not in plain
+    beside, _ = read(write_report([path], tmp_path / "beside", paper=True))
+    assert "MiB, paper&#39;s" in beside
+    assert ">69.0</td>" in beside
 
 
 def test_is_written_in_words(runs: Path) -> None:

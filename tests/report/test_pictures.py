@@ -9,32 +9,36 @@ import pytest
 from PIL import Image
 
 from nacre.classes import IGNORED
-from nacre.report.pictures import DIFFERENT, RANDOM, Seen, comparison_sheet, data_uri, paint
+from nacre.report.looking import TestImage, data_uri, open_data, paint
+from nacre.report.pictures import DIFFERENT, RANDOM, Seen, Sheet, comparison_sheet
 from nacre.report.results import load_results
 
 
+def make_sheet(paths: list[Path], count: int) -> Sheet:
+    (results,) = load_results(paths)
+    return comparison_sheet(results, open_data(results.rows), count)
+
+
 def test_the_same_pictures_are_chosen_every_time(runs: Path) -> None:
-    (results,) = load_results([runs])
-    one, two = comparison_sheet(results, 4), comparison_sheet(results, 4)
-    assert [seen.name for seen in one.pictures] == [seen.name for seen in two.pictures]
-    assert len({seen.name for seen in one.pictures}) == 4
+    one, two = make_sheet([runs], 4), make_sheet([runs], 4)
+    assert [seen.image.name for seen in one.pictures] == [seen.image.name for seen in two.pictures]
+    assert len({seen.image.name for seen in one.pictures}) == 4
     assert [seen.why for seen in one.pictures] == [DIFFERENT] * 2 + [RANDOM] * 2
     assert one.columns == ("FT", "LwF", "MiB", "Joint")
 
 
 def test_the_first_are_those_with_the_largest_differences(runs: Path) -> None:
-    (results,) = load_results([runs])
-    everything = comparison_sheet(results, 100)
-    scores = {seen.name: seen.disagreement for seen in everything.pictures}
+    everything = make_sheet([runs], 100)
+    scores = {seen.image.name: seen.disagreement for seen in everything.pictures}
     assert len(scores) == everything.candidates
-    few = comparison_sheet(results, 4)
+    few = make_sheet([runs], 4)
     first = sorted(scores.values(), reverse=True)[:2]
     assert [seen.disagreement for seen in few.pictures[:2]] == first
 
 
 def test_disagreement_is_counted_among_incremental_methods_only(runs: Path) -> None:
-    (results,) = load_results([runs / "mib", runs / "joint"])
-    assert all(seen.disagreement == 0 for seen in comparison_sheet(results, 3).pictures)
+    sheet = make_sheet([runs / "mib", runs / "joint"], 3)
+    assert all(seen.disagreement == 0 for seen in sheet.pictures)
 
 
 def test_masks_are_what_the_networks_say(runs: Path) -> None:
@@ -42,12 +46,11 @@ def test_masks_are_what_the_networks_say(runs: Path) -> None:
 
     from nacre.predict import load
 
-    (results,) = load_results([runs])
-    sheet = comparison_sheet(results, 1)
+    sheet = make_sheet([runs], 1)
     seen = sheet.pictures[0]
     network = load(runs / "mib").network
     with torch.inference_mode():
-        batch = torch.from_numpy(seen.image.copy()).permute(2, 0, 1)[None]
+        batch = torch.from_numpy(seen.image.pixels).permute(2, 0, 1)[None]
         expected = network.predict(batch).argmax(1)[0].numpy()
     assert np.array_equal(seen.masks[2], expected)
     assert set(sheet.shown_classes()) >= set(np.unique(seen.masks[2]).tolist())
@@ -56,14 +59,14 @@ def test_masks_are_what_the_networks_say(runs: Path) -> None:
 def test_right_counts_tested_pixels_only() -> None:
     truth = np.array([[0, 1], [2, IGNORED]], np.uint8)
     mask = np.array([[0, 1], [1, 1]], np.uint8)
-    seen = Seen("x", np.zeros((2, 2, 3), np.uint8), truth, (mask,), 0.0)
+    seen = Seen(TestImage("x", np.zeros((2, 2, 3), np.uint8), truth), (mask,), 0.0, "")
     assert seen.right(0) == pytest.approx(2 / 3)
 
 
 def test_paint_uses_the_palette() -> None:
     mask = np.array([[0, 1, IGNORED]], np.uint8)
     black = np.zeros((1, 3, 3), np.uint8)
-    painted = np.asarray(paint(mask, [(0, 0, 0), (200, 100, 50)], black))
+    painted = paint(mask, [(0, 0, 0), (200, 100, 50)], black)
     assert painted[0, 0].tolist() == [0, 0, 0]
     assert painted[0, 1].tolist() == [160, 80, 40]
     assert len(set(painted[0, 2].tolist())) == 1
@@ -72,10 +75,10 @@ def test_paint_uses_the_palette() -> None:
 
 def test_data_uri_holds_the_picture() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (64, 32, 3), dtype=np.uint8)
-    uri = data_uri(Image.fromarray(pixels), 128)
+    uri = data_uri(pixels, 128)
     head, _, body = uri.partition(",")
     assert head == "data:image/webp;base64"
     shown = Image.open(io.BytesIO(b64decode(body)))
     assert np.array_equal(np.asarray(shown.convert("RGB")), pixels)
-    smaller = data_uri(Image.fromarray(pixels), 16).partition(",")[2]
+    smaller = data_uri(pixels, 16).partition(",")[2]
     assert Image.open(io.BytesIO(b64decode(smaller))).size == (8, 16)

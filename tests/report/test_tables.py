@@ -46,9 +46,8 @@ def test_the_papers_figures_are_whole() -> None:
     tables = published()
     assert set(tables) == {"1", "2", "3", "S1", "S2", "S per class"}
     assert len(tables["1"].figures) == 9 * 6 * 3
-    assert tables["1"].methods == tuple(
-        ["FT", "PI", "EWC", "RW", "LwF", "LwF-MC", "ILT", "MiB", "Joint"]
-    )
+    methods = ("FT", "PI", "EWC", "RW", "LwF", "LwF-MC", "ILT", "MiB", "Joint")
+    assert tables["1"].methods == methods
     (place,) = [p for p in tables["1"].places if (p.task, p.setup) == ("15-5", "overlapped")]
     assert tables["1"].figures[place, "MiB", "all"] == pytest.approx(0.690)
     assert tables["1"].groups[place] == ("1-15", "16-20", "all")

@@ -1,0 +1,106 @@
+"""The same image through the steps, the background shift, and the film of both."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nacre.errors import NacreError
+from nacre.predict import load
+from nacre.report.canvas import Grid, Tile, draw_grid
+from nacre.report.film import FADE, write_film
+from nacre.report.growing import growth_of
+from nacre.report.looking import look, open_data, read_images
+from nacre.report.results import load_results
+from nacre.report.shift import FUTURE, NOTHING, OLD, background_shift, painted_hidden
+
+
+def test_growth_is_what_each_steps_network_sees(runs: Path) -> None:
+    (results,) = load_results([runs])
+    prepared = open_data(results.rows)
+    images = read_images(prepared.testing_set(2), [0, 3])
+    growths = growth_of(results, prepared, images)
+    assert [growth.image.name for growth in growths] == [image.name for image in images]
+    assert growths[0].methods == ("FT", "LwF", "MiB", "Joint")
+    for step in range(3):
+        network = load(runs / "mib" / f"step-{step}", "cpu").network
+        seen = growths[1].masks[2][step]
+        assert seen is not None
+        assert np.array_equal(seen, look(network, images[1:])[0])
+    joint = growths[0].masks[3]
+    assert [mask is None for mask in joint] == [True, True, False]
+
+
+def test_shift_shows_what_labels_hide(runs: Path) -> None:
+    (results,) = load_results([runs])
+    prepared = open_data(results.rows)
+    shifts = background_shift(prepared)
+    assert [one.name for one in shifts] == [one.name for one in background_shift(prepared)]
+    for shift in shifts:
+        old = range(1, prepared.scenario.classes.channels(shift.step - 1)) if shift.step else []
+        new = range(
+            prepared.scenario.classes.old_channels(shift.step) or 1,
+            prepared.scenario.classes.channels(shift.step),
+        )
+        is_old, is_new = np.isin(shift.truth, list(old)), np.isin(shift.truth, list(new))
+        future = ~is_old & ~is_new & (shift.truth != 0)
+        assert np.array_equal(shift.hidden == OLD, is_old)
+        assert np.array_equal(shift.hidden == FUTURE, future)
+        assert np.array_equal(shift.labels, np.where(is_new, shift.truth, 0))
+        assert is_new.any()
+        assert (shift.hidden != NOTHING).any()
+        background = (shift.labels == 0).sum()
+        assert shift.share(OLD) == pytest.approx(is_old.sum() / background)
+    painted = painted_hidden(shifts[1], ((255, 0, 0), (0, 0, 255)))
+    red = painted[shifts[1].hidden == OLD].astype(int)
+    assert (red[:, 0] > red[:, 2]).all()
+
+
+def test_film_goes_through_steps_and_images(runs: Path, tmp_path: Path) -> None:
+    written = write_film([runs], tmp_path / "film", pictures=2, side=40, seconds=0.5)
+    assert written[0] == tmp_path / "film.webp"
+    film = Image.open(written[0])
+    assert getattr(film, "n_frames", 0) == 2 * 3 * (1 + FADE)
+    assert len(written) == 1 + (shutil.which("ffmpeg") is not None)
+
+
+def test_mp4_is_written_where_ffmpeg_is(runs: Path, tmp_path: Path) -> None:
+    if not shutil.which("ffmpeg"):
+        pytest.skip("ffmpeg is not installed")
+    written = write_film([runs], tmp_path / "film.webp", pictures=1, side=40, seconds=0.1)
+    assert written[1].read_bytes()[4:8] == b"ftyp"
+
+
+def test_a_failing_ffmpeg_is_told(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "ffmpeg").write_text("#!/bin/sh\necho 'no such codec' >&2\nexit 1\n")
+    (tools / "ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    with pytest.raises(NacreError, match="no such codec"):
+        write_film([runs], tmp_path / "film", pictures=1, side=40, seconds=0.1)
+    # The film that could be written is there, half a film is not.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.webp", "tools"]
+
+
+def test_a_film_is_of_one_scenario(make_run: Any, tmp_path: Path) -> None:
+    paths = [make_run("a"), make_run("b", scenario="scenes/4-4/disjoint")]
+    with pytest.raises(NacreError, match="one scenario"):
+        write_film(paths, tmp_path / "film")
+    with pytest.raises(NacreError, match="at least 1"):
+        write_film(paths[:1], tmp_path / "film", pictures=0)
+
+
+def test_grid_places_tiles_and_enlarges_by_pixel() -> None:
+    red, empty = np.full((4, 4, 3), (255, 0, 0), np.uint8), Tile(None)
+    grid = Grid(("a", "b"), ((Tile(red, "below"), empty),), names=("row",), side=40)
+    picture = draw_grid(grid, [("thing", (0, 255, 0))], "title")
+    pixels = np.asarray(picture)
+    assert (pixels == (255, 0, 0)).all(2).sum() == 40 * 40
+    assert (pixels == (0, 255, 0)).all(2).sum() > 50
+    assert picture.width % 2 == picture.height % 2 == 0
