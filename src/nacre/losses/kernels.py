@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -78,54 +79,62 @@ class SoftmaxKernel:
     ) -> list[Tensor]:
         """Sum up the losses over a strip, as `StripKernel` says."""
         label = _Label(x, labels, self.ignored)
-        p = z if z is None else _softmax2_(z)
-        p_times_x = None if p is None else self._p_times_x(x, p, scratch)
+        minus_p = None if z is None else _minus_softmax2_(z)
+        minus_p_times_x = None if minus_p is None else self._dot(x, minus_p, scratch)
         student = _Exponentials(x, self.known)
         values = []
         if self.ce:
             room = scratch if self.kd else x
             values.append(self._cross_entropy(student, label, room, project))
-        if p is not None and p_times_x is not None:
-            values.append(self._distillation(student, p, p_times_x, project))
+        if minus_p is not None and minus_p_times_x is not None:
+            values.append(self._distillation(student, minus_p, minus_p_times_x, project))
         return values
 
-    def _p_times_x(self, x: Tensor, p: Tensor, scratch: Tensor) -> Tensor:
-        first = 1 if self.kd == "unbiased" else 0
-        product = scratch[:, first : self.known]
-        return torch.mul(x[:, first : self.known], p[:, first:], out=product).sum(1)
+    def _dot(self, x: Tensor, minus_p: Tensor, scratch: Tensor) -> Tensor:
+        """Sum of -p x over the old channels, without background in the unbiased variant."""
+        channels = slice(1 if self.kd == "unbiased" else 0, self.known)
+        return _dot(x[:, channels], minus_p[:, channels], scratch[:, channels])
 
     def _cross_entropy(
         self, student: _Exponentials, label: _Label, room: Tensor, project: Project | None
     ) -> Tensor:
-        is_b = label.is_background if self.ce == "unbiased" else torch.zeros_like(label.counts)
-        target = torch.where(is_b > 0, student.log_old, label.logit)
+        unbiased = self.ce == "unbiased"
+        target = label.logit
+        if unbiased:
+            target = torch.where(label.is_background, student.log_old, target)
         value = ((student.log_all - target) * label.counts).sum()
         if project is not None:
-            b, old, new = (f * label.counts for f in student.factors(student.log_all))
-            b_old, old_old, _ = student.factors(student.log_old)
-            student.times((b - is_b * b_old, old - is_b * old_old, new), out=room)
-            label.subtract_one_hot(room, label.counts - is_b)
+            b, old, new = (factor * label.counts for factor in student.factors_of_all)
+            hits = label.counts
+            if unbiased:
+                is_b = label.is_background.to(hits.dtype)
+                b -= is_b * student.factor(0, student.log_old)
+                old -= is_b * student.factor(1, student.log_old)
+                hits = hits - is_b
+            student.multiply(b, old, new, out=room)
+            label.subtract_one_hot(room, hits)
             project(0, room)
         return value
 
     def _distillation(
-        self, student: _Exponentials, p: Tensor, p_times_x: Tensor, project: Project | None
+        self, student: _Exponentials, minus_p: Tensor, dot: Tensor, project: Project | None
     ) -> Tensor:
-        """The last user of the exponentials, so that the gradient may take their place."""
-        gradient = student.exponentials
+        """The last user of the exponentials, so that its gradient may take their place."""
+        minus_p_b = minus_p[:, 0]
         if self.kd == "plain":
-            value = (student.log_old - p_times_x).sum()
-            b, old, new = student.factors(student.log_old)
-            factors, targets, first = (b, old, torch.zeros_like(new)), p, 0
+            value = (student.log_old + dot).sum()
         else:
-            p_b = p[:, 0]
-            value = (student.log_all - p_times_x - p_b * student.log_new).sum()
-            b, old, new = student.factors(student.log_all)
-            b_new, _, new_new = student.factors(student.log_new)
-            factors, targets, first = (b - p_b * b_new, old, new - p_b * new_new), p[:, 1:], 1
+            value = (student.log_all + dot + minus_p_b * student.log_new).sum()
         if project is not None:
-            student.times(factors, out=gradient)
-            gradient[:, first : self.known].sub_(targets)
+            if self.kd == "plain":
+                b = student.factor(0, student.log_old) + minus_p_b
+                old, new = student.factor(1, student.log_old), None
+            else:
+                b, old, new = student.factors_of_all
+                b = b + minus_p_b * student.factor(0, student.log_new)
+                new = new + minus_p_b * student.factor(2, student.log_new)
+            gradient = student.exponentials
+            student.multiply(b, old, new, out=gradient, add_to_old=minus_p[:, 1:])
             project(self.terms - 1, gradient)
         return value
 
@@ -137,24 +146,47 @@ class _Exponentials:
         background = x[:, 0].clone()
         old_peak, log_old = _exponentiate_(x[:, 1:known])
         new_peak, log_new = _exponentiate_(x[:, known:])
-        x[:, 0] = 1
-        self.known = known
         self.exponentials = x
+        self.known = known
         self.peaks = (background, old_peak, new_peak)
         self.log_old = torch.logaddexp2(background, log_old)
         self.log_new = torch.logaddexp2(background, log_new)
         self.log_all = torch.logaddexp2(self.log_old, log_new)
 
-    def factors(self, log_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the exponentials of each group are to be multiplied by to be normalised."""
-        background, old, new = ((peak - log_sum).exp2_() for peak in self.peaks)
-        return background, old, new
+    def factor(self, group: int, log_sum: Tensor) -> Tensor:
+        """What makes a group's exponentials probabilities: those of b (which are 1), old or new."""
+        return (self.peaks[group] - log_sum).exp2_()
 
-    def times(self, factors: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
-        """Multiply the exponentials of each group by a factor per pixel."""
-        groups = (slice(0, 1), slice(1, self.known), slice(self.known, None))
-        for group, factor in zip(groups, factors, strict=True):
-            torch.mul(self.exponentials[:, group], factor.unsqueeze(1), out=out[:, group])
+    @cached_property
+    def factors_of_all(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What makes each group's exponentials probabilities over all channels."""
+        return (
+            self.factor(0, self.log_all),
+            self.factor(1, self.log_all),
+            self.factor(2, self.log_all),
+        )
+
+    def multiply(
+        self,
+        b: Tensor,
+        old: Tensor,
+        new: Tensor | None,
+        *,
+        out: Tensor,
+        add_to_old: Tensor | None = None,
+    ) -> None:
+        """Multiply each group's exponentials by a factor per pixel (None: by 0), and add."""
+        out[:, 0] = b
+        exponentials, into = self.exponentials[:, 1 : self.known], out[:, 1 : self.known]
+        if add_to_old is None:
+            torch.mul(exponentials, old.unsqueeze(1), out=into)
+        else:
+            torch.addcmul(add_to_old, exponentials, old.unsqueeze(1), out=into)
+        exponentials, into = self.exponentials[:, self.known :], out[:, self.known :]
+        if new is None:
+            into.zero_()
+        else:
+            torch.mul(exponentials, new.unsqueeze(1), out=into)
 
 
 class _Label:
@@ -165,7 +197,7 @@ class _Label:
         self.index = (labels * counted).unsqueeze(1)
         self.logit = x.gather(1, self.index).squeeze(1)
         self.counts = counted.to(x.dtype)
-        self.is_background = (labels == 0).to(x.dtype) * self.counts
+        self.is_background = labels == 0 if ignored != 0 else torch.zeros_like(counted)
 
     def subtract_one_hot(self, gradient: Tensor, hits: Tensor) -> None:
         """Subtract hits (R,W) from the channels of the labels."""
@@ -182,10 +214,10 @@ def _exponentiate_(group: Tensor) -> tuple[Tensor, Tensor]:
     return peak, group.sum(1).log2_().add_(peak)
 
 
-def _softmax2_(logits: Tensor) -> Tensor:
-    """Softmax of logits in bits over the channels, in place."""
+def _minus_softmax2_(logits: Tensor) -> Tensor:
+    """Minus the softmax of logits in bits over the channels, in place."""
     logits.sub_(logits.amax(1, keepdim=True)).exp2_()
-    return logits.div_(logits.sum(1, keepdim=True))
+    return logits.div_(logits.sum(1, keepdim=True).neg_())
 
 
 @dataclass(frozen=True)
