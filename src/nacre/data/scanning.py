@@ -5,6 +5,7 @@ memory only while it is counted. Nothing is raised here: every problem is collec
 user hears of all of them at once.
 """
 
+import math
 import os
 import signal
 import sys
@@ -34,7 +35,8 @@ ProblemKind = Literal[
 
 _PROBE = 100
 _POOL_PAYS_SECONDS = 0.4
-_CHUNK = 64
+_CHUNK_SECONDS = 0.2
+_SMALLEST_CHUNK = 4
 _BAR_SECONDS = 0.1
 
 
@@ -66,10 +68,15 @@ class Record(NamedTuple):
     pixels: dict[int, int]
 
 
-Work = tuple[Sequence[Pair], bool]
-"""What worker processes have to read, and whether pictures are decoded."""
+class Work(NamedTuple):
+    """What worker processes read, whether they decode pictures, how many they take at a time."""
 
-_work: Work = ((), False)
+    pairs: Sequence[Pair]
+    decode: bool
+    chunk: int
+
+
+_work = Work((), False, 1)
 
 
 def stamp_of(pair: Pair) -> Stamp | None:
@@ -112,8 +119,11 @@ def scan(
         results: Iterable[Record | Problem] = map(examine, rest)
         yield from _reporting(results, report, done, len(pairs))
         return
-    with _executor(workers, (rest, decode)) as executor:
-        chunks = executor.map(_examine_chunk, range(0, len(rest), _CHUNK))
+    # Large enough that processes seldom wait for more work, small enough that all end together.
+    most = math.ceil(len(rest) / (4 * workers))
+    size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(rest) / seconds)))
+    with _executor(workers, Work(rest, decode, size)) as executor:
+        chunks = executor.map(_examine_chunk, range(0, len(rest), size))
         results = (result for chunk in chunks for result in chunk)
         yield from _reporting(results, report, done, len(pairs))
 
@@ -187,8 +197,8 @@ def _missing(pair: Pair) -> Problem:
 
 
 def _examine_chunk(start: int) -> list[Record | Problem]:
-    pairs, decode = _work
-    return [_examine(pair, decode) for pair in pairs[start : start + _CHUNK]]
+    pairs = _work.pairs[start : start + _work.chunk]
+    return [_examine(pair, _work.decode) for pair in pairs]
 
 
 def _reporting(
