@@ -139,6 +139,13 @@ def test_without_its_networks_a_page_says_so(make_run: Any, tmp_path: Path) -> N
     assert reader.alternatives == []
 
 
+def test_of_many_steps_the_last_comes_first(make_run: Any, tmp_path: Path) -> None:
+    path = make_run("mib", scenario="scenes/4-1/overlapped")
+    text, _ = read(write_report([path], tmp_path / "out", pictures=0))
+    assert text.index(">1-4</th>") < text.index("After every step")
+    assert "8 classes are learnt in 5 steps: 4, then 4 times 1." in text
+
+
 def test_names_are_escaped(make_run: Any, tmp_path: Path) -> None:
     text, _ = read(write_report([make_run("r")], tmp_path / "out", title="<b>&", pictures=0))
     assert "<b>&" not in text

@@ -80,8 +80,15 @@ def test_variants_of_a_method_are_named_by_what_differs(make_run: Any) -> None:
     (results,) = group_runs(load_runs(paths))
     names = [row.name for row in results.rows]
     assert len(set(names)) == 3
-    assert any("kd=plain" in name and "init=random" in name for name in names)
-    assert any("train.epochs=99" in name for name in names)
+    # The method's defaults are not told, a recipe has none.
+    assert "MiB (kd=plain, init=random, train.epochs=10)" in names
+    assert "MiB (train.epochs=99)" in names
+
+
+def test_the_method_as_it_is_has_its_plain_name(make_run: Any) -> None:
+    paths = [make_run("mib"), make_run("plain", {"name": "mib", "init": "random"})]
+    (results,) = group_runs(load_runs(paths))
+    assert {row.name for row in results.rows} == {"MiB", "MiB (init=random)"}
 
 
 def test_rows_stand_in_the_order_of_the_paper(runs: Path) -> None:

@@ -30,6 +30,9 @@ from nacre.report.words import summary
 GROWN = 2
 """Pictures of the sheet that are shown after every step."""
 
+MOST_STEPS = 4
+"""Steps whose columns fit side by side."""
+
 COMPACT = 60
 """Classes from which on the heat map has no room for numbers."""
 
@@ -73,7 +76,9 @@ def make_section(results: ScenarioResults, pictures: int, paper: bool) -> Sectio
         chosen = [seen.image for seen in sheet.pictures[:GROWN]] if results.final else []
         growths = tuple(growth_of(results, prepared, chosen))
     except NacreError as error:
-        return Section(results, paper, section.plan, section.shifts, missing=str(error))
+        return Section(
+            results, paper, section.plan, section.shifts, missing=str(error).splitlines()[0]
+        )
     return Section(results, paper, plan, shifts, sheet, growths)
 
 
@@ -86,7 +91,7 @@ def section_context(section: Section, at: int, side: int) -> dict[str, Any]:
         "id": f"scenario-{at}",
         "results": results,
         "summary": summary(results),
-        "tables": [steps_table(results), steps_table(results, background=True)],
+        "tables": _tables(results),
         "paper": _paper_table(section),
         "legend": [(name, drawing) for name, drawing, _ in keys],
         "stepwise": [(name, drawing) for name, drawing, is_bound in keys if not is_bound],
@@ -120,6 +125,17 @@ def _pictures(section: Section, side: int) -> dict[str, Any]:
         ],
         "shifts": shift_grid(section.shifts, colors, side) if sheet and section.shifts else None,
     }
+
+
+def _tables(results: ScenarioResults) -> list[tuple[str, ResultTable]]:
+    """Return the tables with what they are called: the first is shown, the others can be."""
+    steps = ("After every step", steps_table(results))
+    counted = ("The same with the background counted", steps_table(results, background=True))
+    if len(results.groups) <= MOST_STEPS:
+        return [steps, counted]
+    # What matters most of many steps, the last one, would be far to the right.
+    (last,) = make_tables([results], "last")
+    return [("", last), steps, counted]
 
 
 def _paper_table(section: Section) -> ResultTable | None:

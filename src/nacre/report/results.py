@@ -16,6 +16,7 @@ from typing import Any
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious
 from nacre.files import load_json
+from nacre.methods import find_method
 from nacre.training.folder import RunFolder, read_plain_config
 from nacre.training.recorder import Event, read_events
 
@@ -292,9 +293,23 @@ def _difference(members: Sequence[RunResult], variants: Sequence[Sequence[RunRes
     """Return in brackets what tells one variant of a method from the others."""
     configs = [dict(_identity(one[0])) for one in variants]
     keys = [key for key in configs[0] if len({one.get(key) for one in configs}) > 1]
-    mine = members[0].flat_config
-    told = [f"{key.removeprefix('method.')}={mine.get(key)}" for key in keys]
+    mine, usual = members[0].flat_config, _defaults(members[0].method)
+    told = [
+        f"{key.removeprefix('method.')}={mine.get(key)}"
+        for key in keys
+        if key not in usual or mine.get(key) != usual[key]
+    ]
     return f" ({', '.join(told)})" if told else ""
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    """Return a method's default values: a variant is named by what it changes."""
+    try:
+        fields = find_method(method).Config.model_fields
+    except NacreError:
+        # A run of a method whose package is not installed here can still be reported.
+        return {}
+    return {f"method.{name}": field.default for name, field in fields.items()}
 
 
 def _place(method: str) -> tuple[int, str]:

@@ -4,6 +4,9 @@ from nacre.report.results import Row, ScenarioResults
 
 Sentences = list[str]
 
+MOST_NAMED = 4
+"""Methods that a sentence compares one by one."""
+
 
 def summary(results: ScenarioResults) -> Sentences:
     """Say what the rows of a scenario show, best first."""
@@ -41,7 +44,10 @@ def _task(results: ScenarioResults) -> str:
     classes = len(results.classes)
     if len(sizes) == 1:
         return f"All {classes} classes are learnt in one step."
-    return f"{classes} classes are learnt in {len(sizes)} steps: {listed(sizes)}."
+    dealt = listed(sizes)
+    if len(sizes) > 3 and len(set(sizes[1:])) == 1:
+        dealt = f"{sizes[0]}, then {len(sizes) - 1} times {sizes[1]}"
+    return f"{classes} classes are learnt in {len(sizes)} steps: {dealt}."
 
 
 def _winner(results: ScenarioResults, ranked: list[Row]) -> str:
@@ -51,8 +57,10 @@ def _winner(results: ScenarioResults, ranked: list[Row]) -> str:
     )
     rest = [
         f"{percent(scores[0] - score)} points above {row.name} ({percent(score)} %)"
-        for row, score in zip(ranked[1:], scores[1:], strict=True)
+        for row, score in list(zip(ranked, scores, strict=True))[1:]
     ]
+    if len(rest) > MOST_NAMED:
+        rest = [f"{rest[0]}, the next", f"{rest[-1]}, the last"]
     return f"{text}, {listed(rest)}." if rest else f"{text}."
 
 
@@ -71,6 +79,8 @@ def _bound(results: ScenarioResults, best: Row) -> str:
 def _kept(ranked: list[Row]) -> str:
     shares = [(row, row.kept()) for row in ranked]
     told = [f"{row.name} keeps {percent(kept, 0)} %" for row, kept in shares if kept is not None]
+    if len(told) > MOST_NAMED:
+        told = [*told[:2], told[-1]]
     return f"Of what step 0 knew, {listed(told)}." if told else ""
 
 
