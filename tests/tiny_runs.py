@@ -9,7 +9,7 @@ from nacre.training.run import run_scenario
 TINY: dict[str, Any] = {
     "scenario": "scenes/4-2-2/overlapped",
     "data": {"train": 48, "val": 12, "size": 32, "seed": 3},
-    "model": {"backbone": "resnet18", "head_width": 8},
+    "model": {"backbone": "tiny", "head_width": 8, "dilations": [1, 2, 3]},
     "pictures": {"crop": 32, "augmentation": "flip"},
     "train": {"epochs": 1, "batch": 8, "lr": 0.05, "next_lr": 0.01, "log_every": 1},
 }

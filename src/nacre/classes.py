@@ -82,7 +82,7 @@ class LabelSpace:
             if wanted in self.names:
                 return wanted
             raise NacreError(
-                f"label {wanted} is not a class of this data; labels: {_ranges(self.names)}"
+                f"label {wanted} is not a class of this data; labels: {ranges(self.names)}"
             )
         for label, name in self.names.items():
             if name == wanted:
@@ -208,7 +208,8 @@ class NamedTask:
 
 def map_labels(mask: npt.NDArray[np.integer], table: LabelTable) -> npt.NDArray[np.uint8]:
     """Map a mask of labels to channels by one table look-up."""
-    return table[mask]
+    # `take` is faster than indexing, and faster still from a table of the bytes alone.
+    return table[:256].take(mask) if mask.dtype == np.uint8 else table.take(mask)
 
 
 def distinct_colors(count: int) -> tuple[tuple[int, int, int], ...]:
@@ -223,7 +224,7 @@ def distinct_colors(count: int) -> tuple[tuple[int, int, int], ...]:
     return tuple(colors[:count])
 
 
-def _ranges(values: Iterable[int]) -> str:
+def ranges(values: Iterable[int]) -> str:
     """Write 1, 2, 3, 7 as ``1..3, 7``."""
     runs: list[list[int]] = []
     for value in sorted(values):

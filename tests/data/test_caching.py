@@ -53,8 +53,11 @@ def test_files_are_read_once(folder: Folder) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_picture_that_is_not_kept_stays_lazy(folder: Folder) -> None:
-    assert getattr(Cached(folder, 0).image("train", "a"), "tile", None)
+def test_a_picture_that_is_not_kept_is_decoded_at_full_scale_too(folder: Folder) -> None:
+    picture = Cached(folder, 0).image("train", "a")
+    size = picture.size
+    picture.draft("RGB", (1, 1))
+    assert picture.size == size
 
 
 def test_what_is_kept_cannot_be_changed(folder: Folder) -> None:

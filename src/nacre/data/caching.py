@@ -2,7 +2,8 @@
 
 What is read first is kept, and nothing is ever thrown out for something else: an epoch visits
 every image once, so whatever is dropped to make room is needed again before it would be used.
-A picture that is not kept is opened as before, and may be decoded at a smaller scale.
+Pictures are decoded at full scale whether they are kept or not, so that what is learnt does not
+depend on which of them there was room for.
 """
 
 from typing import Any
@@ -43,9 +44,9 @@ class Cached:
         kept = self._images.get((split, name))
         if kept is not None:
             return Image.fromarray(kept)
-        image = self.source.image(split, name)
+        image = load(self.source.image(split, name))
         if self._has_room(3 * image.width * image.height):
-            pixels = np.asarray(load(image))
+            pixels = np.asarray(image)
             self._images[split, name] = pixels
             self.used += pixels.nbytes
         return image

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from nacre.classes import LabelSpace, _ranges
+from nacre.classes import LabelSpace, ranges
 from nacre.data.keeping import keep, load_records
 from nacre.data.scanning import Pair, Problem, Progress, Record, scan, show_progress
 from nacre.data.source import Index
@@ -131,7 +131,7 @@ def describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
     rest = f"; and {more} more" if more > 0 else ""
     allowed = ""
     if any(problem.kind == "unknown label" for problem in problems):
-        allowed = f"; known labels: {_ranges(space.allowed)}"
+        allowed = f"; known labels: {ranges(space.allowed)}"
     return f"{len(problems)} of {total} images cannot be used: {shown}{rest}{allowed}"
 
 

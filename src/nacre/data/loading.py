@@ -6,6 +6,7 @@ in the middle of an epoch changes what is learnt from. A batch of the whole run 
 training processes in slices, and each slice is cut into parts that fit the device.
 """
 
+import signal
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from nacre.classes import IGNORED, LabelTable, map_labels
+from nacre.classes import IGNORED, LabelTable
 from nacre.data.source import Source
 from nacre.data.transforms import PicturesConfig, testing_sample, training_sample
 from nacre.errors import NacreError
@@ -118,10 +119,11 @@ class TrainingSet(Dataset[Sample]):
         epoch, at = key
         name = self.names[at]
         rng = np.random.default_rng([self.seed, epoch, zlib.crc32(name.encode())])
-        # Mapped before the crop, so that padding is ignored whatever the border's convention is.
-        mask = map_labels(self.source.mask("train", name), self.table)
-        image = self.source.image("train", name)
-        return _tensors(training_sample(image, mask, self.pictures, rng, pad=IGNORED))
+        image, mask = self.source.image("train", name), self.source.mask("train", name)
+        # What is beside the picture is ignored, whatever the border's convention is.
+        return _tensors(
+            training_sample(image, mask, self.pictures, rng, pad=IGNORED, table=self.table)
+        )
 
 
 class TestingSet(Dataset[Sample]):
@@ -139,8 +141,8 @@ class TestingSet(Dataset[Sample]):
     def __getitem__(self, at: int) -> Sample:
         """Return the image (3,H,W) and its channels (H,W), both uint8."""
         name = self.names[at]
-        mask = map_labels(self.source.mask("val", name), self.table)
-        return _tensors(testing_sample(self.source.image("val", name), mask, self.pictures))
+        image, mask = self.source.image("val", name), self.source.mask("val", name)
+        return _tensors(testing_sample(image, mask, self.pictures, table=self.table))
 
 
 def training_batches(
@@ -153,7 +155,7 @@ def training_batches(
         batch_sampler=_Sampler(order, start),
         num_workers=workers,
         pin_memory=pin,
-        persistent_workers=workers > 0,
+        worker_init_fn=_leave_signals_to_the_trainer,
     )
     parts = iter(loader)
     for _ in range(start, order.iterations):
@@ -167,7 +169,18 @@ def testing_batches(
     mine = range(rank, len(data), processes)
     size = batch if data.pictures.test == "crop" else 1
     groups = [list(mine[at : at + size]) for at in range(0, len(mine), size)]
-    yield from DataLoader(data, batch_sampler=groups, num_workers=workers)
+    yield from DataLoader(
+        data,
+        batch_sampler=groups,
+        num_workers=workers,
+        worker_init_fn=_leave_signals_to_the_trainer,
+    )
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """Go on at Ctrl-C: it reaches every process, but only the trainer can save."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _Sampler(Sampler[list[tuple[int, int]]]):

@@ -56,6 +56,9 @@ class PicturesConfig(BaseModel):
         description="crop: shorter side to `crop`, then the centre, as the paper; "
         "full: whole pictures at their own size",
     )
+    cache: int = Field(
+        0, ge=0, description="MiB of decoded pictures that each loading process keeps in memory"
+    )
 
 
 class Box(NamedTuple):

@@ -32,6 +32,10 @@ from nacre.training.processes import Precision, Processes
 from nacre.training.recorder import Recorder
 
 
+# Convolutions are faster with the channels of a pixel side by side, on CPUs and on GPUs.
+LAYOUT = torch.channels_last
+
+
 class Interrupted(Exception):
     """The user asked to stop; what was learnt so far is saved."""
 
@@ -65,7 +69,7 @@ class Learner:
     def __post_init__(self) -> None:
         """Make the optimiser and, for several processes, the wrapper that adds gradients."""
         self.iteration = 0
-        self.network.train()
+        self.network.train().to(memory_format=LAYOUT)
         self.student: torch.nn.Module = self.network
         if self.processes.size > 1:
             # Buffers are the same everywhere: the normalisation is synchronised.
@@ -174,7 +178,7 @@ class Learner:
 
     def _losses(self, images: Tensor, labels: Tensor, pixels: float) -> dict[str, Tensor]:
         device = self.processes.device
-        images = images.to(device, non_blocking=True)
+        images = images.to(device, non_blocking=True, memory_format=LAYOUT)
         batch = Batch(images, labels.to(device, non_blocking=True), pixels)
         with self._mixed():
             student: Output = self.student(images)

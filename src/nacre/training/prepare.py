@@ -5,6 +5,7 @@ from functools import cached_property
 
 from nacre.classes import LabelTable
 from nacre.data import DATASETS, Index, Source, open_source
+from nacre.data.caching import Cached
 from nacre.data.loading import BatchOrder, TestingSet, TrainingSet
 from nacre.lists import read_lists
 from nacre.methods import find_method
@@ -92,6 +93,8 @@ class Prepared:
 def prepare(config: RunConfig) -> Prepared:
     """Open the data of a config and apply its scenario."""
     source = open_source(config.data)
+    if config.pictures.cache:
+        source = Cached(source, config.pictures.cache << 20)
     written = read_scenario(config.scenario)
     tasks = DATASETS[written.data].tasks()
     scenario = make_scenario(config.scenario, written, source.space, tasks)
