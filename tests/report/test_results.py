@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from nacre.errors import NacreError
-from nacre.report.results import group_runs, load_run, load_runs
+from nacre.report.results import group_runs
+from nacre.report.runs import load_run, load_runs
 
 
 def test_reads_what_the_metrics_files_hold(runs: Path) -> None:
@@ -69,6 +70,24 @@ def test_devices_and_workers_do_not_make_two_rows(make_run: Any) -> None:
     paths = [make_run("a"), make_run("b", seed=2, train={"workers": 1})]
     (results,) = group_runs(load_runs(paths))
     assert len(results.rows) == 1
+
+
+def test_a_config_written_before_an_option_was_there_is_the_same(make_run: Any) -> None:
+    paths = [make_run("a"), make_run("b", seed=2)]
+    config = paths[0] / "config.yaml"
+    lines = [line for line in config.read_text().splitlines() if "momentum" not in line]
+    config.write_text("\n".join(lines))
+    (results,) = group_runs(load_runs(paths))
+    assert len(results.rows) == 1
+
+
+def test_a_run_of_a_method_that_is_not_installed_can_be_read(make_run: Any) -> None:
+    path = make_run("a")
+    for name in ("config.yaml", "metrics.json"):
+        file = path / name
+        file.write_text(file.read_text().replace("mib", "elsewhere"))
+    (results,) = group_runs(load_runs([path]))
+    assert results.rows[0].name == "elsewhere"
 
 
 def test_variants_of_a_method_are_named_by_what_differs(make_run: Any) -> None:

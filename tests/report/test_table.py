@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from nacre.report.render import to_csv, to_latex, to_markdown, to_rich
-from nacre.report.results import ScenarioResults, group_runs, load_runs
+from nacre.report.results import ScenarioResults, group_runs
+from nacre.report.runs import load_runs
 from nacre.report.table import Cell, Column, ResultTable, TableRow, mark_best, steps_table
 
 

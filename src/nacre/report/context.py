@@ -20,7 +20,8 @@ from nacre.report.looking import open_data
 from nacre.report.marks import key
 from nacre.report.mistakes import KINDS, fates, intransigence, mean_forgetting
 from nacre.report.pictures import Sheet, comparison_sheet
-from nacre.report.results import IMMATERIAL, SEEDS, Row, RunResult, ScenarioResults, shown_name
+from nacre.report.results import IMMATERIAL, SEEDS, Row, ScenarioResults, shown_name
+from nacre.report.runs import RunResult
 from nacre.report.shift import Shift, background_shift
 from nacre.report.table import ResultTable, steps_table
 from nacre.report.tables import make_tables

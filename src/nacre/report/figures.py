@@ -6,7 +6,8 @@ from statistics import stdev
 
 from nacre.report.charts import DotRow, Point, Series, dot_chart, line_chart
 from nacre.report.marks import STYLES, Axis, Frame, percent_axis, value_axis
-from nacre.report.results import Row, RunResult, ScenarioResults
+from nacre.report.results import Row, ScenarioResults
+from nacre.report.runs import RunResult
 from nacre.report.words import percent
 
 GROUPS = {

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nacre.report.looking import Color, Pixels, TestImage, look, open_network
-from nacre.report.results import RunResult, ScenarioResults
+from nacre.report.results import ScenarioResults
+from nacre.report.runs import RunResult
 from nacre.training.folder import RunFolder
 from nacre.training.prepare import Prepared
 

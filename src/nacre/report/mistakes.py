@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nacre.classes import BACKGROUND
-from nacre.report.results import Row, ScenarioResults, StepResult
+from nacre.report.results import Row, ScenarioResults
+from nacre.report.runs import StepResult
 
 KINDS = ("right", "background", "old", "new")
 
