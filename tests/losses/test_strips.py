@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nacre.losses import upsample
-from nacre.losses.strips import StripUpsampler, rows_per_strip, spans
+from nacre.losses.strips import StripGradient, StripUpsampler, rows_per_strip
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
@@ -26,14 +26,14 @@ def test_rows_and_transpose_equal_pytorch(
     assert maps.grad is not None
 
     upsampler = StripUpsampler(maps.detach(), size, rows)
-    total = torch.zeros(2, low[0], 3, low[1], dtype=torch.float64)
+    total = StripGradient(upsampler)
     for image in range(2):
-        for span in spans(size[0], rows):
+        for span in upsampler.spans():
             strip = upsampler.rows(image, span).transpose(0, 1)
             torch.testing.assert_close(strip, whole.detach()[image, :, span])
             part = gradient[image, :, span].transpose(0, 1).contiguous()
-            upsampler.add_transposed(part, span, total[image])
-    torch.testing.assert_close(total.transpose(1, 2), maps.grad)
+            total.add(part, image, span)
+    torch.testing.assert_close(total.total().transpose(1, 2), maps.grad)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(33, 512), (65, 1024), (500, 768), (512, 512)])
@@ -44,9 +44,21 @@ def test_float32_positions_are_pytorchs(inputs: int, outputs: int) -> None:
     torch.testing.assert_close(strip[:, 0], upsample(maps, (outputs, 2))[0, 0], rtol=0, atol=1e-6)
 
 
-def test_spans_cover_every_row_once() -> None:
-    assert [row for s in spans(11, 4) for row in range(s.start, s.stop)] == list(range(11))
-    assert spans(3, 8) == [slice(0, 3)]
+@settings(max_examples=60, deadline=None)
+@given(inputs=st.integers(1, 40), outputs=st.integers(1, 90), rows=st.integers(1, 100))
+def test_spans_cover_every_row_once_and_are_no_larger_than_allowed(
+    inputs: int, outputs: int, rows: int
+) -> None:
+    spans = StripUpsampler(torch.zeros(1, 1, inputs, 1), (outputs, 1), rows).spans()
+    assert [row for s in spans for row in range(s.start, s.stop)] == list(range(outputs))
+    assert all(1 <= s.stop - s.start <= rows for s in spans)
+
+
+@pytest.mark.parametrize(("rows", "touched"), [(5, 2), (8, 2), (16, 2), (32, 3)])
+def test_strips_touch_few_input_rows(rows: int, touched: int) -> None:
+    upsampler = StripUpsampler(torch.zeros(1, 1, 32, 1), (512, 1), rows)
+    sources = [upsampler.weights(span)[1] for span in upsampler.spans()]
+    assert max(s.stop - s.start for s in sources) == touched
 
 
 def test_strips_shrink_with_the_number_of_channels_and_never_vanish() -> None:

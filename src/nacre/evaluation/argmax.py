@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nacre.losses.plain import at_least_float32
-from nacre.losses.strips import StripUpsampler, rows_per_strip, spans
+from nacre.losses.strips import StripUpsampler, rows_per_strip
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def predict_labels(logits: Tensor, size: tuple[int, int]) -> Tensor:
     # Autocast would take the matrix products to half precision.
     with torch.autocast(logits.device.type, enabled=False):
         for image in range(images):
-            for span in spans(size[0], rows):
+            for span in upsampler.spans():
                 strip = upsampler.rows(image, span)
                 greatest = strip.amax(1, keepdim=True)
                 labels[image, span] = channels - strip.eq_(greatest).mul_(rank).amax(1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nacre.losses.kernels import SigmoidKernel, SoftmaxKernel, StripKernel, Targets, Variant
 from nacre.losses.plain import IGNORED, at_least_float32, pixel_count
-from nacre.losses.strips import StripUpsampler, rows_per_strip, spans
+from nacre.losses.strips import StripGradient, StripUpsampler, rows_per_strip
 
 _BITS = math.log2(math.e)
 
@@ -179,14 +179,14 @@ def _run(
     teacher = None if old_logits is None else StripUpsampler(old_logits, size, rows)
     scratch = logits.new_empty(rows, logits.shape[1], size[1])
     totals = [logits.new_zeros(()) for _ in range(kernel.terms)]
-    gradients = [torch.zeros_like(student.maps) for _ in totals] if with_gradients else []
+    gradients = [StripGradient(student) for _ in totals] if with_gradients else []
     for image in range(len(logits)):
-        for span in spans(size[0], rows):
+        for span in student.spans():
 
             def project(
                 term: int, gradient: Tensor, image: int = image, span: slice = span
             ) -> None:
-                student.add_transposed(gradient, span, gradients[term][image])
+                gradients[term].add(gradient, image, span)
 
             values = kernel(
                 student.rows(image, span),
@@ -197,4 +197,4 @@ def _run(
             )
             for total, value in zip(totals, values, strict=True):
                 total.add_(value)
-    return totals, gradients
+    return totals, [gradient.total() for gradient in gradients]

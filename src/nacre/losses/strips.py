@@ -12,6 +12,8 @@ columns, which is the fastest order on CPUs, and the products with A are plain m
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ _DEVICE_STRIP_BYTES = 64 << 20
 
 
 class StripUpsampler:
-    """Low-resolution maps of which any strip of upsampled rows can be had."""
+    """Low-resolution maps of which strips of upsampled rows can be had one after the other."""
 
     def __init__(self, maps: Tensor, size: tuple[int, int], rows: int) -> None:
         """Prepare matrices and buffers.
@@ -36,36 +38,87 @@ class StripUpsampler:
             rows: the greatest number of rows of a strip.
         """
         self.maps = maps.transpose(1, 2).contiguous()
+        self.size = size
+        self.max_rows = rows
         self.row_weights, lower, upper = _interpolation(maps.shape[2], size[0], maps)
         self.column_weights, _, _ = _interpolation(maps.shape[3], size[1], maps)
         self._lower, self._upper = lower.tolist(), upper.tolist()
-        starts = range(0, size[0], rows)
-        touched = max(self._upper[min(s + rows, size[0]) - 1] + 1 - self._lower[s] for s in starts)
-        self._wide = maps.new_empty(touched, maps.shape[1], size[1])
         self._strip = maps.new_empty(rows, maps.shape[1], size[1])
+        self._wide = maps.new_empty(0)
+        self._wide_source: tuple[int, slice] | None = None
+
+    def spans(self) -> list[slice]:
+        """The rows of all strips, from top to bottom.
+
+        Neighbouring output rows lie between the same two input rows. Strips do not cross such
+        groups, or else hold whole ones, so that they touch as few input rows as can be.
+        """
+        starts = [0] + [r for r in range(1, self.size[0]) if self._lower[r] != self._lower[r - 1]]
+        spans: list[slice] = []
+        begin = 0
+        for first, end in pairwise([*starts, self.size[0]]):
+            if end - begin > self.max_rows:
+                spans += _even_parts(begin, first, self.max_rows)
+                begin = first
+        return spans + _even_parts(begin, self.size[0], self.max_rows)
 
     def rows(self, image: int, span: slice) -> Tensor:
         """The upsampled rows of one image, R,C,W, in a buffer that the next call overwrites."""
-        weights, sources = self._weights(span)
-        narrow = self.maps[image, sources]
-        wide = self._wide[: narrow.shape[0]]
+        weights, sources = self.weights(span)
+        if self._wide_source != (image, sources):
+            self._widen(image, sources)
         strip = self._strip[: weights.shape[0]]
-        torch.mm(narrow.flatten(0, 1), self.column_weights.t(), out=wide.flatten(0, 1))
-        torch.mm(weights, wide.flatten(1), out=strip.flatten(1))
+        torch.mm(weights, self._wide.flatten(1), out=strip.flatten(1))
         return strip
 
-    def add_transposed(self, gradient: Tensor, span: slice, total: Tensor) -> None:
-        """Add to `total` (h,C,w) what a gradient (R,C,W) of the given rows means for one image."""
-        weights, sources = self._weights(span)
-        narrow = total[sources]
-        wide = self._wide[: narrow.shape[0]]
-        torch.mm(weights.t(), gradient.flatten(1), out=wide.flatten(1))
-        narrow.flatten(0, 1).addmm_(wide.flatten(0, 1), self.column_weights)
-
-    def _weights(self, span: slice) -> tuple[Tensor, slice]:
+    def weights(self, span: slice) -> tuple[Tensor, slice]:
         """The part of the row matrix that is not zero for a span, and the input rows it is for."""
         sources = slice(self._lower[span.start], self._upper[span.stop - 1] + 1)
         return self.row_weights[span, sources], sources
+
+    def _widen(self, image: int, sources: slice) -> None:
+        """Upsample the columns of a few input rows; the next strips often need the same."""
+        narrow = self.maps[image, sources]
+        if self._wide.shape[:1] != narrow.shape[:1]:
+            self._wide = narrow.new_empty(*narrow.shape[:2], self.size[1])
+        torch.mm(narrow.flatten(0, 1), self.column_weights.t(), out=self._wide.flatten(0, 1))
+        self._wide_source = (image, sources)
+
+
+class StripGradient:
+    """The transpose of a `StripUpsampler`: adds up gradients of strips at low resolution."""
+
+    def __init__(self, upsampler: StripUpsampler) -> None:
+        self._upsampler = upsampler
+        self._total = torch.zeros_like(upsampler.maps)
+        self._wide = upsampler.maps.new_empty(0)
+        self._wide_source: tuple[int, slice] | None = None
+
+    def add(self, gradient: Tensor, image: int, span: slice) -> None:
+        """Add what the gradient R,C,W of the rows of an image means for its low resolution."""
+        weights, sources = self._upsampler.weights(span)
+        if self._wide_source == (image, sources):
+            self._wide.addmm_(weights.t(), gradient.flatten(1))
+            return
+        self._narrow()
+        if self._wide.shape[:1] != weights.shape[1:]:
+            self._wide = gradient.new_empty(weights.shape[1], gradient[0].numel())
+        torch.mm(weights.t(), gradient.flatten(1), out=self._wide)
+        self._wide_source = (image, sources)
+
+    def total(self) -> Tensor:
+        """The sum of all, N,h,C,w."""
+        self._narrow()
+        self._wide_source = None
+        return self._total
+
+    def _narrow(self) -> None:
+        """Transpose the columns' upsampling, once for all strips with the same input rows."""
+        if self._wide_source is not None:
+            image, sources = self._wide_source
+            narrow = self._total[image, sources].flatten(0, 1)
+            wide = self._wide.view(len(narrow), -1)
+            narrow.addmm_(wide, self._upsampler.column_weights)
 
 
 def rows_per_strip(maps: Tensor, size: tuple[int, int]) -> int:
@@ -74,9 +127,11 @@ def rows_per_strip(maps: Tensor, size: tuple[int, int]) -> int:
     return max(1, min(size[0], _strip_bytes(maps.device) // row_bytes))
 
 
-def spans(height: int, rows: int) -> list[slice]:
-    """The rows of all strips, from top to bottom."""
-    return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
+def _even_parts(begin: int, end: int, most: int) -> list[slice]:
+    """A range of rows cut into as few parts as can be, none larger than allowed."""
+    parts = -(-(end - begin) // most)
+    cuts = [begin + (end - begin) * part // parts for part in range(parts)] + [end]
+    return [slice(*cut) for cut in pairwise(cuts)] if parts else []
 
 
 def _strip_bytes(device: torch.device) -> int:
