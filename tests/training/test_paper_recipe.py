@@ -1,4 +1,4 @@
-"""The paper's recipe, unchanged, on generated pictures in VOC folders: it runs, whatever it learns."""
+"""The paper's recipe, unchanged, on generated pictures in VOC folders: it runs."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_two_iterations_a_step_at_full_size(tmp_path):
     make_voc(tmp_path / "VOC2012")
     config = paper_config(tmp_path / "VOC2012", epochs=1, micro_batch=2, log_every=1)
     run_scenario(config, tmp_path / "run")
-    events = [one for one in read_events(tmp_path / "run" / "events.jsonl")]
+    events = read_events(tmp_path / "run" / "events.jsonl")
     trained = [(one["step"], one["iteration"]) for one in events if one["event"] == "train"]
     assert trained == [(0, 1), (0, 2), (1, 1), (1, 2)]
     last = json.loads((tmp_path / "run" / "step-1" / "metrics.json").read_text())
