@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from nacre.classes import IGNORED, ClassTable
+from nacre.data import loading
+from nacre.data.generated import SPACE, Scenes
+from nacre.data.loading import BatchOrder, TrainingSet, training_batches
+from nacre.data.scenes import ScenesConfig
+from nacre.data.transforms import PicturesConfig
+from nacre.errors import NacreError
+
+TABLE = ClassTable(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
+PICTURES = PicturesConfig(crop=24, augmentation="paper")
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return Scenes(ScenesConfig(train=13, val=7, size=32, seed=5))
+
+
+def training_set(scenes, seed=1):
+    names = scenes.index("train").names
+    return TrainingSet(scenes, names, TABLE.training_table(0, "background"), PICTURES, seed)
+
+
+def order(**changes):
+    values = {"images": 13, "batch": 4, "epochs": 3, "seed": 1}
+    return BatchOrder(**{**values, **changes})
+
+
+def joined(data, order, start=0, workers=0):
+    batches = training_batches(data, order, start, workers, pin=False)
+    return [torch.cat([images for images, _ in parts]) for parts in batches]
+
+
+def test_an_epoch_visits_no_image_twice_and_drops_what_is_left():
+    parts = list(order().parts(0))
+    assert len(parts) == order().iterations == 9
+    for epoch in range(3):
+        visited = [image for part in parts[3 * epoch : 3 * epoch + 3] for _, image in part]
+        assert len(set(visited)) == 12
+    orders = [tuple(image for part in parts[at : at + 3] for _, image in part) for at in (0, 3, 6)]
+    assert len(set(orders)) == 3, "each epoch has an order of its own"
+
+
+def test_processes_and_parts_share_out_the_same_batches():
+    whole = list(order().parts(0))
+    dealt = [list(order(processes=2, rank=rank, part=1).parts(0)) for rank in (0, 1)]
+    for at, batch in enumerate(whole):
+        mine = [one for rank in dealt for part in rank[2 * at : 2 * at + 2] for one in part]
+        assert mine == batch
+
+
+def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
+    data = training_set(scenes)
+    whole = joined(data, order())
+    with_workers = joined(data, order(), workers=2)
+    restarted = joined(data, order(), start=4)
+    halves = [joined(data, order(processes=2, rank=rank, part=1)) for rank in (0, 1)]
+    for at, batch in enumerate(whole):
+        assert torch.equal(batch, with_workers[at])
+        assert torch.equal(batch, torch.cat([half[at] for half in halves]))
+        if at >= 4:
+            assert torch.equal(batch, restarted[at - 4])
+    assert not torch.equal(whole[0], joined(training_set(scenes, seed=2), order())[0])
+
+
+def test_a_sample_is_a_picture_and_its_channels(scenes):
+    image, labels = training_set(scenes)[0, 3]
+    assert image.shape == (3, 24, 24)
+    assert labels.shape == (24, 24)
+    assert image.dtype == labels.dtype == torch.uint8
+    assert set(labels.unique().tolist()) <= {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("test", ["crop", "full"])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_every_test_image_is_tested_once(scenes, test, processes):
+    names = scenes.index("val").names
+    pictures = PicturesConfig(crop=24, test=test)
+    data = loading.TestingSet(scenes, names, TABLE.testing_table(0, "ignored"), pictures)
+    seen = [
+        labels
+        for rank in range(processes)
+        for _, batch in loading.testing_batches(data, 2, rank, processes, workers=0)
+        for labels in batch
+    ]
+    assert len(seen) == len(names)
+    expected = sum(int((data[at][1] != IGNORED).sum()) for at in range(len(names)))
+    assert sum(int((labels != IGNORED).sum()) for labels in seen) == expected
+    side = 24 if test == "crop" else 32
+    assert all(labels.shape == (side, side) for labels in seen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"processes": 3}, "4 images cannot be dealt evenly to 3 processes"),
+        ({"part": 3}, "the 4 images of a process are not a multiple of 3"),
+        ({"batch": 14}, "14 is more than the 13 images of the step"),
+    ],
+)
+def test_batches_that_cannot_be_dealt(changes, message):
+    with pytest.raises(NacreError, match=message):
+        order(**changes)

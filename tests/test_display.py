@@ -1,0 +1,68 @@
+import io
+import signal
+
+from rich.console import Console
+
+from nacre.display import RunDisplay, StopSignal, one_line
+
+EVENTS = [
+    {
+        "event": "run",
+        "scenario": "scenes/4-4/overlapped",
+        "method": "mib",
+        "seed": 1,
+        "device": "cpu",
+        "processes": 1,
+        "precision": "float32: because",
+        "iterations": [4, 2],
+    },
+    {"event": "skipped", "step": 0, "iterations": 4},
+    {"event": "begin", "step": 1, "classes": list("abcdefgh"), "images": 99, "iterations": 2}
+    | {"first": 1},
+    {"event": "iteration", "step": 1, "iteration": 2},
+    {"event": "train", "step": 1, "iteration": 2, "losses": {"ce": 0.5}},
+    {"event": "saved", "step": 1, "iteration": 2},
+    {"event": "learnt", "step": 1, "seconds": 3},
+    {"event": "tested", "step": 1, "images": 2, "of": 4},
+    {"event": "end", "step": 1, "mean_iou": {"all_without_background": 0.5}},
+]
+
+
+def shown(terminal):
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120)
+    with RunDisplay(console) as display:
+        for event in EVENTS:
+            display(event)
+        assert display.done == display.total == 6
+    return file.getvalue()
+
+
+def test_a_log_tells_what_happens():
+    text = shown(terminal=False)
+    assert "step 0: done before" in text
+    assert "a, b, c, d, e, f and 2 more (99 images), going on at iteration 1" in text
+    assert "saved in step 1 at iteration 2" in text
+    assert "mIoU without background: all 50.0" in text
+
+
+def test_a_terminal_has_bars_with_the_time_left():
+    assert "left" in shown(terminal=True)
+
+
+def test_lines_with_the_time_left_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setattr("nacre.display.LINE_SECONDS", -1)
+    assert "100% of everything, about 0.0 min left" in shown(terminal=False)
+
+
+def test_one_line_leaves_out_what_is_not_there():
+    assert one_line({"new_without_background": 0.123}) == "mIoU without background: new 12.3"
+
+
+def test_the_first_signal_asks_to_stop_and_handlers_come_back():
+    before = signal.getsignal(signal.SIGINT)
+    with StopSignal() as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+    assert signal.getsignal(signal.SIGINT) is before
