@@ -52,6 +52,8 @@ def test_metrics_have_every_mean_with_and_without_background(finished):
     assert metrics["conventions"] == {
         "border": "background",
         "unseen": "ignored",
+        "crop": 32,
+        "augmentation": "flip",
         "test": "crop",
     }
     held = [iou[name] for name in metrics["classes"][1:] if iou[name] is not None]

@@ -51,10 +51,10 @@ class PicturesConfig(BaseModel):
         description="paper: random area and aspect, as the paper's released implementation; "
         "deeplab: random scale 0.5 to 2, as the paper's text; flip: no scaling; all with flips",
     )
-    test: Literal["crop", "full"] = Field(
+    test: Literal["crop", "full", "sliding"] = Field(
         "crop",
-        description="crop: shorter side to `crop`, then the centre, as the paper; "
-        "full: whole pictures at their own size",
+        description="crop: shorter side to `crop`, then the centre, as the paper; full: whole "
+        "pictures at their own size; sliding: the same through windows of `crop`",
     )
     cache: int = Field(
         0, ge=0, description="MiB of decoded pictures that each loading process keeps in memory"
@@ -132,7 +132,7 @@ def testing_sample(
     """
     width, height = _common_size(image, mask)
     whole = Box(0, 0, width, height)
-    if config.test == "full":
+    if config.test != "crop":
         place = Placement(whole, width, height)
         return _scaled(image, place), np.ascontiguousarray(_nearest(mask, place, table))
     crop = config.crop

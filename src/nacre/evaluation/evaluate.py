@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nacre.evaluation.argmax import predict_labels
 from nacre.evaluation.confusion import confusion_matrix
+from nacre.evaluation.sliding import sliding_labels
 from nacre.models.network import Network
 
 
@@ -16,15 +17,28 @@ def confusion_of(
     batches: Iterable[tuple[Tensor, Tensor]],
     device: torch.device,
     on_images: Callable[[int], None] = lambda count: None,
+    window: int | None = None,
 ) -> Tensor:
-    """Return the confusion matrix of a network over batches of images and channels."""
+    """Return the confusion matrix of a network over batches of images and channels.
+
+    Args:
+        network: What is tested.
+        batches: Images N,3,H,W and their true channels N,H,W.
+        device: Where the network is.
+        on_images: Called with the number of images of each batch.
+        window: Side of the windows through which larger images are seen; None for whole images.
+    """
     was_training = network.training
     network.eval()
     channels = network.classifier.known
     total = torch.zeros(channels, channels, dtype=torch.int64)
     for images, truth in batches:
-        logits = network(images.to(device)).logits
-        predicted = predict_labels(logits, (truth.shape[-2], truth.shape[-1]))
+        images = images.to(device)
+        if window is None:
+            size = (truth.shape[-2], truth.shape[-1])
+            predicted = predict_labels(network(images).logits, size)
+        else:
+            predicted = sliding_labels(network, images, window)
         total += confusion_matrix(truth.to(device), predicted, channels).cpu()
         on_images(len(images))
     network.train(was_training)

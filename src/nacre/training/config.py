@@ -86,6 +86,16 @@ class RunConfig(BaseModel):
     pictures: PicturesConfig = Field(default_factory=PicturesConfig)
     conventions: Conventions = Field(default_factory=Conventions)
 
+    def measured_under(self) -> Raw:
+        """Return every convention that a figure depends on, for the metrics files."""
+        pictures = {"crop", "augmentation", "test"}
+        return self.conventions.model_dump() | self.pictures.model_dump(include=pictures)
+
+    @property
+    def test_window(self) -> int | None:
+        """Side of the windows that test pictures are seen through, where they are."""
+        return self.pictures.crop if self.pictures.test == "sliding" else None
+
     def plain(self) -> Raw:
         """Return the config as plain data, as it is saved and compared."""
         return self.model_dump(mode="json")

@@ -31,7 +31,6 @@ from nacre.training.config import TrainConfig
 from nacre.training.processes import Precision, Processes
 from nacre.training.recorder import Recorder
 
-
 # Convolutions are faster with the channels of a pixel side by side, on CPUs and on GPUs.
 LAYOUT = torch.channels_last
 

@@ -24,7 +24,9 @@ def retest(path: Path, values: dict[str, Any], assignments: Sequence[str] = ()) 
     device = choose_device(config.train.device)
     step = len(info.steps) - 1
     batches = testing_batches(prepared.testing_set(step), config.train.batch, 0, 1, 0)
-    confusion = confusion_of(network.to(device), batches, device)
+    confusion = confusion_of(network.to(device), batches, device, window=config.test_window)
     metrics = step_metrics(prepared.scenario.classes, prepared.scenario.groups, step, confusion)
-    conventions = config.conventions.model_dump() | {"test": config.pictures.test}
-    return metrics | {"images": len(prepared.testing_set(step)), "conventions": conventions}
+    return metrics | {
+        "images": len(prepared.testing_set(step)),
+        "conventions": config.measured_under(),
+    }

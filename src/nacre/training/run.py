@@ -168,12 +168,13 @@ class Run:
         batches = testing_batches(
             data, share, self.processes.rank, self.processes.size, train.workers
         )
-        confusion = confusion_of(network, batches, self.processes.device, on_images)
+        device, window = self.processes.device, self.config.test_window
+        confusion = confusion_of(network, batches, device, on_images, window)
         confusion = self.processes.sum(confusion)
         if self.processes.is_first:
             scenario = self.prepared.scenario
             metrics = step_metrics(scenario.classes, scenario.groups, step, confusion)
-            metrics |= {"images": len(data), "conventions": self._conventions()}
+            metrics |= {"images": len(data), "conventions": self.config.measured_under()}
             save_json(self.folder.step_metrics(step), metrics)
             self.recorder("end", step=step, mean_iou=metrics["mean_iou"])
         self.processes.wait()
@@ -187,16 +188,13 @@ class Run:
             "method": self.config.method.name,
             "seed": self.config.seed,
             "groups": [[name[label] for label in labels] for labels in scenario.groups],
-            "conventions": self._conventions(),
+            "conventions": self.config.measured_under(),
             **summarise(steps),
         }
         if self.processes.is_first:
             save_json(self.folder.metrics, summary)
         self.processes.wait()
         return summary
-
-    def _conventions(self) -> dict[str, Any]:
-        return self.config.conventions.model_dump() | {"test": self.config.pictures.test}
 
     def _index_once(self) -> None:
         """Read the index in the first process; the others then find it in the cache."""
