@@ -2,68 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from nacre.losses import upsample
-from nacre.losses.strips import StripGradient, StripUpsampler, rows_per_strip
+from nacre.losses import strips, upsample
+from nacre.losses.strips import Strip, StripGradient, StripUpsampler
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
 
-@settings(max_examples=60, deadline=None)
-@given(low=shapes, size=shapes.map(lambda s: (s[0] * 5 - 2, s[1] * 4 - 1)), rows=st.integers(1, 50))
-def test_rows_and_transpose_equal_pytorch(
-    low: tuple[int, int], size: tuple[int, int], rows: int
+@pytest.fixture(autouse=True)
+def _usual_strip_size() -> Iterator[None]:
+    usual = strips._CPU_STRIP_BYTES
+    yield
+    strips._CPU_STRIP_BYTES = usual
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    low=shapes,
+    size=shapes.map(lambda s: (s[0] * 5 - 2, s[1] * 4 - 1)),
+    images=st.integers(1, 5),
+    lines=st.integers(1, 60),
+)
+def test_lines_and_transpose_equal_pytorch(
+    low: tuple[int, int], size: tuple[int, int], images: int, lines: int
 ) -> None:
-    torch.manual_seed(rows)
-    maps = torch.randn(2, 3, *low, dtype=torch.float64, requires_grad=True)
-    gradient = torch.randn(2, 3, *size, dtype=torch.float64)
+    strips._CPU_STRIP_BYTES = lines * 3 * size[1] * 8
+    torch.manual_seed(lines)
+    maps = torch.randn(images, 3, *low, dtype=torch.float64, requires_grad=True)
+    gradient = torch.randn(images, 3, *size, dtype=torch.float64)
     whole = upsample(maps, size)
     whole.backward(gradient)
     assert maps.grad is not None
 
-    upsampler = StripUpsampler(maps.detach(), size, rows)
+    upsampler = StripUpsampler(maps.detach(), size)
     total = StripGradient(upsampler)
-    for image in range(2):
-        for span in upsampler.spans():
-            strip = upsampler.rows(image, span).transpose(0, 1)
-            torch.testing.assert_close(strip, whole.detach()[image, :, span])
-            part = gradient[image, :, span].transpose(0, 1).contiguous()
-            total.add(part, image, span)
-    torch.testing.assert_close(total.total().transpose(1, 2), maps.grad)
+    for strip in upsampler.strips():
+        torch.testing.assert_close(upsampler.lines(strip), lines_of(whole.detach(), strip))
+        total.add(lines_of(gradient, strip), strip)
+    torch.testing.assert_close(total.total(), maps.grad)
+
+
+def lines_of(full: Tensor, strip: Strip) -> Tensor:
+    """A strip of N,C,H,W as L,C,W."""
+    return full[strip.images, :, strip.rows].permute(2, 0, 1, 3).flatten(0, 1).contiguous()
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(33, 512), (65, 1024), (500, 768), (512, 512)])
 def test_float32_positions_are_pytorchs(inputs: int, outputs: int) -> None:
     maps = torch.randn(1, 1, inputs, 2)
-    upsampler = StripUpsampler(maps, (outputs, 2), outputs)
-    strip = upsampler.rows(0, slice(0, outputs))
-    torch.testing.assert_close(strip[:, 0], upsample(maps, (outputs, 2))[0, 0], rtol=0, atol=1e-6)
+    upsampler = StripUpsampler(maps, (outputs, 2))
+    lines = upsampler.lines(Strip(slice(0, 1), slice(0, outputs)))
+    torch.testing.assert_close(lines[:, 0], upsample(maps, (outputs, 2))[0, 0], rtol=0, atol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
-@given(inputs=st.integers(1, 40), outputs=st.integers(1, 90), rows=st.integers(1, 100))
-def test_spans_cover_every_row_once_and_are_no_larger_than_allowed(
-    inputs: int, outputs: int, rows: int
+@settings(max_examples=80, deadline=None)
+@given(
+    inputs=st.integers(1, 40),
+    outputs=st.integers(1, 90),
+    images=st.integers(1, 6),
+    lines=st.integers(1, 300),
+)
+def test_strips_hold_every_row_once_and_are_no_larger_than_allowed(
+    inputs: int, outputs: int, images: int, lines: int
 ) -> None:
-    spans = StripUpsampler(torch.zeros(1, 1, inputs, 1), (outputs, 1), rows).spans()
-    assert [row for s in spans for row in range(s.start, s.stop)] == list(range(outputs))
-    assert all(1 <= s.stop - s.start <= rows for s in spans)
+    strips._CPU_STRIP_BYTES = lines * 4
+    seen = torch.zeros(images, outputs, 1, dtype=torch.int64)
+    for strip in StripUpsampler(torch.zeros(images, 1, inputs, 1), (outputs, 1)).strips():
+        held = strip.lines(seen)
+        assert 1 <= len(held) <= lines
+        strip.put(held + 1, seen)
+    assert (seen == 1).all()
 
 
-@pytest.mark.parametrize(("rows", "touched"), [(5, 2), (8, 2), (16, 2), (32, 3)])
-def test_strips_touch_few_input_rows(rows: int, touched: int) -> None:
-    upsampler = StripUpsampler(torch.zeros(1, 1, 32, 1), (512, 1), rows)
-    sources = [upsampler.weights(span)[1] for span in upsampler.spans()]
+@pytest.mark.parametrize(
+    ("images", "lines", "touched"), [(1, 5, 2), (1, 16, 2), (1, 32, 3), (4, 48, 2), (4, 2048, 32)]
+)
+def test_strips_touch_few_input_rows(images: int, lines: int, touched: int) -> None:
+    strips._CPU_STRIP_BYTES = lines * 4
+    upsampler = StripUpsampler(torch.zeros(images, 1, 32, 1), (512, 1))
+    sources = [upsampler.weights(strip)[1] for strip in upsampler.strips()]
     assert max(s.stop - s.start for s in sources) == touched
 
 
-def test_strips_shrink_with_the_number_of_channels_and_never_vanish() -> None:
-    few_channels = rows_per_strip(torch.empty(1, 21, 8, 8), (512, 512))
-    many_channels = rows_per_strip(torch.empty(1, 151, 8, 8), (512, 512))
-    assert 1 < many_channels < few_channels <= 512
-    assert rows_per_strip(torch.empty(1, 10**6, 1, 1), (512, 512)) == 1
-    assert rows_per_strip(torch.empty(1, 2, 1, 1), (4, 4)) == 4
+def test_lines_are_all_first_rows_then_all_second_rows() -> None:
+    labels = torch.arange(3 * 4 * 2).view(3, 4, 2)
+    lines = Strip(slice(1, 3), slice(2, 4)).lines(labels)
+    assert lines.tolist() == [[12, 13], [20, 21], [14, 15], [22, 23]]

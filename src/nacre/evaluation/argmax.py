@@ -2,7 +2,7 @@
 
 The label of a pixel is the channel with the greatest upsampled logit. Upsampling by strips
 (`nacre.losses.strips`) keeps the memory independent of classes times pixels. Within a strip, laid
-out as rows, channels, columns, the greatest value is fast to find and its channel is slow, so the
+out as lines, channels, columns, the greatest value is fast to find and its channel is slow, so the
 channel is found by values alone: 1 where a logit equals the greatest and 0 elsewhere, times C - c,
 is greatest at the first such channel.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nacre.losses.plain import at_least_float32
-from nacre.losses.strips import StripUpsampler, rows_per_strip
+from nacre.losses.strips import StripUpsampler
 
 
 @torch.no_grad()
@@ -29,17 +29,14 @@ def predict_labels(logits: Tensor, size: tuple[int, int]) -> Tensor:
     """
     logits = at_least_float32(logits.detach())
     images, channels = logits.shape[:2]
-    labels = torch.empty(
-        images, *size, dtype=torch.uint8 if channels <= 256 else torch.int16, device=logits.device
-    )
-    rows = rows_per_strip(logits, size)
-    upsampler = StripUpsampler(logits, size, rows)
+    dtype = torch.uint8 if channels <= 256 else torch.int16
+    labels = torch.empty(images, *size, dtype=dtype, device=logits.device)
+    upsampler = StripUpsampler(logits, size)
     rank = torch.arange(channels, 0, -1, dtype=logits.dtype, device=logits.device).view(-1, 1)
     # Autocast would take the matrix products to half precision.
     with torch.autocast(logits.device.type, enabled=False):
-        for image in range(images):
-            for span in upsampler.spans():
-                strip = upsampler.rows(image, span)
-                greatest = strip.amax(1, keepdim=True)
-                labels[image, span] = channels - strip.eq_(greatest).mul_(rank).amax(1)
+        for strip in upsampler.strips():
+            lines = upsampler.lines(strip)
+            greatest = lines.amax(1, keepdim=True)
+            strip.put(channels - lines.eq_(greatest).mul_(rank).amax(1), labels)
     return labels

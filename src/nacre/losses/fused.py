@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nacre.losses.kernels import SigmoidKernel, SoftmaxKernel, StripKernel, Targets, Variant
 from nacre.losses.plain import IGNORED, at_least_float32, pixel_count
-from nacre.losses.strips import StripGradient, StripUpsampler, rows_per_strip
+from nacre.losses.strips import Strip, StripGradient, StripUpsampler
 
 _BITS = math.log2(math.e)
 
@@ -162,7 +162,7 @@ class _StripSums(torch.autograd.Function):
         total = gradients[0] * scales[0]
         for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
             total.addcmul_(gradient, scale)
-        return None, total.transpose(1, 2).contiguous(), None, None
+        return None, total, None, None
 
 
 def _run(
@@ -172,29 +172,28 @@ def _run(
     labels: Tensor,
     with_gradients: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The terms' sums over all pixels and, if wanted, their gradients, N,h,C,w each."""
+    """The terms' sums over all pixels and, if wanted, their gradients, N,C,h,w each."""
     size = (labels.shape[1], labels.shape[2])
-    rows = rows_per_strip(logits, size)
-    student = StripUpsampler(logits, size, rows)
-    teacher = None if old_logits is None else StripUpsampler(old_logits, size, rows)
-    scratch = logits.new_empty(rows, logits.shape[1], size[1])
+    student = StripUpsampler(logits, size)
+    teacher = None if old_logits is None else StripUpsampler(old_logits, size)
     totals = [logits.new_zeros(()) for _ in range(kernel.terms)]
     gradients = [StripGradient(student) for _ in totals] if with_gradients else []
-    for image in range(len(logits)):
-        for span in student.spans():
+    scratch = logits.new_empty(0)
+    for strip in student.strips():
 
-            def project(
-                term: int, gradient: Tensor, image: int = image, span: slice = span
-            ) -> None:
-                gradients[term].add(gradient, image, span)
+        def project(term: int, gradient: Tensor, strip: Strip = strip) -> None:
+            gradients[term].add(gradient, strip)
 
-            values = kernel(
-                student.rows(image, span),
-                None if teacher is None else teacher.rows(image, span),
-                labels[image, span].long(),
-                scratch[: span.stop - span.start],
-                project if with_gradients else None,
-            )
-            for total, value in zip(totals, values, strict=True):
-                total.add_(value)
+        x = student.lines(strip)
+        if len(scratch) < len(x):
+            scratch = torch.empty_like(x)
+        values = kernel(
+            x,
+            None if teacher is None else teacher.lines(strip),
+            strip.lines(labels).long(),
+            scratch[: len(x)],
+            project if with_gradients else None,
+        )
+        for total, value in zip(totals, values, strict=True):
+            total.add_(value)
     return totals, [gradient.total() for gradient in gradients]

@@ -47,11 +47,11 @@ class StripKernel(Protocol):
         """Sum up the losses over a strip.
 
         Args:
-            x: the student's logits R,C,W; overwritten.
-            z: the teacher's logits R,K,W if there are any; overwritten.
-            labels: R,W, int64.
+            x: the student's logits L,C,W; overwritten.
+            z: the teacher's logits L,K,W if there are any; overwritten.
+            labels: L,W, int64.
             scratch: room of the shape of x.
-            project: to be called with the number of the term and its gradient R,C,W, once for
+            project: to be called with the number of the term and its gradient L,C,W, once for
                 each; the gradient's memory is free again afterwards. None if no gradients are
                 wanted.
 
@@ -200,7 +200,7 @@ class _Label:
         self.is_background = labels == 0 if ignored != 0 else torch.zeros_like(counted)
 
     def subtract_one_hot(self, gradient: Tensor, hits: Tensor) -> None:
-        """Subtract hits (R,W) from the channels of the labels."""
+        """Subtract hits (L,W) from the channels of the labels."""
         gradient.scatter_add_(1, self.index, hits.neg().unsqueeze(1))
 
 

@@ -6,12 +6,15 @@ channel becomes A^T G B. Neither needs the whole picture: a strip of output rows
 few input rows where its part of A is not zero. So whatever is a sum over pixels can be computed
 strip by strip, and full-resolution logits never exist.
 
-Strips are laid out as rows, channels, columns (R,C,W): sums over channels then run along contiguous
-columns, which is the fastest order on CPUs, and the products with A are plain matrix products.
+A strip is the same few rows of one or several images, laid out as lines of pixels, channels,
+columns (L,C,W) where the L lines are all images' first rows, then all images' second rows, and so
+on: sums over channels run along contiguous columns, which is the fastest order on CPUs, and the
+products with A are plain matrix products.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -26,63 +29,102 @@ _DEVICE_MEMORY_SHARE = 128
 _DEVICE_STRIP_BYTES = 64 << 20
 
 
-class StripUpsampler:
-    """Low-resolution maps of which strips of upsampled rows can be had one after the other."""
+@dataclass(frozen=True)
+class Strip:
+    """The same rows of some images."""
 
-    def __init__(self, maps: Tensor, size: tuple[int, int], rows: int) -> None:
-        """Prepare matrices and buffers.
+    images: slice
+    rows: slice
+
+    def lines(self, labels: Tensor) -> Tensor:
+        """The strip of labels N,H,W as L,W."""
+        return labels[self.images, self.rows].transpose(0, 1).flatten(0, 1)
+
+    def put(self, lines: Tensor, labels: Tensor) -> None:
+        """Write lines L,W into their place in labels N,H,W."""
+        place = labels[self.images, self.rows].transpose(0, 1)
+        place.copy_(lines.view(place.shape))
+
+
+class StripUpsampler:
+    """Low-resolution maps of which upsampled strips can be had one after the other."""
+
+    def __init__(self, maps: Tensor, size: tuple[int, int]) -> None:
+        """Prepare the matrices.
 
         Args:
             maps: N,C,h,w, float32 or float64.
             size: height and width to upsample to.
-            rows: the greatest number of rows of a strip.
         """
-        self.maps = maps.transpose(1, 2).contiguous()
+        self.maps = maps.permute(2, 0, 1, 3).contiguous()
         self.size = size
-        self.max_rows = rows
         self.row_weights, lower, upper = _interpolation(maps.shape[2], size[0], maps)
         self.column_weights, _, _ = _interpolation(maps.shape[3], size[1], maps)
         self._lower, self._upper = lower.tolist(), upper.tolist()
-        self._strip = maps.new_empty(rows, maps.shape[1], size[1])
-        self._wide = maps.new_empty(0)
-        self._wide_source: tuple[int, slice] | None = None
+        self._strip = self._wide = maps.new_empty(0)
+        self._wide_source: tuple[slice, slice] | None = None
 
-    def spans(self) -> list[slice]:
-        """The rows of all strips, from top to bottom.
+    def strips(self) -> list[Strip]:
+        """Strips of a good size for the device, which together are all rows of all images."""
+        images, rows = self._images_and_rows()
+        count = self.maps.shape[1]
+        return [
+            Strip(part, span)
+            for part in _even_parts(0, count, images)
+            for span in self._spans(rows)
+        ]
 
-        Neighbouring output rows lie between the same two input rows. Strips do not cross such
-        groups, or else hold whole ones, so that they touch as few input rows as can be.
+    def lines(self, strip: Strip) -> Tensor:
+        """The upsampled maps of a strip, L,C,W, in a buffer that the next call overwrites."""
+        weights, sources = self.weights(strip)
+        if self._wide_source != (strip.images, sources):
+            self._widen(strip.images, sources)
+        lines = weights.shape[0] * self._wide.shape[1]
+        if len(self._strip) < lines:
+            self._strip = self._wide.new_empty(lines, *self._wide.shape[2:])
+        result = self._strip[:lines]
+        torch.mm(weights, self._wide.flatten(1), out=result.view(weights.shape[0], -1))
+        return result
+
+    def weights(self, strip: Strip) -> tuple[Tensor, slice]:
+        """The part of the row matrix that is not zero for a strip, and the input rows it is for."""
+        sources = slice(self._lower[strip.rows.start], self._upper[strip.rows.stop - 1] + 1)
+        return self.row_weights[strip.rows, sources], sources
+
+    def _widen(self, images: slice, sources: slice) -> None:
+        """Upsample the columns of a few input rows; the next strips often need the same."""
+        narrow = self.maps[sources, images]
+        shape = (*narrow.shape[:3], self.size[1])
+        if self._wide.shape != shape:
+            self._wide = narrow.new_empty(shape)
+        columns = self.column_weights.t()
+        torch.mm(narrow.flatten(0, 2), columns, out=self._wide.flatten(0, 2))
+        self._wide_source = (images, sources)
+
+    def _images_and_rows(self) -> tuple[int, int]:
+        """How many images and rows to put into a strip.
+
+        Rows between the same two input rows cost least, so that several images are better than
+        more rows than those; few images leave no choice.
         """
-        starts = [0] + [r for r in range(1, self.size[0]) if self._lower[r] != self._lower[r - 1]]
+        height, count, channels, _ = self.maps.shape
+        line_bytes = channels * self.size[1] * self.maps.element_size()
+        lines = max(1, _strip_bytes(self.maps.device) // line_bytes)
+        between_inputs = -(-self.size[0] // height)
+        rows = min(lines, self.size[0], max(between_inputs, lines // count))
+        return max(1, min(count, lines // rows)), rows
+
+    def _spans(self, rows: int) -> list[slice]:
+        """All rows from top to bottom, cut where the input rows change if possible."""
+        height = self.size[0]
+        starts = [0] + [r for r in range(1, height) if self._lower[r] != self._lower[r - 1]]
         spans: list[slice] = []
         begin = 0
-        for first, end in pairwise([*starts, self.size[0]]):
-            if end - begin > self.max_rows:
-                spans += _even_parts(begin, first, self.max_rows)
+        for first, end in pairwise([*starts, height]):
+            if end - begin > rows:
+                spans += _even_parts(begin, first, rows)
                 begin = first
-        return spans + _even_parts(begin, self.size[0], self.max_rows)
-
-    def rows(self, image: int, span: slice) -> Tensor:
-        """The upsampled rows of one image, R,C,W, in a buffer that the next call overwrites."""
-        weights, sources = self.weights(span)
-        if self._wide_source != (image, sources):
-            self._widen(image, sources)
-        strip = self._strip[: weights.shape[0]]
-        torch.mm(weights, self._wide.flatten(1), out=strip.flatten(1))
-        return strip
-
-    def weights(self, span: slice) -> tuple[Tensor, slice]:
-        """The part of the row matrix that is not zero for a span, and the input rows it is for."""
-        sources = slice(self._lower[span.start], self._upper[span.stop - 1] + 1)
-        return self.row_weights[span, sources], sources
-
-    def _widen(self, image: int, sources: slice) -> None:
-        """Upsample the columns of a few input rows; the next strips often need the same."""
-        narrow = self.maps[image, sources]
-        if self._wide.shape[:1] != narrow.shape[:1]:
-            self._wide = narrow.new_empty(*narrow.shape[:2], self.size[1])
-        torch.mm(narrow.flatten(0, 1), self.column_weights.t(), out=self._wide.flatten(0, 1))
-        self._wide_source = (image, sources)
+        return spans + _even_parts(begin, height, rows)
 
 
 class StripGradient:
@@ -92,46 +134,42 @@ class StripGradient:
         self._upsampler = upsampler
         self._total = torch.zeros_like(upsampler.maps)
         self._wide = upsampler.maps.new_empty(0)
-        self._wide_source: tuple[int, slice] | None = None
+        self._wide_source: tuple[slice, slice] | None = None
 
-    def add(self, gradient: Tensor, image: int, span: slice) -> None:
-        """Add what the gradient R,C,W of the rows of an image means for its low resolution."""
-        weights, sources = self._upsampler.weights(span)
-        if self._wide_source == (image, sources):
-            self._wide.addmm_(weights.t(), gradient.flatten(1))
+    def add(self, gradient: Tensor, strip: Strip) -> None:
+        """Add what the gradient L,C,W of a strip means for the low resolution."""
+        weights, sources = self._upsampler.weights(strip)
+        by_row = gradient.view(weights.shape[0], -1)
+        if self._wide_source == (strip.images, sources):
+            self._wide.addmm_(weights.t(), by_row)
             return
         self._narrow()
-        if self._wide.shape[:1] != weights.shape[1:]:
-            self._wide = gradient.new_empty(weights.shape[1], gradient[0].numel())
-        torch.mm(weights.t(), gradient.flatten(1), out=self._wide)
-        self._wide_source = (image, sources)
+        shape = (weights.shape[1], by_row.shape[1])
+        if self._wide.shape != shape:
+            self._wide = gradient.new_empty(shape)
+        torch.mm(weights.t(), by_row, out=self._wide)
+        self._wide_source = (strip.images, sources)
 
     def total(self) -> Tensor:
-        """The sum of all, N,h,C,w."""
+        """The sum of all, N,C,h,w."""
         self._narrow()
         self._wide_source = None
-        return self._total
+        return self._total.permute(1, 2, 0, 3).contiguous()
 
     def _narrow(self) -> None:
         """Transpose the columns' upsampling, once for all strips with the same input rows."""
         if self._wide_source is not None:
-            image, sources = self._wide_source
-            narrow = self._total[image, sources].flatten(0, 1)
-            wide = self._wide.view(len(narrow), -1)
-            narrow.addmm_(wide, self._upsampler.column_weights)
-
-
-def rows_per_strip(maps: Tensor, size: tuple[int, int]) -> int:
-    """How many rows of N,C,h,w maps upsampled to a size make a good strip on their device."""
-    row_bytes = maps.shape[1] * size[1] * maps.element_size()
-    return max(1, min(size[0], _strip_bytes(maps.device) // row_bytes))
+            images, sources = self._wide_source
+            columns = self._upsampler.column_weights
+            narrow = self._total[sources, images]
+            narrow += (self._wide.view(-1, columns.shape[0]) @ columns).view_as(narrow)
 
 
 def _even_parts(begin: int, end: int, most: int) -> list[slice]:
-    """A range of rows cut into as few parts as can be, none larger than allowed."""
+    """A range cut into as few parts as can be, none larger than allowed."""
     parts = -(-(end - begin) // most)
     cuts = [begin + (end - begin) * part // parts for part in range(parts)] + [end]
-    return [slice(*cut) for cut in pairwise(cuts)] if parts else []
+    return [slice(*cut) for cut in pairwise(cuts)]
 
 
 def _strip_bytes(device: torch.device) -> int:
