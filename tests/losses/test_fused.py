@@ -241,6 +241,15 @@ def test_another_value_can_be_the_ignored_one() -> None:
         assert function(a.logits, labels, ignored=-1) == function(a.logits, a.labels)
 
 
+def test_background_can_be_ignored() -> None:
+    a = Problem()
+    a.labels = torch.where(a.labels == IGNORED, 1, a.labels)
+    actual = fused_losses(a.logits, a.labels, ce="unbiased", known=3, ignored=0)["ce"]
+    full = upsample(a.logits, (17, 23))
+    expected = unbiased_cross_entropy(full, a.labels, 3, ignored=0)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
+
+
 # ---------------------------------------------------------------- how autograd sees them
 
 

@@ -101,16 +101,15 @@ class SoftmaxKernel:
         unbiased = self.ce == "unbiased"
         target = label.logit
         if unbiased:
-            target = torch.where(label.is_background, student.log_old, target)
+            target = torch.lerp(target, student.log_old, label.is_background)
         value = ((student.log_all - target) * label.counts).sum()
         if project is not None:
             b, old, new = (factor * label.counts for factor in student.factors_of_all)
             hits = label.counts
             if unbiased:
-                is_b = label.is_background.to(hits.dtype)
-                b -= is_b * student.factor(0, student.log_old)
-                old -= is_b * student.factor(1, student.log_old)
-                hits = hits - is_b
+                b -= label.is_background * student.factor(0, student.log_old)
+                old -= label.is_background * student.factor(1, student.log_old)
+                hits = hits - label.is_background
             student.multiply(b, old, new, out=room)
             label.subtract_one_hot(room, hits)
             project(0, room)
@@ -190,14 +189,14 @@ class _Exponentials:
 
 
 class _Label:
-    """What a strip's labels mean for its logits."""
+    """What a strip's labels mean for its logits; yes and no are 1 and 0."""
 
     def __init__(self, x: Tensor, labels: Tensor, ignored: int) -> None:
         counted = labels != ignored
         self.index = (labels * counted).unsqueeze(1)
         self.logit = x.gather(1, self.index).squeeze(1)
         self.counts = counted.to(x.dtype)
-        self.is_background = labels == 0 if ignored != 0 else torch.zeros_like(counted)
+        self.is_background = (labels == 0).to(x.dtype).mul_(self.counts)
 
     def subtract_one_hot(self, gradient: Tensor, hits: Tensor) -> None:
         """Subtract hits (L,W) from the channels of the labels."""
