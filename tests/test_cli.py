@@ -60,6 +60,8 @@ COMMANDS = [
     "scenarios",
     "data",
     "model",
+    "grid",
+    "report",
 ]
 
 

@@ -164,6 +164,60 @@ def plan(
         console.print(compare_lists(images, applied, labels))
 
 
+@app.command(
+    epilog="Examples:  nacre grid grid.yaml --out runs/grid;  nacre grid --scenarios "
+    "scenes/4-2-2/overlapped --methods ft,lwf,mib --seeds 1,2,3 --preset demo --out runs/grid"
+)
+def grid(
+    file: Annotated[Path | None, typer.Argument(help="YAML file; see docs/grids.md.")] = None,
+    scenarios: Annotated[str | None, typer.Option(help="Scenarios, by commas.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, by commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, by commas.")] = None,
+    preset: Annotated[str | None, typer.Option(help="paper, small or demo.")] = None,
+    set_: Set = None,
+    root: Root = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path(
+        "runs/grid"
+    ),
+) -> None:
+    """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
+    from nacre.display import StopSignal
+    from nacre.grid import last_words, make_jobs, run_grid
+    from nacre.grid_display import GridDisplay
+    from nacre.report.page import write_report
+
+    made = _grid(file, scenarios, methods, seeds, preset, set_ or [], root, jobs)
+    runs = make_jobs(made, out)
+    console = _console()
+    with StopSignal() as stop, GridDisplay(console) as display:
+        finished = run_grid(runs, made.jobs, should_stop=stop, show=display)
+    if not finished:
+        typer.echo("interrupted; saved. The same command goes on.", err=True)
+        sys.exit(130)
+    for job in runs:
+        if job.state == "failed":
+            typer.echo(f"failed: {job.name}: {last_words(job)} (see {job.log})", err=True)
+    done = [job.folder.path for job in runs if job.state == "done"]
+    if done:
+        console.print(f"report: [bold]{write_report(done, out)}[/]", soft_wrap=True)
+    if len(done) < len(runs):
+        sys.exit(1)
+
+
+@app.command(epilog="Example:  nacre report runs/grid --out report")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
+    pictures: Annotated[int, typer.Option(min=0, help="Pictures a scenario; 0 for none.")] = 8,
+) -> None:
+    """Make one page of finished runs: tables, curves, pictures."""
+    from nacre.report.page import write_report
+
+    page = write_report(runs, out, pictures=pictures)
+    _console().print(f"report: [bold]{page}[/]", soft_wrap=True)
+
+
 @app.command(epilog="Example:  nacre predict runs/mib cat.jpg dog.jpg --out seen")
 def predict(
     model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
@@ -247,6 +301,30 @@ def _values(**given: Any) -> dict[str, Any]:
     if given.get("root") is not None:
         values["data"] = {"root": str(given["root"])}
     return values
+
+
+def _grid(
+    file: Path | None,
+    scenarios: str | None,
+    methods: str | None,
+    seeds: str | None,
+    preset: str | None,
+    assignments: list[str],
+    root: Path | None,
+    jobs: int | None,
+) -> Any:
+    """Put a grid together from its file and the options, which lie over it."""
+    from nacre.grid import check_grid, read_grid
+    from nacre.training.config import merge, parse_assignment
+
+    content = read_grid(file).model_dump() if file else {}
+    lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
+    content |= {key: text.split(",") for key, text in lists.items() if text is not None}
+    content |= {k: v for k, v in (("preset", preset), ("jobs", jobs)) if v is not None}
+    values = merge(content.get("config", {}), _values(root=root))
+    for text in assignments:
+        values = merge(values, parse_assignment(text))
+    return check_grid(content | {"config": values})
 
 
 def _until_interrupted(work: Any, again: str) -> Any:

@@ -3,8 +3,10 @@
     for each batch:                       (parts: what fits the device; their gradients add up)
         lr = lr0 * (1 - iteration / iterations) ** power
         for each part:
-            losses = method.losses(part, student(part), teacher(part)) + method.penalties(student)
+            losses = method.losses(part, student(part), teacher(part))
             (sum of the losses / number of parts).backward()
+        method.after_backward(student)    (sees the gradients of these losses alone)
+        sum(method.penalties(student)).backward()
         update by SGD with Nesterov momentum
 
 Losses on labels are averaged over the pixels of the whole batch, over all its parts and all
@@ -68,7 +70,8 @@ class Learner:
     def __post_init__(self) -> None:
         """Make the optimiser and, for several processes, the wrapper that adds gradients."""
         self.iteration = 0
-        self.network.train().to(memory_format=LAYOUT)
+        self.network.train()
+        self.network.to(memory_format=LAYOUT)  # type: ignore[call-overload]
         self.student: torch.nn.Module = self.network
         if self.processes.size > 1:
             # Buffers are the same everywhere: the normalisation is synchronised.
@@ -139,7 +142,9 @@ class Learner:
             for name, value in values.items():
                 totals[name] = totals.get(name, 0.0) + value / len(parts)
         self.scaler.unscale_(self.optimiser)
-        self.method.after_backward(self.network)
+        if self._gradients_are_finite():
+            self.method.after_backward(self.network)
+        totals |= self._penalise()
         if self.config.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
         self.scaler.step(self.optimiser)
@@ -182,7 +187,26 @@ class Learner:
         with self._mixed():
             student: Output = self.student(images)
         teacher = self._ask_teacher(images)
-        return self.method.losses(batch, student, teacher) | self.method.penalties(self.network)
+        return self.method.losses(batch, student, teacher)
+
+    def _penalise(self) -> dict[str, float]:
+        """Add the gradients of the losses on parameters, once a batch; return these losses.
+
+        They are equal in all processes and never scaled, so there is nothing to exchange.
+        """
+        losses = self.method.penalties(self.network)
+        values = {name: float(value.detach()) for name, value in losses.items()}
+        self._check(values)
+        if losses:
+            torch.autograd.backward(torch.stack(list(losses.values())).sum())
+        return values
+
+    def _gradients_are_finite(self) -> bool:
+        """Whether this update will be made: a loss scale that is too large makes it skipped."""
+        if not self.scaler.is_enabled():
+            return True
+        found = [one.grad for one in self.network.parameters() if one.grad is not None]
+        return bool(torch.nn.utils.get_total_norm(found).isfinite())
 
     def _ask_teacher(self, images: Tensor) -> Output | None:
         if self.teacher is None:

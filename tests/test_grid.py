@@ -1,0 +1,78 @@
+import json
+
+import pytest
+from rich.console import Console
+
+from nacre.errors import NacreError
+from nacre.grid import check_grid, last_words, make_jobs, read_grid, run_grid
+from nacre.grid_display import GridDisplay
+from tiny_runs import TINY
+
+VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
+GRID = {
+    "scenarios": ["scenes/4-4/overlapped", "scenes/4-2-2/overlapped"],
+    "methods": ["ft", {"name": "mib", "weight": 3}],
+    "config": VALUES,
+}
+
+
+def test_every_combination_is_a_run_and_step_0_is_shared(tmp_path):
+    jobs = make_jobs(check_grid({**GRID, "methods": ["ft", "lwf", "joint"]}), tmp_path)
+    assert [job.name for job in jobs[:3]] == [
+        "scenes/4-4/overlapped ft 1",
+        "scenes/4-4/overlapped lwf 1",
+        "scenes/4-4/overlapped joint 1",
+    ]
+    bases = [job.base.name if job.base else None for job in jobs]
+    first = "scenes/4-4/overlapped ft 1"
+    # The tasks 4-4 and 4-2-2 learn the same step 0; joint training has none to share.
+    assert bases == [None, first, None, first, first, None]
+
+
+def test_another_seed_has_a_step_0_of_its_own(tmp_path):
+    jobs = make_jobs(check_grid({**GRID, "seeds": [1, 2], "methods": ["ft"]}), tmp_path)
+    assert [job.base is None for job in jobs] == [True, True, False, False]
+
+
+def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
+    grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1]})
+    jobs = make_jobs(grid, tmp_path)
+    bad = {**VALUES, "train": {**VALUES["train"], "lr": 1e20}}
+    jobs += make_jobs(
+        check_grid(
+            {**GRID, "scenarios": GRID["scenarios"][:1], "config": bad, "methods": ["joint"]}
+        ),
+        tmp_path,
+    )
+    console = Console(force_terminal=True, width=120)
+    with GridDisplay(console) as display:
+        assert run_grid(jobs, 2, show=display)
+    assert [job.state for job in jobs] == ["done", "done", "failed"]
+    assert "not a finite number" in last_words(jobs[2])
+    shared = [job.folder.model(0).read_bytes() for job in jobs[:2]]
+    assert shared[0] == shared[1]
+    before = jobs[1].folder.metrics.stat().st_mtime_ns
+    again = make_jobs(grid, tmp_path)
+    assert run_grid(again, 1)
+    assert again[1].folder.metrics.stat().st_mtime_ns == before
+
+
+def test_a_stopped_grid_goes_on(tmp_path):
+    grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1], "methods": ["ft"]})
+    jobs = make_jobs(grid, tmp_path)
+    asked = iter([False, False, True])
+    assert not run_grid(jobs, 1, should_stop=lambda: next(asked, True))
+    assert jobs[0].state == "waiting"
+
+
+def test_a_grid_from_a_file_and_its_mistakes(tmp_path):
+    path = tmp_path / "grid.yaml"
+    path.write_text(json.dumps({**GRID, "seeds": [1, 2]}))
+    assert read_grid(path).seeds == (1, 2)
+    path.write_text(json.dumps({**GRID, "sedes": [1]}))
+    with pytest.raises(NacreError, match=r"sedes: unknown key \(did you mean 'seeds'\?\)"):
+        read_grid(path)
+    with pytest.raises(NacreError, match="could not read the grid"):
+        read_grid(tmp_path / "nothing.yaml")
+    with pytest.raises(NacreError, match="twice"):
+        make_jobs(check_grid({**GRID, "methods": ["ft", "ft"]}), tmp_path)
