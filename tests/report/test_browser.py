@@ -78,8 +78,7 @@ def visit(page: Path, folder: Path, width: int, scheme: str = "light") -> dict[s
     """Open a page in a frame of a width; return what the probe saw there."""
     browser = find_browser()
     folder.mkdir()
-    # Pictures that wait until they are seen would not be there when the probe looks.
-    text = page.read_text(encoding="utf-8").replace(' loading="lazy"', "")
+    text = page.read_text(encoding="utf-8")
     text = escape(text.replace("</head>", PROBE + "</head>"))
     (folder / "outer.html").write_text(OUTER.format(width=width, page=text), encoding="utf-8")
     setting = f"--blink-settings=preferredColorScheme={1 if scheme == 'light' else 0}"

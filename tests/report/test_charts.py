@@ -117,6 +117,15 @@ def test_losses_go_on_from_step_to_step(results: ScenarioResults) -> None:
     ]
 
 
+def test_long_lines_have_few_marks() -> None:
+    points = tuple(Point(at, at, f"told {at}") for at in range(1000))
+    axis = value_axis([1000])
+    text = line_chart("T", "D", [Series("a", 0, points, every=20)], axis, axis)
+    assert titles(text)[1:] == [f"told {at}" for at in range(0, 1000, 20)]
+    (path,) = [one for one in ET.fromstring(text).iter("path") if "line" in one.get("class", "")]
+    assert (path.get("d") or "").count("L") == 999
+
+
 def test_joint_is_the_bound(results: ScenarioResults) -> None:
     assert styles(results) == {"FT": 0, "LwF": 1, "MiB": 2, "Joint": None}
 

@@ -32,13 +32,13 @@ class Series:
         name: What it is.
         style: Number of its colour, mark and dash; None for a bound: a grey, dashed level line.
         points: In order of x.
-        marks: Whether every point has a mark.
+        every: Which points have a mark: every one, or every second …
     """
 
     name: str
     style: int | None
     points: tuple[Point, ...]
-    marks: bool = True
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ def _line(frame: Frame, across: Axis, up: Axis, one: Series) -> str:
         if point.spread:
             a, b = frame.y(point.y - point.spread, up), frame.y(point.y + point.spread, up)
             parts.append(f'<path class="spread {css}" d="M{x} {a}V{b}"/>')
-    if one.marks:
-        parts += [mark(x, y, one.style, point.told) for x, y, point in places]
+    parts += [mark(x, y, one.style, point.told) for x, y, point in places[:: one.every]]
     return "".join(parts)
 
 

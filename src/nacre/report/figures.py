@@ -19,6 +19,9 @@ GROUPS = {
 MOST_CLASSES = 40
 """Classes that the chart of forgetting has room for."""
 
+MOST_MARKS = 50
+"""Points of a line that have a mark to hover over."""
+
 
 def styles(results: ScenarioResults) -> dict[str, int | None]:
     """Return the style of each row: a number, or None for the bound."""
@@ -114,7 +117,7 @@ def loss_chart(row: Row) -> str:
     if not lines:
         return ""
     series = [
-        Series(name, at, tuple(points), marks=len(points) <= 60)
+        Series(name, at, tuple(points), every=1 + len(points) // MOST_MARKS)
         for at, (name, points) in enumerate(lines.items())
     ]
     first = min(p.x for one in series for p in one.points)

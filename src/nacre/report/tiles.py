@@ -53,7 +53,7 @@ def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
             tiles.append(PageTile(_painted(mask, sheet.colors, image.pixels, side), about, right))
         uri = _painted(image.truth, sheet.colors, image.pixels, side)
         tiles.append(PageTile(uri, f"truth of {image.name}"))
-        rows.append((f"{image.name}, {seen.why}", tuple(tiles)))
+        rows.append((f"{image.name}\n{seen.why}", tuple(tiles)))
     pixels = [seen.image.pixels for seen in sheet.pictures]
     return PageGrid(("image", *sheet.columns, "truth"), tuple(rows), _are_small(pixels))
 
@@ -94,7 +94,7 @@ def shift_grid(shifts: Sequence[Shift], colors: Sequence[Color], side: int) -> P
             PageTile(truth, f"truth of {name}"),
             PageTile(hidden, f"what the background hides in {name}: {told or 'nothing'}", told),
         )
-        rows.append((f"step {shift.step}, {shift.name}", tiles))
+        rows.append((f"step {shift.step}\n{shift.name}", tiles))
     heads = ("image", "the step's labels", "truth", "hidden in its background")
     return PageGrid(heads, tuple(rows), _are_small([shift.pixels for shift in shifts]))
 
