@@ -154,7 +154,7 @@ def measure_case(case: Case, rounds: int) -> dict[str, float]:
         "times_faster": slow / fast,
         "straightforward_mib": slow_peak / 2**20,
         "fused_mib": fast_peak / 2**20,
-        "times_less_memory": slow_peak / fast_peak,
+        "times_less_memory": slow_peak / max(fast_peak, 1),
         "gradient_error": error,
     }
 
