@@ -8,15 +8,21 @@ from importlib.metadata import entry_points
 
 from nacre.errors import NacreError, unknown_name
 from nacre.methods.base import Batch, Method, MethodConfig
+from nacre.methods.ewc import Ewc
 from nacre.methods.ft import FineTuning
 from nacre.methods.joint import Joint
 from nacre.methods.lwf import Lwf
 from nacre.methods.mib import Mib
+from nacre.methods.pi import Pi
+from nacre.methods.rw import Rw
 
 __all__ = ["METHODS", "Batch", "Method", "MethodConfig", "all_methods", "find_method"]
 
 METHODS: dict[str, type[Method]] = {
     "ft": FineTuning,
+    "ewc": Ewc,
+    "pi": Pi,
+    "rw": Rw,
     "lwf": Lwf,
     "mib": Mib,
     "joint": Joint,

@@ -6,9 +6,10 @@ The trainer owns everything else. For a step it does, in this order::
     method.grow(network.classifier, new)     # only after step 0
     method.begin_step(network)
     for batch in batches:
-        losses = method.losses(batch, student, teacher) | method.penalties(network)
+        losses = method.losses(batch, student, teacher)
         sum(losses.values()).backward()      # the trainer's, once or over parts of a batch
         method.after_backward(network)
+        sum(method.penalties(network).values()).backward()
         optimiser.step()
         method.after_update(network)
     method.end_step(network)
@@ -62,9 +63,18 @@ class Method(ABC):
     summary: ClassVar[str]
     paper: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]
+    regularises: ClassVar[str] = "nothing"
+    weights: ClassVar[tuple[str, ...]] = ()
+    """The keys of the config that weigh remembering against learning."""
     uses_teacher: ClassVar[bool] = False
+    copies: ClassVar[int] = 0
+    """Tensors as large as the parameters that it keeps on the device, beside a teacher."""
     merges_steps: ClassVar[bool] = False
     """True for joint training: all classes are learnt in one step."""
+    step_0: ClassVar[str] = "cross-entropy"
+    """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
+    collects: ClassVar[frozenset[str]] = frozenset()
+    """What `state` holds at the end of a step: the parts of its keys before the first dot."""
 
     def __init__(self, config: MethodConfig, old: int) -> None:
         self.config = config
@@ -79,14 +89,14 @@ class Method(ABC):
         """Return the named losses of a batch, already weighted: the trainer sums them."""
 
     def penalties(self, network: Network) -> dict[str, Tensor]:
-        """Return named losses on the parameters, already weighted."""
+        """Return named losses on the parameters, already weighted; asked for once a batch."""
         return {}
 
     def begin_step(self, network: Network) -> None:
         """Called when the network has grown, before the first iteration of a step."""
 
     def after_backward(self, network: Network) -> None:
-        """Called when the gradients of a whole batch are there, before the update."""
+        """Called when the gradients of a batch's `losses` are there, without the penalties'."""
 
     def after_update(self, network: Network) -> None:
         """Called when the optimiser has changed the parameters."""

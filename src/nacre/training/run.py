@@ -39,6 +39,9 @@ from nacre.training.recorder import EventFile, Observer, Recorder
 SHARED_BY_BASE = ("seed", "data", "model", "train", "pictures", "conventions")
 """What must be equal for a run to start from another run's step 0."""
 
+LATER = ("next_lr", "next_epochs", "workers", "save_minutes", "log_every")
+"""What of `train` has no part in how step 0 is learnt."""
+
 
 class Run:
     """One run while it is being carried out."""
@@ -88,13 +91,20 @@ class Run:
             self.recorder("skipped", step=step, iterations=order.iterations)
             return None, {}
         if done:
-            network, _, state = load_model(self.folder.model(step), self.processes.device)
+            network, state = self._load(step)
         else:
             if step and network is None:
-                network, _, state = load_model(self.folder.model(step - 1), self.processes.device)
+                network, state = self._load(step - 1)
             network, state = self._learn(step, order, network, state)
         self._test(step, network)
         return network, state
+
+    def _load(self, step: int) -> tuple[Network, Tensors]:
+        """Return the network after a step, and what this run's method collected in it."""
+        network, _, state = load_model(self.folder.model(step), self.processes.device)
+        # A step 0 that was taken over may hold what another method collected.
+        own = self.Method.collects
+        return network, {key: kept for key, kept in state.items() if key.partition(".")[0] in own}
 
     def _learn(
         self, step: int, order: BatchOrder, network: Network | None, state: Tensors
@@ -131,6 +141,8 @@ class Run:
         method.end_step(network)
         self.recorder("learnt", step=step, seconds=round(time.monotonic() - began, 1))
         state = method.state()
+        unnamed = {key for key in state if key.partition(".")[0] not in method.collects}
+        assert not unnamed, f"{method.name}.collects does not name {sorted(unnamed)}"
         if self.processes.is_first:
             save_model(self.folder.model(step), network, self._info(step, order, method), state)
             self.folder.resume.unlink(missing_ok=True)
@@ -265,10 +277,8 @@ class Run:
         if self.base is None or self.folder.model(0).exists():
             return
         mine, theirs = self.config.plain(), read_plain_config(self.base)
-        changed = differences(
-            {key: theirs.get(key) for key in SHARED_BY_BASE},
-            {key: mine.get(key) for key in SHARED_BY_BASE},
-        )
+        changed = differences(_decides_step_0(theirs), _decides_step_0(mine))
+        changed += self._learnt_otherwise(find_method(theirs["method"]["name"]))
         source = RunFolder(self.base)
         if not source.step_metrics(0).exists():
             raise NacreError(f"--base {self.base}: its step 0 is not finished")
@@ -282,6 +292,25 @@ class Run:
         copy_of_step = self.folder.path / ".step-0"
         shutil.copytree(source.model(0).parent, copy_of_step, dirs_exist_ok=True)
         copy_of_step.replace(self.folder.model(0).parent)
+
+    def _learnt_otherwise(self, base: type[Method]) -> list[str]:
+        """Say what a method would lack in a step 0 that another method learnt."""
+        changed = []
+        if base.step_0 != self.Method.step_0:
+            changed.append(f"its loss: {base.step_0} -> {self.Method.step_0}")
+        lacking = sorted(self.Method.collects - base.collects)
+        if lacking:
+            changed.append(
+                f"{self.Method.name} needs what {base.name} did not collect: {', '.join(lacking)}"
+            )
+        return changed
+
+
+def _decides_step_0(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a plain config that decides what step 0 is."""
+    shared = {key: config.get(key) for key in SHARED_BY_BASE}
+    train = {key: value for key, value in (shared["train"] or {}).items() if key not in LATER}
+    return {**shared, "train": train}
 
 
 def run_scenario(

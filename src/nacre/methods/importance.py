@@ -1,0 +1,152 @@
+"""Methods that hold on to parameters: what `ewc`, `pi` and `rw` have in common.
+
+Their loss on the labels is the plain cross-entropy (eq. 2). After step 0 they add
+
+    weight * sum over the old parameters of  omega (theta - theta*)^2
+
+where theta* are the parameters before the step and omega says how important each of them was for
+what had been learnt. The methods differ in how they find omega. It is normalised, tensor by
+tensor, to 0..1:
+
+    normalised(w) = (w - min w) / (max w - min w + 1e-8)
+
+The parameters of the new classes' classifier have no past and are not held.
+
+What a method remembers are tables: a tensor for each parameter, by the parameter's name. All of
+them go into a checkpoint; those in `collects` remain at the end of a step.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from nacre.errors import NacreError
+from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
+from nacre.models.network import Network, Output
+
+Table = dict[str, Tensor]
+
+FISHER_SHARE = 0.9
+"""Share of the present gradient in the running Fisher information."""
+
+
+class HoldingConfig(MethodConfig):
+    """The weight of the penalty."""
+
+    weight: float = Field(1.0, ge=0, description="weight of the penalty")
+
+
+class Holding(Method):
+    """Cross-entropy and a penalty on what moves important parameters."""
+
+    weights = ("weight",)
+    parked: ClassVar[frozenset[str]] = frozenset()
+    """Tables that are seldom read and therefore lie in the CPU's memory."""
+    config: HoldingConfig
+
+    def __init__(self, config: MethodConfig, old: int) -> None:
+        super().__init__(config, old)
+        self.tables: dict[str, Table] = {}
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the cross-entropy, eq. 2."""
+        return label_cross_entropy(batch, student)
+
+    def penalties(self, network: Network) -> dict[str, Tensor]:
+        """Return the weighted squares of how far the old parameters have moved."""
+        if "omega" not in self.tables:
+            return {}
+        omega, anchor = self.tables["omega"], self.tables["anchor"]
+        squares: list[Tensor] = [
+            _WeightedSquare.apply(parameter, anchor[name], omega[name])  # type: ignore[no-untyped-call]
+            for name, parameter in network.named_parameters()
+            if name in omega
+        ]
+        return {self.name: self.config.weight * torch.stack(squares).sum()}
+
+    def end_step(self, network: Network) -> None:
+        """Forget what only this step needed."""
+        self.tables = {kind: self.tables[kind] for kind in self.collects}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all tables as one."""
+        return {
+            f"{kind}.{name}": value
+            for kind, table in self.tables.items()
+            for name, value in table.items()
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take the tables back, each to where it belongs."""
+        self.tables = {}
+        for key, value in state.items():
+            kind, _, name = key.partition(".")
+            place = torch.device("cpu") if kind in self.parked else value.device
+            self.tables.setdefault(kind, {})[name] = value.to(place)
+
+    def collected(self, kind: str) -> Table:
+        """Return what the steps before collected; there is nothing before step 0."""
+        if self.old and kind not in self.tables:
+            raise NacreError(
+                f"{self.name} needs {kind!r} of the steps before this one, and their model has "
+                f"none: learn step 0 with {self.name} too"
+            )
+        return self.tables.get(kind, {})
+
+
+class _WeightedSquare(torch.autograd.Function):
+    """sum of omega (theta - anchor)^2; keeps no tensor that is not kept anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, anchor: Tensor, omega: Tensor) -> Tensor:
+        ctx.save_for_backward(theta, anchor, omega)
+        return (theta - anchor).square_().mul_(omega).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        theta, anchor, omega = ctx.saved_tensors
+        return (theta - anchor).mul_(omega).mul_(2 * grads[0]), None, None
+
+
+def learnt(network: Network) -> Table:
+    """Return the parameters that are learnt, without their history."""
+    return {
+        name: parameter.detach()
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def with_gradients(network: Network) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield name, value and gradient of every parameter that has a gradient."""
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None:
+            yield name, parameter.detach(), parameter.grad
+
+
+def copied(table: Table, device: str | None = None) -> Table:
+    """Return a table of copies, in the CPU's memory if asked for."""
+    return {name: value.to(device or value.device, copy=True) for name, value in table.items()}
+
+
+def normalised(importance: Tensor) -> Tensor:
+    """Bring the importances of one tensor to 0..1."""
+    low, high = importance.aminmax()
+    return (importance - low).div_(high - low + 1e-8)
+
+
+def begin_fisher(fisher: Table, network: Network) -> Table:
+    """Return the running Fisher information at the start of a step: 1 for new parameters."""
+    return {
+        name: fisher[name] if name in fisher else torch.ones_like(value)
+        for name, value in learnt(network).items()
+    }
+
+
+def update_fisher(fisher: Table, network: Network) -> None:
+    """F <- 0.9 g^2 + 0.1 F, with the gradient g of a batch."""
+    for name, _, gradient in with_gradients(network):
+        fisher[name].mul_(1 - FISHER_SHARE).addcmul_(gradient, gradient, value=FISHER_SHARE)

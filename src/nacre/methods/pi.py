@@ -1,0 +1,89 @@
+"""Path integral (synaptic intelligence): holds the parameters whose movement lowered the loss.
+
+Every iteration adds to the path integral d of a parameter, with the gradient g of the
+cross-entropy at the present theta (the penalty's is not in it) and theta_prev of the iteration
+before; a step ends with a score that is added to those of the steps before:
+
+    d <- d + g (theta_prev - theta),   d = 0 at first
+    score <- score + max(0, d / ((theta - theta_start)^2 + 1e-20))
+    loss = cross-entropy + weight * sum of normalised(score) (theta - theta_start)^2
+
+theta_start are the parameters before the step. The score in the loss is that of the end of the
+step before. The original damps the quotient with 1e-3 or 0.1 instead of 1e-20; this is the paper's
+released implementation.
+
+Memory on the device after step 0: four times the parameters (theta_start, theta_prev, d,
+normalised(score)), and once more in the CPU's memory (score); in step 0 three times. A finished
+step keeps the score.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from nacre.methods.importance import (
+    Holding,
+    HoldingConfig,
+    copied,
+    learnt,
+    normalised,
+    with_gradients,
+)
+from nacre.models.network import Network
+
+EPSILON = 1e-20
+
+
+class PiConfig(HoldingConfig):
+    """The weight of the penalty."""
+
+    name: Literal["pi"] = Field("pi", description="path integral")
+    weight: float = Field(500.0, ge=0, description="weight of the penalty (paper: 500)")
+
+
+class Pi(Holding):
+    """Holds parameters by what their movement gained."""
+
+    name = "pi"
+    summary = "holds parameters whose movement lowered the loss"
+    regularises = "parameters, by their path"
+    paper = "Zenke et al., Continual Learning Through Synaptic Intelligence"
+    Config = PiConfig
+    collects = frozenset({"score"})
+    parked = frozenset({"score"})
+    copies = 4
+
+    @torch.no_grad()
+    def begin_step(self, network: Network) -> None:
+        """Freeze the score found so far, and begin a path."""
+        score = self.collected("score")
+        parameters = learnt(network)
+        self.tables = {
+            "score": score,
+            "anchor": copied(parameters),
+            "previous": copied(parameters),
+            "path": {name: torch.zeros_like(value) for name, value in parameters.items()},
+        }
+        if self.old:
+            self.tables["omega"] = {
+                name: normalised(value.to(parameters[name].device)) for name, value in score.items()
+            }
+
+    @torch.no_grad()
+    def after_backward(self, network: Network) -> None:
+        """Add to the path integral what the last update moved."""
+        path, previous = self.tables["path"], self.tables["previous"]
+        for name, value, gradient in with_gradients(network):
+            path[name].addcmul_(gradient, previous[name].sub_(value))
+            previous[name].copy_(value)
+
+    @torch.no_grad()
+    def end_step(self, network: Network) -> None:
+        """Add this step's score to the earlier ones."""
+        path, start, score = (self.tables[kind] for kind in ("path", "anchor", "score"))
+        for name, value in learnt(network).items():
+            moved = (value - start[name]).square_().add_(EPSILON)
+            found = path[name].div(moved).clamp_(min=0)
+            score[name] = found + score[name].to(found.device) if name in score else found
+        super().end_step(network)

@@ -1,0 +1,103 @@
+"""Riemannian walk: the Fisher information of `ewc` and a score along the path, together.
+
+F runs as in `ewc`. Every tenth iteration adds to the score s of a parameter what its movement
+gained for the distance it went, in the metric of F, with the gradient g of the cross-entropy (the
+penalty's is not in it) and theta_prev of ten iterations before:
+
+    s <- s + g (theta_prev - theta) / (F (theta - theta_prev)^2 / 2 + 1e-8),   s = 0 at first
+    F <- 0.9 g^2 + 0.1 F  (every iteration, after s),                          F = 1 at first
+    score <- (score + max(0, s)) / 2 at the end of a step, max(0, s) for parameters new in it
+    loss = cross-entropy + weight * sum of (normalised(F) + normalised(score)) (theta - theta*)^2
+
+F and the score in the loss are those of the end of the step before, theta* the parameters then.
+
+Memory on the device after step 0: four times the parameters (F, s, the sum of the normalised two,
+theta*), and twice in the CPU's memory (theta_prev, score); in step 0 two and one. A finished step
+keeps F and the score.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from nacre.methods.importance import (
+    Holding,
+    HoldingConfig,
+    begin_fisher,
+    copied,
+    learnt,
+    normalised,
+    update_fisher,
+    with_gradients,
+)
+from nacre.models.network import Network
+
+EPSILON = 1e-8
+EVERY = 10
+
+
+class RwConfig(HoldingConfig):
+    """The weight of the penalty."""
+
+    name: Literal["rw"] = Field("rw", description="Riemannian walk")
+    weight: float = Field(100.0, ge=0, description="weight of the penalty (paper: 100)")
+
+
+class Rw(Holding):
+    """Holds parameters by their Fisher information and by what their movement gained."""
+
+    name = "rw"
+    summary = "ewc and a score along the path of learning"
+    regularises = "parameters, by Fisher information and path"
+    paper = "Chaudhry et al., Riemannian Walk for Incremental Learning"
+    Config = RwConfig
+    collects = frozenset({"fisher", "walk_score"})
+    parked = frozenset({"walk_score", "previous", "count"})
+    copies = 4
+
+    @torch.no_grad()
+    def begin_step(self, network: Network) -> None:
+        """Freeze what was found so far, and begin a walk."""
+        fisher, score = self.collected("fisher"), self.collected("walk_score")
+        parameters = learnt(network)
+        self.tables = {
+            "fisher": begin_fisher(fisher, network),
+            "walk_score": score,
+            "walk": {name: torch.zeros_like(value) for name, value in parameters.items()},
+            "previous": copied(parameters, "cpu"),
+            "count": {"iterations": torch.zeros((), dtype=torch.int64)},
+        }
+        if self.old:
+            self.tables["omega"] = {
+                name: normalised(value) + normalised(score[name].to(value.device))
+                for name, value in fisher.items()
+            }
+            self.tables["anchor"] = copied({name: parameters[name] for name in fisher})
+
+    @torch.no_grad()
+    def after_backward(self, network: Network) -> None:
+        """Count a batch."""
+        iterations = self.tables["count"]["iterations"]
+        if iterations and iterations % EVERY == 0:
+            self._walk(network)
+        iterations += 1
+        update_fisher(self.tables["fisher"], network)
+
+    def _walk(self, network: Network) -> None:
+        fisher, walk, previous = (self.tables[kind] for kind in ("fisher", "walk", "previous"))
+        for name, value, gradient in with_gradients(network):
+            moved = previous[name].to(value.device) - value
+            distance = moved.square().mul_(fisher[name]).mul_(0.5).add_(EPSILON)
+            walk[name].addcdiv_(moved.mul_(gradient), distance)
+            previous[name].copy_(value)
+
+    @torch.no_grad()
+    def end_step(self, network: Network) -> None:
+        """Average this step's score with the earlier one."""
+        score = self.tables["walk_score"]
+        for name, value in self.tables["walk"].items():
+            found = value.clamp_(min=0)
+            past = score.get(name)
+            score[name] = found if past is None else found.add_(past.to(found.device)).mul_(0.5)
+        super().end_step(network)
