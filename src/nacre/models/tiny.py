@@ -5,13 +5,17 @@ Two strided convolutions, then two residual blocks
     y = act(norm(conv(act(norm(conv(x))))) + shortcut(x))
 
 of which the second halves the size once more: output stride 8.
+
+The convolutions keep the weights that torch draws. They are smaller by sqrt(6) than those that
+keep the variance (`nacre.models.backbone.initialise`); before a normalisation the scale of a
+weight does not change the output but divides the gradient, so learning is 6 times as quick.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from nacre.models.backbone import Backbone, initialise
+from nacre.models.backbone import Backbone
 from nacre.models.norm import Norm, NormFactory
 
 
@@ -68,7 +72,6 @@ class Tiny(Backbone):
         )
         self.fine = _Block(second, second, stride=1, norm=norm)
         self.coarse = _Block(second, third, stride=2, norm=norm)
-        initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features at an eighth of the size."""

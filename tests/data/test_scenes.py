@@ -1,0 +1,153 @@
+"""The generated world: the same everywhere, varied, and with a real background shift."""
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from nacre.data import scenes
+from nacre.data.scenes import CLASS_NAMES, SPLIT_STREAMS, ScenesConfig, render, scene_name
+
+SIZE = 48
+COUNT = 200
+
+
+def digest(seed: int, index: int, stream: int) -> str:
+    image, mask = render(seed, index, SIZE, stream)
+    return hashlib.sha256(image.tobytes() + mask.tobytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def world() -> tuple[np.ndarray, np.ndarray]:
+    drawn = [render(5, index, SIZE) for index in range(COUNT)]
+    return np.stack([image for image, _ in drawn]), np.stack([mask for _, mask in drawn])
+
+
+def test_types_and_sizes() -> None:
+    for size in (16, 33, 64):
+        image, mask = render(0, 0, size)
+        assert image.shape == (size, size, 3)
+        assert mask.shape == (size, size)
+        assert image.dtype == mask.dtype == np.uint8
+
+
+def test_another_process_draws_the_same() -> None:
+    code = (
+        "import hashlib, sys; from nacre.data.scenes import render\n"
+        "image, mask = render(7, 123, 48, 1)\n"
+        "print(hashlib.sha256(image.tobytes() + mask.tobytes()).hexdigest())\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == digest(7, 123, 1)
+
+
+def test_a_scene_does_not_depend_on_those_before_it() -> None:
+    forwards = [digest(1, index, 0) for index in range(6)]
+    assert [digest(1, index, 0) for index in reversed(range(6))] == forwards[::-1]
+
+
+def test_seeds_streams_and_indices_are_all_different() -> None:
+    drawn = {
+        digest(seed, index, stream) for seed in (0, 1) for stream in (0, 1) for index in (0, 1)
+    }
+    assert len(drawn) == 8
+    assert len(set(SPLIT_STREAMS.values())) == len(SPLIT_STREAMS)
+
+
+def test_size_changes_the_detail_and_not_the_arrangement() -> None:
+    for index in range(20):
+        _, small = render(2, index, 48)
+        _, large = render(2, index, 144)
+        assert np.mean(small == large[1::3, 1::3]) > 0.97
+
+
+def test_all_classes_appear_equally_often(world: tuple[np.ndarray, np.ndarray]) -> None:
+    _, masks = world
+    assert len(CLASS_NAMES) == len(set(CLASS_NAMES)) >= 8
+    assert set(np.unique(masks)) == set(range(len(CLASS_NAMES) + 1))
+    images_with = [(masks == label).any((1, 2)).mean() for label in range(len(CLASS_NAMES) + 1)]
+    assert images_with[0] > 0.95
+    assert min(images_with[1:]) > 0.2
+    assert max(images_with[1:]) < 0.5
+
+
+def test_most_images_of_a_new_class_hide_others(world: tuple[np.ndarray, np.ndarray]) -> None:
+    _, masks = world
+    for first in range(1, len(CLASS_NAMES), 2):
+        new = (masks == first) | (masks == first + 1)
+        chosen = new.any((1, 2))
+        hidden = (masks > 0) & ~new
+        assert hidden.any((1, 2))[chosen].mean() > 0.7
+
+
+def test_things_hide_parts_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing the same things without the last one must uncover parts of the others."""
+    uncovered = 0
+    for index in range(40):
+        drawn: list[np.ndarray] = []
+        draw = scenes._draw
+
+        def keep(image, mask, kind, thrown, drawn=drawn, draw=draw):  # type: ignore[no-untyped-def]
+            drawn.append(mask.copy())
+            draw(image, mask, kind, thrown)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scenes, "_draw", keep)
+            _, mask = render(4, index, SIZE)
+        before = drawn[-1]
+        uncovered += bool(((before > 0) & (mask != before)).sum() > 10)
+    assert uncovered > 10
+
+
+def test_things_differ_in_size(world: tuple[np.ndarray, np.ndarray]) -> None:
+    _, masks = world
+    for label in range(1, len(CLASS_NAMES) + 1):
+        areas = (masks == label).sum((1, 2))
+        smaller, larger = np.percentile(areas[areas > 0], [20, 80])
+        assert larger > 1.8 * smaller
+
+
+def test_colour_says_nothing_about_the_class(world: tuple[np.ndarray, np.ndarray]) -> None:
+    """Mean colours of a class in its images: far apart within, equal between classes."""
+    images, masks = world
+    means = []
+    for label in range(1, len(CLASS_NAMES) + 1):
+        colours = [
+            image[mask == label].mean(0)
+            for image, mask in zip(images, masks, strict=True)
+            if (mask == label).sum() > 20
+        ]
+        spread = np.std(colours, axis=0)
+        assert spread.min() > 25
+        means.append(np.mean(colours, axis=0))
+    assert np.ptp(means, axis=0).max() < 30
+
+
+def test_a_thing_has_a_texture(world: tuple[np.ndarray, np.ndarray]) -> None:
+    images, masks = world
+    for label in range(1, len(CLASS_NAMES) + 1):
+        contrasts = [
+            image[mask == label].astype(float).mean(1).std()
+            for image, mask in zip(images, masks, strict=True)
+            if (mask == label).sum() > 20
+        ]
+        assert np.median(contrasts) > 20
+
+
+def test_names() -> None:
+    assert scene_name(12) == "scene-00012"
+    assert sorted(scene_name(index) for index in (10, 9, 100)) == [
+        scene_name(index) for index in (9, 10, 100)
+    ]
+
+
+@pytest.mark.parametrize("wrong", [{"train": 0}, {"size": 4}, {"seed": -1}, {"colour": "red"}])
+def test_config_refuses(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ScenesConfig.model_validate(wrong)

@@ -1,0 +1,38 @@
+"""The small backbone: sizes, and that every part of it learns."""
+
+import pytest
+import torch
+
+from nacre.models.tiny import Tiny
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 48), (33, 64), (100, 70)])
+def test_features_have_the_stated_size(height: int, width: int) -> None:
+    backbone = Tiny()
+    features = backbone(torch.randn(2, 3, height, width))
+    expected = [-(-side // backbone.stride) for side in (height, width)]
+    assert list(features.shape) == [2, backbone.channels, *expected]
+
+
+def test_widths_can_be_chosen() -> None:
+    backbone = Tiny(widths=(4, 6, 10))
+    assert backbone.channels == 10
+    assert backbone(torch.randn(1, 3, 32, 32)).shape == (1, 10, 4, 4)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    backbone = Tiny(widths=(4, 6, 10))
+    backbone(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    for name, parameter in backbone.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_normalisation_fits_the_scenes() -> None:
+    from nacre.data.scenes import render
+
+    drawn = torch.stack([torch.from_numpy(render(0, index, 32)[0]) for index in range(60)])
+    pixels = drawn.flatten(0, 2).float() / 255
+    normalised = (pixels - torch.tensor(Tiny.mean)) / torch.tensor(Tiny.std)
+    assert normalised.mean(0).abs().max() < 0.25
+    assert (normalised.std(0) - 1).abs().max() < 0.35
