@@ -82,7 +82,7 @@ def dot_chart(title: str, about: str, rows: Sequence[DotRow], across: Axis) -> s
     """Return a row a name, each with marks along one axis."""
     height, top, most = 20, 8, 22
     longest = max(min(len(row.name), most) for row in rows)
-    frame = Frame(480, top + height * len(rows) + 34, left=14 + longest * 6, right=12, top=top)
+    frame = Frame(420, top + height * len(rows) + 34, left=14 + longest * 6, right=12, top=top)
     parts = []
     for value, told in across.ticks:
         x = frame.x(value, across)
