@@ -93,7 +93,9 @@ def test_the_papers_figures_stand_beside_ours_and_are_marked(make_run: Any) -> N
     assert all((", paper's" in one.name) == (one.source == "paper") for one in table.rows)
     assert "copied from the paper" in table.caption
     assert "*MiB, paper's*" in to_markdown(table)
-    assert "\\textit{MiB, paper's}" in to_latex(table)
+    latex = to_latex(table)
+    assert "\\textit{MiB, paper's}" in latex
+    assert latex.isascii()
     lines = to_csv([table]).splitlines()
     assert sum(",paper," in line for line in lines) == 9 * 3
 

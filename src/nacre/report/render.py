@@ -104,7 +104,7 @@ def _latex_cell(cell: Cell) -> str:
 def _escape(text: str) -> str:
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     special |= {char: f"\\{char}" for char in "&%$#_{}"}
-    special["±"] = "$\\pm$"
+    special |= {"±": "$\\pm$", "−": "$-$", "“": "``", "”": "''"}
     return "".join(special.get(char, char) for char in text)
 
 
