@@ -353,3 +353,13 @@ def test_columns_in_memory_order_do_not_matter() -> None:
     a.old = a.old.to(memory_format=torch.channels_last)
     actual = fused_losses(a.logits, a.labels, a.old, ce="unbiased", kd="unbiased")
     assert actual == expected
+
+
+def test_what_is_missing_is_told() -> None:
+    a = Problem()
+    with pytest.raises(AssertionError, match="needs known or old_logits"):
+        fused_losses(a.logits, a.labels, ce="unbiased")
+    with pytest.raises(AssertionError, match="needs old_logits"):
+        fused_losses(a.logits, a.labels, kd="plain")
+    with pytest.raises(AssertionError, match="need old_logits"):
+        fused_binary_losses(a.logits, a.labels, distil=True)

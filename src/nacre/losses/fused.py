@@ -52,6 +52,8 @@ def fused_losses(
         `ce` and `kd` as far as asked for, not weighted; each may be weighted and added at will,
         but differentiated only once.
     """
+    teacher_or_known = old_logits is not None or known is not None
+    assert ce != "unbiased" or teacher_or_known, "the unbiased ce needs known or old_logits"
     known = _known(logits, old_logits, known)
     assert ce or kd, "no loss was asked for"
     assert kd is None or old_logits is not None, "a distillation needs old_logits"
