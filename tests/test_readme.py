@@ -40,8 +40,8 @@ def test_the_example_method_of_the_docs_is_a_method():
     exec(compile(code, "docs/methods.md", "exec"), names)
     method = names["Features"](names["FeaturesConfig"](), old=2)
     batch = Batch(torch.zeros(1, 3, 8, 8), torch.zeros(1, 8, 8, dtype=torch.uint8))
-    student = Output(torch.zeros(1, 3, 2, 2), torch.ones(1, 4, 2, 2))
-    teacher = Output(torch.zeros(1, 2, 2, 2), torch.zeros(1, 4, 2, 2))
+    student = Output(torch.zeros(1, 3, 2, 2), torch.ones(1, 4, 2, 2), torch.ones(1, 4, 2, 2))
+    teacher = Output(torch.zeros(1, 2, 2, 2), torch.zeros(1, 4, 2, 2), torch.ones(1, 4, 2, 2))
     losses = method.losses(batch, student, teacher)
     assert float(losses["features"]) == 1.0
     assert float(losses["ce"]) == pytest.approx(np.log(3), abs=1e-5)

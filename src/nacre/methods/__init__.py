@@ -10,8 +10,10 @@ from nacre.errors import NacreError, unknown_name
 from nacre.methods.base import Batch, Method, MethodConfig
 from nacre.methods.ewc import Ewc
 from nacre.methods.ft import FineTuning
+from nacre.methods.ilt import Ilt
 from nacre.methods.joint import Joint
 from nacre.methods.lwf import Lwf
+from nacre.methods.lwf_mc import LwfMc, LwfMcC, LwfMcD
 from nacre.methods.mib import Mib
 from nacre.methods.pi import Pi
 from nacre.methods.rw import Rw
@@ -24,6 +26,10 @@ METHODS: dict[str, type[Method]] = {
     "pi": Pi,
     "rw": Rw,
     "lwf": Lwf,
+    "lwf-mc": LwfMc,
+    "lwf-mc-c": LwfMcC,
+    "lwf-mc-d": LwfMcD,
+    "ilt": Ilt,
     "mib": Mib,
     "joint": Joint,
 }

@@ -22,7 +22,7 @@ equal to the plain functions of `nacre.losses` on upsampled logits. The teacher 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -54,6 +54,24 @@ class MethodConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="the method's name, as in `nacre methods`")
+
+
+class DistillingConfig(MethodConfig):
+    """The weight of a distillation of the old channels, and over what it is averaged.
+
+    The paper's released implementation averages over the old classes as well as over the pixels,
+    and the paper's weights are meant that way; its eq. 5 averages over the pixels alone.
+    """
+
+    weight: float = Field(1.0, ge=0, description="weight of the distillation")
+    average: Literal["classes", "pixels"] = Field(
+        "classes",
+        description="distillation: mean over old classes and pixels, or pixels alone (eq. 5)",
+    )
+
+    def distillation_weight(self, old: int) -> float:
+        """Return the factor of a distillation that is averaged over so many old channels."""
+        return self.weight * old if self.average == "pixels" else self.weight
 
 
 class Method(ABC):

@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
-from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy, seen_by
+from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, seen_by
 from nacre.models.network import Output
 
 
-class LwfConfig(MethodConfig):
+class LwfConfig(DistillingConfig):
     """The weight of the distillation."""
 
     name: Literal["lwf"] = Field("lwf", description="learning without forgetting")
@@ -26,8 +26,10 @@ class Lwf(Method):
 
     name = "lwf"
     summary = "distillation of the old channels"
+    regularises = "outputs: old channels"
     paper = "Li and Hoiem, Learning without Forgetting"
     Config = LwfConfig
+    weights = ("weight",)
     uses_teacher = True
     config: LwfConfig
 
@@ -43,4 +45,5 @@ class Lwf(Method):
             kd="plain",
             pixels=batch.pixels,
         )
-        return {"ce": losses["ce"], "kd": self.config.weight * losses["kd"]}
+        factor = self.config.distillation_weight(self.old)
+        return {"ce": losses["ce"], "kd": factor * losses["kd"]}

@@ -17,14 +17,14 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
-from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy, seen_by
+from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, seen_by
 from nacre.models.classifier import Classifier
 from nacre.models.network import Output
 
 Bias = Literal["unbiased", "plain"]
 
 
-class MibConfig(MethodConfig):
+class MibConfig(DistillingConfig):
     """The weight of the distillation and the three parts of the method."""
 
     name: Literal["mib"] = Field("mib", description="modeling the background")
@@ -43,8 +43,10 @@ class Mib(Method):
 
     name = "mib"
     summary = "losses and initialisation that model what the background hides"
+    regularises = "outputs: old channels, b with what is new"
     paper = "Cermelli et al., Modeling the Background for Incremental Learning"
     Config = MibConfig
+    weights = ("weight",)
     uses_teacher = True
     config: MibConfig
 
@@ -67,4 +69,5 @@ class Mib(Method):
             kd=self.config.kd,
             pixels=batch.pixels,
         )
-        return {"ce": losses["ce"], "kd": self.config.weight * losses["kd"]}
+        factor = self.config.distillation_weight(self.old)
+        return {"ce": losses["ce"], "kd": factor * losses["kd"]}

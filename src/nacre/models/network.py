@@ -32,10 +32,12 @@ class Output:
     Attributes:
         logits: N,C,h,w at the backbone's stride, in float32.
         features: N,K,h,w, the backbone's output.
+        decoded: N,K,h,w, the head's output, of which the logits are made.
     """
 
     logits: Tensor
     features: Tensor
+    decoded: Tensor
 
 
 class Network(nn.Module):
@@ -69,9 +71,10 @@ class Network(nn.Module):
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
         x = torch.addcmul(self.pixel_shift, images.to(self.pixel_scale.dtype), self.pixel_scale)
         features = self.backbone(x)
-        logits = self.classifier(self.head(features))
+        decoded = self.head(features)
+        logits = self.classifier(decoded)
         # Half precision is too coarse for the log-sum-exp of the losses
-        return Output(logits=logits.float(), features=features)
+        return Output(logits=logits.float(), features=features, decoded=decoded)
 
     def predict(self, images: Tensor) -> Tensor:
         """Return logits at the size of the images."""

@@ -1,0 +1,67 @@
+"""ILT: distillation of the old channels, as in `lwf`, and of the features.
+
+    loss = cross-entropy (eq. 2) + weight * distillation (eq. 5, 6)
+         + feature_weight * mean over all pixels and channels of (f - f_teacher)^2
+
+f are the backbone's features, as in the paper's released implementation. The paper's text says
+the output of the decoder, the head before the classifier: that is `layer=decoder`.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from nacre.losses.fused import fused_losses
+from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, seen_by
+from nacre.models.network import Output
+
+
+class IltConfig(DistillingConfig):
+    """The weights of the two distillations, and which features are meant."""
+
+    name: Literal["ilt"] = Field("ilt", description="incremental learning techniques")
+    weight: float = Field(100.0, ge=0, description="weight of the distillation (paper: 100)")
+    feature_weight: float = Field(
+        100.0, ge=0, description="weight of the features' distance (paper: 100)"
+    )
+    layer: Literal["backbone", "decoder"] = Field(
+        "backbone", description="whose output the features are: backbone, or decoder (text)"
+    )
+
+
+class Ilt(Method):
+    """Cross-entropy, plain distillation and a distance between features."""
+
+    name = "ilt"
+    summary = "distillation of the old channels and of the features"
+    regularises = "outputs: old channels; features"
+    paper = "Michieli and Zanuttigh, Incremental Learning Techniques"
+    Config = IltConfig
+    weights = ("weight", "feature_weight")
+    uses_teacher = True
+    config: IltConfig
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the cross-entropy and both distillations."""
+        if not self.old:
+            return label_cross_entropy(batch, student)
+        seen = seen_by(teacher)
+        losses = fused_losses(
+            student.logits,
+            batch.labels,
+            seen.logits,
+            ce="plain",
+            kd="plain",
+            pixels=batch.pixels,
+        )
+        # Half precision would lose small distances.
+        distance = self._features(student).float() - self._features(seen).float()
+        return {
+            "ce": losses["ce"],
+            "kd": self.config.distillation_weight(self.old) * losses["kd"],
+            "features": self.config.feature_weight * distance.square().mean(),
+        }
+
+    def _features(self, output: Output) -> Tensor:
+        return output.features if self.config.layer == "backbone" else output.decoded
