@@ -21,9 +21,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # Generated scenes and a tiny network: what `nacre demo` learns.
     "demo": {
-        "model": {"backbone": "tiny", "head_width": 48, "dilations": [1, 2, 3]},
+        "model": {"backbone": "tiny", "head_width": 32, "dilations": [1, 2, 4]},
         "pictures": {"crop": 64, "augmentation": "flip"},
-        "train": {"epochs": 10, "next_epochs": 4, "lr": 0.1, "next_lr": 0.01},
+        "train": {"epochs": 4, "next_epochs": 3, "lr": 0.2, "next_lr": 0.06},
     },
 }
 
