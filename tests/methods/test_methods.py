@@ -4,27 +4,57 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from nacre.methods import METHODS, Method, all_methods, find_method
 from nacre.methods.describe import explain, methods_table
+from nacre.methods.importance import normalised
 from nacre.training.checkpoint import find_model, load_model
+from nacre.training.config import merge
+from nacre.training.folder import RunFolder
 from nacre.training.learn import Interrupted
 from nacre.training.recorder import read_events
 from nacre.training.run import run_scenario
-from tiny_runs import TINY, StopAfter, tiny_config
+from tiny_runs import TINY, tiny_config
 
-TWO_STEPS = {"scenario": "scenes/4-4/overlapped"}
+LEARN_ALL = Path(__file__).with_name("learn_all.py")
+
+# Small steps: with large ones, rounding alone sends two runs of such a network apart.
+TWO_STEPS = {
+    "scenario": "scenes/4-4/overlapped",
+    "train": {**TINY["train"], "lr": 0.0005, "next_lr": 0.0005},
+}
+
+
+def values_of(method):
+    """Two steps; for rw, which looks back every tenth iteration, more than ten iterations each."""
+    train = {**TWO_STEPS["train"], "epochs": 3 if method == "rw" else 1}
+    return {**TWO_STEPS, "train": train, "method": {"name": method}}
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def run(request, tmp_path_factory):
     """A finished run of each method."""
     out = tmp_path_factory.mktemp("runs") / request.param
-    run_scenario(tiny_config(**TWO_STEPS, method=request.param), out)
+    run_scenario(tiny_config(**values_of(request.param)), out)
     return request.param, out
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory):
+    """The folder of the same runs, carried out by two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    for name in METHODS:
+        (folder / f"{name}.yaml").write_text(json.dumps(merge(TINY, values_of(name))))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch += ["--master-port", str(20000 + os.getpid() % 20000), str(LEARN_ALL), str(folder)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(launch, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
 
 
 def test_losses_are_finite_and_named(run):
@@ -39,14 +69,26 @@ def test_losses_are_finite_and_named(run):
 
 def test_resumes_exactly(run, tmp_path):
     name, out = run
-    config = tiny_config(**TWO_STEPS, method=name)
-    with pytest.raises(Interrupted):
-        run_scenario(config, tmp_path / "run", should_stop=StopAfter(4))
-    with pytest.raises(Interrupted):
-        run_scenario(config, tmp_path / "run", should_stop=StopAfter(2))
-    run_scenario(config, tmp_path / "run")
-    again, before = find_model(tmp_path / "run"), find_model(out)
-    assert again.read_bytes() == before.read_bytes()
+    config = tiny_config(**values_of(name))
+    again = RunFolder(tmp_path / "run")
+    for step in {0} if METHODS[name].merges_steps else {0, 1}:
+        with pytest.raises(Interrupted):
+            run_scenario(config, again.path, should_stop=StopIn(again, step))
+        assert again.resume.exists(), "stopped in the middle of a step"
+    run_scenario(config, again.path)
+    assert find_model(again.path).read_bytes() == find_model(out).read_bytes()
+
+
+class StopIn:
+    """Asks to stop in the second iteration of a step."""
+
+    def __init__(self, folder, step):
+        self.before = folder.step_metrics(step - 1) if step else None
+        self.left = 2
+
+    def __call__(self):
+        self.left -= self.before is None or self.before.exists()
+        return self.left <= 0
 
 
 def test_the_saved_model_says_what_the_metrics_say(run):
@@ -58,30 +100,28 @@ def test_the_saved_model_says_what_the_metrics_say(run):
     assert retest(out, {})["iou"] == metrics["iou"]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_two_processes_learn_what_one_does(name, tmp_path):
-    # Small steps: with large ones, rounding alone sends two runs of such a network apart.
-    slow = {"train": {**TINY["train"], "lr": 0.002, "next_lr": 0.001}}
-    values = {**TINY, **TWO_STEPS, **slow, "method": {"name": name}}
-    out = tmp_path / "one"
-    run_scenario(tiny_config(**TWO_STEPS, **slow, method=name), out)
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(values))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launch += ["--master-port", str(20000 + os.getpid() % 20000), "-m", "nacre", "run"]
-    command = [*launch, "--config", str(config), "--out", str(tmp_path / "run")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    networks = [load_model(find_model(path))[0].state_dict() for path in (out, tmp_path / "run")]
+def test_two_processes_learn_what_one_does(run, by_two):
+    name, out = run
+    pairs = [load_model(find_model(path)) for path in (out, by_two / name)]
+    networks = [network.state_dict() for network, _, _ in pairs]
     for key, value in networks[0].items():
         torch.testing.assert_close(value, networks[1][key], rtol=1e-4, atol=1e-4)
+    for kind in METHODS[name].collects:
+        one, two = (collected(state, kind) for _, _, state in pairs)
+        assert (one - two).norm() < 0.01 * one.norm(), kind
+        assert one.norm() > 0
     tested = [
         json.loads((find_model(path).parent / "metrics.json").read_text())
-        for path in (out, tmp_path / "run")
+        for path in (out, by_two / name)
     ]
     pixels = [sum(map(sum, metrics["confusion"])) for metrics in tested]
     assert pixels[0] == pixels[1], "every test image counts exactly once"
+
+
+def collected(state, kind):
+    """All importances of a kind, each tensor's brought to 0..1 as the penalty does."""
+    tables = [normalised(state[key]) for key in sorted(state) if key.startswith(f"{kind}.")]
+    return torch.cat([table.flatten() for table in tables])
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -81,7 +81,8 @@ class Holding(Method):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the tables back, each to where it belongs."""
-        self.tables = {}
+        # A table that is empty, as a score is in step 0, leaves no trace in a state.
+        self.tables = {kind: {} for kind in self.collects}
         for key, value in state.items():
             kind, _, name = key.partition(".")
             place = torch.device("cpu") if kind in self.parked else value.device
@@ -89,12 +90,13 @@ class Holding(Method):
 
     def collected(self, kind: str) -> Table:
         """Return what the steps before collected; there is nothing before step 0."""
-        if self.old and kind not in self.tables:
+        found = self.tables.get(kind, {})
+        if self.old and not found:
             raise NacreError(
                 f"{self.name} needs {kind!r} of the steps before this one, and their model has "
                 f"none: learn step 0 with {self.name} too"
             )
-        return self.tables.get(kind, {})
+        return found
 
 
 class _WeightedSquare(torch.autograd.Function):

@@ -1,0 +1,10 @@
+"""Carries out the run of every config in a folder; for torchrun, which is slow to start."""
+
+import sys
+from pathlib import Path
+
+from nacre.training.config import gather
+from nacre.training.run import run_scenario
+
+for path in sorted(Path(sys.argv[1]).glob("*.yaml")):
+    run_scenario(gather(file=path), path.with_suffix(""))

@@ -1,0 +1,151 @@
+"""What the trainer shows a method's hooks, and which step 0 it lets a method take over."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nacre.data.loading import BatchOrder
+from nacre.errors import NacreError
+from nacre.methods import METHODS
+from nacre.methods.ewc import Ewc, EwcConfig
+from nacre.models.config import ModelConfig
+from nacre.models.network import build_network, upsample
+from nacre.training.checkpoint import load_model
+from nacre.training.config import TrainConfig
+from nacre.training.learn import Learner
+from nacre.training.processes import Precision, Processes
+from nacre.training.run import run_scenario
+from tiny_runs import tiny_config
+
+CPU = torch.device("cpu")
+PULL = 3.0
+
+
+class Watching(Ewc):
+    """Keeps the gradients it is shown, and pulls all parameters towards 0."""
+
+    def begin_step(self, network):
+        super().begin_step(network)
+        self.shown = []
+
+    def after_backward(self, network):
+        super().after_backward(network)
+        self.shown.append([value.grad.clone() for value in network.parameters()])
+
+    def penalties(self, network):
+        return {"pull": PULL * torch.stack([v.square().sum() for v in network.parameters()]).sum()}
+
+
+def learner_of(parts, scaler=None):
+    torch.manual_seed(1)
+    config = ModelConfig(backbone="tiny", head_width=8, dilations=(1, 2, 3))
+    network = build_network(config, 3, 32)
+    method = Watching(EwcConfig(), 0)
+    learner = Learner(
+        step=0,
+        network=network,
+        teacher=None,
+        method=method,
+        config=TrainConfig(batch=4, micro_batch=4 // parts, lr=0.01),
+        lr=0.01,
+        order=BatchOrder(images=4, batch=4, epochs=2, seed=1, part=4 // parts),
+        processes=Processes(0, 1, CPU),
+        precision=Precision(torch.float32, "a test"),
+    )
+    network.eval()  # with the statistics of a batch, its parts would not add up to the whole
+    method.begin_step(network)
+    if scaler is not None:
+        learner.scaler = scaler
+    return learner
+
+
+def batch(parts):
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 256, (4, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 3, (4, 32, 32), generator=generator, dtype=torch.uint8)
+    return list(zip(images.chunk(parts), labels.chunk(parts), strict=True)), images, labels
+
+
+SCALERS = {
+    "none": lambda: None,
+    "scaled": lambda: torch.amp.GradScaler("cpu", init_scale=1024.0),
+}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_gradients_are_shown_once_a_batch_complete_unscaled_and_without_the_penalty(parts, scaler):
+    learner = learner_of(parts, SCALERS[scaler]())
+    cut, images, labels = batch(parts)
+    parameters = list(learner.network.parameters())
+    logits = upsample(learner.network(images).logits, (32, 32))
+    expected = torch.autograd.grad(F.cross_entropy(logits, labels.long()), parameters)
+    before = [value.detach().clone() for value in parameters]
+    losses = learner.update(cut)
+    assert set(losses) == {"ce", "pull"}
+    (shown,) = learner.method.shown
+    for gradient, wanted, value, parameter in zip(shown, expected, before, parameters, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(parameter.grad, gradient + 2 * PULL * value)
+
+
+def test_an_update_that_the_loss_scale_made_impossible_is_not_counted():
+    learner = learner_of(1, torch.amp.GradScaler("cpu", init_scale=float("inf")))
+    before = [value.detach().clone() for value in learner.network.parameters()]
+    learner.update(batch(1)[0])
+    assert learner.method.shown == []
+    assert all(map(torch.equal, before, learner.network.parameters()))
+    assert all(bool((one == 1).all()) for one in learner.method.state().values())
+
+
+SHORT = {"scenario": "scenes/4-4/overlapped"}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """Runs that learnt a step 0."""
+    folder = tmp_path_factory.mktemp("bases")
+    for name in ("ft", "rw", "lwf-mc"):
+        run_scenario(tiny_config(**SHORT, method=name), folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("method", "base", "message"),
+    [
+        ("ewc", "ft", "ewc needs what ft did not collect: fisher"),
+        ("pi", "rw", "pi needs what rw did not collect: score"),
+        ("lwf-mc-d", "ft", "its loss: cross-entropy -> binary cross-entropy"),
+        ("mib", "lwf-mc", "its loss: binary cross-entropy -> cross-entropy"),
+    ],
+)
+def test_a_step_0_that_lacks_what_the_method_needs_is_refused(
+    bases, tmp_path, method, base, message
+):
+    with pytest.raises(NacreError, match=message):
+        run_scenario(tiny_config(**SHORT, method=method), tmp_path / "run", base=bases / base)
+
+
+@pytest.mark.parametrize(
+    ("method", "base"), [("ewc", "rw"), ("mib", "rw"), ("lwf-mc-c", "lwf-mc"), ("ilt", "ft")]
+)
+def test_a_step_0_that_has_more_is_as_good_as_ones_own(bases, tmp_path, method, base):
+    config = tiny_config(**SHORT, method=method)
+    run_scenario(config, tmp_path / "own")
+    run_scenario(config, tmp_path / "taken", base=bases / base)
+    own, taken = (tmp_path / name / "step-1" / "model.safetensors" for name in ("own", "taken"))
+    assert own.read_bytes() == taken.read_bytes()
+    kept = {key.partition(".")[0] for key in load_model(taken)[2]}
+    assert kept == METHODS[method].collects
+
+
+def test_what_only_later_steps_use_may_differ_from_the_base(bases, tmp_path):
+    changed = {"next_lr": 0.002, "next_epochs": 2, "log_every": 5}
+    config = tiny_config(**SHORT, method="ft", train=changed)
+    metrics = run_scenario(config, tmp_path / "run", base=bases / "ft")
+    one, two = bases / "ft" / "step-0", tmp_path / "run" / "step-0"
+    for name in ("model.safetensors", "metrics.json"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+    assert metrics != json.loads((bases / "ft" / "metrics.json").read_text())
