@@ -1,4 +1,12 @@
-"""The methods for people: a table of all, a screen about one."""
+"""The methods for people: a table of all, a screen about one.
+
+The cost beside fine-tuning is an estimate. Time: an update is a forward pass and a backward pass
+that takes as long as two; a teacher adds a forward pass, a third of that. What methods do to the
+parameters alone is not counted: it does not depend on the pictures and takes a few per cent at
+most where these are many. Memory: fine-tuning keeps three times the parameters on the device (they,
+their gradients, the momentum) and the activations; a teacher adds the parameters once (its
+activations are not kept), and methods that hold parameters say what they add themselves.
+"""
 
 import inspect
 import sys
@@ -9,30 +17,62 @@ from rich.text import Text
 
 from nacre.methods.base import Method
 
+TEACHER_TIME = 4 / 3
+
+ABOUT_COST = (
+    "time: an update beside fine-tuning's; forward is 1, backward 2, a teacher's forward 1 more. "
+    "memory: times the size of the parameters, beside fine-tuning's 3 (they, gradients, momentum) "
+    "and its activations."
+)
+
 
 def methods_table(methods: dict[str, type[Method]]) -> RenderableType:
     """Return all methods as a table."""
-    table = Table(title="methods", title_justify="left")
-    for column in ("name", "what it does", "paper", "defaults"):
+    table = Table(title="methods", title_justify="left", caption=ABOUT_COST, caption_justify="left")
+    for column in ("name", "regularises", "paper"):
         table.add_column(column)
+    for column in ("weight", "time", "memory"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, method in methods.items():
-        table.add_row(name, method.summary, method.paper, ", ".join(_defaults(method)))
+        row = (method.regularises, method.paper, _weights(method))
+        table.add_row(name, *row, time_factor(method), extra_memory(method))
     return table
 
 
+def time_factor(method: type[Method]) -> str:
+    """Return how long an update takes beside fine-tuning's."""
+    return f"x {TEACHER_TIME if method.uses_teacher else 1:.2f}"
+
+
+def extra_memory(method: type[Method]) -> str:
+    """Return what a method keeps on the device, in sizes of the parameters."""
+    return f"+ {method.copies + method.uses_teacher}"
+
+
 def explain(method: type[Method]) -> RenderableType:
-    """Return what a method is, with its equations, and what can be set."""
+    """Return what a method is, with its equations, what it costs and what can be set."""
     about = inspect.getdoc(sys.modules[method.__module__]) or method.summary
-    options = Table(title=f"--set method.…  for {method.name}", title_justify="left")
+    cost = f"{time_factor(method)} the time of fine-tuning, {extra_memory(method)} x parameters"
+    title = Text(f"{method.name}: {method.summary}", "bold")
+    parts: list[RenderableType] = [title, Text(_paragraphs(about))]
+    parts += [Text(f"\nPaper: {method.paper}\nCost: {cost} (an estimate)")]
+    options = Table(title=f"\n--set method.…  for {method.name}", title_justify="left")
     for column in ("key", "default", "what it is"):
         options.add_column(column)
     for key, field in method.Config.model_fields.items():
         if key != "name":
             options.add_row(key, str(field.default), field.description)
-    parts: list[RenderableType] = [Text(method.name, "bold"), Text(about)]
-    return Group(*parts, Text(""), options) if options.row_count else Group(*parts)
+    return Group(*parts, options) if options.row_count else Group(*parts)
 
 
-def _defaults(method: type[Method]) -> list[str]:
-    fields = method.Config.model_fields.items()
-    return [f"{key}={field.default}" for key, field in fields if key != "name"]
+def _weights(method: type[Method]) -> str:
+    defaults = {method.Config.model_fields[key].default for key in method.weights}
+    return ", ".join(f"{value:g}" for value in defaults) or "–"
+
+
+def _paragraphs(text: str) -> str:
+    """Join the lines of a paragraph, to be broken where the terminal ends; keep formulas."""
+    parts = text.split("\n\n")
+    return "\n\n".join(
+        part if part.startswith(" ") else " ".join(part.splitlines()) for part in parts
+    )

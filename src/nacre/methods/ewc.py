@@ -1,14 +1,16 @@
-"""Elastic weight consolidation: holds the parameters whose gradients were large.
+"""Elastic weight consolidation (EWC): holds the parameters whose gradients were large.
 
 The importance is the diagonal of the empirical Fisher information, as a running mean over the
 iterations with the gradient g of the cross-entropy (the penalty's is not in it):
 
-    F <- 0.9 g^2 + 0.1 F,   F = 1 at first
-    loss = cross-entropy + weight * sum of normalised(F) (theta - theta*)^2
+    F <- 0.9 g^2 + 0.1 F
+    omega = normalised(F)   of the step before
+    loss = cross-entropy + weight * sum of omega (theta - theta*)^2
+    normalised(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
 
-F is that of the end of the step before; it goes on from there, parameters of new classes begin
-with 1. The original has a factor 1/2 in the penalty; the paper's released implementation has
-none, nor is there one here: `weight` is twice the original's.
+F goes on from step to step and is 1 for parameters that are new; theta* are the parameters at the
+end of the step before. The original has a factor 1/2 in the penalty, the paper's released
+implementation has none, nor has this one.
 
 Memory on the device after step 0: three times the parameters (F, normalised(F), theta*); in step
 0 once (F). A finished step keeps F.
@@ -43,8 +45,8 @@ class Ewc(Holding):
 
     name = "ewc"
     summary = "holds parameters whose gradients were large"
-    regularises = "parameters, by Fisher information"
-    paper = "Kirkpatrick et al., Overcoming Catastrophic Forgetting"
+    regularises = "parameters with large gradients"
+    paper = "Kirkpatrick et al. 2017"
     Config = EwcConfig
     collects = frozenset({"fisher"})
     copies = 3

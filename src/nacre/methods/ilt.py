@@ -1,4 +1,4 @@
-"""ILT: distillation of the old channels, as in `lwf`, and of the features.
+"""Incremental learning techniques (ILT): distils the old channels, as `lwf`, and the features.
 
     loss = cross-entropy (eq. 2) + weight * distillation (eq. 5, 6)
          + feature_weight * mean over all pixels and channels of (f - f_teacher)^2
@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
+from nacre.losses.plain import at_least_float32
 from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, seen_by
 from nacre.models.network import Output
 
@@ -35,8 +36,8 @@ class Ilt(Method):
 
     name = "ilt"
     summary = "distillation of the old channels and of the features"
-    regularises = "outputs: old channels; features"
-    paper = "Michieli and Zanuttigh, Incremental Learning Techniques"
+    regularises = "outputs of old channels, features"
+    paper = "Michieli and Zanuttigh 2019"
     Config = IltConfig
     weights = ("weight", "feature_weight")
     uses_teacher = True
@@ -55,8 +56,7 @@ class Ilt(Method):
             kd="plain",
             pixels=batch.pixels,
         )
-        # Half precision would lose small distances.
-        distance = self._features(student).float() - self._features(seen).float()
+        distance = self._features(student) - self._features(seen)
         return {
             "ce": losses["ce"],
             "kd": self.config.distillation_weight(self.old) * losses["kd"],
@@ -64,4 +64,6 @@ class Ilt(Method):
         }
 
     def _features(self, output: Output) -> Tensor:
-        return output.features if self.config.layer == "backbone" else output.decoded
+        features = output.features if self.config.layer == "backbone" else output.decoded
+        # Half precision would lose small distances.
+        return at_least_float32(features)

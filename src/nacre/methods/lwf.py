@@ -1,4 +1,9 @@
-"""Learning without forgetting: cross-entropy and distillation of the old channels (eq. 2, 5, 6).
+"""Learning without forgetting (LwF): cross-entropy and distillation of the old channels.
+
+With the student's softmax q over all channels, the teacher's p over the old channels Y, and q^ the
+student's softmax over Y alone, a pixel labelled y has the loss (eq. 2, 5, 6)
+
+    -log q[y]  -  weight * 1/|Y| * sum over c in Y of p[c] log q^[c]
 
 Both terms take the background at its word: the label says background where an old class stands,
 and the teacher says background where a new class stands. That is what `mib` mends.
@@ -26,8 +31,8 @@ class Lwf(Method):
 
     name = "lwf"
     summary = "distillation of the old channels"
-    regularises = "outputs: old channels"
-    paper = "Li and Hoiem, Learning without Forgetting"
+    regularises = "outputs of old channels"
+    paper = "Li and Hoiem 2017"
     Config = LwfConfig
     weights = ("weight",)
     uses_teacher = True

@@ -1,4 +1,4 @@
-"""LwF-MC: learning without forgetting with one sigmoid a class instead of a softmax.
+"""LwF-MC: learning without forgetting with one sigmoid a class (as iCaRL has) and no softmax.
 
 With s = sigmoid of the student's logits, p = sigmoid of the teacher's, y the label, b the
 background, Y the old channels (b included), and the binary cross-entropy
@@ -52,7 +52,7 @@ class LwfMcDConfig(MethodConfig):
 class _Binary(Method):
     """What the three have in common: the paper, the teacher, and step 0."""
 
-    paper = "Rebuffi et al., iCaRL; Li and Hoiem, Learning without Forgetting"
+    paper = "Rebuffi et al. 2017"
     uses_teacher = True
     step_0 = "binary cross-entropy"
 
@@ -72,7 +72,7 @@ class LwfMc(_Binary):
 
     name = "lwf-mc"
     summary = "distillation with a sigmoid a class"
-    regularises = "outputs: old channels"
+    regularises = "outputs of old channels"
     Config = LwfMcConfig
     weights = ("weight",)
     config: LwfMcConfig
@@ -102,7 +102,7 @@ class LwfMcC(_Mixed):
 
     name = "lwf-mc-c"
     summary = "lwf-mc with the background from the labels"
-    regularises = "outputs: old classes"
+    regularises = "outputs of old classes"
     Config = LwfMcCConfig
     targets = "teacher_but_background"
 
@@ -112,6 +112,6 @@ class LwfMcD(_Mixed):
 
     name = "lwf-mc-d"
     summary = "lwf-mc with the background from the teacher"
-    regularises = "outputs: old channels"
+    regularises = "outputs of old channels"
     Config = LwfMcDConfig
     targets = "teacher"

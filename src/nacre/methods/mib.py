@@ -1,10 +1,19 @@
-"""Modeling the Background: the two unbiased losses and the initialisation (eq. 1, 3 to 9).
+"""Modeling the Background (MiB): the two unbiased losses and the initialisation (eq. 1, 3 to 9).
+
+With the student's softmax q, the teacher's p, b the background, Y the old channels with b and C the
+new ones with b, a pixel labelled y has the loss
+
+    -log q~[y]  -  weight * 1/|Y| * sum over c in Y of p[c] log q^[c]
+    q~[b] = sum of q over Y,   q~[c] = q[c] for new c    (eq. 3, 4)
+    q^[b] = sum of q over C,   q^[c] = q[c] for old c    (eq. 5, 7)
+
+and the classifiers of b and of every new class begin with b's old weights and, so that together
+they are as probable as b was, with its bias - log |C| (eq. 8, 9).
 
 A pixel labelled background may be any old class, so the cross-entropy compares background with
-the sum of all that is old (eq. 3, 4). What the teacher calls background may be any new class, so
-the distillation compares it with the sum of all that is new (eq. 5, 7). New classes start from
-the background's own classifier (eq. 8, 9). Each part can be switched off: with all three off
-and the weight 100 this is `lwf`, and the four rows of the paper's ablation (Table 3) are
+the sum of all that is old. What the teacher calls background may be any new class, so the
+distillation compares it with the sum of all that is new. Each part can be switched off: with all
+three off and the weight 100 this is `lwf`, and the rows of the paper's ablation (Table 3) are
 
     lwf; mib with kd=plain, init=random; mib with init=random; mib.
 
@@ -43,8 +52,8 @@ class Mib(Method):
 
     name = "mib"
     summary = "losses and initialisation that model what the background hides"
-    regularises = "outputs: old channels, b with what is new"
-    paper = "Cermelli et al., Modeling the Background for Incremental Learning"
+    regularises = "outputs of old channels, unbiased"
+    paper = "Cermelli et al. 2020"
     Config = MibConfig
     weights = ("weight",)
     uses_teacher = True

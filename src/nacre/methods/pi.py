@@ -1,16 +1,17 @@
-"""Path integral (synaptic intelligence): holds the parameters whose movement lowered the loss.
+"""Path integral (PI), or synaptic intelligence: holds parameters whose movement lowered the loss.
 
 Every iteration adds to the path integral d of a parameter, with the gradient g of the
 cross-entropy at the present theta (the penalty's is not in it) and theta_prev of the iteration
 before; a step ends with a score that is added to those of the steps before:
 
-    d <- d + g (theta_prev - theta),   d = 0 at first
+    d <- d + g (theta_prev - theta)
     score <- score + max(0, d / ((theta - theta_start)^2 + 1e-20))
-    loss = cross-entropy + weight * sum of normalised(score) (theta - theta_start)^2
+    omega = normalised(score)   of the step before
+    loss = cross-entropy + weight * sum of omega (theta - theta_start)^2
+    normalised(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
 
-theta_start are the parameters before the step. The score in the loss is that of the end of the
-step before. The original damps the quotient with 1e-3 or 0.1 instead of 1e-20; this is the paper's
-released implementation.
+d is 0 when a step begins, and theta_start are the parameters then. 1e-20 as in the paper's
+released implementation; the original damps the quotient far more.
 
 Memory on the device after step 0: four times the parameters (theta_start, theta_prev, d,
 normalised(score)), and once more in the CPU's memory (score); in step 0 three times. A finished
@@ -47,8 +48,8 @@ class Pi(Holding):
 
     name = "pi"
     summary = "holds parameters whose movement lowered the loss"
-    regularises = "parameters, by their path"
-    paper = "Zenke et al., Continual Learning Through Synaptic Intelligence"
+    regularises = "parameters that lowered the loss"
+    paper = "Zenke et al. 2017"
     Config = PiConfig
     collects = frozenset({"score"})
     parked = frozenset({"score"})

@@ -1,15 +1,19 @@
-"""Riemannian walk: the Fisher information of `ewc` and a score along the path, together.
+"""Riemannian walk (RW): the Fisher information of `ewc` and a score along the path, together.
 
 F runs as in `ewc`. Every tenth iteration adds to the score s of a parameter what its movement
 gained for the distance it went, in the metric of F, with the gradient g of the cross-entropy (the
 penalty's is not in it) and theta_prev of ten iterations before:
 
-    s <- s + g (theta_prev - theta) / (F (theta - theta_prev)^2 / 2 + 1e-8),   s = 0 at first
-    F <- 0.9 g^2 + 0.1 F  (every iteration, after s),                          F = 1 at first
-    score <- (score + max(0, s)) / 2 at the end of a step, max(0, s) for parameters new in it
-    loss = cross-entropy + weight * sum of (normalised(F) + normalised(score)) (theta - theta*)^2
+    s <- s + g (theta_prev - theta) / (F (theta - theta_prev)^2 / 2 + 1e-8)
+    F <- 0.9 g^2 + 0.1 F
+    score <- (score + max(0, s)) / 2   at the end of a step
+    omega = normalised(F) + normalised(score)   of the step before
+    loss = cross-entropy + weight * sum of omega (theta - theta*)^2
+    normalised(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
 
-F and the score in the loss are those of the end of the step before, theta* the parameters then.
+s is 0 when a step begins, F goes on from step to step, in every iteration and after s, and is 1
+for parameters that are new; the first score of a parameter is max(0, s). theta* are the
+parameters at the end of the step before.
 
 Memory on the device after step 0: four times the parameters (F, s, the sum of the normalised two,
 theta*), and twice in the CPU's memory (theta_prev, score); in step 0 two and one. A finished step
@@ -49,8 +53,8 @@ class Rw(Holding):
 
     name = "rw"
     summary = "ewc and a score along the path of learning"
-    regularises = "parameters, by Fisher information and path"
-    paper = "Chaudhry et al., Riemannian Walk for Incremental Learning"
+    regularises = "parameters, both ways"
+    paper = "Chaudhry et al. 2018"
     Config = RwConfig
     collects = frozenset({"fisher", "walk_score"})
     parked = frozenset({"walk_score", "previous", "count"})

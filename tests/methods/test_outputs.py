@@ -1,0 +1,207 @@
+"""Methods that watch the outputs, against sums over pixels and channels as the equations say."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nacre.methods import METHODS, Batch
+from nacre.models.network import Output
+
+OLD, NEW = 3, 2  # channels; the background is one of the old ones
+SIZE = (6, 7)
+
+
+def output(channels, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        values = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+        return values.requires_grad_()
+
+    return Output(2 * draw(channels, 3, 4), draw(8, 3, 4), draw(5, 3, 4))
+
+
+@pytest.fixture
+def seen():
+    """A batch, and what student and teacher say of it."""
+    generator = torch.Generator().manual_seed(3)
+    # As in a step: background, new classes, and pixels that do not count
+    values = torch.tensor([0, 0, OLD, OLD + 1, 255], dtype=torch.uint8)
+    labels = values[torch.randint(0, len(values), (2, *SIZE), generator=generator)]
+    return Batch(torch.zeros(2, 3, *SIZE), labels), output(OLD + NEW, 1), output(OLD, 2)
+
+
+def pixels(logits):
+    """Logits of all pixels at full size, as a list of lists."""
+    full = F.interpolate(logits.detach(), SIZE, mode="bilinear", align_corners=False)
+    return full.permute(0, 2, 3, 1).reshape(-1, logits.shape[1]).tolist()
+
+
+def softmax(values):
+    total = sum(math.exp(value) for value in values)
+    return [math.exp(value) / total for value in values]
+
+
+def sigmoid(value):
+    return 1 / (1 + math.exp(-value))
+
+
+def binary(target, value):
+    return -target * math.log(sigmoid(value)) - (1 - target) * math.log(1 - sigmoid(value))
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def labelled(batch, student, teacher, term):
+    """Mean of a term of (label, student's logits, teacher's) over the pixels that count."""
+    triples = zip(
+        batch.labels.flatten().tolist(), pixels(student.logits), pixels(teacher.logits), strict=True
+    )
+    return mean([term(y, x, t) for y, x, t in triples if y != 255])
+
+
+def cross_entropy(y, x, t):
+    return -math.log(softmax(x)[y])
+
+
+def distillation(student, teacher):
+    """Eq. 5 and 6, a mean over the pixels alone."""
+    pairs = zip(pixels(student.logits), pixels(teacher.logits), strict=True)
+    terms = []
+    for x, t in pairs:
+        p, q = softmax(t), softmax(x[:OLD])
+        terms.append(-sum(p[c] * math.log(q[c]) for c in range(OLD)))
+    return mean(terms)
+
+
+def squares(one, other):
+    distances = (one - other).detach().flatten().tolist()
+    return mean([distance**2 for distance in distances])
+
+
+def losses_of(seen, method, **values):
+    batch, student, teacher = seen
+    kind = METHODS[method]
+    found = kind(kind.Config(**values), OLD).losses(batch, student, teacher)
+    return {name: value.item() for name, value in found.items()}
+
+
+@pytest.mark.parametrize(("average", "times"), [("classes", 1 / OLD), ("pixels", 1)])
+def test_lwf(seen, average, times):
+    batch, student, teacher = seen
+    found = losses_of(seen, "lwf", weight=7, average=average)
+    assert found["ce"] == pytest.approx(labelled(batch, student, teacher, cross_entropy), rel=1e-9)
+    wanted = 7 * times * distillation(student, teacher)
+    assert found["kd"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_mib_averages_as_told(seen):
+    by_class = losses_of(seen, "mib", average="classes")["kd"]
+    by_pixel = losses_of(seen, "mib", average="pixels")["kd"]
+    assert by_pixel == pytest.approx(OLD * by_class, rel=1e-12)
+
+
+@pytest.mark.parametrize("layer", ["backbone", "decoder"])
+def test_ilt(seen, layer):
+    batch, student, teacher = seen
+    found = losses_of(seen, "ilt", weight=5, feature_weight=3, layer=layer)
+    assert found["ce"] == pytest.approx(labelled(batch, student, teacher, cross_entropy), rel=1e-9)
+    assert found["kd"] == pytest.approx(5 * distillation(student, teacher) / OLD, rel=1e-9)
+    one, other = (
+        (output.features if layer == "backbone" else output.decoded)
+        for output in (student, teacher)
+    )
+    assert found["features"] == pytest.approx(3 * squares(one, other), rel=1e-9)
+
+
+def test_ilt_pulls_the_features_of_the_chosen_layer_only(seen):
+    batch, student, teacher = seen
+    for layer, pulled in (("backbone", student.features), ("decoder", student.decoded)):
+        method = METHODS["ilt"](METHODS["ilt"].Config(layer=layer), OLD)
+        loss = method.losses(batch, student, teacher)["features"]
+        features = (student.features, student.decoded)
+        gradients = torch.autograd.grad(loss, features, allow_unused=True)
+        assert [gradient is not None for gradient in gradients] == [
+            one is pulled for one in features
+        ]
+
+
+def to_labels(y, x, t):
+    return sum(binary(float(c == y), x[c]) for c in range(OLD + NEW))
+
+
+def to_teacher(y, x, t):
+    return sum(binary(sigmoid(t[c]), x[c]) for c in range(OLD))
+
+
+def of_new_channels(y, x, t):
+    return sum(binary(float(c == y), x[c]) for c in range(OLD, OLD + NEW))
+
+
+def test_lwf_mc(seen):
+    batch, student, teacher = seen
+    found = losses_of(seen, "lwf-mc", weight=4)
+    assert found["bce"] == pytest.approx(labelled(batch, student, teacher, to_labels), rel=1e-9)
+    pairs = zip(pixels(student.logits), pixels(teacher.logits), strict=True)
+    everywhere = mean([to_teacher(None, x, t) for x, t in pairs])
+    assert found["kd"] == pytest.approx(4 * everywhere, rel=1e-9)
+
+
+def variant_d(y, x, t):
+    return to_teacher(y, x, t) + of_new_channels(y, x, t)
+
+
+def variant_c(y, x, t):
+    background = binary(float(y == 0), x[0]) - binary(sigmoid(t[0]), x[0])
+    return variant_d(y, x, t) + background
+
+
+@pytest.mark.parametrize(("method", "term"), [("lwf-mc-d", variant_d), ("lwf-mc-c", variant_c)])
+def test_lwf_mc_variants(seen, method, term):
+    found = losses_of(seen, method)
+    assert found == {"bce": pytest.approx(labelled(*seen, term), rel=1e-9)}
+
+
+def test_lwf_mc_c_and_d_differ_exactly_in_the_background_channel(seen):
+    _, student, _ = seen
+    gradients = []
+    for name in ("lwf-mc-c", "lwf-mc-d"):
+        (loss,) = METHODS[name](METHODS[name].Config(), OLD).losses(*seen).values()
+        gradients.append(torch.autograd.grad(loss, student.logits)[0])
+    assert torch.equal(gradients[0][:, 1:], gradients[1][:, 1:])
+    assert not torch.isclose(gradients[0][:, 0], gradients[1][:, 0]).any()
+
+
+@pytest.mark.parametrize("name", ["lwf-mc", "lwf-mc-c", "lwf-mc-d"])
+def test_step_0_of_lwf_mc_is_the_binary_cross_entropy(seen, name):
+    batch, student, teacher = seen
+    found = METHODS[name](METHODS[name].Config(), 0).losses(batch, student, None)
+    wanted = labelled(batch, student, teacher, to_labels)
+    assert {key: value.item() for key, value in found.items()} == {"bce": pytest.approx(wanted)}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.uses_teacher])
+def test_no_gradient_reaches_the_teacher(seen, name):
+    batch, student, teacher = seen
+    losses = METHODS[name](METHODS[name].Config(), OLD).losses(batch, student, teacher)
+    (gradient,) = torch.autograd.grad(sum(losses.values()), teacher.logits, allow_unused=True)
+    assert gradient is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_are_those_of_the_supplement(name):
+    paper = {
+        "ewc": [500],
+        "pi": [500],
+        "rw": [100],
+        "lwf": [100],
+        "lwf-mc": [10],
+        "ilt": [100, 100],
+        "mib": [10],
+    }
+    config = METHODS[name].Config()
+    assert [getattr(config, key) for key in METHODS[name].weights] == paper.get(name, [])
