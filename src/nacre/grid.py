@@ -17,6 +17,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nacre.data.scanning import usable_cores
 from nacre.errors import NacreError
 from nacre.files import save_text
 from nacre.methods import find_method
@@ -185,7 +186,7 @@ def _start(job: Job, at_once: int) -> None:
     if job.has_base() and job.base is not None:
         command += ["--base", str(job.base.folder.path)]
     # Runs side by side must not fight for the same cores.
-    threads = max(1, (os.cpu_count() or 1) // at_once)
+    threads = max(1, usable_cores() // at_once)
     with job.log.open("ab") as log:
         job.process = subprocess.Popen(
             command,

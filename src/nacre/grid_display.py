@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from nacre.display import LINE_SECONDS, one_line
 from nacre.files import load_json
 from nacre.grid import Job
 from nacre.training.recorder import read_events
@@ -21,7 +22,7 @@ class GridDisplay:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.began = time.monotonic()
+        self.began = self.last_line = time.monotonic()
         self.done_before: float | None = None
         self.states: dict[str, str] = {}
         self.live = Live(console=console, refresh_per_second=2)
@@ -51,6 +52,9 @@ class GridDisplay:
             if self.states.get(job.name) != job.state and job.state != "waiting":
                 self.console.print(f"{job.name}: {job.state}{_reached(job)}", highlight=False)
             self.states[job.name] = job.state
+        if time.monotonic() - self.last_line > LINE_SECONDS:
+            self.last_line = time.monotonic()
+            self.console.print(self._left(jobs), highlight=False)
 
     def table(self, jobs: Sequence[Job]) -> Table:
         """Return the table of all runs, with the time left in its title."""
@@ -97,8 +101,6 @@ def _in_step(events: Path, step: int) -> int:
 
 def _reached(job: Job) -> str:
     """Return the means after the last step that was tested."""
-    from nacre.display import one_line
-
     for step in reversed(range(len(job.iterations))):
         path = job.folder.step_metrics(step)
         if path.exists():
