@@ -40,7 +40,7 @@ SPLIT_STREAMS = {"train": 0, "val": 1}
 FEWEST, MOST = 2, 4
 """How many things a scene is given (some end up hidden behind others)."""
 
-SMALLEST, LARGEST = 0.18, 0.34
+SMALLEST, LARGEST = 0.18, 0.36
 """Radius of a thing as a share of the picture's side."""
 
 TEXTURE_RADIUS = 0.24
@@ -76,7 +76,7 @@ def _disc(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
 
 
 def _five_arms(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return (0.74 + 0.26 * np.cos(5 * theta) - rho) * np.float32(0.8)
+    return (0.78 + 0.24 * np.cos(5 * theta) - rho) * 0.8
 
 
 def _square(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
@@ -89,11 +89,11 @@ def _cross(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
 
 
 def _ring(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return 0.26 - np.abs(rho - 0.74)
+    return 0.28 - np.abs(rho - 0.74)
 
 
 def _triangle(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return _smaller(0.55 - v, 0.5 * v - 0.866 * u + 0.5, 0.5 * v + 0.866 * u + 0.5)
+    return _smaller(0.6 - v, 0.5 * v - 0.866 * u + 0.56, 0.5 * v + 0.866 * u + 0.56)
 
 
 def _half_disc(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
@@ -101,8 +101,8 @@ def _half_disc(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
 
 
 def _lens_with_tail(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    body = 0.5 - np.hypot(0.55 * (u - 0.2), v)
-    tail = _smaller(u + 1.05, -0.45 - u, 0.1 + 0.75 * (-u - 0.4) - np.abs(v))
+    body = 0.56 - np.hypot(0.62 * (u - 0.2), v)
+    tail = _smaller(u + 1.1, -0.4 - u, 0.12 - 0.8 * (u + 0.4) - np.abs(v))
     return np.maximum(body, tail)
 
 

@@ -59,7 +59,7 @@ class Tiny(Backbone):
     std = (0.25, 0.25, 0.25)
 
     def __init__(
-        self, *, widths: tuple[int, int, int] = (32, 48, 96), norm: NormFactory = Norm
+        self, *, widths: tuple[int, int, int] = (16, 48, 96), norm: NormFactory = Norm
     ) -> None:
         super().__init__()
         first, second, third = widths
