@@ -62,6 +62,8 @@ COMMANDS = [
     "model",
     "grid",
     "report",
+    "table",
+    "film",
 ]
 
 

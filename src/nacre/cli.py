@@ -205,16 +205,65 @@ def grid(
         sys.exit(1)
 
 
+@app.command(
+    epilog="Examples:  nacre table runs/grid;  nacre table runs/grid --kind voc --paper --as latex"
+)
+def table(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    kind: Annotated[
+        str,
+        typer.Option(help="steps, last, classes; the paper's: voc, ade20k, ablation, lwf-mc."),
+    ] = "steps",
+    paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
+    background: Annotated[bool, typer.Option(help="Count the background in means.")] = False,
+    as_: Annotated[
+        str, typer.Option("--as", help="terminal, markdown, latex or csv.")
+    ] = "terminal",
+) -> None:
+    """Make the paper's tables from run folders."""
+    from nacre.errors import unknown_name
+    from nacre.report.render import to_csv, to_latex, to_markdown, to_rich
+    from nacre.report.results import load_results
+    from nacre.report.tables import make_tables
+
+    forms = ("terminal", "markdown", "latex", "csv")
+    if as_ not in forms:
+        raise unknown_name("form", as_, forms)
+    tables = make_tables(load_results(runs), kind, paper=paper, background=background)
+    if as_ == "csv":
+        typer.echo(to_csv(tables))
+        return
+    for one in tables:
+        if as_ == "terminal":
+            _console().print(to_rich(one))
+        else:
+            typer.echo(to_markdown(one) if as_ == "markdown" else to_latex(one))
+
+
+@app.command(epilog="Example:  nacre film runs/grid --out film")
+def film(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of one scenario.")],
+    out: Annotated[Path, typer.Option(help="Folder for the film.")] = Path("film"),
+    pictures: Annotated[int, typer.Option(min=1, help="How many images it shows.")] = 4,
+) -> None:
+    """Make an animated WebP (and MP4 where ffmpeg is) through the steps and methods."""
+    from nacre.report.film import write_film
+
+    for path in write_film(runs, out, pictures=pictures):
+        _console().print(f"film: [bold]{path}[/]", soft_wrap=True)
+
+
 @app.command(epilog="Example:  nacre report runs/grid --out report")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
     pictures: Annotated[int, typer.Option(min=0, help="Pictures a scenario; 0 for none.")] = 8,
+    paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
 ) -> None:
     """Make one page of finished runs: tables, curves, pictures."""
     from nacre.report.page import write_report
 
-    page = write_report(runs, out, pictures=pictures)
+    page = write_report(runs, out, pictures=pictures, paper=paper)
     _console().print(f"report: [bold]{page}[/]", soft_wrap=True)
 
 

@@ -178,7 +178,7 @@ def _time(row: Row) -> dict[str, Any]:
     learnt = {event["step"]: event for event in run.events if event["event"] == "learnt"}
     speeds = [e["images_per_second"] for e in run.events if e["event"] == "train"]
     at_task = [learnt.get(0 if run.merged else at) if run.after(at) else None for at in _steps(run)]
-    memory = [e["peak_memory_bytes"] for e in learnt.values() if "peak_memory_bytes" in e]
+    memory = [e["peak_memory_bytes"] for e in learnt.values() if e.get("peak_memory_bytes")]
     return {
         "name": row.name,
         "steps": [event and event["seconds"] for event in at_task],

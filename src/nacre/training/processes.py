@@ -1,6 +1,7 @@
 """The training processes of a run, one or those of ``torchrun``; their device and precision."""
 
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -112,3 +113,15 @@ def choose_precision(wanted: str, device: torch.device) -> Precision:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return Precision(torch.bfloat16, "bfloat16: the GPU computes it natively")
     return Precision(torch.float16, "float16 with a loss scale: the GPU has no native bfloat16")
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the most bytes held so far, on a GPU or by this process; None if nobody knows."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
