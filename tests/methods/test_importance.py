@@ -212,14 +212,29 @@ def test_a_finished_step_keeps_only_what_the_next_one_needs(learnt):
     assert set(states[-1]) == {f"{kind}.{name}" for kind in kinds for name in names}
 
 
-def test_new_parameters_are_free(learnt):
-    method, _, states, _ = learnt
+def second_step(method, states):
+    """The method and a network when the second step begins."""
     network = Small()
     network.grow(STEPS[0])
     again = METHODS[method](METHODS[method].Config(), STEPS[0])
     again.load_state({key: value.clone() for key, value in states[0].items()})
     network.grow(STEPS[1])
     again.begin_step(network)
+    return again, network
+
+
+def test_it_keeps_as_many_copies_of_the_parameters_as_the_table_of_methods_says(learnt):
+    method, _, states, _ = learnt
+    again, network = second_step(method, states)
+    tables = {kind: table for kind, table in again.tables.items() if kind not in again.parked}
+    assert len(tables) == again.copies
+    known = {name for name, _ in network.named_parameters()}
+    assert all(set(table) <= known for table in tables.values())
+
+
+def test_new_parameters_are_free(learnt):
+    method, _, states, _ = learnt
+    again, network = second_step(method, states)
     with torch.no_grad():
         for value in network.steps[1].parameters():
             value.add_(1)

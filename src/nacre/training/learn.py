@@ -41,6 +41,10 @@ class Interrupted(Exception):
     """The user asked to stop; what was learnt so far is saved."""
 
 
+class NotFinite(NacreError):
+    """A loss is not a number any more: the step cannot be learnt with this config."""
+
+
 @dataclass
 class Learner:
     """A step in the course of being learnt.
@@ -236,7 +240,7 @@ class Learner:
         if all(math.isfinite(value) for value in losses.values()):
             return
         named = ", ".join(f"{name} = {value}" for name, value in losses.items())
-        raise NacreError(
+        raise NotFinite(
             f"the loss is not a finite number in step {self.step}, iteration {self.iteration}: "
             f"{named}; a smaller learning rate or train.clip may help"
         )

@@ -33,7 +33,12 @@ from nacre.training.config import RunConfig, differences
 from nacre.training.folder import RunFolder, read_plain_config
 from nacre.training.learn import Interrupted, Learner
 from nacre.training.prepare import Prepared, prepare
-from nacre.training.processes import Processes, choose_precision, join_processes
+from nacre.training.processes import (
+    Processes,
+    choose_precision,
+    join_processes,
+    peak_memory,
+)
 from nacre.training.recorder import EventFile, Observer, Recorder
 
 SHARED_BY_BASE = ("seed", "data", "model", "train", "pictures", "conventions")
@@ -64,7 +69,7 @@ class Run:
 
     def __call__(self) -> dict[str, Any]:
         """Carry the run out; return its metrics."""
-        self.prepared: Prepared = prepare(self.config)
+        self.prepared: Prepared = self._prepare()
         self._index_once()
         me = self.processes
         orders = [self.prepared.order(at, me.rank, me.size) for at in range(self.prepared.steps)]
@@ -81,6 +86,9 @@ class Run:
         for step, order in enumerate(orders):
             network, state = self._one_step(step, order, network, state)
         return self._finish()
+
+    def _prepare(self) -> Prepared:
+        return prepare(self.config)
 
     def _one_step(
         self, step: int, order: BatchOrder, network: Network | None, state: Tensors
@@ -139,7 +147,9 @@ class Run:
         )
         learner.learn(self.prepared.training_set(step), self.recorder, self.should_stop, self._save)
         method.end_step(network)
-        self.recorder("learnt", step=step, seconds=round(time.monotonic() - began, 1))
+        seconds = round(time.monotonic() - began, 1)
+        memory = peak_memory(self.processes.device)
+        self.recorder("learnt", step=step, seconds=seconds, peak_memory_bytes=memory)
         state = method.state()
         unnamed = {key for key in state if key.partition(".")[0] not in method.collects}
         assert not unnamed, f"{method.name}.collects does not name {sorted(unnamed)}"

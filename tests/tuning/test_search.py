@@ -1,0 +1,42 @@
+import pytest
+
+from nacre.tuning.search import GRID, highest, least_accuracy, next_weight
+
+
+def searched(accuracy_of, least, **options):
+    found = {}
+    while (weight := next_weight(found, least, **options)) is not None:
+        assert weight not in found, "tried twice"
+        found[weight] = accuracy_of(weight)
+    return found
+
+
+def test_the_grid_is_the_supplements():
+    assert len(GRID) == 14
+    assert GRID[:3] == (0.001, 0.005, 0.01)
+    assert GRID[-3:] == (500.0, 1000.0, 5000.0)
+
+
+def test_a_fifth_of_the_accuracy_may_be_lost():
+    assert least_accuracy(0.5) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("last", [None, *GRID])
+def test_halving_finds_the_highest_that_passes_in_four_trials(last):
+    found = searched(lambda weight: 0.5 if last and weight <= last else 0.3, 0.4)
+    assert highest(found, 0.4) == last
+    assert len(found) <= 4
+
+
+def test_an_accuracy_on_the_line_passes():
+    assert highest({0.1: 0.4, 1.0: 0.39}, 0.4) == 0.1
+
+
+def test_the_full_grid_does_not_trust_that_the_accuracy_falls():
+    def bumpy(weight):
+        return 0.5 if weight in (0.001, 100.0) else 0.1
+
+    assert highest(searched(bumpy, 0.4), 0.4) == 0.001
+    found = searched(bumpy, 0.4, full=True)
+    assert set(found) == set(GRID)
+    assert highest(found, 0.4) == 100.0

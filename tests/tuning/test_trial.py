@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from nacre.training.prepare import prepare
+from nacre.tuning.trial import split, trial_data
+from tiny_runs import tiny_config
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return prepare(tiny_config())
+
+
+@pytest.fixture(scope="module")
+def trial(whole):
+    return trial_data(whole.config, whole)
+
+
+def test_four_fifths_are_learnt_and_one_fifth_is_held_out(whole, trial):
+    kept, held_out = split(whole.images[1], 1)
+    assert sorted(kept + held_out) == list(whole.images[1])
+    assert len(held_out) == round(0.2 * len(whole.images[1]))
+    assert trial.images == (whole.images[0], kept)
+    assert len(trial.testing_set(1)) == len(held_out)
+    assert trial.order(1).images == len(kept)
+    assert split(whole.images[1], 2) != (kept, held_out)
+
+
+def test_held_out_images_have_the_labels_of_the_step_alone(whole, trial):
+    data = trial.testing_set(1)
+    old = whole.scenario.classes.old_channels(1)
+    channels, labels = set(), set()
+    for at, name in enumerate(data.names):
+        image, truth = data[at]
+        assert image.shape[1:] == truth.shape
+        channels |= set(np.unique(truth.numpy()).tolist())
+        labels |= set(np.unique(whole.source.mask("train", name)).tolist())
+    new = {old, old + 1}
+    assert new <= channels <= {0, 255} | new
+    assert labels & set(whole.scenario.classes.old(1)), "there are old classes to hide"
+
+
+def test_held_out_images_are_not_augmented(trial):
+    data = trial.testing_set(1)
+    picture = np.asarray(trial.source.image("train", data.names[0])).transpose(2, 0, 1)
+    assert np.array_equal(data[0][0].numpy(), picture)
+
+
+def test_trials_read_no_old_image_and_no_test_image(whole, trial, monkeypatch):
+    read = set()
+    real = type(whole.source).image
+
+    def image(self, part, name):
+        read.add((part, name))
+        return real(self, part, name)
+
+    monkeypatch.setattr(type(whole.source), "image", image)
+    learnt, tested = trial.training_set(1), trial.testing_set(1)
+    for at in range(len(learnt.names)):
+        _ = learnt[0, at]
+    for at in range(len(tested)):
+        _ = tested[at]
+    step = {("train", whole.train_index.names[at]) for at in whole.images[1]}
+    assert read == step

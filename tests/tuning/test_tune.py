@@ -1,0 +1,180 @@
+import json
+
+import pytest
+import yaml
+from rich.console import Console
+
+from nacre.errors import NacreError
+from nacre.training.config import gather
+from nacre.training.learn import Interrupted, NotFinite
+from nacre.training.run import run_scenario
+from nacre.tuning import tune as module
+from nacre.tuning.display import TuneDisplay
+from nacre.tuning.trial import PartialRun
+from nacre.tuning.tune import tune
+from tiny_runs import StopAfter, tiny_config
+
+FINE_TUNING = 0.5
+
+
+def config_of(method, **values):
+    return tiny_config(scenario="scenes/4-4/overlapped", method=method, **values)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Learns nothing: accuracies come from a function of method and weight that tests set."""
+
+    class Measured(PartialRun):
+        tried: list = []  # noqa: RUF012
+        diverges_from = 1e9
+
+        def __call__(self):
+            method = self.config.method
+            if self.base is None:
+                return {}
+            weight = getattr(method, "weight", None)
+            self.tried.append((method.name, weight, self.config.train.next_lr))
+            if (weight or 0) >= self.diverges_from:
+                self.folder.path.mkdir(parents=True, exist_ok=True)
+                raise NotFinite("the loss is not a finite number")
+            value = self.accuracy(method, self.config.train.next_lr)
+            return {"mean_iou": {"new_without_background": value}}
+
+        @staticmethod
+        def accuracy(method, rate):
+            if not getattr(method, "weight", 0):
+                return FINE_TUNING
+            return 0.45 if method.weight <= 50 else 0.39
+
+    Measured.tried = []
+    monkeypatch.setattr(module, "PartialRun", Measured)
+    return Measured
+
+
+def test_the_highest_weight_that_passes_is_written_as_a_config(measured, tmp_path):
+    tuning = tune(config_of("lwf"), tmp_path / "out")
+    assert tuning.weight == 50
+    assert tuning.least == pytest.approx(0.8 * FINE_TUNING)
+    assert measured.tried[0] == ("ft", None, 0.01)
+    assert len(measured.tried) <= 1 + 4
+    tuned = gather(file=tuning.config)
+    assert tuned.method.weight == 50
+    assert tuned.plain() == config_of({"name": "lwf", "weight": 50}).plain()
+    content = json.loads((tmp_path / "out" / "tuning.json").read_text())
+    assert content["weight"] == 50
+    assert {one["verdict"] for one in content["trials"]} == {
+        "the measure",
+        "passes",
+        "too low",
+        "chosen",
+    }
+    assert "# fine-tuning: 50.0; mIoU by weight: " in tuning.config.read_text()
+
+
+def test_the_whole_grid_on_demand(measured, tmp_path):
+    assert tune(config_of("lwf"), tmp_path / "out", full=True).weight == 50
+    assert len(measured.tried) == 1 + 14
+
+
+def test_fine_tuning_chooses_the_learning_rate(measured, tmp_path):
+    measured.accuracy = staticmethod(lambda method, rate: 0.6 if rate == 0.05 else 0.2)
+    tuning = tune(config_of("mib"), tmp_path / "out", rates=(0.01, 0.05, 0.1))
+    assert [rate for name, _, rate in measured.tried if name == "ft"] == [0.01, 0.05, 0.1]
+    assert {rate for name, _, rate in measured.tried if name == "mib"} == {0.05}
+    tuned = yaml.safe_load(tuning.config.read_text())
+    assert tuned["train"]["next_lr"] == 0.05
+    assert tuned["method"]["weight"] == 5000
+
+
+def test_a_weight_that_diverges_is_too_high(measured, tmp_path):
+    measured.diverges_from = 5
+    tuning = tune(config_of("ewc"), tmp_path / "out")
+    assert tuning.weight == 1
+    assert [one.weight for one in tuning.trials if one.diverged] != []
+    before = len(measured.tried)
+    assert tune(config_of("ewc"), tmp_path / "out") == tuning
+    again = measured.tried[before:]
+    assert all(weight is None or weight < 5 for _, weight, _ in again), "not tried a second time"
+
+
+def test_both_weights_of_ilt_are_tried_as_one(measured, tmp_path):
+    tuned = yaml.safe_load(tune(config_of("ilt"), tmp_path / "out").config.read_text())
+    assert tuned["method"]["weight"] == tuned["method"]["feature_weight"] == 50
+
+
+def test_lwf_mc_is_measured_against_its_own_fine_tuning(measured, tmp_path):
+    tune(config_of("lwf-mc"), tmp_path / "out")
+    assert measured.tried[0][:2] == ("lwf-mc", 0)
+
+
+def test_what_cannot_be_tuned(measured, tmp_path):
+    with pytest.raises(NacreError, match="'lwf-mc-d' has no weight to choose"):
+        tune(config_of("lwf-mc-d"), tmp_path / "out")
+    with pytest.raises(NacreError, match="has one step"):
+        tune(tiny_config(scenario="scenes/8/overlapped", method="mib"), tmp_path / "out")
+    measured.accuracy = staticmethod(lambda method, rate: 0.0)
+    with pytest.raises(NacreError, match="fine-tuning learns nothing"):
+        tune(config_of("mib"), tmp_path / "out")
+    measured.accuracy = staticmethod(lambda method, rate: 0.1 if hasattr(method, "weight") else 0.6)
+    with pytest.raises(NacreError, match=r"not even 0\.001"):
+        tune(config_of("mib"), tmp_path / "out")
+    assert not (tmp_path / "out" / "tuned.yaml").exists()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_table_is_live(measured, tmp_path, terminal):
+    console = Console(force_terminal=terminal, width=100, record=True)
+    with TuneDisplay(console) as display:
+        tune(config_of("lwf"), tmp_path / "out", observers=[display.observe], show=display)
+        for event in (
+            {"event": "begin", "step": 1, "iterations": 7},
+            {"event": "iteration", "step": 1, "iteration": 3},
+        ):
+            display.observe(event)
+    shown = console.export_text()
+    assert "50" in shown
+    assert "chosen" in shown if terminal else "weight-50: 45.0" in shown
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    out = tmp_path_factory.mktemp("base") / "rw"
+    run_scenario(config_of("rw"), out)
+    return out
+
+
+@pytest.fixture
+def some_accuracy(monkeypatch):
+    """Tiny runs learn nothing; what counts here is that they are carried out."""
+    monkeypatch.setattr(module, "accuracy", lambda metrics: 0.2 + metrics["pixel_accuracy"])
+
+
+def test_a_search_that_was_interrupted_goes_on(some_accuracy, base, tmp_path):
+    config = config_of("ewc")
+    one, other = tmp_path / "one", tmp_path / "other"
+    tuning = tune(config, one, base=base)
+    assert tuning.weight is not None
+    for after in (2, 7):
+        with pytest.raises(Interrupted):
+            tune(config, other, base=base, should_stop=StopAfter(after))
+    tune(config, other, base=base)
+    for name in ("tuning.json", "tuned.yaml"):
+        assert (one / name).read_text() == (other / name).read_text()
+    models = sorted(path.relative_to(one) for path in one.glob("*/step-1/model.safetensors"))
+    assert len(models) == len(tuning.trials)
+    for path in models:
+        assert (one / path).read_bytes() == (other / path).read_bytes()
+    assert not list(one.glob("*/metrics.json")), "a trial is not a run"
+
+
+def test_step_0_is_learnt_once_and_is_a_base_for_runs(some_accuracy, tmp_path):
+    out = tmp_path / "out"
+    tuning = tune(config_of("mib"), out)
+    steps = {path.read_bytes() for path in out.glob("*/step-0/model.safetensors")}
+    assert len(steps) == 1
+    assert not (out / "base" / "step-1").exists()
+    own = tmp_path / "own"
+    run_scenario(config_of("mib"), own)
+    assert (own / "step-0" / "model.safetensors").read_bytes() == steps.pop()
+    run_scenario(gather(file=tuning.config), tmp_path / "run", base=out / "base")
