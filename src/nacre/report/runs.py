@@ -118,7 +118,7 @@ def load_runs(paths: Sequence[Path]) -> list[RunResult]:
     """Read finished runs; a folder that holds run folders stands for all of them."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(config.parent for config in path.glob("*/config.yaml"))
+        inside = sorted(config.parent for config in path.rglob("config.yaml"))
         found += inside if inside and not (path / "config.yaml").exists() else [path]
     unique = list({path.resolve(): path for path in found}.values())
     if not unique:
