@@ -64,6 +64,7 @@ COMMANDS = [
     "report",
     "table",
     "film",
+    "tune",
 ]
 
 
@@ -89,6 +90,7 @@ def test_help_and_import_do_not_load_torch():
         (["plan", "scenes/4-3/overlapped"], "leaves 1 class"),
         (["plan", "voc/15-5/overlapped", "--index", "nothing.csv"], "nothing.csv"),
         (["eval", "nothing"], "no model at nothing"),
+        (["tune", "scenes/4-4/overlapped", "--method", "ft"], "'ft' has no weight to choose"),
         (["methods", "mibb"], "did you mean 'mib'?"),
     ],
 )

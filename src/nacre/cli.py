@@ -110,6 +110,60 @@ def run(
 
 
 @app.command(
+    epilog="Example:  nacre tune voc/15-5/overlapped --method mib --root VOC2012 --preset paper "
+    "--base runs/mib  then  nacre run --config …/tuned.yaml"
+)
+def tune(
+    scenario: Scenario = None,
+    method: Annotated[str | None, typer.Option(help="See `nacre methods`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the trials and tuned.yaml.")] = None,
+    preset: Annotated[str | None, typer.Option(help="paper, small or demo.")] = None,
+    config: Config = None,
+    set_: Set = None,
+    root: Root = None,
+    lists: Lists = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="1 unless given.")] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
+    ] = None,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(help="A learning rate for fine-tuning to choose from; may be repeated."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Try every weight of the grid.")] = False,
+) -> None:
+    """Choose a method's weight on held-out images of the first incremental step."""
+    from nacre.display import StopSignal
+    from nacre.training.config import gather
+    from nacre.training.folder import default_folder
+    from nacre.tuning.display import TuneDisplay
+    from nacre.tuning.tune import tune as search
+
+    values = _values(
+        scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
+    )
+    resolved = gather(preset=preset, file=config, assignments=set_ or (), overrides=values)
+    run_folder = default_folder(resolved)
+    folder = out or run_folder.with_name(f"tune-{run_folder.name}")
+    console = _console()
+    with StopSignal() as stop, TuneDisplay(console) as display:
+        tuning = _until_interrupted(
+            lambda: search(
+                resolved,
+                folder,
+                base=base,
+                rates=rate or (),
+                full=full,
+                observers=[display.observe],
+                should_stop=stop,
+                show=display,
+            ),
+            "the same command",
+        )
+    console.print(f"weight {tuning.weight:g}; config for nacre run: {tuning.config}", soft_wrap=True)
+
+
+@app.command(
     "eval",
     epilog="Examples:  nacre eval runs/mib;  "
     "nacre eval runs/mib/step-0 --set conventions.unseen=background",
