@@ -160,7 +160,9 @@ def tune(
             ),
             "the same command",
         )
-    console.print(f"weight {tuning.weight:g}; config for nacre run: {tuning.config}", soft_wrap=True)
+    console.print(
+        f"weight {tuning.weight:g}; config for nacre run: {tuning.config}", soft_wrap=True
+    )
 
 
 @app.command(
