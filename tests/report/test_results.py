@@ -9,6 +9,7 @@ import pytest
 from nacre.errors import NacreError
 from nacre.report.results import group_runs
 from nacre.report.runs import load_run, load_runs
+from nacre.training.presets import PRESETS
 
 
 def test_reads_what_the_metrics_files_hold(runs: Path) -> None:
@@ -100,7 +101,8 @@ def test_variants_of_a_method_are_named_by_what_differs(make_run: Any) -> None:
     names = [row.name for row in results.rows]
     assert len(set(names)) == 3
     # The method's defaults are not told, a recipe has none.
-    assert "MiB (kd=plain, init=random, train.epochs=10)" in names
+    epochs = PRESETS["demo"]["train"]["epochs"]
+    assert f"MiB (kd=plain, init=random, train.epochs={epochs})" in names
     assert "MiB (train.epochs=99)" in names
 
 
