@@ -17,7 +17,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {
         "model": {"backbone": "lite0", "weights": "imagenet", "head_width": 128},
         "pictures": {"crop": 160},
-        "train": {"epochs": 6, "batch": 16, "lr": 0.02, "next_lr": 0.004, "workers": 1},
+        "train": {"epochs": 3, "batch": 16, "lr": 0.05, "next_lr": 0.01},
     },
     # Generated scenes and a tiny network: what `nacre demo` learns.
     "demo": {
