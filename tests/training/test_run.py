@@ -113,6 +113,15 @@ def test_a_folder_with_another_config_is_refused_with_the_difference(finished, t
         tiny_run(tmp_path)
 
 
+def test_two_runs_do_not_work_in_one_folder(finished):
+    with (
+        RunFolder(finished).hold(),
+        pytest.raises(NacreError, match="is in use: another `nacre run` works in it"),
+    ):
+        tiny_run(finished)
+    tiny_run(finished)
+
+
 def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
     # With frozen statistics the gradient of a batch in parts is that of the whole.
     monkeypatch.setattr("nacre.training.learn.Learner.__post_init__", _frozen_statistics)

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -78,6 +78,22 @@ class RunFolder:
                 f"{self.path} holds a run with another config ({'; '.join(changed)}); "
                 "choose another --out, or give the folder's own values to go on"
             )
+
+    def hold(self) -> TextIO:
+        """Keep other processes from working in the folder while the returned file is open."""
+        file = self.config.open(encoding="utf-8")
+        if sys.platform == "win32":
+            return file
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NacreError(f"{self.path} is in use: another `nacre run` works in it") from error
+        except OSError:
+            # Some network file systems have no locks; then there is nothing to hold on to.
+            return file
+        return file
 
     def note_start(self, facts: dict[str, Any]) -> None:
         """Add this start to run.json."""

@@ -4,6 +4,7 @@ Calling it again on the same folder goes on where it stopped, in the middle of a
 that has a model is not learnt again, a step that has metrics is not tested again.
 """
 
+import contextlib
 import copy
 import shutil
 import time
@@ -73,19 +74,20 @@ class Run:
         self._index_once()
         me = self.processes
         orders = [self.prepared.order(at, me.rank, me.size) for at in range(self.prepared.steps)]
-        first = self.processes.is_first
-        if first:
-            self.folder.claim(self.config)
-            self._take_base()
-        self.processes.wait()
-        self.recorder = Recorder(self._observers() if first else ())
-        if first:
-            self._announce(orders)
-        network: Network | None = None
-        state: Tensors = {}
-        for step, order in enumerate(orders):
-            network, state = self._one_step(step, order, network, state)
-        return self._finish()
+        with contextlib.ExitStack() as while_running:
+            if me.is_first:
+                self.folder.claim(self.config)
+                while_running.enter_context(self.folder.hold())
+                self._take_base()
+            me.wait()
+            self.recorder = Recorder(self._observers() if me.is_first else ())
+            if me.is_first:
+                self._announce(orders)
+            network: Network | None = None
+            state: Tensors = {}
+            for step, order in enumerate(orders):
+                network, state = self._one_step(step, order, network, state)
+            return self._finish()
 
     def _prepare(self) -> Prepared:
         return prepare(self.config)
