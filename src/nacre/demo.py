@@ -39,6 +39,11 @@ def run_demo(
     out: Path, seed: int, console: Console, should_stop: Callable[[], bool] = lambda: False
 ) -> Path:
     """Learn, print the table, write the page; return the page's path."""
+    console.print(
+        "Eight classes of generated things are learnt in three steps: four, then two, then two.\n"
+        "In each step only the new classes are labelled; all else is marked background.\n"
+        "ft forgets, lwf distils, mib models the background, joint sees every label at once."
+    )
     grid = demo_grid(seed)
     jobs = make_jobs(grid, out / "runs")
     with GridDisplay(console) as display:
