@@ -1,0 +1,60 @@
+"""The shipped scenarios on real pictures, a few of them and small: the whole way is walked."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nacre.planning import planned
+from nacre.training.config import gather
+from nacre.training.run import run_scenario
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def learn_a_little(scenario, data, tmp_path):
+    """Learn a scenario from eight pictures a step with preset small, at 64 pixels."""
+    root = Path(data["root"])
+    sets = [f"data.classes={data['classes']}"] if "classes" in data else []
+    _, _, images = planned(scenario, root=root, sets=sets)
+    for step, positions in enumerate(images):
+        np.save(tmp_path / f"train-{step}.npy", np.array(positions[:8]))
+    values = {
+        "scenario": scenario,
+        "data": data,
+        "lists": str(tmp_path),
+        "pictures": {"crop": 64},
+        "train": {"epochs": 1, "batch": 4},
+    }
+    config = gather(preset="small", overrides=values)
+    assert config.model.backbone == "lite0"
+    run_scenario(config, tmp_path / "run")
+    return json.loads((tmp_path / "run" / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize("task", ["4-2", "4-1"])
+def test_voc_animals(task, voc_part, tmp_path):
+    metrics = learn_a_little(f"voc-animals-{task}", {"root": str(voc_part)}, tmp_path)
+    assert metrics["classes"] == [
+        "background",
+        "cat",
+        "cow",
+        "dog",
+        "horse",
+        "person",
+        "sheep",
+    ]
+    assert len(metrics["mean_iou_by_step"]) == (2 if task == "4-2" else 3)
+    assert all(value is not None for value in metrics["iou_by_step_and_class"][-1])
+
+
+def test_camvid_without_a_background_class(camvid, tmp_path):
+    data = {"root": str(camvid), "classes": str(EXAMPLES / "camvid-classes.yaml")}
+    metrics = learn_a_little("camvid-6-5", data, tmp_path)
+    assert len(metrics["classes"]) == 12
+    first, last = metrics["iou_by_step_and_class"]
+    # Channel 0 is what has not been named yet: in the end nothing is left of it.
+    assert last[0] is None
+    assert first[0] is None
+    assert all(value is not None for value in last[1:])
