@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench slow clean
+.PHONY: demo test lint slow clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.user

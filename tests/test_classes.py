@@ -65,6 +65,8 @@ def test_merged_learns_all_classes_in_the_same_channels():
     ("make", "message"),
     [
         (lambda: LabelSpace({1: "cat", 3: "cat"}), "'cat' is named twice: for the labels 1 and 3"),
+        (lambda: LabelSpace({3: "background"}), "label 3 cannot be a class named 'background'"),
+        (lambda: LabelSpace({1: "cat"}, 0, 0), "label 0 is both the background and the ignored"),
         (lambda: LabelSpace({0: "cat"}), "label 0 is both the class 'cat' and the background"),
         (lambda: ClassTable(SPACE, ((1,), ())), "step 1 learns no class"),
         (lambda: ClassTable(SPACE, ((1,), (1,))), "'cat' is learnt twice"),
@@ -81,6 +83,11 @@ def test_merged_learns_all_classes_in_the_same_channels():
 def test_mistakes_are_named(make, message):
     with pytest.raises(NacreError, match=message):
         make()
+
+
+def test_a_background_without_a_label_has_no_class_colour():
+    space = LabelSpace({0: "sky", 1: "road"}, None, None, colors={0: (9, 9, 9), 1: (1, 1, 1)})
+    assert ClassTable(space, ((0, 1),)).colors(0) == ((0, 0, 0), (9, 9, 9), (1, 1, 1))
 
 
 def test_colours_are_distinct():

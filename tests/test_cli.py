@@ -147,6 +147,33 @@ def test_run_prints_and_leaves_a_run_that_eval_and_predict_take(nacre, config, f
     assert Image.open(tmp_path / "seen" / "a-mask.png").size == (40, 30)
 
 
+def test_eval_refuses_data_of_other_classes(nacre, finished):
+    for change in ("scenario=scenes/2-6/overlapped", "scenario=scenes/8/overlapped"):
+        done = nacre("eval", finished, "--set", change, code=2)
+        assert "but after step 2 the scenario" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_pictures_of_one_name_are_refused(nacre, finished):
+    done = nacre("predict", finished, "a/x.png", "b/x.png", code=2)
+    assert "two pictures are named 'x'" in done.stderr
+
+
+def test_values_on_top_of_a_runs_own_config_are_compared(nacre, finished):
+    done = nacre("run", "--out", finished, "--set", "train.workers=1", code=2)
+    assert "train.workers: 0 -> 1" in done.stderr
+    assert "after the last step" in nacre("run", "--out", finished).stdout
+
+
+def test_an_index_with_unknown_labels_or_other_options(nacre, tmp_path):
+    index = tmp_path / "train.csv"
+    index.write_text("image,labels\na,0 1 300\n")
+    done = nacre("plan", "voc/15-5/overlapped", "--index", index, code=2)
+    assert "image 'a' has the label 300" in done.stderr
+    done = nacre("plan", "voc/15-5/overlapped", "--index", index, "--set", "a.b=1", code=2)
+    assert "do not go with it" in done.stderr
+
+
 def test_a_run_with_another_config_is_refused(nacre, finished):
     done = nacre("run", "scenes/4-2-2/overlapped", "--out", finished, code=2)
     assert "holds a run with another config" in done.stderr

@@ -29,6 +29,13 @@ def test_every_combination_is_a_run_and_step_0_is_shared(tmp_path):
     assert bases == [None, first, None, first, first, None]
 
 
+def test_other_images_make_another_step_0(tmp_path):
+    scenarios = ["scenes/4-4/overlapped", "scenes/4-4/disjoint"]
+    config = {**VALUES, "train": {**VALUES["train"], "batch": 2}}
+    grid = {**GRID, "scenarios": scenarios, "methods": ["ft"], "config": config}
+    assert [job.base for job in make_jobs(check_grid(grid), tmp_path)] == [None, None]
+
+
 def test_another_seed_has_a_step_0_of_its_own(tmp_path):
     jobs = make_jobs(check_grid({**GRID, "seeds": [1, 2], "methods": ["ft"]}), tmp_path)
     assert [job.base is None for job in jobs] == [True, True, False, False]
@@ -72,7 +79,7 @@ def test_a_grid_from_a_file_and_its_mistakes(tmp_path):
     path.write_text(json.dumps({**GRID, "sedes": [1]}))
     with pytest.raises(NacreError, match=r"sedes: unknown key \(did you mean 'seeds'\?\)"):
         read_grid(path)
-    with pytest.raises(NacreError, match="could not read the grid"):
+    with pytest.raises(NacreError, match="could not read grid"):
         read_grid(tmp_path / "nothing.yaml")
     with pytest.raises(NacreError, match="twice"):
         make_jobs(check_grid({**GRID, "methods": ["ft", "ft"]}), tmp_path)

@@ -59,6 +59,13 @@ def test_a_prediction_is_that_of_the_test(model):
     assert np.array_equal(model.predict(scene).mask, expected)
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8, 3, 1)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_arrays_of_another_form_are_refused(model, shape, dtype):
+    with pytest.raises(nacre.NacreError, match="an array must be uint8 of height x width x 3"):
+        model.predict(np.zeros(shape, dtype))
+
+
 @pytest.mark.parametrize("content", [None, b"not a picture"])
 def test_a_picture_that_is_not_there_or_damaged(model, tmp_path, content):
     path = tmp_path / "a.jpg"

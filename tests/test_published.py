@@ -79,6 +79,9 @@ def test_published_index_files_are_taken_and_checked(index_files, tmp_path):
     assert "are those of the rule" in compare_lists(ours, scenario, index)
     fewer = (ours[0][:-3], ours[1])
     assert "step 0: 0 images more, 3 fewer" in compare_lists(fewer, scenario, index)
+    joined, _, _ = planned("voc/20/disjoint", index=index_files / "voc.csv")
+    with pytest.raises(NacreError, match=r"the task has 1 steps, but there is train-1\.npy too"):
+        read_lists(tmp_path, joined, index)
     other, _, _ = planned("voc/15-1/disjoint", index=index_files / "voc.csv")
     with pytest.raises(NacreError, match=r"train-1\.npy does not fit 'voc/15-1/disjoint'"):
         read_lists(_with_more(tmp_path, ours), other, index)

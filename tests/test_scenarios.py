@@ -47,7 +47,7 @@ def test_tasks_deal_the_classes(task, sizes):
     ("task", "message"),
     [
         ("15-", "task '15-' is not a list of class numbers such as 19-1"),
-        ("15-3", "leaves 2 class"),
+        ("15-3", "after 15 of the 20 classes, 5 cannot be dealt in steps of 3"),
         ("10-5-4", "deals 19 classes, but the data has 20"),
         ("25", "deals 25 classes, but the data has 20"),
         ("0-20", "not a list of class numbers"),
@@ -106,13 +106,20 @@ def test_order_by_name_or_label(tmp_path):
         ("data: voc\nsteps: [[cat]]\norder: [cat]\n", "`order` goes with `task`"),
         ("- 1", "must hold `data:`"),
         ("data: [", "is not valid YAML"),
+        ("data: voc\nsteps: []\n", "there is no step"),
     ],
 )
 def test_mistakes_in_a_scenario_file(tmp_path, content, message):
     path = tmp_path / "one.yaml"
     path.write_text(content)
     with pytest.raises(NacreError, match=message):
-        read_scenario(str(path))
+        make_scenario("one", read_scenario(str(path)), SPACE, {})
+
+
+def test_a_file_that_is_not_text(tmp_path):
+    (tmp_path / "one.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(NacreError, match="it is not text in UTF-8"):
+        read_scenario(str(tmp_path / "one.yaml"))
 
 
 def test_partition_gives_each_image_to_one_step_and_rare_classes_first():

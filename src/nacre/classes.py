@@ -53,11 +53,20 @@ class LabelSpace:
         """Refuse what would make two classes one, or one class two."""
         seen: dict[str, int] = {}
         for label, name in self.names.items():
+            if name == BACKGROUND:
+                raise NacreError(
+                    f"label {label} cannot be a class named {BACKGROUND!r}, the name of channel 0; "
+                    f"say that {label} is the background"
+                )
             if name in seen:
                 raise NacreError(
                     f"class {name!r} is named twice: for the labels {seen[name]} and {label}"
                 )
             seen[name] = label
+        if self.background is not None and self.background == self.ignored:
+            raise NacreError(
+                f"label {self.background} is both the background and the ignored value"
+            )
         for special in (self.background, self.ignored):
             if special is not None and special in self.names:
                 raise NacreError(
@@ -107,6 +116,8 @@ class ClassTable:
 
     def __post_init__(self) -> None:
         """Refuse empty steps, repeated classes and more channels than a uint8 can name."""
+        if not self.steps:
+            raise NacreError("there is no step; at least one is needed")
         learnt: set[int] = set()
         for step, labels in enumerate(self.steps):
             if not labels:
@@ -151,8 +162,9 @@ class ClassTable:
         """RGB by channel: the data set's palette, else colours spread over the hues."""
         own = self.space.colors
         spread = distinct_colors(self.channels(step))
+        background = self.space.background
         return (
-            own.get(self.space.background or 0, (0, 0, 0)),
+            (0, 0, 0) if background is None else own.get(background, (0, 0, 0)),
             *(own.get(label, spread[at + 1]) for at, label in enumerate(self.known(step))),
         )
 

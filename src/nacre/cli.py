@@ -58,7 +58,8 @@ def demo(
     console = _console()
     with StopSignal() as stop:
         page = _until_interrupted(
-            lambda: run_demo(out, seed, console, stop), f"nacre demo --out {out} --seed {seed}"
+            lambda: run_demo(out, seed, console, stop),
+            _again("demo", "--out", str(out), "--seed", str(seed)),
         )
     console.print(f"The page with pictures: [bold]{page}[/]", soft_wrap=True)
 
@@ -85,17 +86,17 @@ def run(
     """Learn all steps of a scenario with one method, or go on with a run."""
     from nacre.display import RunDisplay, StopSignal
     from nacre.training.config import gather
-    from nacre.training.folder import default_folder, read_config
+    from nacre.training.folder import default_folder
     from nacre.training.run import run_scenario
 
-    asked = scenario or method or preset or config or set_ or root or lists or seed is not None
-    if out is not None and (out / "config.yaml").exists() and not asked:
-        resolved = read_config(out)
-    else:
-        values = _values(
-            scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
-        )
-        resolved = gather(preset=preset, file=config, assignments=set_ or (), overrides=values)
+    values = _values(
+        scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
+    )
+    file = config
+    if out is not None and (out / "config.yaml").exists() and not (scenario or config or preset):
+        # What is said here lies over the folder's own config, and is refused if it differs.
+        file = out / "config.yaml"
+    resolved = gather(preset=preset, file=file, assignments=set_ or (), overrides=values)
     folder = out or default_folder(resolved)
     console = _console()
     with StopSignal() as stop, RunDisplay(console) as display:
@@ -103,7 +104,7 @@ def run(
             lambda: run_scenario(
                 resolved, folder, base=base, observers=[display], should_stop=stop
             ),
-            f"nacre run --out {folder}",
+            _again("run", "--out", str(folder)),
         )
     if _is_first():
         _print_steps(console, folder, summary)
@@ -332,6 +333,13 @@ def predict(
     """Say what is in pictures: a mask and an overlay of each, and the classes found."""
     from nacre.predict import load, write_prediction
 
+    stems = [picture.stem for picture in pictures]
+    twice = [stem for stem in stems if stems.count(stem) > 1]
+    if twice:
+        raise NacreError(
+            f"two pictures are named {twice[0]!r}, and their results would be too; "
+            "predict them into different folders (--out)"
+        )
     loaded = load(model)
     console = _console()
     for picture in pictures:
@@ -430,6 +438,18 @@ def _grid(
     for text in assignments:
         values = merge(values, parse_assignment(text))
     return check_grid(content | {"config": values})
+
+
+def _again(*arguments: str) -> str:
+    """Return the command that goes on with what was interrupted."""
+    import os
+    import shlex
+
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    start = ["nacre"]
+    if size > 1:
+        start = ["torchrun", "--nproc-per-node", str(size), "-m", "nacre"]
+    return shlex.join([*start, *arguments])
 
 
 def _until_interrupted(work: Any, again: str) -> Any:

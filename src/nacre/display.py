@@ -85,6 +85,8 @@ class RunDisplay:
             f"{event['precision']}",
             highlight=False,
         )
+        if event.get("weights", "").startswith("random"):
+            self.console.print(f"  weights: {event['weights']}", style="yellow", highlight=False)
         if self.total is None:
             self.whole = self.progress.add_task(
                 "all steps", total=sum(event["iterations"]), note=""

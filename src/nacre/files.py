@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from nacre.errors import NacreError
 
 
@@ -54,6 +56,28 @@ def save_text(path: Path, text: str) -> None:
 def save_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically; NaN is not JSON and therefore an error here."""
     save_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_text(path: Path, what: str) -> str:
+    """Read a text file, or say in one sentence why that is not possible."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise NacreError(f"could not read {what} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise NacreError(f"could not read {what} {path}: it is not text in UTF-8") from error
+
+
+def read_yaml(path: Path, what: str, must_hold: str) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping; ``must_hold`` says of what, for people."""
+    try:
+        content = yaml.safe_load(read_text(path, what))
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise NacreError(f"{what} {path} is not valid YAML: {reason}") from error
+    if not isinstance(content, dict):
+        raise NacreError(f"{what} {path} must hold {must_hold}")
+    return content
 
 
 def load_json(path: Path) -> Any:

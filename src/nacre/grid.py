@@ -18,13 +18,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nacre.data.scanning import usable_cores
-from nacre.errors import NacreError
-from nacre.files import save_text
+from nacre.errors import NacreError, describe_errors
+from nacre.files import read_yaml, save_text
 from nacre.methods import find_method
-from nacre.training.config import RunConfig, describe_errors, gather, merge
+from nacre.training.config import RunConfig, gather, merge
 from nacre.training.folder import RunFolder
 from nacre.training.prepare import prepare
-from nacre.training.run import SHARED_BY_BASE
+from nacre.training.run import classes_ever, decides_step_0
 
 State = Literal["waiting", "running", "done", "failed"]
 POLL_SECONDS = 0.5
@@ -85,11 +85,7 @@ class Job:
 
 def read_grid(path: Path) -> GridConfig:
     """Read a grid from a YAML file."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise NacreError(f"could not read the grid {path}: {error}") from error
-    return check_grid(content if isinstance(content, dict) else {}, str(path))
+    return check_grid(read_yaml(path, "grid", "`scenarios:` and `methods:`"), str(path))
 
 
 def check_grid(content: dict[str, Any], place: str = "grid") -> GridConfig:
@@ -136,9 +132,9 @@ def _job(
     kind = find_method(config.method.name)
     if kind.merges_steps:
         return job, None
-    plain = config.plain()
-    shared = yaml.safe_dump({key: plain[key] for key in SHARED_BY_BASE})
-    return job, (kind.step_0, kind.collects, prepared.scenario.classes.names(0), shared)
+    facts = prepared.facts()
+    alike = yaml.safe_dump([decides_step_0(config.plain()), facts["steps"][0], classes_ever(facts)])
+    return job, (kind.step_0, kind.collects, alike)
 
 
 def _variant(method: str | dict[str, Any]) -> str:

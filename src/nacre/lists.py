@@ -18,6 +18,12 @@ SHOWN = 3
 
 def read_lists(folder: Path, scenario: Scenario, index: Index) -> ImageLists:
     """Read the list of every step of a scenario and check that it fits."""
+    beyond = folder / f"train-{len(scenario.classes.steps)}.npy"
+    if beyond.exists():
+        raise NacreError(
+            f"{folder} does not fit {scenario.name!r}: the task has {len(scenario.classes.steps)} "
+            f"steps, but there is {beyond.name} too"
+        )
     lists = tuple(
         _read(folder / f"train-{step}.npy", len(index))
         for step in range(len(scenario.classes.steps))

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from nacre.classes import ranges
 from nacre.data import DATASETS, Index
 from nacre.data.index import read_index
 from nacre.errors import NacreError, unknown_name
@@ -34,8 +35,13 @@ def planned(
 ) -> tuple[Scenario, Index, ImageLists]:
     """Apply a scenario to an index file alone, or to a data folder."""
     if index is not None:
+        if root is not None or file is not None or sets:
+            raise NacreError(
+                "--index stands for the data: --root, --config and --set do not go with it"
+            )
         applied = _without_pictures(scenario)
         labels = read_index(index)
+        _check_labels(index, labels, applied)
         images = (
             step_images(applied, labels) if lists is None else read_lists(lists, applied, labels)
         )
@@ -52,6 +58,17 @@ def planned(
         values["data"] = {"root": str(root)}
     prepared = prepare(gather(file=file, assignments=sets, overrides=values))
     return prepared.scenario, prepared.train_index, prepared.images
+
+
+def _check_labels(path: Path, index: Index, scenario: Scenario) -> None:
+    space = scenario.classes.space
+    for name, labels in zip(index.names, index.labels, strict=True):
+        unknown = sorted(labels - space.allowed)
+        if unknown:
+            raise NacreError(
+                f"{path}: image {name!r} has the label {unknown[0]}, which {scenario.data!r} does "
+                f"not know; labels: {ranges(space.allowed)}"
+            )
 
 
 def _without_pictures(text: str) -> Scenario:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from nacre.data.reading import load as decode
 from nacre.data.reading import open_image
+from nacre.errors import NacreError
 from nacre.evaluation.argmax import predict_labels
 from nacre.files import save
 from nacre.models.network import Network
@@ -104,6 +105,19 @@ def _rgb(picture: Picture) -> Image.Image:
     if isinstance(picture, str | Path):
         return decode(open_image(Path(picture)))
     if isinstance(picture, np.ndarray):
+        if (
+            picture.dtype != np.uint8
+            or picture.ndim not in (2, 3)
+            or picture.shape[2:]
+            not in (
+                (),
+                (3,),
+            )
+        ):
+            raise NacreError(
+                f"an array must be uint8 of height x width x 3, not {picture.dtype} of "
+                f"{' x '.join(map(str, picture.shape))}"
+            )
         picture = Image.fromarray(picture)
     return picture.convert("RGB")
 

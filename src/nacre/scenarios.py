@@ -13,14 +13,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nacre.classes import ClassTable, LabelSpace, NamedTask, Steps, resolve_labels
 from nacre.data.source import Index
-from nacre.errors import NacreError, did_you_mean, unknown_name
+from nacre.errors import NacreError, describe_errors, did_you_mean, unknown_name
+from nacre.files import read_yaml
 
 Setup = Literal["disjoint", "overlapped", "partition"]
 SETUPS: tuple[str, ...] = get_args(Setup)
@@ -110,20 +110,10 @@ def shipped_scenarios() -> dict[str, Path]:
 
 
 def _read_file(path: Path) -> ScenarioFile:
-    try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NacreError(f"could not read scenario file {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise NacreError(f"scenario file {path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise NacreError(f"scenario file {path} must hold `data:` and `task:` or `steps:`")
+    content = read_yaml(path, "scenario file", "`data:` and `task:` or `steps:`")
     try:
         return ScenarioFile.model_validate(content)
     except ValidationError as error:
-        # The config module imports this one, so its message formatter is fetched when needed.
-        from nacre.training.config import describe_errors
-
         raise NacreError(f"scenario file {path}: {describe_errors(error, ScenarioFile)}") from error
 
 
@@ -153,13 +143,14 @@ def deal(task: str, order: Sequence[int], named: Sequence[str] = ()) -> Steps:
         )
     sizes = [int(number) for number in task.split("-")]
     if len(sizes) == 2 and sizes[0] < total:
-        rest, left = divmod(total - sizes[0], sizes[1])
-        sizes = [sizes[0]] + [sizes[1]] * rest + [left] * (left > 0)
+        first, each = sizes
+        steps, left = divmod(total - first, each)
         if left:
             raise NacreError(
-                f"task {task!r} leaves {left} class(es) over: after {sizes[0]} of the {total} "
-                f"classes, {total - sizes[0]} cannot be dealt in steps of {sizes[1]}"
+                f"task {task!r} leaves {left} class(es) over: after {first} of the {total} "
+                f"classes, {total - first} cannot be dealt in steps of {each}"
             )
+        sizes = [first] + [each] * steps
     if sum(sizes) != total:
         raise NacreError(
             f"task {task!r} deals {sum(sizes)} classes, but the data has {total}; "

@@ -21,6 +21,13 @@ def test_the_usual_background_and_ignored_value_need_not_be_said(tmp_path: Path)
     assert space.labels == (2, 1)
 
 
+def test_a_background_among_the_classes_is_the_background(tmp_path: Path) -> None:
+    space = _read(tmp_path, "classes: {0: background, 1: cat}")
+    assert space == LabelSpace({1: "cat"}, background=0, ignored=255)
+    with pytest.raises(NacreError, match="label 1 cannot be a class named 'background'"):
+        _read(tmp_path, "classes: {1: background, 2: cat}\nbackground: 0")
+
+
 def test_a_list_counts_from_one(tmp_path: Path) -> None:
     assert _read(tmp_path, "classes: [cat, dog]").names == {1: "cat", 2: "dog"}
 

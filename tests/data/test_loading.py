@@ -97,7 +97,6 @@ def test_every_test_image_is_tested_once(scenes, test, processes):
     [
         ({"processes": 3}, "4 images cannot be dealt evenly to 3 processes"),
         ({"part": 3}, "the 4 images of a process are not a multiple of 3"),
-        ({"batch": 14}, "14 is more than the 13 images of the step"),
     ],
 )
 def test_batches_that_cannot_be_dealt(changes, message):

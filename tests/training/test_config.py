@@ -11,7 +11,8 @@ SCENES = {"scenario": "scenes/4-2-2/overlapped"}
 def test_the_scenario_and_the_method_choose_their_configs():
     config = resolve_config({**SCENES, "method": "lwf", "data": {"train": 7}})
     assert config.data.model_dump()["train"] == 7
-    assert config.method.model_dump() == {"name": "lwf", "weight": 100.0}
+    assert config.method.name == "lwf"
+    assert config.method.model_dump()["weight"] == 100
     assert resolve_config(SCENES).method.name == "mib"
 
 
@@ -36,6 +37,23 @@ def test_another_method_leaves_no_values_of_the_first_behind():
     assert merge(below, {"method": {"weight": 4}})["method"] == {"name": "lwf", "weight": 4}
     kept = merge({"method": {"weight": 3}}, {"method": {"name": "mib"}})
     assert kept["method"] == {"name": "mib", "weight": 3}
+
+
+def test_values_set_for_a_method_stay_with_the_method_that_is_asked_for(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("scenario: scenes/4-4/overlapped\nmethod: {name: mib, init: random}\n")
+    config = gather(
+        file=file, assignments=["method.weight=5"], overrides={"method": {"name": "lwf"}}
+    )
+    assert (config.method.name, config.method.model_dump()["weight"]) == ("lwf", 5.0)
+
+
+def test_the_papers_weight_for_15_1():
+    for task, weight in (("15-1", 100), ("15-5", 10)):
+        raw = {"scenario": f"voc/{task}/overlapped", "data": {"root": "x"}}
+        assert gather(preset="paper", overrides=raw).method.model_dump()["weight"] == weight
+    lwf = {**raw, "scenario": "voc/15-1/overlapped", "method": {"name": "lwf"}}
+    assert gather(preset="paper", overrides=lwf).method.name == "lwf"
 
 
 def test_all_mistakes_are_reported_at_once_with_the_nearest_name():

@@ -33,7 +33,13 @@ def test_a_run_leaves_what_it_promises(finished):
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     steps = {f"step-{at}/{name}" for at in range(3) for name in ("model.safetensors", "model.json")}
     steps |= {f"step-{at}/metrics.json" for at in range(3)}
-    assert names == steps | {"config.yaml", "run.json", "events.jsonl", "metrics.json"}
+    assert names == steps | {
+        "config.yaml",
+        "facts.json",
+        "run.json",
+        "events.jsonl",
+        "metrics.json",
+    }
     start = json.loads((finished / "run.json").read_text())["starts"][0]
     assert start["seed"] == 1
     assert "mixed precision does not pay on cpu" in start["precision"]
@@ -122,6 +128,49 @@ def test_two_runs_do_not_work_in_one_folder(finished):
     tiny_run(finished)
 
 
+def test_a_scenario_file_changed_between_two_starts_is_noticed(tmp_path):
+    scenario = tmp_path / "mine.yaml"
+    scenario.write_text("data: scenes\nsteps: [[1, 2], [3]]\n")
+    with pytest.raises(Interrupted):
+        run_scenario(
+            tiny_config(scenario=str(scenario)), tmp_path / "run", should_stop=StopAfter(3)
+        )
+    scenario.write_text("data: scenes\nsteps: [[1, 3], [2]]\n")
+    with pytest.raises(NacreError, match=r"classes of step 0: pearl, starfish -> pearl, crate"):
+        tiny_run(tmp_path / "run", scenario=str(scenario))
+
+
+def test_a_folder_in_which_nothing_was_learnt_can_be_claimed_anew(tmp_path):
+    with pytest.raises(NacreError, match=r"nothing\.pth"):
+        tiny_run(
+            tmp_path / "run",
+            model={"backbone": "resnet18", "weights": "nothing.pth"} | {"dilations": [1, 2, 3]},
+        )
+    tiny_run(tmp_path / "run")
+
+
+def test_a_file_is_not_a_run_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NacreError, match="cannot be a run folder"):
+        tiny_run(tmp_path / "file")
+
+
+def test_a_run_stopped_before_its_first_save_writes_no_event_twice(tmp_path):
+    def stop_in_step_1(event):
+        if event["event"] == "train" and event["step"] == 1:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run_scenario(tiny_config(), out, observers=[stop_in_step_1])
+    tiny_run(out)
+    events = [
+        (e["event"], e.get("step"), e.get("iteration")) for e in read_events(out / "events.jsonl")
+    ]
+    kept = [event for event in events if event[0] in ("begin", "train")]
+    assert len(kept) == len(set(kept))
+
+
 def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
     # With frozen statistics the gradient of a batch in parts is that of the whole.
     monkeypatch.setattr("nacre.training.learn.Learner.__post_init__", _frozen_statistics)
@@ -157,6 +206,10 @@ def test_step_0_of_another_run_can_be_taken_over(finished, tmp_path):
     other = tiny_config(scenario="scenes/2-6/overlapped")
     with pytest.raises(NacreError, match="classes of step 0"):
         run_scenario(other, tmp_path / "y", base=finished)
+    disjoint = tiny_config(scenario="scenes/4-2-2/disjoint", train={"batch": 2})
+    with pytest.raises(NacreError, match=r"images of step 0: \d+ -> \d+, other ones"):
+        run_scenario(disjoint, tmp_path / "z", base=finished)
+    assert not any((tmp_path / name).exists() for name in "xyz")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_place(tmp_path):
@@ -167,7 +220,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"batch": 500}, "500 is more than the"),
+        ({"batch": 500}, r"500 is more than the \d+ images of step 0"),
         ({"batch": 8, "micro_batch": 3}, "not a multiple of 3"),
         ({"device": "abacus"}, "train.device: 'abacus' cannot be used here"),
     ],
@@ -187,6 +240,10 @@ def test_a_truncated_or_foreign_model_file_is_one_sentence(finished, tmp_path):
             load_model(bad)
     from safetensors.torch import save_file
 
+    for header, message in (("{", "damaged header"), ("{}", "is not a model file of format 1")):
+        save_file({"a": torch.zeros(1)}, bad, metadata={"nacre": header})
+        with pytest.raises(NacreError, match=message):
+            load_model(bad)
     save_file({"a": torch.zeros(1)}, bad)
     with pytest.raises(NacreError, match="was not written by nacre"):
         load_model(bad)

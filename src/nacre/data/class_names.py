@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
-from nacre.classes import LabelSpace
+from nacre.classes import BACKGROUND, LabelSpace
 from nacre.errors import NacreError, did_you_mean
+from nacre.files import read_text
 
 _KEYS = ("classes", "background", "ignored", "colors")
 _LARGEST = 65535
@@ -25,13 +26,13 @@ _LARGEST = 65535
 
 def read_classes(path: Path) -> LabelSpace:
     """Read what the label values in masks mean from a ``classes.yaml``."""
-    try:
-        content: Any = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
-    except OSError as error:
+    if not path.exists():
         raise NacreError(
-            f"could not read {path}: {error.strerror}; it says what the labels mean, such as "
+            f"could not read {path}: there is no such file; it says what the labels mean, such as "
             "`classes: {1: cat, 2: dog}`"
-        ) from error
+        )
+    try:
+        content: Any = yaml.load(read_text(path, "classes file"), Loader=_UniqueKeys)
     except yaml.YAMLError as error:
         raise NacreError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or "classes" not in content:
@@ -50,6 +51,11 @@ def read_classes(path: Path) -> LabelSpace:
 
 def _label_space(content: Mapping[str, Any]) -> LabelSpace:
     names = _class_names(content["classes"])
+    # `0: background` among the classes is another way to say `background: 0`.
+    called = [label for label, name in names.items() if name == BACKGROUND]
+    if called and "background" not in content:
+        names = {label: name for label, name in names.items() if label != called[0]}
+        content = {**content, "background": called[0]}
     background = _special(content, "background", 0 if 0 not in names else None)
     ignored = _special(content, "ignored", 255 if 255 not in names and background != 255 else None)
     space = LabelSpace(names, background=background, ignored=ignored)

@@ -23,6 +23,7 @@ from nacre.data.reading import IMAGE_SUFFIXES, open_image, read_mask
 from nacre.data.scanning import Pair
 from nacre.data.source import DataConfig, Index, Mask, Split
 from nacre.errors import NacreError
+from nacre.files import read_text
 
 _TEST_BYTES = 51
 _SHOWN = 5
@@ -113,7 +114,7 @@ class Folder:
 
     def _read(self, path: Path) -> list[str]:
         """Read the names in a list; they may have an extension."""
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        names = [line.strip() for line in read_text(path, "list").splitlines()]
         found = [_without_suffix(name) for name in names if name]
         unknown = [name for name in found if name not in self._images and name not in self._masks]
         if unknown:

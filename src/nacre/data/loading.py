@@ -58,11 +58,7 @@ class BatchOrder:
                 f"train.micro_batch: the {self.share} images of a process are not a multiple "
                 f"of {self.part}"
             )
-        if self.images < self.batch:
-            raise NacreError(
-                f"train.batch: {self.batch} is more than the {self.images} images of the step; "
-                "choose a smaller batch"
-            )
+        assert self.images >= self.batch, "a step has a whole batch of images"
 
     @property
     def share(self) -> int:
@@ -157,7 +153,7 @@ def training_batches(
         pin_memory=pin,
         worker_init_fn=_leave_signals_to_the_trainer,
     )
-    parts = iter(loader)
+    parts = _plain_errors(loader)
     for _ in range(start, order.iterations):
         yield [next(parts) for _ in range(order.parts_per_batch)]
 
@@ -169,12 +165,22 @@ def testing_batches(
     mine = range(rank, len(data), processes)
     size = batch if data.pictures.test == "crop" else 1
     groups = [list(mine[at : at + size]) for at in range(0, len(mine), size)]
-    yield from DataLoader(
+    loader = DataLoader(
         data,
         batch_sampler=groups,
         num_workers=workers,
         worker_init_fn=_leave_signals_to_the_trainer,
     )
+    yield from _plain_errors(loader)
+
+
+def _plain_errors(loader: DataLoader[Sample]) -> Iterator[Sample]:
+    """Pass batches on; an error of a worker process comes without the worker's traceback."""
+    try:
+        yield from loader
+    except NacreError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise NacreError(last.rpartition("NacreError: ")[2]) from error
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:

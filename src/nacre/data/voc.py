@@ -19,6 +19,7 @@ from nacre.data.reading import open_image, read_mask
 from nacre.data.scanning import Pair
 from nacre.data.source import DataConfig, Index, Mask, Split
 from nacre.errors import NacreError
+from nacre.files import read_text
 
 # fmt: off
 CLASS_NAMES = (
@@ -104,7 +105,7 @@ class Voc:
 
     def _read_list(self, split: Split) -> dict[str, tuple[Path, Path]]:
         path = self._list_file(split)
-        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.split() for line in read_text(path, "list").splitlines()]
         wanted = [fields for fields in lines if fields]
         if not wanted:
             raise NacreError(f"{path} names no image")

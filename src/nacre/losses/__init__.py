@@ -4,10 +4,10 @@ The functions of `plain` take full-resolution logits and are there to be read; `
 `fused_binary_losses` take low-resolution logits and are there to be fast.
 """
 
+from nacre.classes import IGNORED
 from nacre.losses.fused import fused_binary_losses, fused_losses
 from nacre.losses.initialisation import split_background
 from nacre.losses.plain import (
-    IGNORED,
     binary_cross_entropy,
     binary_distillation,
     binary_mixed,

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nacre.classes import IGNORED
 from nacre.losses.kernels import SigmoidKernel, SoftmaxKernel, StripKernel, Targets, Variant
-from nacre.losses.plain import IGNORED, at_least_float32, pixel_count
+from nacre.losses.plain import at_least_float32, pixel_count
 from nacre.losses.strips import Strip, StripGradient, StripUpsampler
 
 _BITS = math.log2(math.e)

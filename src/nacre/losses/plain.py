@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = 255
+from nacre.classes import IGNORED
 
 
 def cross_entropy(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 BackboneName = Literal["tiny", "resnet18", "resnet34", "resnet50", "resnet101", "lite0"]
 
@@ -28,7 +28,7 @@ class ModelConfig(BaseModel):
         "for the backward pass. `lite0` has ReLU6 in its backbone and cannot have iabn",
     )
     head_width: int = Field(default=256, ge=1, description="channels of each branch of the head")
-    dilations: tuple[int, int, int] | None = Field(
+    dilations: tuple[PositiveInt, PositiveInt, PositiveInt] | None = Field(
         default=None,
         description="of the head's 3x3 convolutions; by default 6, 12, 18 at output stride 16, "
         "and in proportion at others",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nacre.losses.plain import upsample
 from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
 from nacre.models.config import ModelConfig
@@ -81,11 +81,6 @@ class Network(nn.Module):
         return upsample(self(images).logits, (images.shape[-2], images.shape[-1]))
 
 
-def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bring logits to a size as the paper does: bilinear, corners not aligned."""
-    return F.interpolate(logits, size, mode="bilinear", align_corners=False)
-
-
 # From output stride and norm; `tiny` has one stride, and `lite0` has the norm and ReLU6 that its
 # weights were trained with.
 BACKBONES: dict[str, Callable[[int, NormFactory], Backbone]] = {
@@ -125,7 +120,7 @@ def build_network(
         backbone.channels,
         width=config.head_width,
         dilations=config.dilations or default_dilations(backbone.stride),
-        window=None if crop is None else max(1, crop // backbone.stride),
+        window=None if crop is None else -(-crop // backbone.stride),
         norm=norm,
     )
     steps = [classes] if isinstance(classes, int) else classes

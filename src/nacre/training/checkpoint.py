@@ -123,7 +123,10 @@ def _read(path: Path, kind: str, device: torch.device | str) -> tuple[Tensors, d
         raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
     if "nacre" not in metadata:
         raise NacreError(f"{path} was not written by nacre: its header has no `nacre` entry")
-    content = json.loads(metadata["nacre"])
-    if content.pop("format") != FORMAT or content.pop("kind") != kind:
+    try:
+        content = dict(json.loads(metadata["nacre"]))
+    except (ValueError, TypeError) as error:
+        raise NacreError(f"{path} has a damaged header: {error}") from error
+    if content.pop("format", None) != FORMAT or content.pop("kind", None) != kind:
         raise NacreError(f"{path} is not a {kind} file of format {FORMAT}")
     return tensors, content

@@ -5,10 +5,9 @@ scenario says which data set's config belongs in ``data`` and ``method.name`` wh
 ``method``. All mistakes are reported at once, each with its place and the nearest known name.
 """
 
-import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -17,7 +16,8 @@ from nacre.classes import BorderRule, UnseenRule
 from nacre.data import DATASETS
 from nacre.data.source import DataConfig
 from nacre.data.transforms import PicturesConfig
-from nacre.errors import NacreError, did_you_mean, unknown_name
+from nacre.errors import NacreError, describe_errors, unknown_name
+from nacre.files import read_yaml
 from nacre.methods import MethodConfig, find_method
 from nacre.models.config import ModelConfig
 from nacre.scenarios import read_scenario
@@ -75,7 +75,9 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     scenario: str = Field(description="data/task/setup, a shipped scenario or a .yaml file")
-    seed: int = Field(1, ge=0, description="of the weights, the order and the augmentation")
+    seed: int = Field(
+        1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
+    )
     lists: Path | None = Field(
         None, description="folder with published image lists train-K.npy, instead of the setup's"
     )
@@ -165,14 +167,17 @@ def gather(
     overrides: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """Put a config together from a preset, a file, ``a.b=value`` strings and plain values."""
-    written: Raw = _read_yaml(file) if file else {}
+    overrides = overrides or {}
+    written: Raw = read_yaml(file, "config file", "sections, such as `train:`") if file else {}
+    # Twice: a method named here is the one that the assignments speak of, and has the last word.
+    written = merge(written, overrides)
     for text in assignments:
         written = merge(written, parse_assignment(text))
-    written = merge(written, overrides or {})
+    written = merge(written, overrides)
     if preset is not None:
         scenario = written.get("scenario")
-        data = read_scenario(scenario).data if isinstance(scenario, str) else ""
-        written = merge(preset_values(preset, data), written)
+        known = read_scenario(scenario) if isinstance(scenario, str) else None
+        written = merge(preset_values(preset, known), written)
     return resolve_config(written)
 
 
@@ -217,18 +222,6 @@ def parse_assignment(text: str) -> Raw:
     return content
 
 
-def _read_yaml(path: Path) -> Raw:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NacreError(f"could not read config file {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise NacreError(f"config file {path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise NacreError(f"config file {path} must be a mapping of sections, such as `train:`")
-    return content
-
-
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
     """List where two plain configs differ, as ``a.b: 1 -> 2``."""
     found: list[str] = []
@@ -239,39 +232,3 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = 
         elif a != b:
             found.append(f"{prefix}{key}: {a!r} -> {b!r}")
     return found
-
-
-def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
-    """Say all mistakes of a config in one message, each with its place and what is allowed."""
-    return "; ".join(_describe(one, model) for one in error.errors())
-
-
-def _describe(error: Any, model: type[BaseModel]) -> str:
-    place = ".".join(str(part) for part in error["loc"]) or "the config"
-    if error["type"] == "extra_forbidden":
-        known = _fields_at(model, error["loc"][:-1])
-        hint = did_you_mean(str(error["loc"][-1]), known)
-        return f"{place}: unknown key{hint}; known here: {', '.join(known)}"
-    if error["type"] == "missing":
-        return f"{place}: missing"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {message[0].lower() + message[1:]}, not {error['input']!r}"
-
-
-def _fields_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
-    """Return the keys that a config knows at a dotted place."""
-    for part in path:
-        field = model.model_fields.get(str(part))
-        nested = _model_in(field.annotation) if field else None
-        if nested is None:
-            return []
-        model = nested
-    return list(model.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if get_origin(annotation) in (Union, types.UnionType):
-        found = [_model_in(part) for part in get_args(annotation)]
-        return next((one for one in found if one is not None), None)
-    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return annotation if is_model else None

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from nacre.classes import LabelTable
 from nacre.data import DATASETS, Index, Source, open_source
 from nacre.data.caching import Cached
 from nacre.data.loading import BatchOrder, TestingSet, TrainingSet
+from nacre.errors import NacreError
 from nacre.lists import read_lists
 from nacre.methods import find_method
+from nacre.plan import digest
 from nacre.scenarios import (
     ImageLists,
     Scenario,
@@ -28,11 +31,13 @@ class Prepared:
     Attributes:
         config: The run's.
         source: Where pictures come from.
-        scenario: Its classes and steps, merged into one step for joint training.
+        task: Its classes and steps.
+        scenario: The same, merged into one step for joint training.
     """
 
     config: RunConfig
     source: Source
+    task: Scenario
     scenario: Scenario
 
     @cached_property
@@ -51,7 +56,9 @@ class Prepared:
         if self.config.lists is None:
             lists = step_images(self.scenario, self.train_index)
         else:
-            lists = read_lists(self.config.lists, self.scenario, self.train_index)
+            lists = read_lists(self.config.lists, self.task, self.train_index)
+            if self.scenario != self.task:
+                lists = (tuple(sorted(set().union(*lists))),)
         check_images(self.scenario, self.train_index, lists)
         return lists
 
@@ -60,9 +67,38 @@ class Prepared:
         """How many steps there are."""
         return len(self.scenario.classes.steps)
 
+    def facts(self) -> dict[str, Any]:
+        """Return what is learnt from what, as a run keeps it to notice when it changes."""
+        classes, names = self.scenario.classes, self.train_index.names
+        return {
+            "background": classes.space.background,
+            "steps": [
+                {
+                    "classes": {str(one): classes.space.names[one] for one in classes.new(step)},
+                    "images": len(images),
+                    "sha256": digest([names[at] for at in images]),
+                }
+                for step, images in enumerate(self.images)
+            ],
+        }
+
+    def check_tests(self) -> None:
+        """Refuse data without a test image for a step: its figures would be empty."""
+        for step in range(self.steps):
+            if not len(self.testing_set(step)):
+                raise NacreError(
+                    f"scenario {self.scenario.name!r}: no test image holds a class that is known "
+                    f"after step {step} ({len(self.val_index)} test images searched)"
+                )
+
     def order(self, step: int, rank: int = 0, processes: int = 1) -> BatchOrder:
         """Return which images of a step come when in a process."""
         train = self.config.train
+        if len(self.images[step]) < train.batch:
+            raise NacreError(
+                f"train.batch: {train.batch} is more than the {len(self.images[step])} images of "
+                f"step {step}; choose a smaller batch (--set train.batch=…)"
+            )
         return BatchOrder(
             images=len(self.images[step]),
             batch=train.batch,
@@ -97,7 +133,6 @@ def prepare(config: RunConfig) -> Prepared:
         source = Cached(source, config.pictures.cache << 20)
     written = read_scenario(config.scenario)
     tasks = DATASETS[written.data].tasks()
-    scenario = make_scenario(config.scenario, written, source.space, tasks)
-    if find_method(config.method.name).merges_steps:
-        scenario = scenario.merged()
-    return Prepared(config, source, scenario)
+    task = make_scenario(config.scenario, written, source.space, tasks)
+    merges = find_method(config.method.name).merges_steps
+    return Prepared(config, source, task, task.merged() if merges else task)

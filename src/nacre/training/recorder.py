@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from nacre.errors import NacreError
+
 Event = dict[str, Any]
 Observer = Callable[[Event], None]
 
@@ -44,21 +46,35 @@ class EventFile:
     def __init__(self, path: Path, keep: int | None = None) -> None:
         self.path = path
         path.touch()
-        if keep is not None:
-            os.truncate(path, min(keep, path.stat().st_size))
+        # Without a checkpoint, a step that was begun begins anew.
+        keep = _end_of_last_step(path) if keep is None else keep
+        os.truncate(path, min(keep, path.stat().st_size))
 
     def __call__(self, event: Event) -> None:
         """Append an event."""
         if event["event"] in TRANSIENT:
             return
         line = json.dumps({"time": round(time.time(), 3), **event}, default=str)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise NacreError(f"could not write {self.path}: {error.strerror}") from error
 
     @property
     def size(self) -> int:
         """How long the file is: what a checkpoint must remember to cut off the rest later."""
         return self.path.stat().st_size
+
+
+def _end_of_last_step(path: Path) -> int:
+    """Return the position after the last line that ends a step."""
+    position = kept = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        position += len(line)
+        if b'"event": "end"' in line:
+            kept = position
+    return kept
 
 
 def read_events(path: Path) -> list[Event]:

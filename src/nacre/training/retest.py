@@ -5,12 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data.loading import testing_batches
+from nacre.errors import NacreError
 from nacre.evaluation.evaluate import confusion_of
 from nacre.evaluation.metrics import step_metrics
 from nacre.training.checkpoint import find_model, load_model
 from nacre.training.config import merge, parse_assignment, resolve_config
-from nacre.training.prepare import prepare
+from nacre.training.prepare import Prepared, prepare
 from nacre.training.processes import choose_device
+
+
+def _check_classes(path: Path, known: list[str], prepared: Prepared, step: int) -> None:
+    """Refuse data whose classes are not those of the model."""
+    wanted = list(prepared.scenario.classes.names(step)) if step < prepared.steps else []
+    if wanted != known:
+        raise NacreError(
+            f"{path} knows {', '.join(known)}, but after step {step} the scenario "
+            f"{prepared.scenario.name!r} has {', '.join(wanted) or 'no such step'}"
+        )
+    prepared.check_tests()
 
 
 def retest(path: Path, values: dict[str, Any], assignments: Sequence[str] = ()) -> dict[str, Any]:
@@ -23,6 +35,7 @@ def retest(path: Path, values: dict[str, Any], assignments: Sequence[str] = ()) 
     config = prepared.config
     device = choose_device(config.train.device)
     step = len(info.steps) - 1
+    _check_classes(path, info.classes, prepared, step)
     batches = testing_batches(prepared.testing_set(step), config.train.batch, 0, 1, 0)
     confusion = confusion_of(network.to(device), batches, device, window=config.test_window)
     metrics = step_metrics(prepared.scenario.classes, prepared.scenario.groups, step, confusion)

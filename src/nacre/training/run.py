@@ -72,12 +72,14 @@ class Run:
         """Carry the run out; return its metrics."""
         self.prepared: Prepared = self._prepare()
         self._index_once()
+        self.prepared.check_tests()
         me = self.processes
         orders = [self.prepared.order(at, me.rank, me.size) for at in range(self.prepared.steps)]
         with contextlib.ExitStack() as while_running:
             if me.is_first:
-                self.folder.claim(self.config)
+                self._check_base()
                 while_running.enter_context(self.folder.hold())
+                self.folder.claim(self.config, self.prepared.facts())
                 self._take_base()
             me.wait()
             self.recorder = Recorder(self._observers() if me.is_first else ())
@@ -234,7 +236,6 @@ class Run:
                 "iteration": learner.iteration,
                 "scaler": learner.scaler.state_dict(),
                 "events": self.event_file.size,
-                "processes": self.processes.size,
             }
             save_resume(self.folder.resume, learner.state(), content)
         self.processes.wait()
@@ -246,9 +247,12 @@ class Run:
                 learner.load_state(tensors, content["iteration"], content["scaler"])
 
     def _observers(self) -> list[Observer]:
+        """Return who is told; the file of events is cut back to what is not done again."""
         keep = None
         if self.folder.resume.exists():
-            keep = load_resume(self.folder.resume, torch.device("cpu"))[1]["events"]
+            content = load_resume(self.folder.resume, torch.device("cpu"))[1]
+            if not self.folder.model(content["step"]).exists():
+                keep = content["events"]
         self.event_file = EventFile(self.folder.events, keep)
         return [self.event_file, *self.observers]
 
@@ -260,9 +264,17 @@ class Run:
             "device": str(self.processes.device),
             "processes": self.processes.size,
             "precision": self.precision.reason,
+            "weights": self._weights(),
         }
         self.folder.note_start(facts)
         self.recorder("run", **facts, iterations=[order.iterations for order in orders])
+
+    def _weights(self) -> str:
+        """Say what the backbone starts from; the paper starts from ImageNet's weights."""
+        model = self.config.model
+        if model.weights != "none" or model.backbone == "tiny":
+            return model.weights
+        return "random: the paper's backbone starts from ImageNet's (set model.weights)"
 
     def _info(self, step: int, order: BatchOrder, method: Method) -> ModelInfo:
         classes = self.prepared.scenario.classes
@@ -284,24 +296,28 @@ class Run:
             "images": len(self.prepared.images[step]),
         }
 
+    def _check_base(self) -> None:
+        """Refuse a base whose step 0 is not what this run would learn."""
+        if self.base is None:
+            return
+        theirs = read_plain_config(self.base)
+        source = RunFolder(self.base)
+        if not source.step_metrics(0).exists() or not source.facts.exists():
+            raise NacreError(f"--base {self.base}: its step 0 is not finished")
+        changed = differences(decides_step_0(theirs), decides_step_0(self.config.plain()))
+        method = theirs.get("method") or {}
+        changed += self._learnt_otherwise(find_method(str(method.get("name"))))
+        changed += _other_step_0(load_json(source.facts), self.prepared.facts())
+        if changed:
+            raise NacreError(f"--base {self.base} learnt step 0 differently ({'; '.join(changed)})")
+
     def _take_base(self) -> None:
         """Begin with the step 0 of another run instead of learning it again."""
         if self.base is None or self.folder.model(0).exists():
             return
-        mine, theirs = self.config.plain(), read_plain_config(self.base)
-        changed = differences(_decides_step_0(theirs), _decides_step_0(mine))
-        changed += self._learnt_otherwise(find_method(theirs["method"]["name"]))
-        source = RunFolder(self.base)
-        if not source.step_metrics(0).exists():
-            raise NacreError(f"--base {self.base}: its step 0 is not finished")
-        want = list(self.prepared.scenario.classes.names(0))
-        have = load_json(source.step_metrics(0))["classes"]
-        if want != have:
-            changed.append(f"classes of step 0: {have} -> {want}")
-        if changed:
-            raise NacreError(f"--base {self.base} learnt step 0 differently ({'; '.join(changed)})")
         # Renamed when whole: a copy cut short must not look like a finished step.
         copy_of_step = self.folder.path / ".step-0"
+        source = RunFolder(self.base)
         shutil.copytree(source.model(0).parent, copy_of_step, dirs_exist_ok=True)
         copy_of_step.replace(self.folder.model(0).parent)
 
@@ -318,7 +334,26 @@ class Run:
         return changed
 
 
-def _decides_step_0(config: dict[str, Any]) -> dict[str, Any]:
+def _other_step_0(theirs: dict[str, Any], mine: dict[str, Any]) -> list[str]:
+    """Say where two runs' step 0 differ in classes, images or what counts in testing."""
+    have, want = theirs["steps"][0], mine["steps"][0]
+    if have["classes"] != want["classes"]:
+        names = [", ".join(step["classes"].values()) for step in (have, want)]
+        return [f"classes of step 0: {names[0]} -> {names[1]}"]
+    if have["sha256"] != want["sha256"]:
+        return [f"images of step 0: {have['images']} -> {want['images']}, other ones"]
+    # A class that no step learns is background in tests, so step 0's figures depend on all steps.
+    if classes_ever(theirs) != classes_ever(mine):
+        return ["the classes of all steps together"]
+    return []
+
+
+def classes_ever(facts: dict[str, Any]) -> list[str]:
+    """Return the labels of all steps together."""
+    return sorted(label for step in facts["steps"] for label in step["classes"])
+
+
+def decides_step_0(config: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a plain config that decides what step 0 is."""
     shared = {key: config.get(key) for key in SHARED_BY_BASE}
     train = {key: value for key, value in (shared["train"] or {}).items() if key not in LATER}
