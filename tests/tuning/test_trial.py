@@ -20,7 +20,8 @@ def test_four_fifths_are_learnt_and_one_fifth_is_held_out(whole, trial):
     kept, held_out = split(whole.images[1], 1)
     assert sorted(kept + held_out) == list(whole.images[1])
     assert len(held_out) == round(0.2 * len(whole.images[1]))
-    assert trial.images == (whole.images[0], kept)
+    assert trial.images == (whole.images[0], kept, whole.images[2])
+    assert trial.steps == 2
     assert len(trial.testing_set(1)) == len(held_out)
     assert trial.order(1).images == len(kept)
     assert split(whole.images[1], 2) != (kept, held_out)

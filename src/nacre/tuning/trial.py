@@ -78,13 +78,15 @@ class TrialData(Prepared):
 
     @cached_property
     def images(self) -> ImageLists:
-        """The training images of both steps, without those held out."""
-        kept, _ = split(self.whole.images[FIRST], self.config.seed)
-        return (self.whole.images[0], kept)
+        """The training images of all steps, without those held out."""
+        before, first, *later = self.whole.images
+        kept, _ = split(first, self.config.seed)
+        return (before, kept, *later)
 
     def testing_set(self, step: int) -> TestingSet:
         """Return the held-out images with the labels of the step alone."""
-        assert step == FIRST, step
+        if step != FIRST:
+            return self.whole.testing_set(step)
         _, held_out = split(self.whole.images[FIRST], self.config.seed)
         names = [self.train_index.names[at] for at in held_out]
         table = self.scenario.classes.training_table(FIRST, "ignored")
@@ -128,7 +130,7 @@ def split(images: Sequence[int], seed: int) -> tuple[tuple[int, ...], tuple[int,
 
 def trial_data(config: RunConfig, whole: Prepared) -> TrialData:
     """Return the data of a trial with a config of the same scenario."""
-    return TrialData(config, whole.source, whole.scenario, whole)
+    return TrialData(config, whole.source, whole.task, whole.scenario, whole)
 
 
 def accuracy(metrics: dict[str, Any]) -> float:

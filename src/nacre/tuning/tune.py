@@ -65,7 +65,7 @@ class _Search:
 
     def _learn_step_0(self) -> Path:
         whole, folder = self.whole, self.out / "base"
-        data = StepZero(self.config, whole.source, whole.scenario)
+        data = StepZero(self.config, whole.source, whole.task, whole.scenario)
         PartialRun(data, folder, **self.options)()
         return folder
 
