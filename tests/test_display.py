@@ -46,6 +46,13 @@ def test_a_log_tells_what_happens():
     assert "mIoU without background: all 50.0" in text
 
 
+def test_a_step_0_of_another_run_is_told():
+    file = io.StringIO()
+    display = RunDisplay(Console(file=file, width=120), total=4)
+    display({"event": "skipped", "step": 0, "iterations": 4, "taken_from": "runs/15-5"})
+    assert "step 0: taken over from runs/15-5, not learnt again" in file.getvalue()
+
+
 def test_a_terminal_has_bars_with_the_time_left():
     assert "left" in shown(terminal=True)
 

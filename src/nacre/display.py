@@ -95,7 +95,9 @@ class RunDisplay:
 
     def _on_skipped(self, event: Event) -> None:
         self._advance(event["iterations"])
-        self.console.print(f"  step {event['step']}: done before", style="dim")
+        taken = event.get("taken_from")
+        how = f"taken over from {taken}, not learnt again" if taken else "done before"
+        self.console.print(f"  step {event['step']}: {how}", style="dim", highlight=False)
 
     def _on_begin(self, event: Event) -> None:
         classes = event["classes"]

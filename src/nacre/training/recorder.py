@@ -4,6 +4,7 @@ The trainer and the methods know nothing of files, bars or dashboards. An observ
 of one event, a plain dictionary with its kind under ``event``:
 
     run       scenario, method, seed, iterations in all, device, precision and its reason
+    skipped   step, iterations, taken_from: the run whose step 0 this is, if it is another's
     begin     step, classes, images, iterations, first iteration
     train     step, iteration, lr, losses by name, seconds, images a second
     iteration step, iteration (every one; for progress bars, not written to the file)

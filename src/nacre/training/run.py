@@ -100,7 +100,8 @@ class Run:
         """Learn and test a step, each unless that was done before."""
         done = self.folder.model(step).exists()
         if done and self.folder.step_metrics(step).exists():
-            self.recorder("skipped", step=step, iterations=order.iterations)
+            taken = str(self.base) if self.base and step == 0 else None
+            self.recorder("skipped", step=step, iterations=order.iterations, taken_from=taken)
             return None, {}
         if done:
             network, state = self._load(step)
