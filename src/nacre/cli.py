@@ -82,12 +82,17 @@ def run(
     base: Annotated[
         Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
     ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write RUN-tensorboard too (needs the extra).")
+    ] = False,
 ) -> None:
     """Learn all steps of a scenario with one method, or go on with a run."""
     from nacre.display import RunDisplay, StopSignal
     from nacre.training.config import gather
     from nacre.training.folder import default_folder
+    from nacre.training.recorder import Observer
     from nacre.training.run import run_scenario
+    from nacre.training.tensorboard import TensorBoard
 
     values = _values(
         scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
@@ -100,9 +105,12 @@ def run(
     folder = out or default_folder(resolved)
     console = _console()
     with StopSignal() as stop, RunDisplay(console) as display:
+        observers: list[Observer] = [display]
+        if tensorboard and _is_first():
+            observers.append(TensorBoard(folder.with_name(f"{folder.name}-tensorboard")))
         summary = _until_interrupted(
             lambda: run_scenario(
-                resolved, folder, base=base, observers=[display], should_stop=stop
+                resolved, folder, base=base, observers=observers, should_stop=stop
             ),
             _again("run", "--out", str(folder)),
         )
