@@ -3,9 +3,10 @@
 The cost beside fine-tuning is an estimate. Time: an update is a forward pass and a backward pass
 that takes as long as two; a teacher adds a forward pass, a third of that. What methods do to the
 parameters alone does not depend on the pictures and is not counted: 5 to 10 per cent with
-ResNet-18 and 8 pictures of 160 pixels on a CPU (`benchmarks/methods.py`), less with more. Memory: fine-tuning keeps three times the parameters on the device (they,
-their gradients, the momentum) and the activations; a teacher adds the parameters once (its
-activations are not kept), and methods that hold parameters say what they add themselves.
+ResNet-18 and 8 pictures of 160 pixels on a CPU (`benchmarks/methods.py`), less with more.
+Memory: fine-tuning keeps three times the parameters on the device (they, their gradients, the
+momentum) and the activations; a teacher adds the parameters once (its activations are not kept),
+and methods that hold parameters say what they add themselves.
 """
 
 import inspect
