@@ -308,7 +308,7 @@ def table(
 @app.command(epilog="Example:  nacre film runs/grid --out film")
 def film(
     runs: Annotated[list[Path], typer.Argument(help="Run folders of one scenario.")],
-    out: Annotated[Path, typer.Option(help="Folder for the film.")] = Path("film"),
+    out: Annotated[Path, typer.Option(help="The film, without .webp or .mp4.")] = Path("film"),
     pictures: Annotated[int, typer.Option(min=1, help="How many images it shows.")] = 4,
 ) -> None:
     """Make an animated WebP (and MP4 where ffmpeg is) through the steps and methods."""
