@@ -92,6 +92,24 @@ def test_every_test_image_is_tested_once(scenes, test, processes):
     assert all(labels.shape == (side, side) for labels in seen)
 
 
+class Damaged(Scenes):
+    """Scenes of which no picture can be read."""
+
+    def image(self, split, name):
+        raise NacreError(f"the image {name}.jpg is damaged: it ends too early")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_picture_is_one_sentence_whoever_reads_it(scenes, workers):
+    data = training_set(Damaged(scenes.config))
+    with pytest.raises(NacreError) as caught:
+        joined(data, order(), workers=workers)
+    message = str(caught.value)
+    assert message.startswith("the image scene-")
+    assert message.endswith("is damaged: it ends too early")
+    assert "Traceback" not in message
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -185,8 +185,7 @@ def _plain_errors(loader: DataLoader[Sample]) -> Iterator[Sample]:
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
     """Go on at Ctrl-C: it reaches every process, but only the trainer can save."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Sampler(Sampler[list[tuple[int, int]]]):

@@ -19,6 +19,7 @@ are those of its released implementation. Step 0 is learnt with sigmoids too, so
 shared with methods that use a softmax.
 """
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -62,9 +63,9 @@ class _Binary(Method):
             return self.later_losses(batch, student, seen_by(teacher))
         return fused_binary_losses(student.logits, batch.labels, pixels=batch.pixels)
 
+    @abstractmethod
     def later_losses(self, batch: Batch, student: Output, teacher: Output) -> dict[str, Tensor]:
         """Return the losses after step 0."""
-        raise NotImplementedError
 
 
 class LwfMc(_Binary):
