@@ -83,3 +83,14 @@ def test_a_grid_from_a_file_and_its_mistakes(tmp_path):
         read_grid(tmp_path / "nothing.yaml")
     with pytest.raises(NacreError, match="twice"):
         make_jobs(check_grid({**GRID, "methods": ["ft", "ft"]}), tmp_path)
+
+
+def test_the_run_that_collects_most_learns_step_0_for_the_others(tmp_path):
+    methods = ["ft", "ewc", "pi", "rw", "lwf-mc", "lwf-mc-d", "joint"]
+    grid = {**GRID, "scenarios": GRID["scenarios"][:1], "methods": methods}
+    jobs = make_jobs(check_grid(grid), tmp_path)
+    bases = {job.config.method.name: job.base and job.base.config.method.name for job in jobs}
+    assert bases == {
+        "ft": "rw", "ewc": "rw", "pi": None, "rw": None,
+        "lwf-mc": None, "lwf-mc-d": "lwf-mc", "joint": None,
+    }  # fmt: skip

@@ -1,7 +1,7 @@
 """Several runs: methods x scenarios x seeds, each in a folder and a process of its own.
 
-Runs that learn step 0 alike share it: the first of them learns it, the others take it over as
-soon as it is there. What is done is skipped, what was interrupted goes on, and when one run fails
+Runs that learn step 0 alike share it: one of them learns it, the others take it over as soon as
+it is there. What is done is skipped, what was interrupted goes on, and when one run fails
 the others go on and the failure is told at the end.
 """
 
@@ -67,6 +67,11 @@ class Job:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
+    def collects(self) -> frozenset[str]:
+        """What its method collects in a step for later ones."""
+        return find_method(self.config.method.name).collects
+
+    @property
     def log(self) -> Path:
         """Where its output goes."""
         return self.folder.path.parent / f"{self.folder.path.name}.log"
@@ -99,24 +104,34 @@ def check_grid(content: dict[str, Any], place: str = "grid") -> GridConfig:
 def make_jobs(grid: GridConfig, out: Path) -> list[Job]:
     """Return the runs of a grid, every config checked; those that share step 0 know from whom."""
     jobs: list[Job] = []
-    first: dict[tuple[Any, ...], Job] = {}
+    alike: dict[str, list[Job]] = {}
     for scenario in grid.scenarios:
         for seed in grid.seeds:
             for method in grid.methods:
                 job, key = _job(grid, out, scenario, method, seed)
-                if key is not None:
-                    job.base = first.get(key)
-                    first.setdefault(key, job)
                 jobs.append(job)
+                if key is not None:
+                    alike.setdefault(key, []).append(job)
+    for group in alike.values():
+        _share_step_0(group)
     folders = [job.folder.path for job in jobs]
     if len(set(folders)) < len(folders):
         raise NacreError("the grid names a combination of scenario, method and seed twice")
     return jobs
 
 
+def _share_step_0(group: Sequence[Job]) -> None:
+    """Of runs with one step 0, let the one that collects the most for later learn it."""
+    for job in group:
+        serving = [other for other in group if other.collects >= job.collects]
+        best = max(serving, key=lambda other: len(other.collects))  # the first of several
+        job.base = None if best is job else best
+
+
 def _job(
     grid: GridConfig, out: Path, scenario: str, method: str | dict[str, Any], seed: int
-) -> tuple[Job, tuple[Any, ...] | None]:
+) -> tuple[Job, str | None]:
+    """Return a run and what tells its step 0 from others; None if it has no step 0 to share."""
     values = {"scenario": scenario, "method": method, "seed": seed}
     config = gather(preset=grid.preset, overrides=merge(grid.config, values))
     prepared = prepare(config)
@@ -133,8 +148,8 @@ def _job(
     if kind.merges_steps:
         return job, None
     facts = prepared.facts()
-    alike = yaml.safe_dump([decides_step_0(config.plain()), facts["steps"][0], classes_ever(facts)])
-    return job, (kind.step_0, kind.collects, alike)
+    recipe = decides_step_0(config.plain())
+    return job, yaml.safe_dump([kind.step_0, recipe, facts["steps"][0], classes_ever(facts)])
 
 
 def _variant(method: str | dict[str, Any]) -> str:
@@ -165,6 +180,7 @@ def run_grid(
             _look_after(job)
         free = at_once - sum(job.state == "running" for job in jobs)
         ready = [job for job in jobs if job.state == "waiting" and job.is_ready]
+        ready.sort(key=lambda job: job.base is not None)  # first those that others wait for
         for job in ready[: max(free, 0)]:
             _start(job, at_once)
         show(jobs)

@@ -1,0 +1,34 @@
+"""Freed memory is kept where the C library can do so."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys, torch
+from nacre.training.memory import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+
+def use():
+    torch.ones(16 * 2**20).sum()   # 64 MiB, each page touched
+
+for _ in range(10):
+    use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is what is told to")
+def test_memory_that_is_used_again_is_not_mapped_again():
+    def pages_mapped(how: str) -> int:
+        command = [sys.executable, "-c", PROGRAM, how]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    pages = 5 * 64 * 2**20 // 4096
+    assert pages_mapped("keep") < pages / 100 < pages / 4 < pages_mapped("return")
