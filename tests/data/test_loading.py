@@ -1,10 +1,15 @@
+import os
+import signal
+
 import pytest
 import torch
+from small_data import blocks, make_pairs
 
 from nacre.classes import IGNORED, ClassTable
 from nacre.data import loading
 from nacre.data.generated import SPACE, Scenes
 from nacre.data.loading import BatchOrder, TrainingSet, training_batches
+from nacre.data.reading import open_image, read_mask
 from nacre.data.scenes import ScenesConfig
 from nacre.data.transforms import PicturesConfig
 from nacre.errors import NacreError
@@ -120,3 +125,39 @@ def test_a_damaged_picture_is_one_sentence_whoever_reads_it(scenes, workers):
 def test_batches_that_cannot_be_dealt(changes, message):
     with pytest.raises(NacreError, match=message):
         order(**changes)
+
+
+class _Files:
+    """A few pictures, of which reading one mask ends the process that reads it."""
+
+    space = SPACE
+
+    def __init__(self, folder, end):
+        masks = {f"{at:02}": blocks(12, 16, [0, 1]) for at in range(8)}
+        self.pairs, self.end = {pair.name: pair for pair in make_pairs(folder, masks)}, end
+
+    def image(self, split, name):
+        return open_image(self.pairs[name].image)
+
+    def mask(self, split, name):
+        mask = read_mask(self.pairs[name].mask)
+        if name == "05":
+            self.end()
+        return mask
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "died (signal: Killed) while"),
+        (lambda: os._exit(3), "died while"),
+    ],
+    ids=["killed", "exits"],
+)
+def test_a_worker_that_dies_is_reported_with_the_file_it_read(tmp_path, end, how):
+    source = _Files(tmp_path, end)
+    table = TABLE.training_table(0, "background")
+    data = TrainingSet(source, list(source.pairs), table, PICTURES, 1)
+    with pytest.raises(NacreError) as found:
+        joined(data, order(images=8), workers=2)
+    assert f"{how} it read the mask {source.pairs['05'].mask}: memory" in str(found.value)

@@ -6,7 +6,6 @@ in the middle of an epoch changes what is learnt from. A batch of the whole run 
 training processes in slices, and each slice is cut into parts that fit the device.
 """
 
-import signal
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nacre.classes import IGNORED, LabelTable
 from nacre.data.source import Source
 from nacre.data.transforms import PicturesConfig, testing_sample, training_sample
+from nacre.data.watching import Desk
 from nacre.errors import NacreError
 
 Sample = tuple[Tensor, Tensor]
@@ -151,9 +151,9 @@ def training_batches(
         batch_sampler=_Sampler(order, start),
         num_workers=workers,
         pin_memory=pin,
-        worker_init_fn=_leave_signals_to_the_trainer,
+        worker_init_fn=(desk := Desk(workers)),
     )
-    parts = _plain_errors(loader)
+    parts = _plain_errors(loader, desk)
     for _ in range(start, order.iterations):
         yield [next(parts) for _ in range(order.parts_per_batch)]
 
@@ -169,23 +169,22 @@ def testing_batches(
         data,
         batch_sampler=groups,
         num_workers=workers,
-        worker_init_fn=_leave_signals_to_the_trainer,
+        worker_init_fn=(desk := Desk(workers)),
     )
-    yield from _plain_errors(loader)
+    yield from _plain_errors(loader, desk)
 
 
-def _plain_errors(loader: DataLoader[Sample]) -> Iterator[Sample]:
-    """Pass batches on; an error of a worker process comes without the worker's traceback."""
+def _plain_errors(loader: DataLoader[Sample], desk: Desk) -> Iterator[Sample]:
+    """Pass batches on; an error of a worker process comes in one sentence."""
     try:
         yield from loader
     except NacreError as error:
         last = str(error).strip().splitlines()[-1]
         raise NacreError(last.rpartition("NacreError: ")[2]) from error
-
-
-def _leave_signals_to_the_trainer(worker: int) -> None:
-    """Go on at Ctrl-C: it reaches every process, but only the trainer can save."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except RuntimeError as error:
+        if death := desk.explain(error):
+            raise death from error
+        raise
 
 
 class _Sampler(Sampler[list[tuple[int, int]]]):

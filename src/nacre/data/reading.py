@@ -16,6 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nacre.data.png import plain_rows
 from nacre.data.source import Mask
+from nacre.data.watching import note_reading
 from nacre.errors import NacreError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -31,6 +32,7 @@ _BAD_FILE = (OSError, SyntaxError, ValueError, struct.error, Image.Decompression
 @contextlib.contextmanager
 def _naming(path: Path | str, kind: str) -> Iterator[None]:
     """Turn whatever Pillow raises for a bad file into one sentence that names it."""
+    note_reading(f"the {kind} {path}")
     try:
         yield
     except NacreError:
