@@ -15,6 +15,8 @@ from nacre.losses import (
     binary_cross_entropy,
     binary_distillation,
     binary_mixed,
+    compiled_strips,
+    compiling,
     cross_entropy,
     distillation,
     fused_binary_losses,
@@ -363,3 +365,19 @@ def test_what_is_missing_is_told() -> None:
         fused_losses(a.logits, a.labels, kd="plain")
     with pytest.raises(AssertionError, match="need old_logits"):
         fused_binary_losses(a.logits, a.labels, distil=True)
+
+
+@pytest.mark.parametrize("name", ["ft", "mib", "lwf-mc", "lwf-mc-c"])
+def test_compiled_strips_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Traced and brought into the compiler's form, but run by torch: a C++ compiler takes a minute.
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    compiling._compiled.cache_clear()
+    fused, a = CASES[name][0], Problem()
+    values, gradient = values_and_gradient(fused, a)
+    with compiled_strips():
+        again, same = values_and_gradient(fused, a)
+    assert compiling._compiled.cache_info().misses == 1, "it was compiled"
+    torch.testing.assert_close(again, values, rtol=1e-12, atol=0)
+    torch.testing.assert_close(same, gradient, rtol=1e-10, atol=1e-12)
+    values_and_gradient(fused, a)
+    assert compiling._compiled.cache_info().hits == 0, "only where it is wanted"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nacre.errors import NacreError
+from nacre.losses import compiling
 from nacre.training.checkpoint import find_model, load_model
 from nacre.training.folder import RunFolder
 from nacre.training.learn import Interrupted, Learner
@@ -267,3 +268,20 @@ def test_a_copy_of_a_step_cut_short_is_not_taken_for_a_step(finished, tmp_path):
     shutil.copy(finished / "config.yaml", out / "config.yaml")
     run_scenario(tiny_config(), out, base=finished)
     same_bytes(finished, out)
+
+
+def test_losses_can_be_compiled(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    compiling._compiled.cache_clear()
+    tiny_run(tmp_path / "run", train={"compile": True, "epochs": 1})
+    assert compiling._compiled.cache_info().misses == 3, "once a step"
+    losses = [
+        [
+            event["losses"]
+            for event in read_events(run / "events.jsonl")
+            if event["event"] == "train"
+        ]
+        for run in (finished, tmp_path / "run")
+    ]
+    for one, other in zip(*losses, strict=True):
+        assert other == pytest.approx(one, rel=1e-3)

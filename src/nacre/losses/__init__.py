@@ -5,6 +5,7 @@ The functions of `plain` take full-resolution logits and are there to be read; `
 """
 
 from nacre.classes import IGNORED
+from nacre.losses.compiling import compiled_strips
 from nacre.losses.fused import fused_binary_losses, fused_losses
 from nacre.losses.initialisation import split_background
 from nacre.losses.plain import (
@@ -23,6 +24,7 @@ __all__ = [
     "binary_cross_entropy",
     "binary_distillation",
     "binary_mixed",
+    "compiled_strips",
     "cross_entropy",
     "distillation",
     "fused_binary_losses",

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from nacre.classes import IGNORED
+from nacre.losses.compiling import as_wanted
 from nacre.losses.kernels import SigmoidKernel, SoftmaxKernel, StripKernel, Targets, Variant
 from nacre.losses.plain import at_least_float32, pixel_count
-from nacre.losses.strips import Strip, StripGradient, StripUpsampler
+from nacre.losses.strips import StripGradient, StripUpsampler
 
 _BITS = math.log2(math.e)
 
@@ -182,21 +183,15 @@ def _run(
     totals = [logits.new_zeros(()) for _ in range(kernel.terms)]
     gradients = [StripGradient(student) for _ in totals] if with_gradients else []
     scratch = logits.new_empty(0)
+    compute = as_wanted(kernel)
     for strip in student.strips():
-
-        def project(term: int, gradient: Tensor, strip: Strip = strip) -> None:
-            gradients[term].add(gradient, strip)
-
         x = student.lines(strip)
+        z = None if teacher is None else teacher.lines(strip)
         if len(scratch) < len(x):
             scratch = torch.empty_like(x)
-        values = kernel(
-            x,
-            None if teacher is None else teacher.lines(strip),
-            strip.lines(labels).long(),
-            scratch[: len(x)],
-            project if with_gradients else None,
-        )
+        values, found = compute(x, z, strip.lines(labels).long(), scratch[: len(x)], with_gradients)
         for total, value in zip(totals, values, strict=True):
             total.add_(value)
+        for gradient, part in zip(gradients, found, strict=True):
+            gradient.add(part, strip)
     return totals, [gradient.total() for gradient in gradients]

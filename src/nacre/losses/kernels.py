@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -31,19 +30,23 @@ from torch import Tensor
 
 Variant = Literal["plain", "unbiased"]
 Targets = Literal["labels", "teacher", "teacher_but_background"]
-Project = Callable[[int, Tensor], None]
+Sums = tuple[list[Tensor], list[Tensor]]
+"""One scalar and, if gradients are wanted, one gradient L,C,W for each term."""
 
 
 class StripKernel(Protocol):
     """One or several losses, each a sum over pixels."""
+
+    def __hash__(self) -> int:
+        """Equal kernels compute the same."""
 
     @property
     def terms(self) -> int:
         """How many losses."""
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, project: Project | None
-    ) -> list[Tensor]:
+        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+    ) -> Sums:
         """Sum up the losses over a strip.
 
         Args:
@@ -51,12 +54,7 @@ class StripKernel(Protocol):
             z: the teacher's logits L,K,W if there are any; overwritten.
             labels: L,W, int64.
             scratch: room of the shape of x.
-            project: to be called with the number of the term and its gradient L,C,W, once for
-                each; the gradient's memory is free again afterwards. None if no gradients are
-                wanted.
-
-        Returns:
-            One scalar for each term.
+            gradients: whether gradients are wanted; they lie in x and in scratch.
         """
 
 
@@ -75,67 +73,67 @@ class SoftmaxKernel:
         return (self.ce is not None) + (self.kd is not None)
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, project: Project | None
-    ) -> list[Tensor]:
+        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+    ) -> Sums:
         """Sum up the losses over a strip, as `StripKernel` says."""
         label = _Label(x, labels, self.ignored)
         minus_p = None if z is None else _minus_softmax2_(z)
         minus_p_times_x = None if minus_p is None else self._dot(x, minus_p, scratch)
         student = _Exponentials(x, self.known)
-        values = []
+        values, found = [], []
         if self.ce:
-            room = scratch if self.kd else x
-            values.append(self._cross_entropy(student, label, room, project))
+            values.append(self._cross_entropy(student, label))
+            if gradients:
+                room = scratch if self.kd else x
+                found.append(self._cross_entropy_gradient(student, label, room))
         if minus_p is not None and minus_p_times_x is not None:
-            values.append(self._distillation(student, minus_p, minus_p_times_x, project))
-        return values
+            values.append(self._distillation(student, minus_p[:, 0], minus_p_times_x))
+            if gradients:
+                found.append(self._distillation_gradient(student, minus_p))
+        return values, found
 
     def _dot(self, x: Tensor, minus_p: Tensor, scratch: Tensor) -> Tensor:
         """Sum of -p x over the old channels, without background in the unbiased variant."""
         channels = slice(1 if self.kd == "unbiased" else 0, self.known)
         return _dot(x[:, channels], minus_p[:, channels], scratch[:, channels])
 
-    def _cross_entropy(
-        self, student: _Exponentials, label: _Label, room: Tensor, project: Project | None
-    ) -> Tensor:
-        unbiased = self.ce == "unbiased"
+    def _cross_entropy(self, student: _Exponentials, label: _Label) -> Tensor:
         target = label.logit
-        if unbiased:
+        if self.ce == "unbiased":
             target = torch.lerp(target, student.log_old, label.is_background)
-        value = ((student.log_all - target) * label.counts).sum()
-        if project is not None:
-            b, old, new = (factor * label.counts for factor in student.factors_of_all)
-            hits = label.counts
-            if unbiased:
-                b -= label.is_background * student.factor(0, student.log_old)
-                old -= label.is_background * student.factor(1, student.log_old)
-                hits = hits - label.is_background
-            student.multiply(b, old, new, out=room)
-            label.subtract_one_hot(room, hits)
-            project(0, room)
-        return value
+        return ((student.log_all - target) * label.counts).sum()
 
-    def _distillation(
-        self, student: _Exponentials, minus_p: Tensor, dot: Tensor, project: Project | None
+    def _cross_entropy_gradient(
+        self, student: _Exponentials, label: _Label, room: Tensor
     ) -> Tensor:
-        """The last user of the exponentials, so that its gradient may take their place."""
+        b, old, new = (factor * label.counts for factor in student.factors_of_all)
+        hits = label.counts
+        if self.ce == "unbiased":
+            b -= label.is_background * student.factor(0, student.log_old)
+            old -= label.is_background * student.factor(1, student.log_old)
+            hits = hits - label.is_background
+        student.multiply(b, old, new, out=room)
+        label.subtract_one_hot(room, hits)
+        return room
+
+    def _distillation(self, student: _Exponentials, minus_p_b: Tensor, dot: Tensor) -> Tensor:
+        if self.kd == "plain":
+            return (student.log_old + dot).sum()
+        return (student.log_all + dot + minus_p_b * student.log_new).sum()
+
+    def _distillation_gradient(self, student: _Exponentials, minus_p: Tensor) -> Tensor:
+        """The last user of the exponentials, so that the gradient may take their place."""
         minus_p_b = minus_p[:, 0]
         if self.kd == "plain":
-            value = (student.log_old + dot).sum()
+            b = student.factor(0, student.log_old) + minus_p_b
+            old, new = student.factor(1, student.log_old), None
         else:
-            value = (student.log_all + dot + minus_p_b * student.log_new).sum()
-        if project is not None:
-            if self.kd == "plain":
-                b = student.factor(0, student.log_old) + minus_p_b
-                old, new = student.factor(1, student.log_old), None
-            else:
-                b, old, new = student.factors_of_all
-                b = b + minus_p_b * student.factor(0, student.log_new)
-                new = new + minus_p_b * student.factor(2, student.log_new)
-            gradient = student.exponentials
-            student.multiply(b, old, new, out=gradient, add_to_old=minus_p[:, 1:])
-            project(self.terms - 1, gradient)
-        return value
+            b, old, new = student.factors_of_all
+            b = b + minus_p_b * student.factor(0, student.log_new)
+            new = new + minus_p_b * student.factor(2, student.log_new)
+        gradient = student.exponentials
+        student.multiply(b, old, new, out=gradient, add_to_old=minus_p[:, 1:])
+        return gradient
 
 
 class _Exponentials:
@@ -151,19 +149,12 @@ class _Exponentials:
         self.log_old = torch.logaddexp2(background, log_old)
         self.log_new = torch.logaddexp2(background, log_new)
         self.log_all = torch.logaddexp2(self.log_old, log_new)
+        # What makes each group's exponentials probabilities over all channels.
+        self.factors_of_all = [self.factor(group, self.log_all) for group in range(3)]
 
     def factor(self, group: int, log_sum: Tensor) -> Tensor:
         """What makes a group's exponentials probabilities: those of b (which are 1), old or new."""
         return (self.peaks[group] - log_sum).exp2_()
-
-    @cached_property
-    def factors_of_all(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What makes each group's exponentials probabilities over all channels."""
-        return (
-            self.factor(0, self.log_all),
-            self.factor(1, self.log_all),
-            self.factor(2, self.log_all),
-        )
 
     def multiply(
         self,
@@ -178,14 +169,14 @@ class _Exponentials:
         out[:, 0] = b
         exponentials, into = self.exponentials[:, 1 : self.known], out[:, 1 : self.known]
         if add_to_old is None:
-            torch.mul(exponentials, old.unsqueeze(1), out=into)
+            _into(into, torch.mul, exponentials, old.unsqueeze(1))
         else:
-            torch.addcmul(add_to_old, exponentials, old.unsqueeze(1), out=into)
+            _into(into, torch.addcmul, add_to_old, exponentials, old.unsqueeze(1))
         exponentials, into = self.exponentials[:, self.known :], out[:, self.known :]
         if new is None:
             into.zero_()
         else:
-            torch.mul(exponentials, new.unsqueeze(1), out=into)
+            _into(into, torch.mul, exponentials, new.unsqueeze(1))
 
 
 class _Label:
@@ -234,8 +225,8 @@ class SigmoidKernel:
         return 1 + self.distil
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, project: Project | None
-    ) -> list[Tensor]:
+        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+    ) -> Sums:
         """Sum up the losses over a strip, as `StripKernel` says."""
         label = _Label(x, labels, self.ignored)
         taught = self._taught_channels()
@@ -243,7 +234,7 @@ class SigmoidKernel:
         hits = label.counts * from_label.squeeze(1)
         t = x.new_empty(x.shape[0], 0, x.shape[2]) if z is None else z.sigmoid_()
 
-        softplus = torch.logaddexp(x, x.new_zeros(()), out=scratch)
+        softplus = _into(scratch, torch.logaddexp, x, x.new_zeros(()))
         by_pixel = softplus.sum(1)
         old_by_pixel = softplus[:, : self.known].sum(1) if self.distil else None
         by_pixel -= _dot(x[:, taught], t[:, taught], scratch[:, taught])
@@ -251,9 +242,8 @@ class SigmoidKernel:
         if old_by_pixel is not None:
             old = slice(0, self.known)
             values.append((old_by_pixel - _dot(x[:, old], t, scratch[:, old])).sum())
-        if project is not None:
-            self._gradients(x.sigmoid_(), t, label, hits, scratch, project)
-        return values
+        found = self._gradients(x.sigmoid_(), t, label, hits, scratch) if gradients else []
+        return values, found
 
     def _taught_channels(self) -> slice:
         """The channels whose target in the cross-entropy is the teacher's."""
@@ -261,26 +251,28 @@ class SigmoidKernel:
         return slice(first, self.known)
 
     def _gradients(
-        self,
-        sigmoid: Tensor,
-        t: Tensor,
-        label: _Label,
-        hits: Tensor,
-        scratch: Tensor,
-        project: Project,
-    ) -> None:
+        self, sigmoid: Tensor, t: Tensor, label: _Label, hits: Tensor, scratch: Tensor
+    ) -> list[Tensor]:
         taught = self._taught_channels()
         gradient = scratch.copy_(sigmoid) if self.distil else sigmoid
         gradient[:, taught].sub_(t[:, taught])
         gradient.mul_(label.counts.unsqueeze(1))
         label.subtract_one_hot(gradient, hits)
-        project(0, gradient)
-        if self.distil:
-            sigmoid[:, : self.known].sub_(t)
-            sigmoid[:, self.known :] = 0
-            project(1, sigmoid)
+        if not self.distil:
+            return [gradient]
+        sigmoid[:, : self.known].sub_(t)
+        sigmoid[:, self.known :] = 0
+        return [gradient, sigmoid]
 
 
 def _dot(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
     """Sum of products over the channels."""
-    return torch.mul(a, b, out=room).sum(1)
+    return _into(room, torch.mul, a, b).sum(1)
+
+
+def _into(room: Tensor, operation: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Carry out an operation in memory that is there already."""
+    if torch.compiler.is_compiling():
+        # The compiler takes no slices for `out`, and joins the copy with the operation.
+        return room.copy_(operation(*inputs))
+    return operation(*inputs, out=room)

@@ -34,6 +34,7 @@ NAMES = {
 SEEDS = ("seed", "data.seed")
 IMMATERIAL = (
     "train.device",
+    "train.compile",
     "train.workers",
     "train.micro_batch",
     "train.save_minutes",

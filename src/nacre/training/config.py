@@ -49,6 +49,9 @@ class TrainConfig(BaseModel):
         "auto", description="auto: bfloat16 or float16 on CUDA, float32 elsewhere"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    compile: bool = Field(
+        False, description="compile the losses with torch.compile; pays in long runs on CUDA"
+    )
     workers: int = Field(0, ge=0, description="processes that load pictures, per process")
     save_minutes: float = Field(10, gt=0, description="minutes between saves within a step")
     log_every: int = Field(10, ge=1, description="iterations between two lines of events")

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nacre.classes import IGNORED
 from nacre.data.loading import BatchOrder, Sample, TrainingSet, training_batches
 from nacre.errors import NacreError
+from nacre.losses.compiling import compiled_strips
 from nacre.methods import Batch, Method
 from nacre.models.network import Network, Output
 from nacre.training.checkpoint import Tensors
@@ -191,7 +192,8 @@ class Learner:
         with self._mixed():
             student: Output = self.student(images)
         teacher = self._ask_teacher(images)
-        return self.method.losses(batch, student, teacher)
+        with compiled_strips(self.config.compile):
+            return self.method.losses(batch, student, teacher)
 
     def _penalise(self) -> dict[str, float]:
         """Add the gradients of the losses on parameters, once a batch; return these losses.

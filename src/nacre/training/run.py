@@ -45,7 +45,7 @@ from nacre.training.recorder import EventFile, Observer, Recorder
 SHARED_BY_BASE = ("seed", "data", "model", "train", "pictures", "conventions")
 """What must be equal for a run to start from another run's step 0."""
 
-LATER = ("next_lr", "next_epochs", "workers", "save_minutes", "log_every")
+LATER = ("next_lr", "next_epochs", "compile", "workers", "save_minutes", "log_every")
 """What of `train` has no part in how step 0 is learnt."""
 
 
