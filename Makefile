@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint slow clean
+.PHONY: demo test lint slow bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.user
@@ -19,6 +19,9 @@ lint: $(VENV)/.dev
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nacre needs Python 3.11 or newer; try: make PYTHON=python3.11")'

@@ -1,21 +1,19 @@
 """Memory and time of in-place ABN against batch norm + leaky ReLU, as ratios in one run.
 
     python benchmarks/abn.py                       # ResNet-50 and 101 with head, 2 x 3 x 256 x 256
-    python benchmarks/abn.py --depth 50 --rounds 3
 
 Memory is what autograd keeps for the backward pass: the distinct storages among its saved
 tensors, without the parameters. The other side is as lean as torch allows: its leaky ReLU works
-in place. The two networks take turns, and times are medians.
+in place. The networks take turns, and the shortest time of each counts.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
+from functools import partial
 
 import torch
 
+from measuring import Row, command, take_turns
 from nacre.models.config import ModelConfig
 from nacre.models.describe import kept_bytes
 from nacre.models.network import Network, build_network
@@ -33,45 +31,35 @@ def build(depth: int, **values: object) -> Network:
     return build_network(config, 21, crop=256)
 
 
-def step_time(network: Network, images: torch.Tensor) -> float:
-    start = time.perf_counter()
+def step(network: Network, images: torch.Tensor) -> None:
     network(images).logits.square().mean().backward()
     network.zero_grad(set_to_none=True)
-    return time.perf_counter() - start
 
 
-def compare(depth: int, images: torch.Tensor, rounds: int) -> None:
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return memory and time against batch norm and leaky ReLU."""
+    size, depths = (64, [18]) if tiny else (256, [50, 101])
+    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
+    return [row for depth in depths for row in compare(depth, images, rounds)]
+
+
+def compare(depth: int, images: torch.Tensor, rounds: int) -> list[Row]:
     networks = {name: build(depth, **values) for name, values in SETTINGS.items()}
-    kept = {name: kept_bytes(network, images) for name, network in networks.items()}
-    times: dict[str, list[float]] = {name: [] for name in networks}
-    for turn in range(rounds + 1):
-        for name, network in networks.items():
-            seconds = step_time(network, images)
-            if turn:  # the first is a warm-up
-                times[name].append(seconds)
-    base = next(iter(SETTINGS))
-    print(f"ResNet-{depth} + head, {' x '.join(str(n) for n in images.shape)}")
-    for name in networks:
-        seconds = statistics.median(times[name])
-        print(
-            f"  {name:30} {kept[name] / 2**20:8.1f} MiB kept ({kept[name] / kept[base]:.2f})"
-            f"  {seconds:6.2f} s a step ({seconds / statistics.median(times[base]):.2f})"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--depth", type=int, nargs="+", default=[50, 101])
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    images = torch.randint(0, 256, (args.batch, 3, args.size, args.size), dtype=torch.uint8)
-    for depth in args.depth:
-        compare(depth, images, args.rounds)
+    kept = {name: kept_bytes(network, images) / 2**20 for name, network in networks.items()}
+    for network in networks.values():
+        step(network, images)  # warm-up
+    jobs = {name: partial(step, network, images) for name, network in networks.items()}
+    seconds = take_turns(jobs, rounds)
+    base, *others = SETTINGS
+    rows = []
+    for name in others:
+        what = f"ResNet-{depth} with head, {name}: "
+        mib = {f"{one} MiB": kept[one] for one in (base, name)}
+        rows.append(Row(f"{what}memory kept", kept[name] / kept[base], behind=mib))
+        times = {f"{one} s": seconds[one] for one in (base, name)}
+        rows.append(Row(f"{what}time of a step", seconds[name] / seconds[base], behind=times))
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__, rounds=5)

@@ -12,11 +12,7 @@ the rest gains. Pictures have a long side of 500, as those of Pascal VOC, or of 
 of a camera, where decoding at a smaller scale pays.
 """
 
-import argparse
-import json
-import os
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,6 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from measuring import TEST_DATA, Row, command, take_turns
 from nacre.classes import ClassTable
 from nacre.data.folder import Folder, FolderConfig
 from nacre.data.loading import TrainingSet
@@ -32,30 +29,38 @@ from nacre.data.transforms import PicturesConfig, _draw_box
 from nacre.data.voc import SPACE
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 
-BESIDE_THE_PROJECT = Path(__file__).parents[2] / "shared" / "data"
 CLASSES = ClassTable(SPACE, (tuple(range(1, 16)), tuple(range(16, 21))))
 
 
-def measure(tiny: bool = False, rounds: int = 5) -> dict[str, float]:
-    """Return how many times as many images a second nacre reads; the goal is 8 at 500."""
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return how many times as many images a second nacre reads."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    count, crop, rounds = (4, 64, 1) if tiny else (60, 512, rounds)
-    ratios: dict[str, float] = {}
-    for long_side in (500, 2000):
+    count, crop = (4, 64) if tiny else (60, 512)
+    rows = []
+    for long_side, goal in ((500, 8.0), (2000, None)):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             names = write_pictures(root, count, 100 if tiny else long_side)
-            seconds = _take_turns(_jobs(root, names, crop), rounds)
-        for name in ("straightforward", "without_mapping"):
-            ratios[f"{name}_to_nacre_{long_side}"] = seconds[name] / seconds["nacre"]
-        ratios[f"nacre_images_per_second_{long_side}"] = count / seconds["nacre"]
-    return ratios
+            seconds = take_turns(_jobs(root, names, crop), rounds)
+        what = f"pictures of {long_side} pixels to crops of {crop}"
+        for other in ("straightforward", "without_mapping"):
+            rows.append(
+                Row(
+                    f"{what}: times faster" + ("" if goal else f" ({other})"),
+                    seconds[other] / seconds["nacre"],
+                    goal,
+                    behind={f"{side} images/s": count / seconds[side] for side in (other, "nacre")},
+                )
+            )
+            goal = None
+    torch.set_num_threads(threads)
+    return rows
 
 
 def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
     """Write a data folder of pictures of this size, from the part of VOC if it is there."""
-    base = Path(os.environ.get("NACRE_TEST_DATA") or BESIDE_THE_PROJECT)
-    voc = base / "voc2012-part" / "VOC2012"
+    voc = TEST_DATA / "voc2012-part" / "VOC2012"
     found = sorted((voc / "SegmentationClassAug").glob("*.png"))[:count]
     rng = np.random.default_rng(0)
     names = [f"{at:04}" for at in range(count)]
@@ -124,25 +129,5 @@ def straightforward(
     return (pixels - mean) / std, labels.long()
 
 
-def _take_turns(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return the shortest processor time of each job."""
-    best = dict.fromkeys(jobs, float("inf"))
-    for _ in range(rounds):
-        for name, job in jobs.items():
-            start = time.process_time()
-            job()
-            best[name] = min(best[name], time.process_time() - start)
-    return best
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true", help="few small pictures, once")
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    ratios = measure(args.tiny, args.rounds)
-    print(json.dumps({key: round(value, 2) for key, value in ratios.items()}, indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__, rounds=5)

@@ -11,15 +11,13 @@ counts; peak memory is measured in a fresh process for each, above what its inpu
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from measuring import peak_bytes, shortest_times
+from measuring import Row, command, peak_bytes, take_turns
 from nacre.evaluation.argmax import predict_labels
 from nacre.evaluation.confusion import confusion_matrix
 from nacre.losses import IGNORED
@@ -37,13 +35,8 @@ class Case:
         return f"{self.classes} classes, batch {self.batch}, {self.size} x {self.size}"
 
 
-CASES = [
-    Case(151, 4, faster=3),
-    Case(21, 4),
-    # For the memory: four times the pixels, or nearly four times the classes.
-    Case(151, 4, size=1024),
-    Case(600, 4),
-]
+CASES = [Case(151, 4, faster=3), Case(21, 4)]
+LARGER = [Case(600, 4), Case(151, 4, size=1024)]
 TINY = [Case(7, 2, size=64), Case(300, 1, size=48)]
 
 
@@ -72,62 +65,42 @@ def by_strips(logits: Tensor, truth: Tensor) -> Tensor:
     return confusion_matrix(truth, predicted, logits.shape[1])
 
 
-def measure_case(case: Case, rounds: int) -> dict[str, float]:
+def compare(case: Case, rounds: int) -> Row:
     inputs = make(case)
     expected, actual = straightforward(*inputs), by_strips(*inputs)
     assert actual.sum() == expected.sum()
     # Only a tie within rounding may fall to another class.
     differing = float((actual - expected).abs().sum() / 2 / expected.sum())
     assert differing < 1e-4, f"{case.name}: {differing:.1e} of the pixels differ"
-    slow, fast = shortest_times(
-        lambda: straightforward(*inputs), lambda: by_strips(*inputs), rounds=rounds
+    seconds = take_turns(
+        {"straightforward": lambda: straightforward(*inputs), "strips": lambda: by_strips(*inputs)},
+        rounds,
     )
-    slow_peak = peak_bytes(straightforward, make, case)
-    fast_peak = peak_bytes(by_strips, make, case)
-    return {
-        "straightforward_s": slow,
-        "strips_s": fast,
-        "times_faster": slow / fast,
-        "straightforward_mib": slow_peak / 2**20,
-        "strips_mib": fast_peak / 2**20,
-        "strips_bytes_per_pixel": fast_peak / inputs[1].numel(),
-    }
+    return Row(
+        f"testing, {case.name}: times faster",
+        seconds["straightforward"] / seconds["strips"],
+        case.faster,
+        behind={f"{name} s": value for name, value in seconds.items()},
+    )
 
 
-def measure(tiny: bool = False, rounds: int = 3) -> dict[str, dict[str, float]]:
-    """Return times, peak memory and ratios by case; the goal is in `CASES`."""
-    cases = TINY if tiny else CASES
-    return {case.name: measure_case(case, 1 if tiny else rounds) for case in cases}
+def memory(first: Case, second: Case) -> Row:
+    """How peak memory grows from one case to another, for so much more to compute."""
+    peaks = [peak_bytes(by_strips, make, case) / 2**20 for case in (first, second)]
+    more = second.classes * second.size**2 / (first.classes * first.size**2)
+    return Row(
+        f"testing, {second.name}: memory for {more:.3g} times the logits",
+        peaks[1] / peaks[0],
+        behind={"before MiB": peaks[0], "after MiB": peaks[1]},
+    )
 
 
-def print_table(results: dict[str, dict[str, float]]) -> None:
-    goals = {case.name: case.faster for case in CASES}
-    print(f"{'':36}{'seconds':>16}{'faster':>16}{'peak MiB':>16}{'bytes a pixel':>16}")
-    for name, r in results.items():
-        goal = goals.get(name)
-        print(
-            f"{name:36}"
-            f"{r['straightforward_s']:8.2f}{r['strips_s']:8.3f}"
-            f"{r['times_faster']:7.1f} {f'(goal {goal:g})' if goal else '':8}"
-            f"{r['straightforward_mib']:8.0f}{r['strips_mib']:8.1f}"
-            f"{r['strips_bytes_per_pixel']:16.1f}"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true", help="small, for correctness only")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    results = measure(args.tiny, args.rounds)
-    if args.json:
-        print(json.dumps(results, indent=2))
-    else:
-        print_table(results)
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return times as ratios, and how the peak memory grows with classes and pixels."""
+    cases, larger = (TINY[:1], TINY[1:]) if tiny else (CASES, LARGER)
+    rows = [compare(case, rounds) for case in cases]
+    return rows + [memory(cases[0], case) for case in larger]
 
 
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

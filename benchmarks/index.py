@@ -14,46 +14,38 @@ Then the index is built by one core and by all of them, on the clock. Masks come
 they have and at Pascal VOC's own (long side 500).
 """
 
-import argparse
-import json
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
+from measuring import TEST_DATA, Row, command, take_turns
 from nacre.data.index import build_index
 from nacre.data.keeping import FOLDER
-from nacre.data.scanning import Pair, usable_cores
+from nacre.data.scanning import Pair
 from nacre.data.voc import SPACE
 
-BESIDE_THE_PROJECT = Path(__file__).parents[2] / "shared" / "data"
 LONG_SIDE = 500
 _TIMES = 6
 
-Job = tuple[Callable[[], float], Callable[[], object]]
 
-
-def measure(tiny: bool = False, rounds: int = 5) -> dict[str, float]:
-    """Return ratios; the goals are `index_to_decode` <= 1.25 and `loop_to_index` >= 2.5."""
-    count, rounds = (24, 1) if tiny else (800, rounds)
-    ratios: dict[str, float] = {}
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return the index's time as ratios to decoding, to a plain loop and of one core to all."""
+    count = 24 if tiny else 800
     with tempfile.TemporaryDirectory() as folder:
         sources = find_pairs(count) or generate(Path(folder) / "generated", count)
         large = enlarge(sources, Path(folder) / "large")
-        for name, pairs in (("as_stored", sources), ("voc_size", large)):
-            ratios |= {f"{key}_{name}": value for key, value in _compare(pairs, rounds).items()}
-    return ratios
+        return [*_compare("as stored", sources, rounds), *_compare("of VOC's size", large, rounds)]
 
 
 def find_pairs(count: int) -> list[Pair]:
     """Return pictures and masks of the part of VOC, if it is there."""
-    base = Path(os.environ.get("NACRE_TEST_DATA") or BESIDE_THE_PROJECT)
-    root = base / "voc2012-part" / "VOC2012"
+    root = TEST_DATA / "voc2012-part" / "VOC2012"
     masks = sorted((root / "SegmentationClassAug").glob("*.png"))[:count]
     return [Pair(mask.stem, root / "JPEGImages" / f"{mask.stem}.jpg", mask) for mask in masks]
 
@@ -91,7 +83,7 @@ def enlarge(pairs: Sequence[Pair], root: Path) -> list[Pair]:
     return large
 
 
-def _compare(pairs: list[Pair], rounds: int) -> dict[str, float]:
+def _compare(name: str, pairs: list[Pair], rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
 
@@ -102,34 +94,37 @@ def _compare(pairs: list[Pair], rounds: int) -> dict[str, float]:
                 these, SPACE, root=root, split="all", workers=workers, progress=quiet
             )
 
-        alone: dict[str, Job] = {
-            "decode": (time.process_time, lambda: [_decode(pair) for pair in pairs]),
-            "loop": (time.process_time, lambda: [_loop(pair) for pair in pairs]),
-            "index": (time.process_time, lambda: index(pairs, 1)),
+        alone: dict[str, Callable[[], object]] = {
+            "decode": lambda: [_decode(pair) for pair in pairs],
+            "loop": lambda: [_loop(pair) for pair in pairs],
+            "index": lambda: index(pairs, 1),
         }
         # A pool of processes pays only for many masks, so each is there several times.
         many = [pair._replace(name=f"{at}-{pair.name}") for at in range(_TIMES) for pair in pairs]
-        cores: dict[str, Job] = {
-            "one_core": (time.perf_counter, lambda: index(many, 1)),
-            "all_cores": (time.perf_counter, lambda: index(many, None)),
+        cores: dict[str, Callable[[], object]] = {
+            "one core": lambda: index(many, 1),
+            "all cores": lambda: index(many, None),
         }
-        seconds = _take_turns(alone, rounds) | _take_turns(cores, max(1, rounds // 2))
-    return {
-        "index_to_decode": seconds["index"] / seconds["decode"],
-        "loop_to_index": seconds["loop"] / seconds["index"],
-        "one_core_to_all_cores": seconds["one_core"] / seconds["all_cores"],
-    }
+        s = take_turns(alone, rounds, time.process_time)
+        s |= take_turns(cores, max(1, rounds // 2), time.perf_counter)
+    what = f"index of masks {name}: "
+    return [
+        _row(f"{what}time against decoding", s, "index", "decode", 1.25, "most"),
+        _row(f"{what}times faster than a plain loop", s, "loop", "index", 2.5, "least"),
+        _row(f"{what}times faster on all cores", s, "one core", "all cores", None, "least"),
+    ]
 
 
-def _take_turns(jobs: dict[str, Job], rounds: int) -> dict[str, float]:
-    """Return the shortest time of each job."""
-    best = dict.fromkeys(jobs, float("inf"))
-    for _ in range(rounds):
-        for name, (clock, job) in jobs.items():
-            start = clock()
-            job()
-            best[name] = min(best[name], clock() - start)
-    return best
+def _row(
+    what: str,
+    seconds: dict[str, float],
+    one: str,
+    other: str,
+    goal: float | None,
+    bound: Literal["least", "most"],
+) -> Row:
+    behind = {f"{name} s": seconds[name] for name in (one, other)}
+    return Row(what, seconds[one] / seconds[other], goal, bound, behind)
 
 
 def _decode(pair: Pair) -> None:
@@ -142,14 +137,5 @@ def _loop(pair: Pair) -> object:
         return np.unique(np.array(mask))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true", help="few masks, once")
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    ratios = {key: round(value, 2) for key, value in measure(args.tiny, args.rounds).items()}
-    print(json.dumps({"cores": usable_cores(), **ratios}, indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__, rounds=5)

@@ -12,8 +12,6 @@ Values and gradients of the two are compared as well.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from measuring import peak_bytes, shortest_times
+from measuring import Row, command, peak_bytes, take_turns
 from nacre.losses import IGNORED, fused_binary_losses, fused_losses
 
 WEIGHT = 10.0
@@ -39,7 +37,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.method}, {self.classes} classes ({self.old} old), batch {self.batch}"
+        return f"losses of {self.method}, {self.classes} classes, batch {self.batch}"
 
 
 CASES = [
@@ -138,61 +136,36 @@ def fused(method: str, logits: Tensor, old_logits: Tensor, labels: Tensor) -> Te
     return x.grad
 
 
-def measure_case(case: Case, rounds: int) -> dict[str, float]:
+def measure_case(case: Case, rounds: int) -> list[Row]:
     inputs = make(case)
     expected, actual = straightforward(*inputs), fused(*inputs)
     error = float((actual - expected).abs().max() / expected.abs().max())
     assert error < 1e-5, f"{case.name}: gradients differ by {error:.1e}"
-    slow, fast = shortest_times(
-        lambda: straightforward(*inputs), lambda: fused(*inputs), rounds=rounds
+    seconds = take_turns(
+        {"straightforward": lambda: straightforward(*inputs), "fused": lambda: fused(*inputs)},
+        rounds,
     )
-    slow_peak = peak_bytes(straightforward, make, case)
-    fast_peak = peak_bytes(fused, make, case)
-    return {
-        "straightforward_s": slow,
-        "fused_s": fast,
-        "times_faster": slow / fast,
-        "straightforward_mib": slow_peak / 2**20,
-        "fused_mib": fast_peak / 2**20,
-        "times_less_memory": slow_peak / max(fast_peak, 1),
-        "gradient_error": error,
-    }
+    mib = {side.__name__: peak_bytes(side, make, case) / 2**20 for side in (straightforward, fused)}
+    return [
+        Row(
+            f"{case.name}: times faster",
+            seconds["straightforward"] / seconds["fused"],
+            case.faster,
+            behind={f"{name} s": value for name, value in seconds.items()},
+        ),
+        Row(
+            f"{case.name}: times less memory",
+            mib["straightforward"] / max(mib["fused"], 1e-3),
+            case.leaner,
+            behind={f"{name} MiB": value for name, value in mib.items()},
+        ),
+    ]
 
 
-def measure(tiny: bool = False, rounds: int = 3) -> dict[str, dict[str, float]]:
-    """Return times, peak memory and ratios by case; the goals are in `CASES`."""
-    cases = TINY if tiny else CASES
-    return {case.name: measure_case(case, 1 if tiny else rounds) for case in cases}
-
-
-def print_table(results: dict[str, dict[str, float]]) -> None:
-    goals = {case.name: (case.faster, case.leaner) for case in CASES}
-    print(f"{'':42}{'seconds':>16}{'faster':>16}{'peak MiB':>16}{'less memory':>16}")
-    for name, r in results.items():
-        faster, leaner = (f"(goal {g:g})" if g else "" for g in goals.get(name, (None, None)))
-        print(
-            f"{name:42}"
-            f"{r['straightforward_s']:8.2f}{r['fused_s']:8.3f}"
-            f"{r['times_faster']:6.1f} {faster:9}"
-            f"{r['straightforward_mib']:8.0f}{r['fused_mib']:8.1f}"
-            f"{r['times_less_memory']:6.1f} {leaner:9}"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true", help="small, for correctness only")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    results = measure(args.tiny, args.rounds)
-    if args.json:
-        print(json.dumps(results, indent=2))
-    else:
-        print_table(results)
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return time and peak memory of each case as ratios."""
+    return [row for case in (TINY if tiny else CASES) for row in measure_case(case, rounds)]
 
 
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -1,38 +1,70 @@
-"""Time and peak memory of competing functions, for the benchmarks that compare them."""
+"""What the benchmarks share: rows of a table, times that take turns, peak memory, the command."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import multiprocessing
+import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from rich.console import Console
+from rich.table import Table
+
+TEST_DATA = Path(os.environ.get("NACRE_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
-def shortest_times(
-    slow: Callable[[], object], fast: Callable[[], object], rounds: int, more: int = 5
-) -> tuple[float, float]:
-    """Return the shortest time of each of two functions that take turns.
+@dataclass(frozen=True)
+class Row:
+    """One figure that was measured.
 
-    The fast one runs several times a round. With one thread it is processor time that counts, which
-    other programs on the machine disturb less; with several it is the clock's.
+    Attributes:
+        what: Of what.
+        value: The figure, most often a ratio.
+        goal: What it should be at least or at most, if there is a goal.
+        bound: Which of the two.
+        behind: The seconds, bytes or counts that it comes from.
     """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    slow_times, fast_times = [], []
+
+    what: str
+    value: float
+    goal: float | None = None
+    bound: Literal["least", "most"] = "least"
+    behind: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_met(self) -> bool | None:
+        if self.goal is None:
+            return None
+        return self.value >= self.goal if self.bound == "least" else self.value <= self.goal
+
+
+def take_turns(
+    jobs: dict[str, Callable[[], object]],
+    rounds: int,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, float]:
+    """Return the shortest time of each job; they take turns.
+
+    With one thread it is processor time that counts, which other programs on the machine disturb
+    less; with several it is the clock's.
+    """
+    if clock is None:
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    best = dict.fromkeys(jobs, float("inf"))
     for _ in range(rounds):
-        slow_times.append(_time(slow, clock))
-        fast_times += [_time(fast, clock) for _ in range(more)]
-    return min(slow_times), min(fast_times)
-
-
-def _time(function: Callable[[], object], clock: Callable[[], float]) -> float:
-    start = clock()
-    function()
-    return clock() - start
+        for name, job in jobs.items():
+            start = clock()
+            job()
+            best[name] = min(best[name], clock() - start)
+    return best
 
 
 def peak_bytes(
@@ -59,7 +91,7 @@ def _peak_bytes(
     inputs = make(*case)
     before = _reset_peak()
     function(*inputs)
-    return _peak() - before
+    return peak_of_process() - before
 
 
 def _reset_peak() -> int:
@@ -67,13 +99,68 @@ def _reset_peak() -> int:
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")
-    return _peak()
+    return peak_of_process()
 
 
-def _peak() -> int:
+def peak_of_process() -> int:
+    """Return the most memory this process has had in use, in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print rows as a table."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("what", overflow="fold")
+    for title in ("measured", "goal", ""):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("from", style="dim", overflow="fold")
+    for row in rows:
+        goal = "" if row.goal is None else f"at {row.bound} {row.goal:g}"
+        met = {None: "", True: "[green]met", False: "[red]missed"}[row.is_met]
+        behind = ", ".join(f"{name} {_short(value)}" for name, value in row.behind.items())
+        table.add_row(row.what, _short(row.value), goal, met, behind)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def save(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as JSON, with what they were measured on."""
+    machine = {"cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    content = {
+        "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
+        "machine": machine,
+        "rows": [asdict(row) | {"is_met": row.is_met} for row in rows],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def command(measure: Callable[[bool, int], list[Row]], doc: str | None, rounds: int = 3) -> None:
+    """Be the command of one benchmark."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tiny", action="store_true", help="small, for correctness only")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each ({rounds})")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    rows = run(measure, given.tiny, given.rounds)
+    show(rows)
+    if given.json:
+        save(rows, given.json)
+
+
+def run(measure: Callable[[bool, int], list[Row]], tiny: bool, rounds: int) -> list[Row]:
+    """Carry a benchmark out; in its tiny form it has no goals."""
+    if not tiny:
+        return measure(False, rounds)
+    return [replace(row, goal=None) for row in measure(True, 1)]

@@ -1,0 +1,98 @@
+"""How time and memory of an update grow with classes, crop and steps.
+
+    python benchmarks/growth.py
+
+An update of MiB with EfficientNet-Lite0 and two pictures, from images to changed parameters. One
+thing grows at a time, from 151 classes (half of them old, in one step) and a crop of 256; steps
+have one class each. Each case has a process of its own, whose peak above its start counts, and
+the shortest of its updates. The figure is the growth from the case before divided by how much
+larger the case is: 1 is linear growth, less is better. A crop's size is its pixels.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from measuring import Row, command, peak_of_process
+from methods import learner_of, make_batch
+from nacre.models.config import ModelConfig
+from nacre.training.memory import keep_freed_memory
+
+
+@dataclass(frozen=True)
+class Case:
+    classes: int = 151
+    crop: int = 256
+    steps: int = 1
+    backbone: str = "lite0"
+
+
+AXES = {
+    "classes": [Case(classes=classes) for classes in (21, 151, 500, 1000)],
+    "crop": [Case(crop=crop) for crop in (256, 512, 1024)],
+    "steps": [Case(classes=steps + 1, steps=steps) for steps in (5, 20, 100)],
+}
+
+
+def update(case: Case, rounds: int) -> tuple[float, float]:
+    """Return the seconds of an update and the MiB that networks and update need at most."""
+    keep_freed_memory()
+    before = peak_of_process()
+    old = [1 + case.classes // 2] if case.steps == 1 else [2] + [1] * (case.steps - 2)
+    new = case.classes - sum(old)
+    model = ModelConfig(backbone=case.backbone, head_width=128)
+    learner = learner_of("mib", model, case.crop, 2, old, new)
+    parts = make_batch(case.crop, 2, case.classes, sum(old))
+    times = []
+    for _ in range(rounds + 1):
+        start = time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+        learner.update(parts)
+        end = time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+        times.append(end - start)
+    return min(times), (peak_of_process() - before) / 2**20
+
+
+def apart(case: Case, rounds: int) -> tuple[float, float]:
+    """Measure a case in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(
+        1, torch.set_num_threads, (torch.get_num_threads(),)
+    ) as pool:
+        return pool.apply(update, (case, rounds))
+
+
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return the growth along each axis."""
+    rows = []
+    for axis, cases in AXES.items():
+        if tiny:
+            cases = [replace(case, backbone="tiny", crop=case.crop // 8) for case in cases[:2]]
+        measured = [(case, *apart(case, rounds)) for case in cases]
+        for before, after in pairwise(measured):
+            rows += compare(axis, before, after)
+    return rows
+
+
+def compare(
+    axis: str, before: tuple[Case, float, float], after: tuple[Case, float, float]
+) -> list[Row]:
+    sizes = [getattr(one[0], axis) for one in (before, after)]
+    larger = (sizes[1] / sizes[0]) ** (2 if axis == "crop" else 1)
+    return [
+        Row(
+            f"update, {axis} {sizes[0]} to {sizes[1]}: growth of {name}, 1 is linear",
+            after[at] / before[at] / larger,
+            1.05,  # what two timings differ by
+            "most",
+            {f"before {unit}": before[at], f"after {unit}": after[at]},
+        )
+        for at, name, unit in ((1, "time", "s"), (2, "memory", "MiB"))
+    ]
+
+
+if __name__ == "__main__":
+    command(measure, __doc__)

@@ -1,0 +1,117 @@
+"""Where the time of the preset `small` goes in MiB's incremental step on real pictures.
+
+    python benchmarks/small_step.py
+
+EfficientNet-Lite0, crops of 160, batches of 16, the second step of voc-animals-4-2 on the part of
+VOC in NACRE_TEST_DATA, or generated scenes where that is missing; pictures are read by the trainer
+itself. A few batches are learnt as in a run, and the parts are timed by the clock. What is not the
+networks' own forward and backward is reading, the losses with their gradients, the optimiser and
+the rest. The same is measured with the C library's usual handling of freed memory.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+from measuring import TEST_DATA, Row, command
+from methods import learner_of
+from nacre.data.loading import training_batches
+from nacre.training.config import gather
+from nacre.training.memory import keep_freed_memory
+from nacre.training.prepare import Prepared, prepare
+
+NETWORKS = ("student forward", "teacher forward", "backward")
+
+
+class Stopwatch:
+    """Adds up the time of functions by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            return result
+
+        return run
+
+
+def data_of_step(tiny: bool) -> Prepared:
+    root = TEST_DATA / "voc2012-part"
+    values: dict[str, Any] = {"scenario": "voc-animals-4-2", "data": {"root": str(root)}}
+    if tiny:
+        values = {
+            "scenario": "scenes/4-4/overlapped",
+            "data": {"train": 48, "val": 12, "size": 32},
+            "model": {"backbone": "tiny", "weights": "none"},
+            "pictures": {"crop": 32},
+        }
+    elif not root.exists():
+        values = {"scenario": "scenes/4-4/overlapped", "data": {"size": 256}}
+    return prepare(gather(preset="small", overrides=values))
+
+
+def learn_a_little(tiny: bool, keep: bool, batches: int, threads: int) -> dict[str, float]:
+    """Return the seconds of each part of so many updates."""
+    torch.set_num_threads(threads)
+    if keep:
+        keep_freed_memory()
+    prepared = data_of_step(tiny)
+    config, classes = prepared.config, prepared.scenario.classes
+    new = len(classes.new(1))
+    learner = learner_of(
+        "mib", config.model, config.pictures.crop, config.train.batch, [classes.channels(0)], new
+    )
+    reading = training_batches(prepared.training_set(1), prepared.order(1), 0, 0, pin=False)
+    learner.update(next(reading))
+    watch = Stopwatch()
+    assert learner.teacher is not None
+    learner.student = watch.timed("student forward", learner.network)
+    learner.teacher = watch.timed("teacher forward", learner.teacher)
+    learner.method.losses = watch.timed("losses", learner.method.losses)
+    learner.scaler.step = watch.timed("optimiser", learner.scaler.step)
+    backward = watch.timed("backward", torch.autograd.backward)
+    start = time.perf_counter()
+    with mock.patch.object(torch.autograd, "backward", backward):
+        for _ in range(batches):
+            learner.update(watch.timed("reading", next)(reading))
+    whole = time.perf_counter() - start
+    return watch.seconds | {"rest": whole - sum(watch.seconds.values())}
+
+
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return each part's share of the time, and what keeping freed memory saves."""
+    sides = {}
+    for keep in (True, False):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            given = (tiny, keep, 4 * rounds, torch.get_num_threads())
+            sides[keep] = pool.apply(learn_a_little, given)
+    parts, whole = sides[True], sum(sides[True].values())
+    what = "preset small, step of MiB: "
+    outside = sum(seconds for name, seconds in parts.items() if name not in NETWORKS)
+    rows = [
+        Row(
+            f"{what}share of time outside the networks",
+            outside / whole,
+            0.25,
+            "most",
+            {f"{name} %": 100 * seconds / whole for name, seconds in parts.items()},
+        )
+    ]
+    usual = sum(sides[False].values())
+    behind = {"kept s": whole / 4 / rounds, "returned s": usual / 4 / rounds}
+    rows.append(Row(f"{what}time if freed memory is returned", usual / whole, behind=behind))
+    return rows
+
+
+if __name__ == "__main__":
+    command(measure, __doc__)
