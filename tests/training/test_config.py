@@ -1,4 +1,5 @@
 import pytest
+import torch
 import yaml
 
 from nacre.errors import NacreError
@@ -120,3 +121,25 @@ def test_every_preset_is_valid(preset, data):
 def test_unknown_preset():
     with pytest.raises(NacreError, match=r"unknown preset 'papr' \(did you mean 'paper'\?\)"):
         gather(preset="papr", overrides=SCENES)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("method", "most_important"), [("ewc", 1), ("pi", 1), ("rw", 2)])
+def test_a_preset_does_not_let_a_penalty_overshoot(preset, method, most_important):
+    config = gather(preset=preset, overrides={**SCENES, "method": method})
+    hardness = config.method.weight * most_important
+    theta = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    train = config.train
+    sgd = torch.optim.SGD([theta], train.next_lr, momentum=train.momentum, nesterov=True)
+    for _ in range(100):
+        sgd.zero_grad()
+        (hardness * theta**2).sum().backward()
+        sgd.step()
+    assert abs(theta.item()) < 1
+
+
+def test_a_weight_of_ones_own_lies_over_the_presets():
+    raw = {**SCENES, "method": {"name": "ewc", "weight": 3}}
+    assert gather(preset="small", overrides=raw).method.weight == 3
+    assert gather(preset="small", overrides={**SCENES, "method": "ewc"}).method.weight == 50
+    assert gather(overrides={**SCENES, "method": "ewc"}).method.weight == 500

@@ -180,7 +180,8 @@ def gather(
     if preset is not None:
         scenario = written.get("scenario")
         known = read_scenario(scenario) if isinstance(scenario, str) else None
-        written = merge(preset_values(preset, known), written)
+        method = str(_section(written, "method").get("name", "mib"))
+        written = merge(preset_values(preset, known, method), written)
     return resolve_config(written)
 
 

@@ -242,9 +242,10 @@ class Learner:
         if all(math.isfinite(value) for value in losses.values()):
             return
         named = ", ".join(f"{name} = {value}" for name, value in losses.items())
+        weights = "".join(f"a smaller method.{weight}, " for weight in self.method.weights)
         raise NotFinite(
             f"the loss is not a finite number in step {self.step}, iteration {self.iteration}: "
-            f"{named}; a smaller learning rate or train.clip may help"
+            f"{named}; {weights if self.step else ''}a smaller learning rate or train.clip may help"
         )
 
     def _over_processes(self, losses: dict[str, float]) -> dict[str, float]:

@@ -29,8 +29,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset_values(name: str, scenario: ScenarioFile | None) -> dict[str, Any]:
-    """Return a preset as plain config values for a scenario."""
+# The penalties' weights of the paper go with its later learning rate of 0.001. These go with the
+# presets' rates: weight times rate is the paper's, and more of it lets the penalty overshoot
+# until nothing is finite (see `nacre.methods.importance`).
+PENALTIES: dict[str, dict[str, float]] = {
+    "small": {"ewc": 50, "pi": 50, "rw": 10},
+    "demo": {"ewc": 8, "pi": 8, "rw": 1.6},
+}
+
+
+def preset_values(name: str, scenario: ScenarioFile | None, method: str = "mib") -> dict[str, Any]:
+    """Return a preset as plain config values for a scenario and a method."""
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     values = dict(PRESETS[name])
@@ -40,4 +49,6 @@ def preset_values(name: str, scenario: ScenarioFile | None) -> dict[str, Any]:
         if (scenario.data, scenario.task) == ("voc", "15-1"):
             # The one task for which the paper's figures were made with another weight.
             values["method"] = {"name": "mib", "weight": 100}
+    if method in PENALTIES.get(name, {}):
+        values["method"] = {"name": method, "weight": PENALTIES[name][method]}
     return values
