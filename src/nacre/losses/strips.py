@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 # On CPUs a strip and its few companions should stay in the cache.
-_CPU_STRIP_BYTES = 3 << 20
+_CPU_STRIP_BYTES = 4 << 20
 # On other devices a strip should be large enough to keep the device busy, and its companions
 # together a few hundredths of the memory. The total decides, not what is free at the moment:
 # otherwise the order of the sums, and with it the last digits, would change from run to run.

@@ -10,7 +10,7 @@ import sys
 
 # From glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-_NEVER = 2**31 - 1
+_NEVER = -1  # as mallopt(3) has it
 
 
 def keep_freed_memory() -> bool:
