@@ -94,3 +94,10 @@ def test_the_run_that_collects_most_learns_step_0_for_the_others(tmp_path):
         "ft": "rw", "ewc": "rw", "pi": None, "rw": None,
         "lwf-mc": None, "lwf-mc-d": "lwf-mc", "joint": None,
     }  # fmt: skip
+
+
+def test_the_time_left_does_not_count_a_step_0_that_is_taken_over(tmp_path):
+    jobs = make_jobs(check_grid({**GRID, "scenarios": GRID["scenarios"][:1]}), tmp_path)
+    assert [job.to_learn for job in jobs] == [jobs[0].iterations, (0, *jobs[1].iterations[1:])]
+    jobs[0].state = "failed"  # and left no step 0: then the other one learns its own
+    assert jobs[1].to_learn == jobs[1].iterations

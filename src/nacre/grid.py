@@ -72,6 +72,13 @@ class Job:
         return find_method(self.config.method.name).collects
 
     @property
+    def to_learn(self) -> tuple[int, ...]:
+        """Updates of each step that this run makes itself: none in a step 0 that it takes over."""
+        if self.base is None or (self.base.state == "failed" and not self.has_base()):
+            return self.iterations
+        return (0, *self.iterations[1:])
+
+    @property
     def log(self) -> Path:
         """Where its output goes."""
         return self.folder.path.parent / f"{self.folder.path.name}.log"

@@ -64,12 +64,12 @@ class GridDisplay:
         table.add_column("iterations", justify="right")
         table.add_column("mIoU without background")
         for job in jobs:
-            row = (job.name, job.state, f"{_iterations(job):,}/{sum(job.iterations):,}")
+            row = (job.name, job.state, f"{_iterations(job):,}/{sum(job.to_learn):,}")
             table.add_row(*row, _reached(job).strip(" :"), style=STYLES[job.state])
         return table
 
     def _left(self, jobs: Sequence[Job]) -> str:
-        total = sum(sum(job.iterations) for job in jobs)
+        total = sum(sum(job.to_learn) for job in jobs)
         done = sum(_iterations(job) for job in jobs)
         if self.done_before is None:
             self.done_before = done
@@ -80,11 +80,11 @@ class GridDisplay:
 
 
 def _iterations(job: Job) -> int:
-    """Return how many updates a run is past, those of a step 0 taken over included."""
+    """Return how many of its own updates a run is past."""
     if job.state == "done":
-        return sum(job.iterations)
-    finished = [step for step in range(len(job.iterations)) if job.folder.model(step).exists()]
-    past = sum(job.iterations[step] for step in finished)
+        return sum(job.to_learn)
+    finished = [step for step in range(len(job.to_learn)) if job.folder.model(step).exists()]
+    past = sum(job.to_learn[step] for step in finished)
     return past + _in_step(job.folder.events, len(finished))
 
 
