@@ -27,6 +27,12 @@ Scenario = Annotated[
     typer.Argument(help="data/task/setup, a name from `nacre scenarios`, or a .yaml file"),
 ]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
+MethodName = Annotated[str | None, typer.Option(help="See `nacre methods`.")]
+Preset = Annotated[str | None, typer.Option(help="paper, small or demo.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="1 unless given.")]
+Base = Annotated[
+    Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
+]
 Lists = Annotated[Path | None, typer.Option(help="Folder with published image lists train-K.npy.")]
 Config = Annotated[Path | None, typer.Option(help="YAML file with config values.")]
 Set = Annotated[
@@ -71,17 +77,15 @@ def demo(
 )
 def run(
     scenario: Scenario = None,
-    method: Annotated[str | None, typer.Option(help="See `nacre methods`.")] = None,
+    method: MethodName = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; made if need be.")] = None,
-    preset: Annotated[str | None, typer.Option(help="paper, small or demo.")] = None,
+    preset: Preset = None,
     config: Config = None,
     set_: Set = None,
     root: Root = None,
     lists: Lists = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="1 unless given.")] = None,
-    base: Annotated[
-        Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
-    ] = None,
+    seed: Seed = None,
+    base: Base = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write RUN-tensorboard too (needs the extra).")
     ] = False,
@@ -124,17 +128,15 @@ def run(
 )
 def tune(
     scenario: Scenario = None,
-    method: Annotated[str | None, typer.Option(help="See `nacre methods`.")] = None,
+    method: MethodName = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the trials and tuned.yaml.")] = None,
-    preset: Annotated[str | None, typer.Option(help="paper, small or demo.")] = None,
+    preset: Preset = None,
     config: Config = None,
     set_: Set = None,
     root: Root = None,
     lists: Lists = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="1 unless given.")] = None,
-    base: Annotated[
-        Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
-    ] = None,
+    seed: Seed = None,
+    base: Base = None,
     rate: Annotated[
         list[float] | None,
         typer.Option(help="A learning rate for fine-tuning to choose from; may be repeated."),
@@ -238,7 +240,7 @@ def grid(
     scenarios: Annotated[str | None, typer.Option(help="Scenarios, by commas.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods, by commas.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, by commas.")] = None,
-    preset: Annotated[str | None, typer.Option(help="paper, small or demo.")] = None,
+    preset: Preset = None,
     set_: Set = None,
     root: Root = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,

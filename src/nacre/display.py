@@ -5,9 +5,10 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,7 +25,30 @@ LINE_SECONDS = 30
 """Time between two lines where the output is not a terminal."""
 
 
-class RunDisplay:
+class Display:
+    """What is drawn on a terminal while it is open; elsewhere its owner prints lines."""
+
+    def __init__(self, console: Console, drawing: Live | Progress) -> None:
+        self.console, self._drawing = console, drawing
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        if self.console.is_terminal:
+            self._drawing.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Draw no more: bars go away, a table stays as it was last."""
+        if self.console.is_terminal:
+            self._drawing.stop()
+
+
+class RunDisplay(Display):
     """Follows one run, or several one after another, by their events.
 
     Args:
@@ -33,7 +57,7 @@ class RunDisplay:
     """
 
     def __init__(self, console: Console, total: int | None = None) -> None:
-        self.console, self.total = console, total
+        self.total = total
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -47,29 +71,14 @@ class RunDisplay:
             # The speed is taken over long enough to see testing and the change of methods.
             speed_estimate_period=60,
         )
+        super().__init__(console, self.progress)
         self.whole: TaskID | None = None
+        if total is not None:
+            self.whole = self.progress.add_task("everything", total=total, note="")
         self.now: TaskID | None = None
         self.label = ""
         self.began = self.last_line = time.monotonic()
         self.done = 0
-
-    def __enter__(self) -> "RunDisplay":
-        """Show the bars."""
-        if self.console.is_terminal:
-            self.progress.start()
-        if self.total is not None:
-            self.whole = self.progress.add_task("everything", total=self.total, note="")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take the bars away."""
-        if self.console.is_terminal:
-            self.progress.stop()
 
     def __call__(self, event: Event) -> None:
         """Show an event."""

@@ -3,13 +3,12 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from nacre.display import LINE_SECONDS, one_line
+from nacre.display import LINE_SECONDS, Display, one_line
 from nacre.files import load_json
 from nacre.grid import Job
 from nacre.training.recorder import read_events
@@ -17,31 +16,15 @@ from nacre.training.recorder import read_events
 STYLES = {"waiting": "dim", "running": "bold", "done": "", "failed": "red"}
 
 
-class GridDisplay:
+class GridDisplay(Display):
     """Shows the runs of a grid; a table on a terminal, a line a change elsewhere."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
+        self.live = Live(console=console, refresh_per_second=2)
+        super().__init__(console, self.live)
         self.began = self.last_line = time.monotonic()
         self.done_before: float | None = None
         self.states: dict[str, str] = {}
-        self.live = Live(console=console, refresh_per_second=2)
-
-    def __enter__(self) -> "GridDisplay":
-        """Begin to show."""
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Leave the last table standing."""
-        if self.console.is_terminal:
-            self.live.stop()
 
     def __call__(self, jobs: Sequence[Job]) -> None:
         """Show how far the runs are."""

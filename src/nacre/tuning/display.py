@@ -1,11 +1,10 @@
 """The live table of a search for a weight."""
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from nacre.display import Display
 from nacre.training.recorder import Event
 from nacre.tuning.result import Trial, Tuning, verdict
 from nacre.tuning.search import TOLERATED
@@ -13,34 +12,18 @@ from nacre.tuning.search import TOLERATED
 STYLES = {"learning": "bold", "chosen": "green", "too low": "dim", "diverged": "red"}
 
 
-class TuneDisplay:
+class TuneDisplay(Display):
     """Shows a search: a table on a terminal, a line a trial elsewhere.
 
     It is called with the search after every change, and observes the runs by `observe`.
     """
 
     def __init__(self, console: Console) -> None:
-        self.console = console
         self.live = Live(console=console, refresh_per_second=2)
+        super().__init__(console, self.live)
         self.tuning: Tuning | None = None
         self.now = ""
         self.said = 0
-
-    def __enter__(self) -> "TuneDisplay":
-        """Begin to show."""
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Leave the last table standing."""
-        if self.console.is_terminal:
-            self.live.stop()
 
     def __call__(self, tuning: Tuning) -> None:
         """Show what was found so far."""
