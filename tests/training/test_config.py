@@ -143,3 +143,5 @@ def test_a_weight_of_ones_own_lies_over_the_presets():
     assert gather(preset="small", overrides=raw).method.weight == 3
     assert gather(preset="small", overrides={**SCENES, "method": "ewc"}).method.weight == 50
     assert gather(overrides={**SCENES, "method": "ewc"}).method.weight == 500
+    ilt = gather(preset="small", overrides={**SCENES, "method": "ilt"}).method
+    assert (ilt.weight, ilt.feature_weight) == (100, 1)

@@ -29,12 +29,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-# The penalties' weights of the paper go with its later learning rate of 0.001. These go with the
-# presets' rates: weight times rate is the paper's, and more of it lets the penalty overshoot
-# until nothing is finite (see `nacre.methods.importance`).
-PENALTIES: dict[str, dict[str, float]] = {
-    "small": {"ewc": 50, "pi": 50, "rw": 10},
-    "demo": {"ewc": 8, "pi": 8, "rw": 1.6},
+# Weights that the paper chose for its own network and learning rate. The penalties' weights here
+# go with the presets' rates: weight times rate is the paper's, and more of it lets the penalty
+# overshoot until nothing is finite (see `nacre.methods.importance`). The features of lite0 end in
+# no activation and are large: with the paper's 100, their distance is all that ILT learns.
+WEIGHTS: dict[str, dict[str, dict[str, float]]] = {
+    "small": {
+        "ewc": {"weight": 50},
+        "pi": {"weight": 50},
+        "rw": {"weight": 10},
+        "ilt": {"feature_weight": 1},
+    },
+    "demo": {"ewc": {"weight": 8}, "pi": {"weight": 8}, "rw": {"weight": 1.6}},
 }
 
 
@@ -49,6 +55,6 @@ def preset_values(name: str, scenario: ScenarioFile | None, method: str = "mib")
         if (scenario.data, scenario.task) == ("voc", "15-1"):
             # The one task for which the paper's figures were made with another weight.
             values["method"] = {"name": "mib", "weight": 100}
-    if method in PENALTIES.get(name, {}):
-        values["method"] = {"name": method, "weight": PENALTIES[name][method]}
+    if method in WEIGHTS.get(name, {}):
+        values["method"] = {"name": method, **WEIGHTS[name][method]}
     return values
