@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+import abn
 import data_path
 import evaluation
 import growth
@@ -28,7 +29,8 @@ from measuring import Row, run, save, show
 
 BENCHMARKS = {
     "the losses": loss_head.measure,
-    "a method's update": methods.mib,
+    "the methods' updates": methods.measure,
+    "in-place normalisation": abn.measure,
     "the step of preset small": small_step.measure,
     "reading pictures": data_path.measure,
     "testing": evaluation.measure,

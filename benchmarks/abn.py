@@ -1,6 +1,6 @@
 """Memory and time of in-place ABN against batch norm + leaky ReLU, as ratios in one run.
 
-    python benchmarks/abn.py                       # ResNet-50 and 101 with head, 2 x 3 x 256 x 256
+    python benchmarks/abn.py                       # ResNet-50 with head, 2 x 3 x 256 x 256
 
 Memory is what autograd keeps for the backward pass: the distinct storages among its saved
 tensors, without the parameters. The other side is as lean as torch allows: its leaky ReLU works
@@ -38,7 +38,7 @@ def step(network: Network, images: torch.Tensor) -> None:
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return memory and time against batch norm and leaky ReLU."""
-    size, depths = (64, [18]) if tiny else (256, [50, 101])
+    size, depths = (64, [18]) if tiny else (256, [50])
     images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
     return [row for depth in depths for row in compare(depth, images, rounds)]
 

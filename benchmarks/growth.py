@@ -11,14 +11,10 @@ larger the case is: 1 is linear growth, less is better. A crop's size is its pix
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import torch
-
-from measuring import Row, command, peak_of_process
+from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
 from methods import learner_of, make_batch
 from nacre.models.config import ModelConfig
 from nacre.training.memory import keep_freed_memory
@@ -48,21 +44,9 @@ def update(case: Case, rounds: int) -> tuple[float, float]:
     model = ModelConfig(backbone=case.backbone, head_width=128)
     learner = learner_of("mib", model, case.crop, 2, old, new)
     parts = make_batch(case.crop, 2, case.classes, sum(old))
-    times = []
-    for _ in range(rounds + 1):
-        start = time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-        learner.update(parts)
-        end = time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-        times.append(end - start)
-    return min(times), (peak_of_process() - before) / 2**20
-
-
-def apart(case: Case, rounds: int) -> tuple[float, float]:
-    """Measure a case in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(
-        1, torch.set_num_threads, (torch.get_num_threads(),)
-    ) as pool:
-        return pool.apply(update, (case, rounds))
+    learner.update(parts)  # warm-up
+    seconds = take_turns({"update": lambda: learner.update(parts)}, rounds)["update"]
+    return seconds, max(peak_of_process() - before, PAGE) / 2**20
 
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
@@ -71,7 +55,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     for axis, cases in AXES.items():
         if tiny:
             cases = [replace(case, backbone="tiny", crop=case.crop // 8) for case in cases[:2]]
-        measured = [(case, *apart(case, rounds)) for case in cases]
+        measured = [(case, *apart(update, case, rounds)) for case in cases]
         for before, after in pairwise(measured):
             rows += compare(axis, before, after)
     return rows

@@ -6,19 +6,22 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 TEST_DATA = Path(os.environ.get("NACRE_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data")
+PAGE = 4096
+"""The least memory that is counted."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -75,23 +78,27 @@ def peak_bytes(
     Both functions must be importable. The process runs `function` on `make()`, its smallest case,
     first, so that libraries that load at the first use do not count.
     """
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_peak_bytes, (torch.get_num_threads(), function, make, case))
+    return apart(_peak_bytes, function, make, case)
+
+
+def apart(function: Callable[..., Result], *args: Any) -> Result:
+    """Call a function in a fresh process with as many threads."""
+    with multiprocessing.get_context("spawn").Pool(
+        1, torch.set_num_threads, (torch.get_num_threads(),)
+    ) as pool:
+        return pool.apply(function, args)
 
 
 def _peak_bytes(
-    threads: int,
     function: Callable[..., object],
     make: Callable[..., tuple[Any, ...]],
     case: tuple[Any, ...],
 ) -> int:
-    torch.set_num_threads(threads)
     function(*make())
     inputs = make(*case)
     before = _reset_peak()
     function(*inputs)
-    return peak_of_process() - before
+    return max(peak_of_process() - before, PAGE)
 
 
 def _reset_peak() -> int:
@@ -108,6 +115,8 @@ def peak_of_process() -> int:
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
+    import resource  # not there on Windows
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from measuring import Row, command, take_turns
+from measuring import Row, apart, command, take_turns
 from nacre.data.loading import BatchOrder, Sample
 from nacre.methods import METHODS
 from nacre.models.config import ModelConfig
@@ -68,41 +68,37 @@ def make_batch(crop: int, batch: int, classes: int = OLD + NEW, old: int = OLD) 
     return [(images, labels.to(torch.uint8) if classes <= 255 else labels)]
 
 
-def compare(name: str, backbone: str, crop: int, batch: int, rounds: int) -> tuple[float, float]:
+def compare(name: str, backbone: str, crop: int, batch: int, rounds: int) -> dict[str, float]:
     """Return the times of an update by fine-tuning and by another method."""
+    keep_freed_memory()
     model = ModelConfig(backbone=backbone, norm="iabn")
     parts = make_batch(crop, batch)
     learners = {one: learner_of(one, model, crop, batch) for one in ("ft", name)}
     for learner in learners.values():
         learner.update(parts)  # warm-up
     jobs = {one: partial(learner.update, parts) for one, learner in learners.items()}
-    seconds = take_turns(jobs, rounds)
-    return seconds["ft"], seconds[name]
+    return take_turns(jobs, rounds)
 
 
-def row(name: str, backbone: str, crop: int, batch: int, rounds: int, goal: float | None) -> Row:
-    alone, seconds = compare(name, backbone, crop, batch, rounds)
+def row(name: str, case: tuple[str, int, int], rounds: int, goal: float | None = None) -> Row:
+    backbone, crop, batch = case
+    seconds = apart(compare, name, *case, rounds)
     return Row(
         f"update of {name}, {backbone}, {batch} x {crop} x {crop}: time against fine-tuning",
-        seconds / alone,
+        seconds[name] / seconds["ft"],
         goal,
         "most",
-        {"fine-tuning s": alone, f"{name} s": seconds},
+        {f"{one} s": seconds[one] for one in ("ft", name)},
     )
-
-
-def mib(tiny: bool, rounds: int) -> list[Row]:
-    """Return what a teacher and two losses cost."""
-    case = ("tiny", 32, 2) if tiny else ("resnet50", 256, 4)
-    return [row("mib", *case, rounds, 1.45)]
 
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return the cost of every method."""
-    keep_freed_memory()
-    case = ("tiny", 32, 2) if tiny else ("resnet18", 160, 8)
+    large, small = (("resnet50", 256, 4), ("resnet18", 160, 8))
     others = [name for name, kind in METHODS.items() if name != "ft" and not kind.merges_steps]
-    return mib(tiny, rounds) + [row(name, *case, rounds, None) for name in others]
+    if tiny:
+        large, small, others = ("tiny", 32, 2), ("tiny", 32, 2), others[:2]
+    return [row("mib", large, rounds, 1.45), *(row(name, small, rounds) for name in others)]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ the rest. The same is measured with the C library's usual handling of freed memo
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from measuring import TEST_DATA, Row, command
+from measuring import TEST_DATA, Row, apart, command
 from methods import learner_of
 from nacre.data.loading import training_batches
 from nacre.training.config import gather
@@ -60,9 +59,8 @@ def data_of_step(tiny: bool) -> Prepared:
     return prepare(gather(preset="small", overrides=values))
 
 
-def learn_a_little(tiny: bool, keep: bool, batches: int, threads: int) -> dict[str, float]:
+def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
     """Return the seconds of each part of so many updates."""
-    torch.set_num_threads(threads)
     if keep:
         keep_freed_memory()
     prepared = data_of_step(tiny)
@@ -90,11 +88,7 @@ def learn_a_little(tiny: bool, keep: bool, batches: int, threads: int) -> dict[s
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return each part's share of the time, and what keeping freed memory saves."""
-    sides = {}
-    for keep in (True, False):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            given = (tiny, keep, 4 * rounds, torch.get_num_threads())
-            sides[keep] = pool.apply(learn_a_little, given)
+    sides = {keep: apart(learn_a_little, tiny, keep, 4 * rounds) for keep in (True, False)}
     parts, whole = sides[True], sum(sides[True].values())
     what = "preset small, step of MiB: "
     outside = sum(seconds for name, seconds in parts.items() if name not in NETWORKS)

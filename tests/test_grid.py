@@ -101,3 +101,15 @@ def test_the_time_left_does_not_count_a_step_0_that_is_taken_over(tmp_path):
     assert [job.to_learn for job in jobs] == [jobs[0].iterations, (0, *jobs[1].iterations[1:])]
     jobs[0].state = "failed"  # and left no step 0: then the other one learns its own
     assert jobs[1].to_learn == jobs[1].iterations
+
+
+def test_a_run_past_its_step_0_neither_waits_for_another_nor_takes_it_over(tmp_path):
+    methods = ["ft", "rw"]
+    grid = {**GRID, "scenarios": GRID["scenarios"][:1], "methods": methods}
+    ft, rw = make_jobs(check_grid(grid), tmp_path)
+    assert ft.base is rw
+    assert not ft.is_ready
+    ft.folder.model(0).parent.mkdir(parents=True)
+    ft.folder.model(0).touch()
+    assert ft.is_ready
+    assert ft.has_step_0

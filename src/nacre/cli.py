@@ -91,6 +91,9 @@ def run(
     ] = False,
 ) -> None:
     """Learn all steps of a scenario with one method, or go on with a run."""
+    from nacre.training.memory import keep_freed_memory
+
+    keep_freed_memory()
     from nacre.display import RunDisplay, StopSignal
     from nacre.training.config import gather
     from nacre.training.folder import default_folder
@@ -144,6 +147,9 @@ def tune(
     full: Annotated[bool, typer.Option("--full", help="Try every weight of the grid.")] = False,
 ) -> None:
     """Choose a method's weight on held-out images of the first incremental step."""
+    from nacre.training.memory import keep_freed_memory
+
+    keep_freed_memory()
     from nacre.display import StopSignal
     from nacre.training.config import gather
     from nacre.training.folder import default_folder

@@ -86,9 +86,14 @@ class Job:
     @property
     def is_ready(self) -> bool:
         """Whether nothing that it needs is still being learnt."""
-        if self.base is None or self.base.state in ("done", "failed"):
+        if self.base is None or self.base.state in ("done", "failed") or self.has_step_0:
             return True
         return self.base.folder.step_metrics(0).exists()
+
+    @property
+    def has_step_0(self) -> bool:
+        """Whether it is past step 0, its own or one taken over."""
+        return self.folder.model(0).exists()
 
     def has_base(self) -> bool:
         """Whether there is a step 0 to take over (a failed run may not have one)."""
@@ -187,7 +192,8 @@ def run_grid(
             _look_after(job)
         free = at_once - sum(job.state == "running" for job in jobs)
         ready = [job for job in jobs if job.state == "waiting" and job.is_ready]
-        ready.sort(key=lambda job: job.base is not None)  # first those that others wait for
+        waited_for = {id(job.base) for job in jobs if not job.is_ready}
+        ready.sort(key=lambda job: id(job) not in waited_for)
         for job in ready[: max(free, 0)]:
             _start(job, at_once)
         show(jobs)
@@ -202,7 +208,7 @@ def _start(job: Job, at_once: int) -> None:
     save_text(config, yaml.safe_dump(job.config.plain(), sort_keys=False))
     command = [sys.executable, "-m", "nacre", "run", "--config", str(config)]
     command += ["--out", str(job.folder.path)]
-    if job.has_base() and job.base is not None:
+    if job.base is not None and job.has_base() and not job.has_step_0:
         command += ["--base", str(job.base.folder.path)]
     # Runs side by side must not fight for the same cores.
     threads = max(1, usable_cores() // at_once)

@@ -1,5 +1,7 @@
 import os
+import re
 import signal
+import time
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from nacre.data.loading import BatchOrder, TrainingSet, training_batches
 from nacre.data.reading import open_image, read_mask
 from nacre.data.scenes import ScenesConfig
 from nacre.data.transforms import PicturesConfig
+from nacre.data.watching import deaths_explained
 from nacre.errors import NacreError
 
 TABLE = ClassTable(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
@@ -146,18 +149,46 @@ class _Files:
         return mask
 
 
-@pytest.mark.parametrize(
-    ("end", "how"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "died (signal: Killed) while"),
-        (lambda: os._exit(3), "died while"),
-    ],
-    ids=["killed", "exits"],
-)
-def test_a_worker_that_dies_is_reported_with_the_file_it_read(tmp_path, end, how):
+def be_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_at_once():
+    os._exit(3)
+
+
+@pytest.mark.parametrize("end", [be_killed, exit_at_once])
+@pytest.mark.parametrize("busy", [0, 0.3], ids=["waiting", "busy"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_dies_is_reported_with_the_file(tmp_path, end, busy, workers):
     source = _Files(tmp_path, end)
     table = TABLE.training_table(0, "background")
     data = TrainingSet(source, list(source.pairs), table, PICTURES, 1)
-    with pytest.raises(NacreError) as found:
-        joined(data, order(images=8), workers=2)
-    assert f"{how} it read the mask {source.pairs['05'].mask}: memory" in str(found.value)
+
+    def learn():
+        for _ in training_batches(data, order(images=8), 0, workers, pin=False):
+            end_of_work = time.monotonic() + busy
+            while time.monotonic() < end_of_work:
+                sum(range(1000))
+
+    with pytest.raises(NacreError) as found, deaths_explained():
+        learn()
+    file = source.pairs["05"].mask
+    assert re.match(
+        r"a process that loads pictures died( \(signal: Killed\))?; the last file it began to "
+        rf"read is the mask {file}; if memory",
+        str(found.value),
+    )
+
+
+def test_other_errors_pass_as_they_are():
+    with pytest.raises(RuntimeError, match="other"), deaths_explained():
+        raise RuntimeError("other")
+    with pytest.raises(FileNotFoundError), deaths_explained():
+        open("/no/such/file").close()
+
+
+def test_workers_that_ended_as_they_should_are_not_dead(scenes):
+    joined(training_set(scenes), order(), workers=2)
+    with pytest.raises(ConnectionResetError), deaths_explained():
+        raise ConnectionResetError

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nacre.errors import NacreError
 from nacre.losses import (
     IGNORED,
     binary_cross_entropy,
@@ -381,3 +382,14 @@ def test_compiled_strips_give_the_same(name: str, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(same, gradient, rtol=1e-10, atol=1e-12)
     values_and_gradient(fused, a)
     assert compiling._compiled.cache_info().hits == 0, "only where it is wanted"
+
+
+def test_what_cannot_be_compiled_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_a_compiler(*_: object) -> None:
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(compiling, "BACKEND", without_a_compiler)
+    compiling._compiled.cache_clear()
+    a = Problem(known=2, new=7)
+    with compiled_strips(), pytest.raises(NacreError, match=r"^train.compile: .* cannot be comp"):
+        fused_losses(a.logits, a.labels)

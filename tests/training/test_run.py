@@ -120,6 +120,15 @@ def test_a_folder_with_another_config_is_refused_with_the_difference(finished, t
         tiny_run(tmp_path)
 
 
+def test_a_config_without_a_value_means_its_default(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    config = run / "config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "compile:" not in line))
+    tiny_run(run)
+
+
 def test_two_runs_do_not_work_in_one_folder(finished):
     with (
         RunFolder(finished).hold(),

@@ -153,9 +153,10 @@ def training_batches(
         pin_memory=pin,
         worker_init_fn=(desk := Desk(workers)),
     )
-    parts = _plain_errors(loader, desk)
+    parts = _plain_errors(loader)
     for _ in range(start, order.iterations):
         yield [next(parts) for _ in range(order.parts_per_batch)]
+    desk.clear()
 
 
 def testing_batches(
@@ -171,20 +172,17 @@ def testing_batches(
         num_workers=workers,
         worker_init_fn=(desk := Desk(workers)),
     )
-    yield from _plain_errors(loader, desk)
+    yield from _plain_errors(loader)
+    desk.clear()
 
 
-def _plain_errors(loader: DataLoader[Sample], desk: Desk) -> Iterator[Sample]:
-    """Pass batches on; an error of a worker process comes in one sentence."""
+def _plain_errors(loader: DataLoader[Sample]) -> Iterator[Sample]:
+    """Pass batches on; an error of a worker process comes without the worker's traceback."""
     try:
         yield from loader
     except NacreError as error:
         last = str(error).strip().splitlines()[-1]
         raise NacreError(last.rpartition("NacreError: ")[2]) from error
-    except RuntimeError as error:
-        if death := desk.explain(error):
-            raise death from error
-        raise
 
 
 class _Sampler(Sampler[list[tuple[int, int]]]):

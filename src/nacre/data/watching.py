@@ -1,25 +1,32 @@
-"""What the processes that load pictures read at the moment, so that a death has a file's name.
+"""What the processes that load pictures read, so that a death has a file's name.
 
 A process that is killed (most often because memory ran out) or that crashes while it decodes
 says nothing itself. So each has a place in shared memory where it writes what it begins to read.
+torch reports a death wherever the trainer happens to be, sometimes only as a broken pipe.
 """
 
+import contextlib
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
+import time
+import weakref
+from collections.abc import Iterator
 from multiprocessing.sharedctypes import RawArray
 
 from nacre.errors import NacreError
 
 _ROOM = 1024
-_place: "memoryview | None" = None  # of this process, if it loads for another
+_place: memoryview | None = None  # of this process, if it loads for another
+_desks: "weakref.WeakSet[Desk]" = weakref.WeakSet()
 
 
 def note_reading(what: str) -> None:
     """Leave word of what this process begins to read."""
     if _place is not None:
-        word = f"{os.getpid()} {what}".encode()[:_ROOM]
+        word = f"{os.getpid()} {what}".encode(errors="replace")[:_ROOM]
         _place[:] = word.ljust(_ROOM, b"\0")
 
 
@@ -28,30 +35,61 @@ class Desk:
 
     def __init__(self, workers: int) -> None:
         self._memory = RawArray(ctypes.c_char, max(workers, 1) * _ROOM)
+        _desks.add(self)
 
     def __call__(self, worker: int) -> None:
         """Begin as a worker, in the new process."""
         global _place
         _place = memoryview(self._memory).cast("B")[worker * _ROOM : (worker + 1) * _ROOM]
+        note_reading("")
         # Ctrl-C reaches every process, but only the trainer can save.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def explain(self, error: RuntimeError) -> NacreError | None:
-        """Say what a process read that torch reports as dead; None if it reports another thing."""
-        message = f"{error} {error.__cause__ or ''}"  # the signal stands in either
-        if not message.startswith("DataLoader worker"):
-            return None
-        dead = re.findall(r"\d+", message)
-        how = message.partition("is killed by ")[2].strip().rstrip(".")
-        read = [what for pid, what in self._words() if pid in dead]
-        return NacreError(
-            f"a process that loads pictures died{f' ({how})' if how else ''}"
-            f" while it read {' and '.join(read) or 'its first picture'}: memory may have run out "
-            "(fewer train.workers need less; 0 loads without them and shows other errors)"
-        )
+    def clear(self) -> None:
+        """Forget the processes: they ended as they should."""
+        _desks.discard(self)
 
-    def _words(self) -> list[tuple[str, str]]:
+    def words(self) -> dict[int, str]:
+        """Return what each process began to read last, by its number."""
         memory = bytes(memoryview(self._memory))
         places = [memory[at : at + _ROOM] for at in range(0, len(memory), _ROOM)]
-        words = [place.rstrip(b"\0").decode(errors="replace") for place in places]
-        return [(pid, what) for pid, _, what in (word.partition(" ") for word in words)]
+        words = [place.rstrip(b"\0").decode(errors="replace").partition(" ") for place in places]
+        return {int(process): what for process, _, what in words if process}
+
+
+@contextlib.contextmanager
+def deaths_explained() -> Iterator[None]:
+    """Have the death of a loading process meanwhile told in one sentence, with the file."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        reported = str(error).startswith("DataLoader worker")
+        if isinstance(error, RuntimeError) and not reported:
+            raise
+        message = f"{error} {error.__cause__ or ''}"  # the signal stands in either
+        dead = _dead(message if reported else "")
+        if dead is None:
+            raise
+        how = message.partition("is killed by ")[2].partition(".")[0].strip()
+        began = f"; the last file it began to read is {dead}" if dead else ""
+        raise NacreError(
+            f"a process that loads pictures died{f' ({how})' if how else ''}{began}; if memory ran "
+            "out, fewer train.workers need less, and with 0 the run itself reads and tells errors"
+        ) from error
+    finally:
+        _desks.clear()
+
+
+def _dead(message: str) -> str | None:
+    """Return what the process read that died, by torch's message or because it is gone."""
+    words = {process: what for desk in _desks for process, what in desk.words().items()}
+    named = [int(number) for number in re.findall(r"\d+", message)]
+    for _ in range(10):
+        alive = {child.pid for child in multiprocessing.active_children()}
+        for process, what in words.items():
+            if process in named or (not named and process not in alive):
+                return what
+        if named:
+            return ""
+        time.sleep(0.1)  # a pipe breaks before its process is gone
+    return None

@@ -1,8 +1,8 @@
 """Strips compiled by `torch.compile`, as an option for GPUs.
 
 A kernel is some thirty small operations a strip. A compiler makes a few large ones of them, which
-read and write the strip's memory fewer times. It takes up to a minute for each number of classes,
-so it is for long runs, and it needs what `torch.compile` needs (on a CPU, a C++ compiler).
+read and write the strip's memory fewer times. It compiles anew for every number of classes, which
+took up to a minute on a CPU, so it is for long runs; and it needs what `torch.compile` needs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from nacre.errors import NacreError
 from nacre.losses.kernels import StripKernel, Sums
 
 BACKEND = "inductor"
@@ -49,4 +50,15 @@ def _compiled(kernel: StripKernel) -> Callable[..., Sums]:
     compiled: Callable[..., Sums] = torch.compile(
         strip, dynamic=True, fullgraph=True, backend=BACKEND
     )
-    return compiled
+
+    def run(*inputs: Tensor | bool | None) -> Sums:
+        try:
+            return compiled(*inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise NacreError(
+                f"train.compile: the losses cannot be compiled here ({reason}); "
+                "train.compile=false does without"
+            ) from error
+
+    return run

@@ -79,7 +79,7 @@ class SoftmaxKernel:
         label = _Label(x, labels, self.ignored)
         minus_p = None if z is None else _minus_softmax2_(z)
         minus_p_times_x = None if minus_p is None else self._dot(x, minus_p, scratch)
-        student = _Exponentials(x, self.known)
+        student = _Exponentials(x, self.known, gradients)
         values, found = [], []
         if self.ce:
             values.append(self._cross_entropy(student, label))
@@ -139,7 +139,7 @@ class SoftmaxKernel:
 class _Exponentials:
     """A strip's exponentials by group (in the place of its logits) and their log-sum-exps."""
 
-    def __init__(self, x: Tensor, known: int) -> None:
+    def __init__(self, x: Tensor, known: int, gradients: bool) -> None:
         background = x[:, 0].clone()
         old_peak, log_old = _exponentiate_(x[:, 1:known])
         new_peak, log_new = _exponentiate_(x[:, known:])
@@ -149,8 +149,9 @@ class _Exponentials:
         self.log_old = torch.logaddexp2(background, log_old)
         self.log_new = torch.logaddexp2(background, log_new)
         self.log_all = torch.logaddexp2(self.log_old, log_new)
-        # What makes each group's exponentials probabilities over all channels.
-        self.factors_of_all = [self.factor(group, self.log_all) for group in range(3)]
+        if gradients:
+            # What makes each group's exponentials probabilities over all channels.
+            self.factors_of_all = [self.factor(group, self.log_all) for group in range(3)]
 
     def factor(self, group: int, log_sum: Tensor) -> Tensor:
         """What makes a group's exponentials probabilities: those of b (which are 1), old or new."""

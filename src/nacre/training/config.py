@@ -50,7 +50,7 @@ class TrainConfig(BaseModel):
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     compile: bool = Field(
-        False, description="compile the losses with torch.compile; pays in long runs on CUDA"
+        False, description="compile the losses with torch.compile, for long runs on a GPU"
     )
     workers: int = Field(0, ge=0, description="processes that load pictures, per process")
     save_minutes: float = Field(10, gt=0, description="minutes between saves within a step")

@@ -82,7 +82,7 @@ class RunFolder:
             facts: The classes and images of each step, which the config only points at.
         """
         if self.config.exists() and not self.nothing_learnt:
-            changed = differences(read_plain_config(self.path), config.plain())
+            changed = differences(read_config(self.path).plain(), config.plain())
             if self.facts.exists():
                 changed += _changed_facts(load_json(self.facts), facts)
             if changed:

@@ -2,7 +2,8 @@
 
 An update frees hundreds of large buffers and asks for the same ones again. glibc returns such
 buffers to the system at once, so that every update has all its pages cleared and mapped anew,
-a fifth of its time on a CPU.
+a fifth of its time on a CPU or more. The commands that learn call this; in a program of one's own
+it is one's own choice, as it holds for the whole process.
 """
 
 import ctypes

@@ -29,10 +29,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-# Weights that the paper chose for its own network and learning rate. The penalties' weights here
-# go with the presets' rates: weight times rate is the paper's, and more of it lets the penalty
-# overshoot until nothing is finite (see `nacre.methods.importance`). The features of lite0 end in
-# no activation and are large: with the paper's 100, their distance is all that ILT learns.
+# The methods' own defaults are the paper's, chosen for its network and learning rate. Here a
+# penalty's weight times the preset's rate is about what it is in the paper: more of it lets the
+# penalty overshoot until nothing is finite (see `nacre.methods.importance`). The features of lite0
+# end in no activation and are large: with the paper's 100, their distance is all that ILT learns.
 WEIGHTS: dict[str, dict[str, dict[str, float]]] = {
     "small": {
         "ewc": {"weight": 50},

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.training.memory import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,6 @@ def join_processes(device: str) -> Processes:
     """Join the processes that torchrun started, or be the only one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    if chosen.type == "cpu":
-        keep_freed_memory()
     if size == 1:
         return Processes(0, 1, chosen)
     if not dist.is_initialized():

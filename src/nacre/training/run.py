@@ -16,6 +16,7 @@ import torch
 
 from nacre.classes import ClassTable
 from nacre.data.loading import BatchOrder, testing_batches
+from nacre.data.watching import deaths_explained
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import confusion_of
 from nacre.evaluation.metrics import step_metrics, summarise
@@ -46,7 +47,7 @@ SHARED_BY_BASE = ("seed", "data", "model", "train", "pictures", "conventions")
 """What must be equal for a run to start from another run's step 0."""
 
 LATER = ("next_lr", "next_epochs", "compile", "workers", "save_minutes", "log_every")
-"""What of `train` has no part in how step 0 is learnt."""
+"""What of `train` does not decide what step 0 is."""
 
 
 class Run:
@@ -85,6 +86,7 @@ class Run:
             self.recorder = Recorder(self._observers() if me.is_first else ())
             if me.is_first:
                 self._announce(orders)
+            while_running.enter_context(deaths_explained())
             network: Network | None = None
             state: Tensors = {}
             for step, order in enumerate(orders):
