@@ -91,6 +91,8 @@ def memory(first: Case, second: Case) -> Row:
     return Row(
         f"testing, {second.name}: memory for {more:.3g} times the logits",
         peaks[1] / peaks[0],
+        1.25 * (second.size / first.size) ** 2,  # it may grow with the pixels
+        "most",
         behind={"before MiB": peaks[0], "after MiB": peaks[1]},
     )
 
