@@ -105,7 +105,7 @@ def _compare(name: str, pairs: list[Pair], rounds: int) -> list[Row]:
             "one core": lambda: index(many, 1),
             "all cores": lambda: index(many, None),
         }
-        s = take_turns(alone, rounds, time.process_time)
+        s = take_turns(alone, 2 * rounds, time.process_time)
         s |= take_turns(cores, max(1, rounds // 2), time.perf_counter)
     what = f"index of masks {name}: "
     return [

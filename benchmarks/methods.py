@@ -68,37 +68,42 @@ def make_batch(crop: int, batch: int, classes: int = OLD + NEW, old: int = OLD) 
     return [(images, labels.to(torch.uint8) if classes <= 255 else labels)]
 
 
-def compare(name: str, backbone: str, crop: int, batch: int, rounds: int) -> dict[str, float]:
-    """Return the times of an update by fine-tuning and by another method."""
+def times(names: list[str], case: tuple[str, int, int], rounds: int) -> dict[str, float]:
+    """Return the time of an update by each of some methods."""
+    backbone, crop, batch = case
     keep_freed_memory()
     model = ModelConfig(backbone=backbone, norm="iabn")
     parts = make_batch(crop, batch)
-    learners = {one: learner_of(one, model, crop, batch) for one in ("ft", name)}
+    learners = {name: learner_of(name, model, crop, batch) for name in names}
     for learner in learners.values():
         learner.update(parts)  # warm-up
-    jobs = {one: partial(learner.update, parts) for one, learner in learners.items()}
-    return take_turns(jobs, rounds)
+    return take_turns({name: partial(one.update, parts) for name, one in learners.items()}, rounds)
 
 
-def row(name: str, case: tuple[str, int, int], rounds: int, goal: float | None = None) -> Row:
+def compare(
+    names: list[str], case: tuple[str, int, int], rounds: int, goal: float | None = None
+) -> list[Row]:
     backbone, crop, batch = case
-    seconds = apart(compare, name, *case, rounds)
-    return Row(
-        f"update of {name}, {backbone}, {batch} x {crop} x {crop}: time against fine-tuning",
-        seconds[name] / seconds["ft"],
-        goal,
-        "most",
-        {f"{one} s": seconds[one] for one in ("ft", name)},
-    )
+    seconds = apart(times, ["ft", *names], case, rounds)
+    return [
+        Row(
+            f"update of {name}, {backbone}, {batch} x {crop} x {crop}: time against fine-tuning",
+            seconds[name] / seconds["ft"],
+            goal,
+            "most",
+            {f"{one} s": seconds[one] for one in ("ft", name)},
+        )
+        for name in names
+    ]
 
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return the cost of every method."""
     large, small = (("resnet50", 256, 4), ("resnet18", 160, 8))
-    others = [name for name, kind in METHODS.items() if name != "ft" and not kind.merges_steps]
     if tiny:
-        large, small, others = ("tiny", 32, 2), ("tiny", 32, 2), others[:2]
-    return [row("mib", large, rounds, 1.45), *(row(name, small, rounds) for name in others)]
+        large = small = ("tiny", 32, 2)
+    others = [name for name, kind in METHODS.items() if name != "ft" and not kind.merges_steps]
+    return [*compare(["mib"], large, rounds, 1.45), *compare(others, small, rounds)]
 
 
 if __name__ == "__main__":
