@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread a process, since the tests run in several."""
+"""Shared by all tests: one thread a process, since they run in several; the real pictures."""
 
 import os
 from pathlib import Path
@@ -16,11 +16,13 @@ def _data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def voc_part() -> Path:
+    """A part of Pascal VOC 2012."""
     return _existing("voc2012-part")
 
 
 @pytest.fixture(scope="session")
 def camvid() -> Path:
+    """CamVid, which has no background class."""
     return _existing("camvid")
 
 

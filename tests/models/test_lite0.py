@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +21,6 @@ try:
 except NacreError:
     WEIGHTS = None
 needs_weights = pytest.mark.skipif(WEIGHTS is None, reason="the extra lite0 is not installed")
-
-DATA = Path(os.environ.get("NACRE_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-CAT = DATA / "voc2012-part" / "VOC2012" / "JPEGImages" / "2007_000528.jpg"
 
 
 @pytest.mark.parametrize("stride", [8, 16, 32])
@@ -71,12 +67,15 @@ def test_weights_cover_the_network_exactly() -> None:
 
 
 @needs_weights
-@pytest.mark.skipif(not CAT.exists(), reason="the VOC pictures are not there (NACRE_TEST_DATA)")
-def test_a_cat_is_a_cat() -> None:
+def test_a_cat_is_a_cat(voc_part: Path) -> None:
     assert WEIGHTS is not None
     backbone = Lite0(stride=32).eval()
     load_backbone(backbone, "lite0", "imagenet")
-    image = Image.open(CAT).convert("RGB").resize((224, 224))
+    image = (
+        Image.open(voc_part / "VOC2012/JPEGImages/2007_000528.jpg")
+        .convert("RGB")
+        .resize((224, 224))
+    )
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
     mean, std = (torch.tensor(c).view(3, 1, 1) for c in (backbone.mean, backbone.std))
     w = read_weights(WEIGHTS).tensors

@@ -25,14 +25,15 @@ for _ in range(5):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
-
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is what is told to")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only the C library of Linux can be told"
+)
 @pytest.mark.skipif(
     HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(),
-    reason="with huge pages everywhere there are few to count",
+    reason="huge pages are on for all: too few faults to count",
 )
 def test_memory_that_is_used_again_is_not_mapped_again():
     def pages_mapped(how: str) -> int:
