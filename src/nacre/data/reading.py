@@ -21,6 +21,8 @@ from nacre.errors import NacreError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 HEAD = 4096
+IN_MEMORY = "in memory"
+"""What stands for the path of a picture that has none."""
 
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
@@ -32,7 +34,8 @@ _BAD_FILE = (OSError, SyntaxError, ValueError, struct.error, Image.Decompression
 @contextlib.contextmanager
 def _naming(path: Path | str, kind: str) -> Iterator[None]:
     """Turn whatever Pillow raises for a bad file into one sentence that names it."""
-    note_reading(f"the {kind} {path}")
+    if path != IN_MEMORY:
+        note_reading(f"the {kind} {path}")
     try:
         yield
     except NacreError:
@@ -84,7 +87,7 @@ def open_image(path: Path) -> Image.Image:
 
 def load(image: Image.Image) -> Image.Image:
     """Decode a lazily opened picture, naming its file if it is damaged."""
-    with _naming(getattr(image, "filename", "") or "in memory", "image"):
+    with _naming(getattr(image, "filename", "") or IN_MEMORY, "image"):
         image.load()
     return image
 
