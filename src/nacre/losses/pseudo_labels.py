@@ -1,0 +1,257 @@
+"""Pseudo-labels: what the teacher says of pixels that are labelled background, where it is sure.
+
+With p the teacher's softmax of a pixel over its O channels, a pixel whose target y is background
+(or any old channel) becomes
+
+    y' = argmax p   where the teacher is certain, else ignored (PLOP) or left as it is (SSUL)
+
+and y' = y elsewhere. Certain is one of
+
+    entropy       H < threshold[argmax p],  H = -sum p log p / log O, in 0..1 (PLOP)
+    probability   max p >= threshold
+    sigmoid       max sigmoid(z) >= threshold, for teachers of one sigmoid per channel (SSUL)
+
+PLOP's threshold of a channel is the median of H over the pixels that are labelled background and
+that the teacher gives to the channel, but at least 0.001. `score_histogram` counts them: histograms
+of batches and of processes add up, and the median is interpolated within its bin.
+
+PLOP's factor of an image is the share of its background pixels that were accepted: it weighs the
+image's cross-entropy. The mean is still taken over the pixels that had a label before.
+
+`released` is what PLOP's implementation computes instead, which its published figures are for:
+
+- the entropy is divided by O log T once more, T being the channels with the new ones: no value is
+  greater than 1 / (O log T) (0.022 in VOC 15-1, 0.002 in ADE20K 100-10) and most lie in the first
+  of 100 bins;
+- in search of the median the running sum adds a bin's number and not its count. With r = i(i-1)/2
+  before bin i, the first bin with r <= half <= r + count gives (i + (half - r) / count) / 100:
+  0.005 / (share of bin 0) if that is at least half. If no bin fits, the last, empty one divides by
+  0: then all pixels of the channel are accepted, or, if it has fewer than about 9900, those
+  below 0.001.
+
+What a teacher says (`teacher_view`) is found strip by strip, so that its logits never exist at the
+size of the targets; only the best channel and one number per pixel do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nacre.classes import IGNORED
+from nacre.losses.fused import fused_losses
+from nacre.losses.plain import at_least_float32
+from nacre.losses.strips import StripUpsampler
+
+Score = Literal["entropy", "probability", "sigmoid"]
+LEAST_THRESHOLD = 0.001
+"""PLOP's least threshold of an entropy, and that of channels the teacher never predicts."""
+RELEASED_BINS = 100
+
+_BITS = math.log2(math.e)
+
+
+class TeacherView(NamedTuple):
+    """The teacher's best channel of each pixel, and how sure it is.
+
+    Attributes:
+        channels: N,H,W, uint8 for up to 256 channels, else int16.
+        scores: N,H,W, as the kind of score says.
+    """
+
+    channels: Tensor
+    scores: Tensor
+
+
+@torch.no_grad()
+def teacher_view(old_logits: Tensor, size: tuple[int, int], score: Score) -> TeacherView:
+    """Find the best channel of each pixel and its score from low-resolution logits.
+
+    Args:
+        old_logits: the teacher's, N,O,h,w.
+        size: height and width of the targets.
+        score: normalised entropy, softmax of the best channel, or its sigmoid.
+    """
+    # In bits, as the fused losses: powers of 2 are faster, and the entropy's unit cancels out
+    logits = at_least_float32(old_logits.detach()) * _BITS
+    images, channels = logits.shape[:2]
+    dtype = torch.uint8 if channels <= 256 else torch.int16
+    best = torch.empty(images, *size, dtype=dtype, device=logits.device)
+    scores = logits.new_empty(images, *size)
+    upsampler = StripUpsampler(logits, size)
+    rank = torch.arange(channels, 0, -1, dtype=logits.dtype, device=logits.device).view(-1, 1)
+    # Autocast would take the matrix products to half precision.
+    with torch.autocast(logits.device.type, enabled=False):
+        for strip in upsampler.strips():
+            lines = upsampler.lines(strip)
+            greatest = lines.amax(1)
+            below = lines.sub_(greatest.unsqueeze(1))
+            strip.put(_score(below, greatest, score), scores)
+            # The first of the greatest, found by values alone: as in `predict_labels`
+            strip.put(channels - below.eq_(0).mul_(rank).amax(1), best)
+    return TeacherView(best, scores)
+
+
+def _score(below: Tensor, greatest: Tensor, score: Score) -> Tensor:
+    """The score of a strip from its logits below the greatest, L,C,W, and the greatest, L,W."""
+    if score == "sigmoid":
+        return greatest.div(_BITS).sigmoid_()
+    powers = below.exp2()
+    total = powers.sum(1)
+    if score == "probability":
+        return total.reciprocal_()
+    # -sum p log p with log p = below - log total
+    entropy = total.log2() - powers.mul_(below).sum(1) / total
+    return entropy / max(math.log2(below.shape[1]), 1.0)
+
+
+def score_histogram(view: TeacherView, counted: Tensor, num_old: int, *, bins: int) -> Tensor:
+    """Count pixels by the teacher's channel and by its score in 0..1.
+
+    Args:
+        view: the teacher's channels and scores.
+        counted: N,H,W, which pixels count: those that are labelled background.
+        num_old: the teacher's channels.
+        bins: equal bins of the scores; those beyond 1 are in the last.
+
+    Returns:
+        num_old x bins, int64. Histograms of batches and of processes may be added.
+    """
+    bin_of = (view.scores * bins).long().clamp_(0, bins - 1)
+    place = torch.where(counted, view.channels.long() * bins + bin_of, num_old * bins)
+    counts = place.new_zeros(num_old * bins + 1)
+    counts.index_add_(0, place.flatten(), torch.ones_like(place).flatten())
+    return counts[:-1].view(num_old, bins)
+
+
+def median_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tensor:
+    """Median score of each channel, interpolated within its bin.
+
+    Args:
+        histogram: channels x bins of scores in 0..1.
+        least: the least threshold, and that of channels without pixels.
+
+    Returns:
+        One threshold per channel, float32.
+    """
+    counts = histogram.double()
+    half = counts.sum(1, keepdim=True) / 2
+    until = counts.cumsum(1)
+    # The first bin at whose end at least half of the pixels are counted; empty channels: any
+    at = (until < half).sum(1, keepdim=True).clamp_(max=counts.shape[1] - 1)
+    count = counts.gather(1, at)
+    before = until.gather(1, at) - count
+    median = (at + (half - before) / count) / counts.shape[1]
+    return torch.where(half > 0, median, 0).clamp_(min=least).squeeze(1).float()
+
+
+def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tensor:
+    """What PLOP's implementation takes for the median, see the module.
+
+    Args:
+        histogram: channels x 100 bins of `released_scores`.
+        least: as in `median_thresholds`.
+    """
+    bins = histogram.shape[1]
+    counts = histogram.double()
+    number = torch.arange(bins, device=counts.device, dtype=counts.dtype)
+    before = (number * (number - 1) / 2).expand_as(counts)
+    half = counts.sum(1, keepdim=True) / 2
+    fits = (before <= half) & (half <= before + counts)
+    at = torch.where(fits, number, bins).amin(1, keepdim=True).long()
+    none_fits = at == bins
+    at = at.clamp(max=bins - 1)
+    running = torch.where(none_fits, bins * (bins - 1) / 2, before.gather(1, at))
+    found = (at + (half - running) / counts.gather(1, at)) / bins
+    found = torch.where((half > 0) & ~found.isnan(), found, 0)
+    return found.clamp_(min=least).squeeze(1).float()
+
+
+def released_scores(entropy: Tensor, num_old: int, num_new: int) -> Tensor:
+    """The entropy as PLOP's implementation normalises it: divided by O log T once more."""
+    return entropy / (num_old * math.log(num_old + num_new))
+
+
+def certain_by_entropy(view: TeacherView, thresholds: Tensor) -> Tensor:
+    """Where the entropy is below the threshold of the teacher's channel, N,H,W."""
+    return view.scores < thresholds.to(view.scores.dtype)[view.channels.long()]
+
+
+def pseudo_targets(
+    targets: Tensor,
+    channels: Tensor,
+    certain: Tensor,
+    num_old: int,
+    *,
+    unsure: Literal["ignored", "kept"] = "ignored",
+    ignore_index: int = IGNORED,
+) -> Tensor:
+    """Put the teacher's channels where the targets are old and the teacher is certain.
+
+    Args:
+        targets: N,H,W, channel numbers of any integer type.
+        channels: N,H,W, the teacher's.
+        certain: N,H,W, where to believe it.
+        num_old: old channels, background included.
+        unsure: what becomes of the other pixels with an old target.
+        ignore_index: the target of pixels that do not count; they stay so.
+
+    Returns:
+        The new targets, of the type of `targets`.
+    """
+    is_open = _is_open(targets, num_old, ignore_index)
+    kept = targets if unsure == "kept" else targets.masked_fill(is_open, ignore_index)
+    return torch.where(is_open & certain, channels.to(targets.dtype), kept)
+
+
+def accepted_share(
+    targets: Tensor, certain: Tensor, num_old: int, *, ignore_index: int = IGNORED
+) -> Tensor:
+    """PLOP's factor of each image: accepted pixels among those with an old target; 0 if none is.
+
+    Args:
+        targets: N,H,W, as they were before.
+        certain: N,H,W, where the teacher was believed.
+        num_old: old channels, background included.
+        ignore_index: the target of pixels that do not count.
+    """
+    is_open = _is_open(targets, num_old, ignore_index)
+    accepted = (is_open & certain).sum((1, 2), dtype=torch.float32)
+    return accepted / (is_open.sum((1, 2)) + 1e-6)
+
+
+def weighted_cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    *,
+    pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORED,
+) -> Tensor:
+    """Cross-entropy, eq. 2, in which each image has a weight, from low-resolution logits.
+
+    Args:
+        logits: the student's, N,C,h,w.
+        targets: N,H,W, channel numbers of any integer type.
+        weights: one per image, such as `accepted_share`.
+        pixels: what the weighted sum over the pixels is divided by, instead of the number of
+            pixels that are not ignored. PLOP's is the number before pixels were set aside.
+        ignore_index: the target of pixels that do not count.
+    """
+    if pixels is None:
+        pixels = (targets != ignore_index).sum()
+    # A pass for each image takes no longer: strips are made of a part of an image anyway.
+    images = [slice(n, n + 1) for n in range(len(logits))]
+    losses = [
+        fused_losses(logits[n], targets[n], pixels=pixels, ignored=ignore_index)["ce"]
+        for n in images
+    ]
+    return (torch.stack(losses) * weights).sum()
+
+
+def _is_open(targets: Tensor, num_old: int, ignore_index: int) -> Tensor:
+    """Where a target says no more than that the pixel is of no new class."""
+    return (targets < num_old) & (targets != ignore_index)
