@@ -1,0 +1,203 @@
+"""Label-guided distillation against a per-pixel reference, and the fused one against the plain."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nacre.losses import (
+    IGNORED,
+    compiled_strips,
+    compiling,
+    cross_entropy,
+    distillation,
+    strips,
+    upsample,
+)
+from nacre.losses.label_guided import (
+    fused_label_guided_distillation,
+    guided_probabilities,
+    label_guided_distillation,
+    nearest_targets,
+)
+
+few = settings(max_examples=30, deadline=None)
+
+
+class Problem:
+    """Low-resolution logits of student and teacher, full-resolution targets, some ignored."""
+
+    def __init__(
+        self,
+        low: tuple[int, int] = (3, 4),
+        high: tuple[int, int] = (11, 9),
+        num_old: int = 3,
+        num_new: int = 2,
+        images: int = 2,
+        seed: int = 0,
+    ) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.logits = 3 * torch.randn(images, num_old + num_new, *low, generator=g).double()
+        self.old = 3 * torch.randn(images, num_old, *low, generator=g).double()
+        values = torch.tensor([0, 0, *range(num_old + num_new), IGNORED], dtype=torch.uint8)
+        self.targets = values[torch.randint(0, len(values), (images, *high), generator=g)]
+
+    def full(self) -> tuple[Tensor, Tensor]:
+        size = (self.targets.shape[1], self.targets.shape[2])
+        return upsample(self.logits, size), upsample(self.old, size)
+
+
+problems = st.builds(
+    Problem,
+    low=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    high=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    num_old=st.integers(1, 4),
+    num_new=st.integers(0, 3),
+    images=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+
+
+def softmax(x: list[float]) -> list[float]:
+    e = [math.exp(v - max(x)) for v in x]
+    return [v / sum(e) for v in e]
+
+
+def slow_pixel(
+    x: list[float], z: list[float], y: int, old_weight: float, new_weight: float
+) -> float:
+    q, p = softmax(x), softmax(z) + [0.0] * (len(x) - len(z))
+    if y >= len(z):
+        p[0], p[y] = 0.0, p[0]
+    loss = -sum(pc * math.log(qc) for pc, qc in zip(p, q, strict=True))
+    return (new_weight if y >= len(z) else old_weight) * loss
+
+
+@few
+@given(a=problems, weights=st.sampled_from([(1.0, 1.0), (5.0, 0.5), (1.0, 0.0)]))
+def test_equals_the_mean_over_pixels(a: Problem, weights: tuple[float, float]) -> None:
+    full, old = a.full()
+    pixels = [x.permute(0, 2, 3, 1).flatten(0, 2).tolist() for x in (full, old)]
+    values = [
+        slow_pixel(x, z, y, *weights)
+        for x, z, y in zip(*pixels, a.targets.flatten().tolist(), strict=True)
+        if y != IGNORED
+    ]
+    old_weight, new_weight = weights
+    actual = label_guided_distillation(
+        full, old, a.targets, old_weight=old_weight, new_weight=new_weight
+    )
+    assert float(actual) == pytest.approx(sum(values) / max(len(values), 1), rel=1e-10)
+
+
+@few
+@given(
+    a=problems,
+    weights=st.sampled_from([(1.0, 1.0), (5.0, 0.5), (1.0, 0.0)]),
+    strip_bytes=st.sampled_from([1, 2000, 1 << 20]),
+)
+def test_the_fused_one_equals_the_plain_one(
+    a: Problem, weights: tuple[float, float], strip_bytes: int
+) -> None:
+    options = {"old_weight": weights[0], "new_weight": weights[1]}
+    a.logits.requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
+        actual = fused_label_guided_distillation(a.logits, a.old, a.targets, **options)
+        (gradient,) = torch.autograd.grad(actual, a.logits)
+    expected = label_guided_distillation(*a.full(), a.targets, **options)
+    (by_autograd,) = torch.autograd.grad(expected, a.logits)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradient, by_autograd, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_are_right() -> None:
+    a = Problem((2, 2), (4, 3), images=1)
+
+    def loss(x: Tensor) -> Tensor:
+        return fused_label_guided_distillation(x, a.old, a.targets, new_weight=0.3)
+
+    assert torch.autograd.gradcheck(loss, a.logits.requires_grad_(), check_batched_grad=False)
+
+
+def test_guided_probabilities_sum_to_one_and_never_give_a_new_pixel_to_the_background() -> None:
+    a = Problem((11, 9))
+    guided = guided_probabilities(a.old, a.targets, 5)
+    torch.testing.assert_close(guided.sum(1), torch.ones_like(guided[:, 0]))
+    is_new = (a.targets >= 3) & (a.targets != IGNORED)
+    assert (guided[:, 0][is_new] == 0).all()
+    assert (guided[:, 3:].sum(1)[~is_new] == 0).all()
+
+
+def test_with_a_teacher_sure_of_the_labels_it_is_the_cross_entropy() -> None:
+    a = Problem((11, 9))
+    old = torch.where(a.targets < 3, a.targets, 0).long()
+    sure = 1e3 * torch.nn.functional.one_hot(old, 3).permute(0, 3, 1, 2).double()
+    actual = label_guided_distillation(a.logits, sure, a.targets)
+    torch.testing.assert_close(actual, cross_entropy(a.logits, a.targets), rtol=1e-12, atol=0)
+
+
+def test_without_new_classes_it_is_the_plain_distillation_summed_over_channels() -> None:
+    a = Problem((11, 9), num_new=0)
+    a.targets.zero_()
+    actual = label_guided_distillation(a.logits, a.old, a.targets)
+    torch.testing.assert_close(actual, 3 * distillation(a.logits, a.old), rtol=1e-12, atol=0)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole() -> None:
+    a = Problem(images=3)
+    pixels = (a.targets != IGNORED).sum()
+    for function in (fused_label_guided_distillation, label_guided_distillation):
+        size = a.targets.shape[1:] if function is label_guided_distillation else (3, 4)
+        x, z = upsample(a.logits, size), upsample(a.old, size)  # type: ignore[arg-type]
+        parts = [
+            function(x[s], z[s], a.targets[s], pixels=pixels) for s in (slice(0, 1), slice(1, 3))
+        ]
+        torch.testing.assert_close(parts[0] + parts[1], function(x, z, a.targets))
+
+
+def test_all_ignored_gives_zero() -> None:
+    a = Problem()
+    a.targets.fill_(IGNORED)
+    x = a.logits.requires_grad_()
+    loss = fused_label_guided_distillation(x, a.old, a.targets)
+    assert loss == 0
+    assert (torch.autograd.grad(loss, x)[0] == 0).all()
+
+
+def test_nothing_overflows() -> None:
+    a = Problem()
+    a.logits, a.old = (a.logits.sign() * 1e4).requires_grad_(), a.old.sign() * 1e4
+    loss = fused_label_guided_distillation(a.logits, a.old, a.targets)
+    torch.testing.assert_close(loss, label_guided_distillation(*a.full(), a.targets))
+    assert torch.isfinite(torch.autograd.grad(loss, a.logits)[0]).all()
+
+
+def test_compiled_strips_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Traced and brought into the compiler's form, but run by torch: a C++ compiler takes a minute.
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    compiling._compiled.cache_clear()
+    a = Problem()
+
+    def loss_and_gradient() -> list[Tensor]:
+        x = a.logits.clone().requires_grad_()
+        loss = fused_label_guided_distillation(x, a.old, a.targets, new_weight=0.3)
+        return [loss, torch.autograd.grad(loss, x)[0]]
+
+    expected = loss_and_gradient()
+    with compiled_strips():
+        actual = loss_and_gradient()
+    assert compiling._compiled.cache_info().misses == 1, "it was compiled"
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_nearest_targets_are_those_of_pytorch() -> None:
+    a = Problem(high=(37, 50))
+    for size in ((3, 4), (37, 50), (1, 1), (5, 7)):
+        expected = torch.nn.functional.interpolate(a.targets.unsqueeze(1), size, mode="nearest")
+        assert torch.equal(nearest_targets(a.targets, size), expected.squeeze(1))
