@@ -1,0 +1,166 @@
+"""What is kept of a class instead of its pictures: the statistics of its features.
+
+A feature f of a pixel (the head's output, D numbers) is a direction u = f/|f| and a length |f|. Of
+the n pixels of a class k are kept
+
+    prototype m = (sum u) / |sum u|       noise[d] = sqrt(mean of (u[d] - m[d])^2)
+    mean and standard deviation of |f|    n
+
+about 2 D + 3 numbers. They follow from sums that add up over batches and over processes
+(`FeatureMoments`), with mean (u - m)^2 = mean u^2 - 2 m mean u + m^2. Features of the class are
+drawn again as
+
+    x = (m + noise * e) * (mean + deviation * e'),   e normal for each channel, e' for each vector
+
+and cut off at 0 where features come from a ReLU (STAR; see `nacre.losses.star` for what its
+released implementation does otherwise).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LEAST_LENGTH = 1e-9
+
+
+@dataclass(frozen=True)
+class FeatureMoments:
+    """Sums over the pixels of each class.
+
+    Attributes:
+        count: K, pixels.
+        direction: K,D, the sum of u.
+        direction_square: K,D, the sum of u^2.
+        length: K, the sum of |f|.
+        length_square: K, the sum of |f|^2.
+    """
+
+    count: Tensor
+    direction: Tensor
+    direction_square: Tensor
+    length: Tensor
+    length_square: Tensor
+
+    def __add__(self, other: FeatureMoments) -> FeatureMoments:
+        """Return the sums over the pixels of both."""
+        return FeatureMoments(
+            self.count + other.count,
+            self.direction + other.direction,
+            self.direction_square + other.direction_square,
+            self.length + other.length,
+            self.length_square + other.length_square,
+        )
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """What is kept of each class; see the module.
+
+    Attributes:
+        prototype: K,D, of length 1, or 0 for a class without pixels.
+        noise: K,D.
+        length_mean: K.
+        length_std: K.
+        count: K, pixels.
+    """
+
+    prototype: Tensor
+    noise: Tensor
+    length_mean: Tensor
+    length_std: Tensor
+    count: Tensor
+
+
+@torch.no_grad()
+def feature_moments(
+    features: Tensor, targets: Tensor, first: int, num_classes: int
+) -> FeatureMoments:
+    """Sum up the features of each class.
+
+    Args:
+        features: N,D,h,w.
+        targets: N,h,w, at the resolution of the features; see `grid_targets`.
+        first: the first class's target.
+        num_classes: K, how many classes from there on; all other pixels are left out.
+
+    Returns:
+        The sums, in float64 (float32 on devices without).
+    """
+    dtype = torch.float32 if features.device.type == "mps" else torch.float64
+    f = features.detach().permute(0, 2, 3, 1).flatten(0, 2).to(dtype)
+    classes = torch.arange(first, first + num_classes, device=f.device)
+    is_class = (targets.flatten().long() == classes.unsqueeze(1)).to(dtype)
+    length, u = f.norm(dim=1), directions(f)
+    return FeatureMoments(
+        count=is_class.sum(1),
+        direction=is_class @ u,
+        direction_square=is_class @ u.square(),
+        length=is_class @ length,
+        length_square=is_class @ length.square(),
+    )
+
+
+def feature_statistics(moments: FeatureMoments) -> FeatureStatistics:
+    """Turn sums into what is kept, float32; a class without pixels gets 0 everywhere."""
+    count = moments.count.clamp(min=1)
+    prototype = directions(moments.direction)
+    about_prototype = moments.direction_square - 2 * prototype * moments.direction
+    variance = about_prototype / count.unsqueeze(1) + prototype.square()
+    mean = moments.length / count
+    length_variance = moments.length_square / count - mean.square()
+    return FeatureStatistics(
+        prototype=prototype.float(),
+        noise=variance.clamp(min=0).sqrt().float(),
+        length_mean=mean.float(),
+        length_std=length_variance.clamp(min=0).sqrt().float(),
+        count=moments.count.float(),
+    )
+
+
+def draw_features(
+    statistics: FeatureStatistics,
+    counts: Tensor,
+    *,
+    non_negative: bool,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draw features of the classes, class by class.
+
+    Args:
+        statistics: of K classes.
+        counts: K, how many of each.
+        non_negative: whether the features come from a ReLU: then none is below 0.
+        generator: of the device of the statistics.
+
+    Returns:
+        P,D with P the sum of the counts.
+    """
+    counts = counts.to(statistics.prototype.device)
+
+    def of_class(values: Tensor) -> Tensor:
+        return values.repeat_interleave(counts, 0)
+
+    prototype = of_class(statistics.prototype)
+    length = of_class(statistics.length_mean)
+    e, e_length = (torch.empty_like(x).normal_(generator=generator) for x in (prototype, length))
+    length = (length + of_class(statistics.length_std) * e_length).clamp(min=0)
+    x = (prototype + of_class(statistics.noise) * e) * length.unsqueeze(1)
+    return x.clamp(min=0) if non_negative else x
+
+
+def directions(x: Tensor) -> Tensor:
+    """Vectors ...,D divided by their lengths; one without length has no direction and stays 0."""
+    length = x.norm(dim=-1, keepdim=True)
+    return x / torch.where(length > _LEAST_LENGTH, length, 1)
+
+
+def grid_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
+    """Targets N,H,W at the resolution of features: of each cell the one in its middle."""
+    rows, columns = (
+        (2 * torch.arange(small, device=targets.device) + 1) * large // (2 * small)
+        for small, large in zip(size, targets.shape[1:], strict=True)
+    )
+    return targets[:, rows.unsqueeze(1), columns]

@@ -1,0 +1,150 @@
+"""The terms of STAR: replay of class statistics, of the background, and features held in place.
+
+The channels are one sigmoid per class, without background; old rows stay as they are. With N_k the
+pixels of class k in its own step and N_0 those of background, P_k and P_0 the pixels of this step
+that are labelled background and that the teacher gives to k or to no class (all on the grid of the
+features, over one epoch), an iteration draws
+
+    n_k = floor(max(0, N_k - P_k) / iterations per epoch)
+
+features x of each old class (`nacre.losses.feature_statistics`): those that the step's own pictures
+lack. Background that the step lacks is made up by counting its own again,
+
+    r = max(0, N_0 (1 - 0.01 |new classes|) / P_0 - 1/2)   overlapped,   N_0 / P_0   else
+
+B being the pixels of the batch that are labelled background and of which the teacher says so too.
+With w_f = sum n_k / (N h w) and w_b = r |B| / (N h w),
+
+    bce  = sum over the new c of (labels[c] + w_f drawn[c] + w_b background[c]) / (1 + w_f + w_b)
+    drawn[c] = mean over the drawn x of log(1 + e^x_c),  background[c] = the same over B
+
+labels[c] is `new_binary_cross_entropy`. Old features stay where the teacher has them,
+
+    pkd  = sum over m (f - f_teacher)^2 / (D sum m)
+
+m being 1 where the label is background and the teacher says an old class, resized to the grid; and
+new classes keep their distance, v_c the direction of the sum of u over the pixels of class c,
+
+    contrast = 1/|new classes| sum over the new c of 1 / min over the old k of |v_c - m_k|
+
+The weights are 5 for pkd and 0.05 for contrast; positive pixels weigh 4 on VOC and 30 on ADE20K.
+After a step N_0 becomes N_0 + P_0 / 2 (overlapped) or N_0 + P_0.
+
+What the released implementation does otherwise, and is mended here:
+
+- the noise of later classes is taken about the prototypes of other, older classes: too large;
+- e', the length of a drawn vector, is drawn for each of its channels;
+- drawn features may be negative where a ReLU never is;
+- pkd is 0/0 in a batch without old pixels, and the update is lost; it is 0 here;
+- a class that is absent from the batch has v_c = 0 and adds a constant to contrast; it adds 0 here;
+- old rows, which no loss trains, shrink by weight decay: freeze them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nacre.losses.feature_statistics import directions
+from nacre.losses.plain import at_least_float32
+
+
+def replay_counts(stored: Tensor, seen: Tensor, iterations: int) -> Tensor:
+    """How many features of each old class to draw in an iteration, n_k.
+
+    Args:
+        stored: K, the pixels of the classes in their own steps.
+        seen: K, those that the teacher finds in this step.
+        iterations: per epoch.
+    """
+    return ((stored - seen).clamp(min=0) / iterations).long()
+
+
+def background_replay(stored: float, seen: float, num_new: int, *, overlapped: bool) -> float:
+    """How many times over a step's background counts again, r.
+
+    Args:
+        stored: N_0, background pixels of the steps before.
+        seen: P_0, those of this step, as labels and teacher agree.
+        num_new: new classes.
+        overlapped: whether pictures of other steps may come again.
+    """
+    if seen <= 0:
+        return 0.0
+    if overlapped:
+        return max(0.0, stored * (1 - 0.01 * num_new) / seen - 0.5)
+    return stored / seen
+
+
+def background_count(stored: float, seen: float, *, overlapped: bool) -> float:
+    """N_0 for the next step; in overlapped every other background pixel is taken for a new one."""
+    return stored + (0.5 * seen if overlapped else seen)
+
+
+def replay_cross_entropy(
+    labelled: Tensor, drawn: Tensor, background: Tensor, *, background_weight: float, pixels: int
+) -> Tensor:
+    """The binary cross-entropy of the new channels with replay.
+
+    Args:
+        labelled: the one on the labels, a scalar.
+        drawn: P,C, logits of the new channels on the drawn features.
+        background: B,C, those on the batch's background.
+        background_weight: r.
+        pixels: N h w, of the batch on the grid of the features.
+    """
+    of_drawn = len(drawn) / pixels
+    of_background = background_weight * len(background) / pixels
+    total = labelled + of_drawn * _negatives(drawn) + of_background * _negatives(background)
+    return total / (1 + of_drawn + of_background)
+
+
+def _negatives(logits: Tensor) -> Tensor:
+    """Sum over channels of the mean binary cross-entropy of negatives P,C; 0 if there is none."""
+    return F.softplus(at_least_float32(logits)).sum() / max(len(logits), 1)
+
+
+def masked_feature_distance(features: Tensor, old_features: Tensor, mask: Tensor) -> Tensor:
+    """Mean square distance of features where a mask says so, pkd.
+
+    Args:
+        features: the student's, N,D,h,w.
+        old_features: the teacher's, of the same shape; no gradient flows into them.
+        mask: N,h,w, weights in 0..1, such as `grid_mask`.
+
+    Returns:
+        The mean over the channels and the pixels, weighted; 0 if all weights are 0.
+    """
+    features = at_least_float32(features)
+    distance = (features - old_features.detach().to(features.dtype)).square().mean(1)
+    return (distance * mask).sum() / mask.sum().clamp(min=1e-4)
+
+
+def grid_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
+    """A mask N,H,W at the resolution of features: bilinear between the pixels in the middle."""
+    wide = mask.float().unsqueeze(1)
+    return F.interpolate(wide, size=size, mode="bilinear", align_corners=False).squeeze(1)
+
+
+def prototype_contrast(
+    features: Tensor, targets: Tensor, prototypes: Tensor, first_new: int, num_new: int
+) -> Tensor:
+    """How near new classes are to the nearest old prototypes, contrast.
+
+    Args:
+        features: the student's, N,D,h,w.
+        targets: N,h,w, at the resolution of the features.
+        prototypes: K,D, of the old classes.
+        first_new: the first new class's target.
+        num_new: new classes.
+    """
+    f = at_least_float32(features).permute(0, 2, 3, 1).flatten(0, 2)
+    classes = torch.arange(first_new, first_new + num_new, device=f.device)
+    is_class = targets.flatten().long() == classes.unsqueeze(1)
+    # Autocast would take the product to half precision.
+    with torch.autocast(f.device.type, enabled=False):
+        sums = is_class.to(f.dtype) @ directions(f)
+    v = directions(sums)
+    nearest = (v.unsqueeze(1) - prototypes.to(f.dtype)).norm(dim=2).amin(1)
+    return (is_class.any(1) / nearest.clamp(min=1e-6)).mean()

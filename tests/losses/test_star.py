@@ -1,0 +1,290 @@
+"""Feature statistics and the terms of STAR against loops over pixels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nacre.losses.feature_statistics import (
+    FeatureStatistics,
+    directions,
+    draw_features,
+    feature_moments,
+    feature_statistics,
+    grid_targets,
+)
+from nacre.losses.star import (
+    background_count,
+    background_replay,
+    grid_mask,
+    masked_feature_distance,
+    prototype_contrast,
+    replay_counts,
+    replay_cross_entropy,
+)
+
+few = settings(max_examples=30, deadline=None)
+
+
+class Problem:
+    """Features, targets on their grid with classes 0 to 4, and prototypes of two old classes."""
+
+    def __init__(self, images: int = 2, depth: int = 4, side: int = 4, seed: int = 0) -> None:
+        g = torch.Generator().manual_seed(seed)
+        shape = (images, depth, side, side + 1)
+        self.features = torch.randn(shape, generator=g, dtype=torch.float64)
+        self.old_features = torch.randn(shape, generator=g, dtype=torch.float64)
+        self.targets = torch.randint(0, 5, (images, side, side + 1), generator=g)
+        self.mask = torch.rand(images, side, side + 1, generator=g, dtype=torch.float64)
+        self.prototypes = F.normalize(torch.randn(2, depth, generator=g, dtype=torch.float64))
+
+    def pixels(self, target: int) -> list[Tensor]:
+        """The features of a class, one by one."""
+        found = []
+        for n, row, column in (self.targets == target).nonzero().tolist():
+            found.append(self.features[n, :, row, column])
+        return found
+
+
+problems = st.builds(
+    Problem,
+    images=st.integers(1, 3),
+    depth=st.integers(2, 5),
+    side=st.integers(1, 5),
+    seed=st.integers(0, 2**31),
+)
+
+
+# ---------------------------------------------------------------- statistics
+
+
+@few
+@given(a=problems)
+def test_statistics_are_those_of_the_pixels_of_each_class(a: Problem) -> None:
+    found = feature_statistics(feature_moments(a.features, a.targets, 3, 2))
+    for at, target in enumerate((3, 4)):
+        pixels = a.pixels(target)
+        assert int(found.count[at]) == len(pixels)
+        if not pixels:
+            assert not any(x[at].any() for x in (found.prototype, found.noise, found.length_mean))
+            continue
+        f = torch.stack(pixels)
+        u = f / f.norm(dim=1, keepdim=True)
+        m = u.sum(0) / u.sum(0).norm()
+        assert_near(found.prototype[at], m)
+        assert_near(found.noise[at], (u - m).square().mean(0).sqrt())
+        assert_near(found.length_mean[at], f.norm(dim=1).mean())
+        assert_near(found.length_std[at], f.norm(dim=1).std(correction=0))
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_feature_without_length_has_no_direction_and_a_finite_gradient() -> None:
+    x = torch.zeros(2, 3, requires_grad=True)
+    u = directions(x)
+    assert (u == 0).all()
+    assert torch.isfinite(torch.autograd.grad(u.sum(), x)[0]).all()
+
+
+def test_moments_of_batches_add_up() -> None:
+    a = Problem(images=5)
+    whole = feature_statistics(feature_moments(a.features, a.targets, 1, 3))
+    first, second = (
+        feature_moments(a.features[s], a.targets[s], 1, 3) for s in (slice(0, 2), slice(2, 5))
+    )
+    both = feature_statistics(first + second)
+    for name in ("prototype", "noise", "length_mean", "length_std", "count"):
+        torch.testing.assert_close(getattr(both, name), getattr(whole, name))
+
+
+def statistics(depth: int = 3) -> FeatureStatistics:
+    g = torch.Generator().manual_seed(0)
+    prototype = F.normalize(torch.rand(2, depth, generator=g) + 0.2)
+    noise = 0.05 + 0.1 * torch.rand(2, depth, generator=g)
+    return FeatureStatistics(
+        prototype, noise, torch.tensor([5.0, 9.0]), torch.tensor([0.5, 0.2]), torch.ones(2)
+    )
+
+
+def test_drawn_features_have_the_statistics_they_were_drawn_with() -> None:
+    kept = statistics()
+    x = draw_features(
+        kept,
+        torch.tensor([20000, 10000]),
+        non_negative=False,
+        generator=torch.Generator().manual_seed(1),
+    )
+    for at, drawn in enumerate((x[:20000], x[20000:])):
+        mean, std = kept.length_mean[at], kept.length_std[at]
+        torch.testing.assert_close(drawn.mean(0) / mean, kept.prototype[at], rtol=0, atol=0.01)
+        # Var(ab) of independent a and b
+        m, noise = kept.prototype[at], kept.noise[at]
+        variance = (m.square() + noise.square()) * (mean**2 + std**2) - (m * mean).square()
+        torch.testing.assert_close(drawn.std(0), variance.sqrt(), rtol=0.03, atol=0)
+
+
+def test_the_length_is_drawn_for_a_vector_and_not_for_its_channels() -> None:
+    kept = statistics()
+    still = FeatureStatistics(
+        kept.prototype, 0 * kept.noise, kept.length_mean, kept.length_std, kept.count
+    )
+    x = draw_features(still, torch.tensor([50, 0]), non_negative=False)
+    torch.testing.assert_close(F.normalize(x), kept.prototype[:1].expand(50, -1))
+    assert x.norm(dim=1).std() > 0.1
+
+
+def test_features_of_a_relu_are_drawn_without_negative_ones() -> None:
+    kept = statistics()
+    loud = FeatureStatistics(
+        kept.prototype, 10 * kept.noise, kept.length_mean, 20 * kept.length_std, kept.count
+    )
+    assert (draw_features(loud, torch.tensor([99, 9]), non_negative=True) >= 0).all()
+    assert (draw_features(loud, torch.tensor([99, 9]), non_negative=False) < 0).any()
+    assert draw_features(loud, torch.tensor([0, 0]), non_negative=True).shape == (0, 3)
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    draws = [
+        draw_features(
+            statistics(),
+            torch.tensor([3, 4]),
+            non_negative=True,
+            generator=torch.Generator().manual_seed(7),
+        )
+        for _ in range(2)
+    ]
+    assert torch.equal(*draws)
+
+
+def test_grid_targets_are_in_the_middle_of_cells() -> None:
+    targets = torch.arange(64 * 48).view(1, 64, 48)
+    assert torch.equal(grid_targets(targets, (4, 3)), targets[:, 8::16, 8::16])
+    assert torch.equal(grid_targets(targets, (64, 48)), targets)
+    exact = F.interpolate(targets[:, None].double(), (5, 7), mode="nearest-exact")
+    assert torch.equal(grid_targets(targets, (5, 7)), exact.squeeze(1).long())
+
+
+# ---------------------------------------------------------------- how much is replayed
+
+
+def test_what_the_step_lacks_is_drawn() -> None:
+    stored, seen = torch.tensor([1000.0, 50.0, 105.0]), torch.tensor([100.0, 80.0, 0.0])
+    assert replay_counts(stored, seen, 10).tolist() == [90, 0, 10]
+
+
+def test_background_is_counted_again() -> None:
+    assert background_replay(200, 100, 5, overlapped=True) == pytest.approx(200 * 0.95 / 100 - 0.5)
+    assert background_replay(10, 100, 5, overlapped=True) == 0
+    assert background_replay(200, 100, 5, overlapped=False) == 2
+    assert background_replay(200, 0, 5, overlapped=True) == 0
+    assert background_count(200, 100, overlapped=True) == 250
+    assert background_count(200, 100, overlapped=False) == 300
+
+
+# ---------------------------------------------------------------- terms
+
+
+@few
+@given(drawn=st.integers(0, 5), background=st.integers(0, 5), seed=st.integers(0, 2**31))
+def test_replay_is_weighted_by_its_share_of_pixels(drawn: int, background: int, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    x, z = (torch.randn(n, 3, generator=g, dtype=torch.float64) for n in (drawn, background))
+    labelled = torch.rand((), generator=g, dtype=torch.float64)
+    r, pixels = 1.7, 20
+    w_f, w_b = drawn / pixels, r * background / pixels
+    expected = float(labelled)
+    for weight, logits in ((w_f, x), (w_b, z)):
+        for column in logits.t().tolist():
+            terms = [math.log(1 + math.exp(v)) for v in column]
+            expected += weight * sum(terms) / len(terms) if terms else 0
+    expected /= 1 + w_f + w_b
+    actual = replay_cross_entropy(labelled, x, z, background_weight=r, pixels=pixels)
+    assert float(actual) == pytest.approx(expected, rel=1e-12)
+
+
+def slow_distance(a: Problem) -> Tensor:
+    total = weight = a.features.new_zeros(())
+    for n, row, column in (a.mask >= 0).nonzero().tolist():
+        m = a.mask[n, row, column]
+        difference = a.features[n, :, row, column] - a.old_features[n, :, row, column]
+        total = total + m * (difference**2).sum()
+        weight = weight + m
+    return total / (weight * a.features.shape[1])
+
+
+@few
+@given(a=problems)
+def test_features_are_held_where_the_mask_says(a: Problem) -> None:
+    a.features.requires_grad_()
+    actual = masked_feature_distance(a.features, a.old_features, a.mask)
+    torch.testing.assert_close(actual, slow_distance(a), rtol=1e-10, atol=0)
+    gradients = [torch.autograd.grad(x, a.features)[0] for x in (actual, slow_distance(a))]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_without_old_pixels_no_feature_is_held() -> None:
+    a = Problem()
+    a.features.requires_grad_()
+    loss = masked_feature_distance(a.features, a.old_features, torch.zeros_like(a.mask))
+    assert loss == 0
+    assert (torch.autograd.grad(loss, a.features)[0] == 0).all()
+
+
+def test_the_teacher_may_come_from_inference_mode() -> None:
+    a = Problem()
+    a.features.requires_grad_()
+    with torch.inference_mode():
+        seen = a.old_features * 1.0
+    loss = masked_feature_distance(a.features, seen, a.mask)
+    assert (torch.autograd.grad(loss, a.features)[0] != 0).any()
+
+
+def test_a_grid_mask_is_between_the_pixels_in_the_middle() -> None:
+    mask = torch.rand(2, 64, 32, generator=torch.Generator().manual_seed(0)) < 0.5
+    found = grid_mask(mask, (4, 2))
+    middle = torch.stack([mask[:, r::16, c::16] for r in (7, 8) for c in (7, 8)]).float().mean(0)
+    torch.testing.assert_close(found, middle)
+
+
+def slow_contrast(a: Problem) -> Tensor:
+    total = a.features.new_zeros(())
+    for target in (3, 4):
+        pixels = a.pixels(target)
+        if pixels:
+            summed = sum(f / f.norm() for f in pixels)
+            assert isinstance(summed, Tensor)
+            v = summed / summed.norm()
+            total = total + 1 / min((v - m).norm() for m in a.prototypes)
+    return total / 2
+
+
+@few
+@given(a=problems)
+def test_contrast_is_the_inverse_distance_to_the_nearest_prototype(a: Problem) -> None:
+    a.features.requires_grad_()
+    actual, expected = (
+        prototype_contrast(a.features, a.targets, a.prototypes, 3, 2),
+        slow_contrast(a),
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=0)
+    if expected.requires_grad:
+        gradients = [torch.autograd.grad(x, a.features)[0] for x in (actual, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+
+
+def test_a_class_that_is_absent_adds_nothing_to_the_contrast() -> None:
+    a = Problem()
+    a.targets.clamp_(max=3)
+    a.features.requires_grad_()
+    both = prototype_contrast(a.features, a.targets, a.prototypes, 3, 2)
+    present = prototype_contrast(a.features, a.targets, a.prototypes, 3, 1)
+    torch.testing.assert_close(both, present / 2)
+    assert torch.isfinite(torch.autograd.grad(both, a.features)[0]).all()
