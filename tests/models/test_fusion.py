@@ -1,0 +1,83 @@
+"""Fusion of weights against mixing them by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from nacre.models.config import ModelConfig
+from nacre.models.fusion import fuse_, fusion_factor
+from nacre.models.network import Network, build_network
+
+
+def grown() -> tuple[Network, Network]:
+    """A network, and another that was grown from it and is different everywhere."""
+    torch.manual_seed(0)
+    old = build_network(ModelConfig(backbone="tiny"), 4, load=False)
+    new = copy.deepcopy(old)
+    new.classifier.grow(2)
+    with torch.no_grad():
+        for tensor in new.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(torch.rand_like(tensor) + 0.1)
+    return old, new
+
+
+def test_everything_the_old_network_had_is_mixed_and_the_rest_stays() -> None:
+    old, new = grown()
+    before = {name: tensor.clone() for name, tensor in new.state_dict().items()}
+    fuse_(new, old.state_dict(), 0.3)
+    known = old.state_dict()
+    assert before.keys() - known.keys(), "the network has grown"
+    for name, tensor in new.state_dict().items():
+        if name in known and tensor.is_floating_point():
+            expected = 0.7 * known[name].double() + 0.3 * before[name].double()
+            torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-6)
+        else:
+            assert torch.equal(tensor, before[name]), name
+
+
+def test_running_statistics_are_mixed_and_counters_are_not() -> None:
+    old, new = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+    assert old.running_mean is not None
+    assert new.running_mean is not None
+    assert new.num_batches_tracked is not None
+    new.running_mean.fill_(4.0)
+    new.num_batches_tracked.fill_(10)
+    fuse_(new, old.state_dict(), 0.25)
+    assert new.running_mean.tolist() == [1.0, 1.0]
+    assert int(new.num_batches_tracked) == 10
+
+
+def test_a_tensor_that_got_more_rows_keeps_the_new_ones() -> None:
+    old, new = nn.Linear(3, 2), nn.Linear(3, 5)
+    with torch.no_grad():
+        old.weight.fill_(0.0)
+        new.weight.fill_(1.0)
+    fuse_(new, old.state_dict(), 0.5)
+    assert new.weight[:, 0].tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_the_ends_are_the_old_network_and_the_new_one(factor: float) -> None:
+    old, new = grown()
+    expected = old.state_dict() if factor == 0 else copy.deepcopy(new).state_dict()
+    fuse_(new, old.state_dict(), factor)
+    for name in old.state_dict():
+        assert torch.equal(new.state_dict()[name], expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("num_old", "num_new", "factor"),
+    [(16, 1, 0.243), (20, 1, 0.218), (16, 5, 0.488), (101, 50, 0.575), (51, 50, 0.70)],
+)
+def test_the_rule_gives_the_published_factors(num_old: int, num_new: int, factor: float) -> None:
+    assert fusion_factor(num_old, num_new) == pytest.approx(factor, abs=5e-3)
+
+
+def test_another_network_is_refused() -> None:
+    with pytest.raises(AssertionError, match="weight"):
+        fuse_(nn.Linear(3, 2), nn.Linear(4, 2).state_dict(), 0.5)
