@@ -190,17 +190,17 @@ def test_a_certain_pixel_is_below_the_threshold_of_its_channel() -> None:
 # ---------------------------------------------------------------- targets
 
 
-def slow_target(y: int, channel: int, certain: bool, num_old: int, unsure: str) -> int:
-    if y >= num_old:
+def slow_target(y: int, channel: int, certain: bool, unsure: str) -> int:
+    if y != 0:
         return y
     if certain:
         return channel
-    return IGNORED if unsure == "ignored" else y
+    return IGNORED if unsure == "ignored" else 0
 
 
 @pytest.mark.parametrize("unsure", ["ignored", "kept"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
-def test_targets_are_replaced_where_they_are_old_and_the_teacher_is_certain(
+def test_targets_are_replaced_where_they_are_background_and_the_teacher_is_certain(
     unsure: str, dtype: torch.dtype
 ) -> None:
     g = torch.Generator().manual_seed(3)
@@ -209,9 +209,9 @@ def test_targets_are_replaced_where_they_are_old_and_the_teacher_is_certain(
     channels = torch.randint(0, 3, (2, 7, 5), generator=g).to(torch.uint8)
     certain = torch.rand(2, 7, 5, generator=g) < 0.5
     before = targets.clone()
-    found = pseudo_targets(targets, channels, certain, 3, unsure=unsure)  # type: ignore[arg-type]
+    found = pseudo_targets(targets, channels, certain, unsure=unsure)  # type: ignore[arg-type]
     pixels = zip(*(x.flatten().tolist() for x in (targets, channels, certain)), strict=True)
-    assert found.flatten().tolist() == [slow_target(*pixel, 3, unsure) for pixel in pixels]
+    assert found.flatten().tolist() == [slow_target(*pixel, unsure) for pixel in pixels]
     assert found.dtype == dtype
     assert torch.equal(targets, before)
 
@@ -219,15 +219,14 @@ def test_targets_are_replaced_where_they_are_old_and_the_teacher_is_certain(
 def test_ignored_pixels_stay_ignored_whatever_their_number() -> None:
     targets = torch.tensor([[[-1, 0, 4]]])
     certain = torch.ones_like(targets, dtype=torch.bool)
-    found = pseudo_targets(targets, torch.full_like(targets, 2), certain, 3, ignore_index=-1)
+    found = pseudo_targets(targets, torch.full_like(targets, 2), certain, ignore_index=-1)
     assert found.tolist() == [[[-1, 2, 4]]]
-    assert accepted_share(targets, certain, 3, ignore_index=-1).tolist() == pytest.approx([1.0])
 
 
 def test_the_factor_of_an_image_is_its_share_of_accepted_pixels() -> None:
-    targets = torch.tensor([[[0, 0, 1, 0, 5, IGNORED]], [[5, 5, 5, 5, 5, 5]]], dtype=torch.uint8)
+    targets = torch.tensor([[[0, 0, 0, 0, 5, IGNORED]], [[5, 5, 5, 1, 5, 5]]], dtype=torch.uint8)
     certain = torch.tensor([[[True, False, True, True, True, True]], [[True] * 6]])
-    assert accepted_share(targets, certain, 3).tolist() == pytest.approx([0.75, 0.0], abs=1e-5)
+    assert accepted_share(targets, certain).tolist() == pytest.approx([0.75, 0.0], abs=1e-5)
 
 
 def test_each_images_cross_entropy_has_its_weight() -> None:

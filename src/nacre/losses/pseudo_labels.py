@@ -1,11 +1,12 @@
 """Pseudo-labels: what the teacher says of pixels that are labelled background, where it is sure.
 
 With p the teacher's softmax of a pixel over its O channels, a pixel whose target y is background
-(or any old channel) becomes
+becomes
 
     y' = argmax p   where the teacher is certain, else ignored (PLOP) or left as it is (SSUL)
 
-and y' = y elsewhere. Certain is one of
+and y' = y elsewhere. (PLOP does so with old targets as well, of which its protocol has none; a
+label that names an old class is believed here.) Certain is one of
 
     entropy       H < threshold[argmax p],  H = -sum p log p / log O, in 0..1 (PLOP)
     probability   max p >= threshold
@@ -184,43 +185,37 @@ def pseudo_targets(
     targets: Tensor,
     channels: Tensor,
     certain: Tensor,
-    num_old: int,
     *,
     unsure: Literal["ignored", "kept"] = "ignored",
     ignore_index: int = IGNORED,
 ) -> Tensor:
-    """Put the teacher's channels where the targets are old and the teacher is certain.
+    """Put the teacher's channels where the targets are background and the teacher is certain.
 
     Args:
         targets: N,H,W, channel numbers of any integer type.
         channels: N,H,W, the teacher's.
         certain: N,H,W, where to believe it.
-        num_old: old channels, background included.
-        unsure: what becomes of the other pixels with an old target.
-        ignore_index: the target of pixels that do not count; they stay so.
+        unsure: what becomes of the other background pixels.
+        ignore_index: the target of pixels that do not count.
 
     Returns:
         The new targets, of the type of `targets`.
     """
-    is_open = _is_open(targets, num_old, ignore_index)
-    kept = targets if unsure == "kept" else targets.masked_fill(is_open, ignore_index)
-    return torch.where(is_open & certain, channels.to(targets.dtype), kept)
+    is_background = targets == 0
+    kept = targets if unsure == "kept" else targets.masked_fill(is_background, ignore_index)
+    return torch.where(is_background & certain, channels.to(targets.dtype), kept)
 
 
-def accepted_share(
-    targets: Tensor, certain: Tensor, num_old: int, *, ignore_index: int = IGNORED
-) -> Tensor:
-    """PLOP's factor of each image: accepted pixels among those with an old target; 0 if none is.
+def accepted_share(targets: Tensor, certain: Tensor) -> Tensor:
+    """PLOP's factor of each image: the accepted ones of its background pixels; 0 if it has none.
 
     Args:
         targets: N,H,W, as they were before.
         certain: N,H,W, where the teacher was believed.
-        num_old: old channels, background included.
-        ignore_index: the target of pixels that do not count.
     """
-    is_open = _is_open(targets, num_old, ignore_index)
-    accepted = (is_open & certain).sum((1, 2), dtype=torch.float32)
-    return accepted / (is_open.sum((1, 2)) + 1e-6)
+    is_background = targets == 0
+    accepted = (is_background & certain).sum((1, 2), dtype=torch.float32)
+    return accepted / (is_background.sum((1, 2)) + 1e-6)
 
 
 def weighted_cross_entropy(
@@ -250,8 +245,3 @@ def weighted_cross_entropy(
         for n in images
     ]
     return (torch.stack(losses) * weights).sum()
-
-
-def _is_open(targets: Tensor, num_old: int, ignore_index: int) -> Tensor:
-    """Where a target says no more than that the pixel is of no new class."""
-    return (targets < num_old) & (targets != ignore_index)
