@@ -1,0 +1,172 @@
+"""A network of any library as the student or teacher of nacre's trainer.
+
+    Output = adapter(images in 0..255)
+
+Around the network, which stays what it is, the adapter normalises pixels, finds the scores, puts
+the background's channel first and collects feature maps. A network without a background gets a
+constant first channel that is never probable: background then means "no class of the network",
+which no pixel is ever predicted to be, and a pixel that nobody labelled is any of the old classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nacre.errors import NacreError
+from nacre.models.foreign.features import as_map, captured, check_names
+from nacre.models.foreign.rows import Init, fit_layers
+from nacre.models.foreign.scores import scores_of
+from nacre.models.foreign.scoring_layers import (
+    example_images,
+    find_scoring_layers,
+    noise,
+    num_rows,
+    scoring_layer,
+    undisturbed,
+)
+from nacre.models.foreign.widen import widen
+from nacre.models.network import Output
+from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
+
+NEVER = -1e4
+"""The score of a background that a network does not have: its probability is 0 in float32."""
+
+Color = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What a network expects of its pixels.
+
+    Attributes:
+        mean: subtracted from RGB in 0..1; None leaves pixels in 0..255, for a network that
+            normalises them itself.
+        std: what they are divided by.
+    """
+
+    mean: Color | None = IMAGENET_MEAN
+    std: Color = IMAGENET_STD
+
+
+def pixels_of(processor: Any) -> Pixels:
+    """Return what a transformers image processor (or anything with its fields) does to pixels."""
+    if not getattr(processor, "do_rescale", True):
+        return Pixels(mean=None)
+    if not getattr(processor, "do_normalize", True):
+        return Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return Pixels(_color(processor.image_mean), _color(processor.image_std))
+
+
+def _color(values: Sequence[float]) -> Color:
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
+
+
+class Adapter(nn.Module):
+    """A foreign network between nacre's images and nacre's outputs.
+
+    Args:
+        model: any module from images to class scores, as `nacre.models.foreign.scores` finds them.
+        background: the channel of the background; None if there is none.
+        head: names of the scoring layers, auxiliary ones too, where they cannot be found.
+        pixels: what it expects of its pixels.
+        stages: names of modules whose output methods may compare, from the first to the last.
+        images: a batch that it takes, normalised; None tries noise of several sizes.
+
+    Attributes:
+        layers: the scoring layers.
+        stride: input pixels per score.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        background: int | None = 0,
+        head: str | Sequence[str] | None = None,
+        pixels: Pixels | None = None,
+        stages: Sequence[str] = (),
+        images: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.background, self.stages = model, background, tuple(stages)
+        check_names(model, stages)
+        images = example_images(model) if images is None else images
+        self._shape = images.shape
+        self.layers = find_scoring_layers(model, images, head)
+        if background is not None and not 0 <= background < self.layers.num_classes:
+            raise NacreError(
+                f"background={background}: the network has {self.layers.num_classes} channels"
+            )
+        pixels = pixels or Pixels()
+        # Constants of the network and not of a checkpoint, hence not persistent
+        mean, std = torch.tensor(pixels.mean or (0.0, 0.0, 0.0)), torch.tensor(pixels.std)
+        scale = torch.ones(3) if pixels.mean is None else 1 / (255 * std)
+        shift = torch.zeros(3) if pixels.mean is None else -mean / std
+        self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
+        self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
+        with undisturbed(model):
+            self.stride = round(images.shape[-1] / scores_of(model(images)).shape[-1])
+
+    @property
+    def num_classes(self) -> int:
+        """Channels of the output, the background's included, even if the network has none."""
+        return self.layers.num_classes + (self.background is None)
+
+    def forward(self, images: Tensor) -> Output:
+        """Return scores and features of N,3,H,W RGB images in 0..255."""
+        x = torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
+        scored = next(iter(self.layers.main))
+        with captured(self.model, self.stages, [scored]) as found:
+            logits = scores_of(self.model(x))
+        size = (images.shape[-2], images.shape[-1])
+        read = found[f"{scored} input"]
+        if read.ndim == 4 and isinstance(scoring_layer(self.model, scored), nn.Linear):
+            read = read.movedim(-1, 1)  # a linear layer has the channels last
+        decoded = as_map(read, size)
+        stages = [as_map(found[name], size) for name in self.stages]
+        return Output(
+            logits=self._background_first(logits.float()),
+            features=stages[-1] if stages else decoded,  # type: ignore[arg-type]
+            decoded=decoded,  # type: ignore[arg-type]
+        )
+
+    def grow(self, num_new: int, init: Init) -> None:
+        """Give the network channels for new classes."""
+        widened = widen(
+            self.model,
+            num_new,
+            background=self.background,
+            head=self.layers.names,
+            images=noise(self._shape, self.model),
+            init=init,
+        )
+        self.layers = replace(widened.layers, num_classes=widened.num_classes)
+
+    def fit(self, state: dict[str, Tensor]) -> None:
+        """Take the shapes of a state of this adapter that was saved after growing."""
+        inner = {
+            name.removeprefix("model."): value
+            for name, value in state.items()
+            if name.startswith("model.")
+        }
+        fit_layers(self.model, self.layers.names, inner)
+        first = scoring_layer(self.model, next(iter(self.layers.main)))
+        self.layers = replace(self.layers, num_classes=num_rows(first))
+
+    def _background_first(self, logits: Tensor) -> Tensor:
+        if self.background is None:
+            never = logits.new_full((), NEVER).expand_as(logits[:, :1])
+            return torch.cat([never, logits], 1)
+        at = self.background
+        if at == 0:
+            return logits
+        return torch.cat([logits[:, at : at + 1], logits[:, :at], logits[:, at + 1 :]], 1)

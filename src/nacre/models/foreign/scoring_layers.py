@@ -1,0 +1,279 @@
+"""Finding the layers of a network that score the classes, by what they do and not by their names.
+
+A scoring layer has one row of weights per class, and what is added to its output of class c arrives
+in the scores of class c and nowhere else. So one batch is passed through the network while the
+output of each layer with as many rows as there are classes is shifted by d[c]:
+
+    scores change by  g * d[c]  (+ what is equal for all classes)   main layer, or one of a sum
+    auxiliary scores do                                             layer of an auxiliary head
+    nothing that the network puts out changes                       auxiliary head of its loss
+    anything else                                                   an inner layer
+
+What is equal for all classes does not change a softmax: scores may be log-probabilities. g is 1 in
+nearly all networks, 2 where a layer is used twice, 1 / T where scores are divided by T.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nacre.errors import NacreError, did_you_mean
+from nacre.models.foreign.scores import auxiliary_scores, scores_of, tensors_in
+
+Summands = dict[str, float]
+"""Names of the layers whose outputs add up to scores, and by which factor each counts."""
+
+ScoringLayer = nn.Conv2d | nn.ConvTranspose2d | nn.Linear
+_SIZES = (64, 128, 224, 256, 384, 512)
+
+
+@dataclass(frozen=True)
+class ScoringLayers:
+    """The layers of a network that have a row of weights per class.
+
+    Attributes:
+        num_classes: channels of the scores.
+        main: layers that add up to the scores.
+        auxiliary: the same for each auxiliary head.
+    """
+
+    num_classes: int
+    main: Summands
+    auxiliary: tuple[Summands, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all of them."""
+        return tuple(name for summands in (self.main, *self.auxiliary) for name in summands)
+
+
+def find_scoring_layers(
+    model: nn.Module, images: Tensor, head: str | Sequence[str] | None = None
+) -> ScoringLayers:
+    """Find the scoring layers of a network.
+
+    Args:
+        model: gives N,C,h,w class scores in one of the forms of `nacre.models.foreign.scores`.
+        images: a batch that it takes.
+        head: the names of its scoring layers, auxiliary ones too, where they cannot be found.
+
+    Raises:
+        NacreError: there are none, or the scores are not those of a softmax over classes.
+    """
+    with undisturbed(model):
+        output = model(images)
+        scores = scores_of(output)
+        _check_scores(scores)
+        num_classes = scores.shape[1]
+        candidates = _named(model, head) if head else _with_rows(model, num_classes)
+        probe = _Probe(model, images, output, scores)
+        found = {name: probe(layer) for name, layer in candidates.items()}
+    main: Summands = {}
+    groups: dict[int, Summands] = {}
+    for at, (name, seen) in enumerate(found.items()):
+        if seen.auxiliary is not None:
+            which, gain = seen.auxiliary
+            groups.setdefault(len(found) + at if which is None else which, {})[name] = gain
+        elif seen.main is not None or head:
+            main[name] = seen.main or 1.0
+    if not main:
+        raise NacreError(
+            f"no layer of {type(model).__name__} was found that alone decides its {num_classes} "
+            "scores; name it: head='...'" + _list(candidates)
+        )
+    return ScoringLayers(num_classes, main, tuple(groups.values()))
+
+
+def num_rows(layer: ScoringLayer) -> int:
+    """Return how many outputs a layer has."""
+    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+
+
+def scoring_layer(model: nn.Module, name: str) -> ScoringLayer:
+    """Return the scoring layer of a name."""
+    layer = model.get_submodule(name)
+    assert isinstance(layer, ScoringLayer), (name, type(layer))
+    return layer
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Use a network in eval mode without gradients and leave it in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def example_images(model: nn.Module) -> Tensor:
+    """Return a batch of noise of a size that the network takes.
+
+    Raises:
+        NacreError: it takes none of the usual sizes.
+    """
+    own = getattr(getattr(model, "config", None), "image_size", None)
+    sizes = [_SIZES[0], *([own] if isinstance(own, int) else []), *_SIZES[1:]]
+    problem: Exception | None = None
+    for size in sizes:
+        images = noise((2, 3, size, size), model)
+        try:
+            with undisturbed(model):
+                model(images)
+            return images
+        except Exception as error:  # whatever a foreign network says to a size it does not take
+            problem = error
+    reason = " ".join(str(problem).split())[:200]
+    raise NacreError(
+        f"{type(model).__name__} took noise of none of the sizes {', '.join(map(str, sizes))} "
+        f"({reason}): give a batch that it takes, images=..."
+    ) from problem
+
+
+def noise(shape: Sequence[int], model: nn.Module) -> Tensor:
+    """Return the same noise each time, where the network's parameters are and of their type."""
+    first = next(model.parameters(), torch.empty(0))
+    dtype = first.dtype if first.is_floating_point() else torch.float32
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(first.device, dtype)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What shifting a layer's output did.
+
+    Attributes:
+        main: the factor with which the shift arrived in the scores; None if it did not.
+        auxiliary: which auxiliary scores it arrived in (None for those that the network keeps to
+            itself) and the factor.
+    """
+
+    main: float | None = None
+    auxiliary: tuple[int | None, float] | None = None
+
+
+class _Probe:
+    """Shifts the output of a layer and watches what the network puts out."""
+
+    def __init__(self, model: nn.Module, images: Tensor, output: Any, scores: Tensor) -> None:
+        self.model, self.images = model, images
+        self.before = [scores, *auxiliary_scores(output)]
+        self.everything = list(tensors_in(output))
+        generator = torch.Generator().manual_seed(1)
+        scale = max(1.0, float(scores.float().std()))
+        # two shifts: what happens to look right with one does not with the other
+        self.shifts = [
+            scale * torch.randn(scores.shape[1], generator=generator).to(scores) for _ in range(2)
+        ]
+
+    def __call__(self, layer: nn.Module) -> _Seen:
+        found = [self._gains(layer, shift) for shift in self.shifts]
+        gains = [_agreed(*pair) for pair in zip(*found, strict=True)]
+        if gains[0] is not None:
+            return _Seen(main=gains[0])
+        for at, gain in enumerate(gains[1:]):
+            if gain is not None:
+                return _Seen(auxiliary=(at, gain))
+        return _Seen(auxiliary=(None, 1.0)) if self._is_a_dead_end(layer) else _Seen()
+
+    def _gains(self, layer: nn.Module, shift: Tensor) -> list[float | None]:
+        def shifted(value: Tensor) -> Tensor:
+            return value + (shift if isinstance(layer, nn.Linear) else shift[:, None, None])
+
+        output, _ = self._run(layer, shifted)
+        after = [scores_of(output), *auxiliary_scores(output)]
+        pairs = zip(self.before, after, strict=True)
+        return [gain_of(new - old, shift) for old, new in pairs]
+
+    def _is_a_dead_end(self, layer: nn.Module) -> bool:
+        """Whether the layer is used and yet decides nothing: it scores for the network's loss."""
+        output, calls = self._run(layer, lambda value: value + torch.randn_like(value))
+        pairs = zip(self.everything, tensors_in(output), strict=True)
+        return calls > 0 and all(torch.equal(old, new) for old, new in pairs)
+
+    def _run(self, layer: nn.Module, change: Callable[[Tensor], Tensor]) -> tuple[Any, int]:
+        calls = 0
+
+        def hook(module: nn.Module, args: Any, value: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return change(value)
+
+        handle = layer.register_forward_hook(hook)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return self.model(self.images), calls
+        finally:
+            handle.remove()
+
+
+def gain_of(change: Tensor, shift: Tensor) -> float | None:
+    """Return g if N,C,h,w scores changed by g * shift[c] up to what is equal for all classes.
+
+    Returns:
+        g > 0, or None if they changed in any other way or not at all.
+    """
+    change, shift = change.float(), shift.float()
+    change = change - change.mean(1, keepdim=True)
+    shift = (shift - shift.mean())[:, None, None]
+    gain = float((change * shift).sum(1).mean() / shift.square().sum())
+    error = (change - gain * shift).abs().max()
+    return gain if gain > 1e-3 and error < 0.05 * gain * shift.abs().max() else None
+
+
+def _agreed(first: float | None, second: float | None) -> float | None:
+    if first is None or second is None or abs(first - second) > 0.05 * first:
+        return None
+    # Scores are sums of few layers: the factor is a round number but for rounding
+    return round(first, 2) if abs(first - round(first, 2)) < 1e-4 else first
+
+
+def _check_scores(scores: Tensor) -> None:
+    if scores.shape[1] < 2:
+        raise NacreError(
+            "the network has one channel of scores, a sigmoid: a class can only be added to scores "
+            "of a softmax, with a channel for the background or with two classes or more"
+        )
+    if not bool(scores.isfinite().all()):
+        raise NacreError("the network's scores are not finite numbers")
+    sums = scores.float().sum(1)
+    if bool((scores >= 0).all()) and bool(((sums - 1).abs() < 1e-2).all()):
+        raise NacreError(
+            "the network puts out probabilities (they add up to 1): let it put out the scores "
+            "before the softmax"
+        )
+
+
+def _with_rows(model: nn.Module, count: int) -> dict[str, ScoringLayer]:
+    layers = {n: one for n, one in model.named_modules() if isinstance(one, ScoringLayer)}
+    return {name: layer for name, layer in layers.items() if num_rows(layer) == count}
+
+
+def _named(model: nn.Module, head: str | Sequence[str]) -> dict[str, ScoringLayer]:
+    modules = dict(model.named_modules())
+    layers: dict[str, ScoringLayer] = {}
+    for name in [head] if isinstance(head, str) else head:
+        layer = modules.get(name)
+        if not isinstance(layer, ScoringLayer):
+            known = [key for key, one in modules.items() if isinstance(one, ScoringLayer)]
+            what = f"is {type(layer).__name__}" if name in modules else "is not there"
+            raise NacreError(
+                f"head={name!r} {what}{did_you_mean(name, known)}: a scoring layer is a Conv2d, "
+                "ConvTranspose2d or Linear of the network"
+            )
+        layers[name] = layer
+    return layers
+
+
+def _list(candidates: Mapping[str, nn.Module]) -> str:
+    if not candidates:
+        return " (no Conv2d, ConvTranspose2d or Linear has as many outputs)"
+    return f" (layers with as many outputs: {', '.join(list(candidates)[-5:])})"
