@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
+from nacre.losses.plain import upsample
 from nacre.models.foreign.features import as_map, captured, check_names
 from nacre.models.foreign.rows import Init, fit_layers
 from nacre.models.foreign.scores import scores_of
@@ -80,6 +81,7 @@ class Adapter(nn.Module):
 
     Attributes:
         layers: the scoring layers.
+        upsamples: whether the network upsamples its scores bilinearly; they are then taken before.
         stride: input pixels per score.
     """
 
@@ -113,8 +115,9 @@ class Adapter(nn.Module):
         shift = torch.zeros(3) if pixels.mean is None else -mean / std
         self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
         self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
-        with undisturbed(model):
-            self.stride = round(images.shape[-1] / scores_of(model(images)).shape[-1])
+        self.upsamples = False
+        self.upsamples, side = self._watch(images)
+        self.stride = round(images.shape[-1] / side)
 
     @property
     def num_classes(self) -> int:
@@ -124,14 +127,9 @@ class Adapter(nn.Module):
     def forward(self, images: Tensor) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
         x = torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
-        scored = next(iter(self.layers.main))
-        with captured(self.model, self.stages, [scored]) as found:
-            logits = scores_of(self.model(x))
+        logits, found = self._score(x)
         size = (images.shape[-2], images.shape[-1])
-        read = found[f"{scored} input"]
-        if read.ndim == 4 and isinstance(scoring_layer(self.model, scored), nn.Linear):
-            read = read.movedim(-1, 1)  # a linear layer has the channels last
-        decoded = as_map(read, size)
+        decoded = as_map(self._read(found), size)
         stages = [as_map(found[name], size) for name in self.stages]
         return Output(
             logits=self._background_first(logits.float()),
@@ -159,8 +157,42 @@ class Adapter(nn.Module):
             if name.startswith("model.")
         }
         fit_layers(self.model, self.layers.names, inner)
-        first = scoring_layer(self.model, next(iter(self.layers.main)))
-        self.layers = replace(self.layers, num_classes=num_rows(first))
+        count = num_rows(scoring_layer(self.model, self._first))
+        self.layers = replace(self.layers, num_classes=count)
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self.layers.main))
+
+    def _score(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the scores of normalised pixels, and what hooks found."""
+        with captured(self.model, [*self.stages, self._first], [self._first]) as found:
+            scores = scores_of(self.model(x))
+        return found[self._first] if self.upsamples else scores, found
+
+    def _watch(self, x: Tensor) -> tuple[bool, int]:
+        """Return whether bilinear upsampling is all that follows the scoring layer.
+
+        The losses then upsample strip by strip, and full-size scores are never kept. Also return
+        the width of the scores that are used.
+        """
+        with undisturbed(self.model):
+            scores, found = self._score(x)
+        inner = found[self._first]
+        if inner.ndim != 4 or len(self.layers.main) > 1 or inner.shape[-1] >= scores.shape[-1]:
+            return False, scores.shape[-1]
+        error = (scores - upsample(inner, (scores.shape[-2], scores.shape[-1]))).abs().max()
+        # Compared with how scores vary over the image: equal ones are equal after any upsampling
+        spread = (scores - scores.mean((2, 3), keepdim=True)).abs().max()
+        same = bool(error < 1e-3 * spread)
+        return same, inner.shape[-1] if same else scores.shape[-1]
+
+    def _read(self, found: dict[str, Tensor]) -> Tensor:
+        """Return what the scoring layer read."""
+        read = found[f"{self._first} input"]
+        if read.ndim == 4 and isinstance(scoring_layer(self.model, self._first), nn.Linear):
+            return read.movedim(-1, 1)  # a linear layer has the channels last
+        return read
 
     def _background_first(self, logits: Tensor) -> Tensor:
         if self.background is None:
