@@ -32,8 +32,10 @@ $(VENV)/.user: $(VENV)/.made pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt tests/foreign-packages.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade \
+	  --target $(VENV)/foreign -r tests/foreign-packages.txt
 	touch $@ $(VENV)/.user
 
 clean:
