@@ -1,0 +1,87 @@
+"""Files of the Hugging Face hub, without its client: found in its cache, or downloaded and checked.
+
+The hub says of each file what its content hashes to: the sha256 of a large file, in a header of the
+redirection to where it is stored; of a small one, git's name for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from nacre.models.download import (
+    TIMEOUT,
+    Checksum,
+    Progress,
+    cache_folder,
+    download,
+    show_progress,
+)
+
+_REDIRECTIONS = (301, 302, 303, 307, 308)
+
+
+def hub_file(
+    repository: str, file: str, *, revision: str = "main", progress: Progress = show_progress
+) -> Path:
+    """Return a file of a repository of the Hugging Face hub, checked by what the hub says of it.
+
+    Raises:
+        NacreError: it is not here and cannot be had.
+    """
+    own = cache_folder() / "hub" / repository / revision / file
+    for path in (own, _in_its_cache(repository, file, revision)):
+        if path.is_file():
+            return path
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    url = f"{endpoint}/{repository}/resolve/{revision}/{file}"
+    return download(url, own, _published(url), progress)
+
+
+def _in_its_cache(repository: str, file: str, revision: str) -> Path:
+    """Return where the hub's own client keeps a file."""
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    reference = folder / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    return folder / "snapshots" / commit / file
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Leaves redirections alone: what the hub says of a file stands in front of them."""
+
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
+        return None
+
+
+def _published(url: str) -> Checksum | None:
+    """Ask the hub for a file's checksum: sha256 of a large file, git's of a small one."""
+    opener = urllib.request.build_opener(_Stay)
+    for _ in range(5):
+        request = urllib.request.Request(url, headers={"User-Agent": "nacre"}, method="HEAD")
+        try:
+            headers = opener.open(request, timeout=TIMEOUT).headers
+            target = None
+        except urllib.error.HTTPError as error:
+            if error.code not in _REDIRECTIONS:
+                return None  # the download itself says what is wrong
+            headers, target = error.headers, error.headers.get("Location")
+        except (urllib.error.URLError, OSError):
+            return None
+        linked, plain = headers.get("X-Linked-ETag"), headers.get("ETag")
+        if linked or target is None:
+            return _checksum(linked or plain)
+        url = urllib.parse.urljoin(url, target)
+    return None
+
+
+def _checksum(tag: str | None) -> Checksum | None:
+    digest = (tag or "").removeprefix("W/").strip('"').lower()
+    if re.fullmatch(r"[0-9a-f]{64}", digest):
+        return Checksum(digest)
+    return Checksum(digest, "git") if re.fullmatch(r"[0-9a-f]{40}", digest) else None
