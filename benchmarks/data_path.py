@@ -22,12 +22,12 @@ from PIL import Image
 from torch import Tensor
 
 from measuring import TEST_DATA, Row, command, take_turns
-from nacre.classes import ClassTable
-from nacre.data.folder import Folder, FolderConfig
 from nacre.data.loading import TrainingSet
+from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.data.sources.voc import SPACE
 from nacre.data.transforms import PicturesConfig, _draw_box
-from nacre.data.voc import SPACE
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
+from nacre.scenarios.classes import ClassTable
 
 CLASSES = ClassTable(SPACE, (tuple(range(1, 16)), tuple(range(16, 21))))
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
 from methods import learner_of, make_batch
 from nacre.models.config import ModelConfig
-from nacre.training.memory import keep_freed_memory
+from nacre.utils.malloc import keep_freed_memory
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ import numpy as np
 from PIL import Image
 
 from measuring import TEST_DATA, Row, command, take_turns
-from nacre.data.index import build_index
-from nacre.data.keeping import FOLDER
-from nacre.data.scanning import Pair
-from nacre.data.voc import SPACE
+from nacre.data.index.build import build_index
+from nacre.data.index.cache import FOLDER
+from nacre.data.index.scan import Pair
+from nacre.data.sources.voc import SPACE
 
 LONG_SIDE = 500
 _TIMES = 6

@@ -20,9 +20,9 @@ from nacre.methods import METHODS
 from nacre.models.config import ModelConfig
 from nacre.models.network import build_network
 from nacre.training.config import TrainConfig
-from nacre.training.learn import Learner
-from nacre.training.memory import keep_freed_memory
-from nacre.training.processes import Precision, Processes
+from nacre.training.distributed import Precision, Processes
+from nacre.training.trainer import Learner
+from nacre.utils.malloc import keep_freed_memory
 
 OLD, NEW = 16, 5
 

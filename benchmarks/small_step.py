@@ -21,9 +21,9 @@ import torch
 from measuring import TEST_DATA, Row, apart, command
 from methods import learner_of
 from nacre.data.loading import training_batches
+from nacre.data.step_data import Prepared, prepare
 from nacre.training.config import gather
-from nacre.training.memory import keep_freed_memory
-from nacre.training.prepare import Prepared, prepare
+from nacre.utils.malloc import keep_freed_memory
 
 NETWORKS = ("student forward", "teacher forward", "backward")
 

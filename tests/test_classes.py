@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from nacre.classes import IGNORED, ClassTable, LabelSpace, distinct_colors, map_labels
 from nacre.errors import NacreError
+from nacre.scenarios.classes import IGNORED, ClassTable, LabelSpace, distinct_colors, map_labels
 
 SPACE = LabelSpace(names={1: "cat", 2: "dog", 7: "cow", 9: "sheep"}, background=0, ignored=255)
 TABLE = ClassTable(SPACE, ((2, 1), (9,)))

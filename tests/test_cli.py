@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from nacre.cli import main
-from nacre.training.checkpoint import find_model, load_model
+from nacre.models.io import find_model, load_model
 from tiny_runs import TINY, tiny_run
 
 

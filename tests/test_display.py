@@ -3,7 +3,7 @@ import signal
 
 from rich.console import Console
 
-from nacre.display import RunDisplay, StopSignal, one_line
+from nacre.terminal.progress import RunDisplay, StopSignal, one_line
 
 EVENTS = [
     {
@@ -58,7 +58,7 @@ def test_a_terminal_has_bars_with_the_time_left():
 
 
 def test_lines_with_the_time_left_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr("nacre.display.LINE_SECONDS", -1)
+    monkeypatch.setattr("nacre.terminal.progress.LINE_SECONDS", -1)
     assert "100% of everything, about 0.0 min left" in shown(terminal=False)
 
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from nacre.errors import NacreError
-from nacre.files import load_json, save_json, save_text
+from nacre.utils.io import load_json, save_json, save_text
 
 
 def test_a_failed_write_leaves_the_earlier_file(tmp_path):
@@ -32,7 +32,7 @@ FILL_THE_DISK = """
 import resource, sys, torch
 from pathlib import Path
 from nacre.errors import NacreError
-from nacre.training.checkpoint import load_resume, save_resume
+from nacre.models.io import load_resume, save_resume
 path = Path(sys.argv[1])
 save_resume(path, {"a": torch.arange(10)}, {"step": 0})
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))

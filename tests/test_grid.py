@@ -4,8 +4,8 @@ import pytest
 from rich.console import Console
 
 from nacre.errors import NacreError
-from nacre.grid import check_grid, last_words, make_jobs, read_grid, run_grid
-from nacre.grid_display import GridDisplay
+from nacre.sweeps.grid import check_grid, last_words, make_jobs, read_grid, run_grid
+from nacre.terminal.grid import GridDisplay
 from tiny_runs import TINY
 
 VALUES = {key: value for key, value in TINY.items() if key != "scenario"}

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nacre.data.index import read_index
+from nacre.data.index.build import read_index
 from nacre.errors import NacreError
-from nacre.lists import compare_lists, read_lists
-from nacre.plan import make_plan, plan_as_json
 from nacre.planning import planned
+from nacre.scenarios.plan import make_plan, plan_as_json
+from nacre.scenarios.published_lists import compare_lists, read_lists
 
 FACTS = Path(__file__).parent / "facts"
 SPLITS = list(csv.DictReader((FACTS / "published_splits.csv").open()))

@@ -1,10 +1,10 @@
 import pytest
 
-from nacre.classes import LabelSpace, NamedTask
 from nacre.data import DATASETS
 from nacre.data.source import Index
 from nacre.errors import NacreError
-from nacre.scenarios import (
+from nacre.scenarios.classes import LabelSpace, NamedTask
+from nacre.scenarios.scenario import (
     check_images,
     deal,
     images_to_test,

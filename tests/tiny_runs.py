@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, gather, merge
-from nacre.training.run import run_scenario
 
 TINY: dict[str, Any] = {
     "scenario": "scenes/4-2-2/overlapped",

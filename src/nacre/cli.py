@@ -58,8 +58,8 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Of the world, the weights, the order.")] = 1,
 ) -> None:
     """Learn generated scenes in three steps with ft, lwf, mib and joint; make a page."""
-    from nacre.demo import run_demo
-    from nacre.display import StopSignal
+    from nacre.sweeps.demo import run_demo
+    from nacre.terminal.progress import StopSignal
 
     console = _console()
     with StopSignal() as stop:
@@ -91,15 +91,15 @@ def run(
     ] = False,
 ) -> None:
     """Learn all steps of a scenario with one method, or go on with a run."""
-    from nacre.training.memory import keep_freed_memory
+    from nacre.utils.malloc import keep_freed_memory
 
     keep_freed_memory()
-    from nacre.display import RunDisplay, StopSignal
+    from nacre.runs.folder import default_folder
+    from nacre.runs.run import run_scenario
+    from nacre.runs.tensorboard import TensorBoard
+    from nacre.terminal.progress import RunDisplay, StopSignal
     from nacre.training.config import gather
-    from nacre.training.folder import default_folder
-    from nacre.training.recorder import Observer
-    from nacre.training.run import run_scenario
-    from nacre.training.tensorboard import TensorBoard
+    from nacre.training.events import Observer
 
     values = _values(
         scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
@@ -147,14 +147,14 @@ def tune(
     full: Annotated[bool, typer.Option("--full", help="Try every weight of the grid.")] = False,
 ) -> None:
     """Choose a method's weight on held-out images of the first incremental step."""
-    from nacre.training.memory import keep_freed_memory
+    from nacre.utils.malloc import keep_freed_memory
 
     keep_freed_memory()
-    from nacre.display import StopSignal
+    from nacre.runs.folder import default_folder
+    from nacre.sweeps.tune.tune import tune as search
+    from nacre.terminal.progress import StopSignal
+    from nacre.terminal.tune import TuneDisplay
     from nacre.training.config import gather
-    from nacre.training.folder import default_folder
-    from nacre.tuning.display import TuneDisplay
-    from nacre.tuning.tune import tune as search
 
     values = _values(
         scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
@@ -194,8 +194,8 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Test the model of a step again, under the same or other conventions."""
-    from nacre.evaluation.table import class_table
-    from nacre.training.retest import retest
+    from nacre.runs.evaluate import retest
+    from nacre.terminal.metrics import class_table
 
     metrics = retest(model, _values(root=root), set_ or ())
     if json:
@@ -220,9 +220,9 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show what each step sees: classes, images, and what its background hides."""
-    from nacre.lists import compare_lists
-    from nacre.plan import make_plan, plan_as_json, render_plan
     from nacre.planning import planned
+    from nacre.scenarios.plan import make_plan, plan_as_json, render_plan
+    from nacre.scenarios.published_lists import compare_lists
 
     applied, labels, images = planned(
         scenario, root=root, index=index, lists=lists, file=config, sets=set_ or ()
@@ -255,10 +255,10 @@ def grid(
     ),
 ) -> None:
     """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
-    from nacre.display import StopSignal
-    from nacre.grid import last_words, make_jobs, run_grid
-    from nacre.grid_display import GridDisplay
-    from nacre.report.page import write_report
+    from nacre.report.page.page import write_report
+    from nacre.sweeps.grid import last_words, make_jobs, run_grid
+    from nacre.terminal.grid import GridDisplay
+    from nacre.terminal.progress import StopSignal
 
     made = _grid(file, scenarios, methods, seeds, preset, set_ or [], root, jobs)
     runs = make_jobs(made, out)
@@ -295,9 +295,9 @@ def table(
 ) -> None:
     """Make the paper's tables from run folders."""
     from nacre.errors import unknown_name
-    from nacre.report.render import to_csv, to_latex, to_markdown, to_rich
-    from nacre.report.results import load_results
-    from nacre.report.tables import make_tables
+    from nacre.report.results.aggregate import load_results
+    from nacre.report.tables.kinds import make_tables
+    from nacre.report.tables.render import to_csv, to_latex, to_markdown, to_rich
 
     forms = ("terminal", "markdown", "latex", "csv")
     if as_ not in forms:
@@ -320,7 +320,7 @@ def film(
     pictures: Annotated[int, typer.Option(min=1, help="How many images it shows.")] = 4,
 ) -> None:
     """Make an animated WebP (and MP4 where ffmpeg is) through the steps and methods."""
-    from nacre.report.film import write_film
+    from nacre.report.pictures.film import write_film
 
     for path in write_film(runs, out, pictures=pictures):
         _console().print(f"film: [bold]{path}[/]", soft_wrap=True)
@@ -334,7 +334,7 @@ def report(
     paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
 ) -> None:
     """Make one page of finished runs: tables, curves, pictures."""
-    from nacre.report.page import write_report
+    from nacre.report.page.page import write_report
 
     page = write_report(runs, out, pictures=pictures, paper=paper)
     _console().print(f"report: [bold]{page}[/]", soft_wrap=True)
@@ -371,7 +371,7 @@ def methods(
 ) -> None:
     """List the methods, or explain one."""
     from nacre.methods import all_methods, find_method
-    from nacre.methods.describe import explain, methods_table
+    from nacre.terminal.methods import explain, methods_table
 
     _console().print(explain(find_method(name)) if name else methods_table(all_methods()))
 
@@ -395,7 +395,7 @@ def data(
 ) -> None:
     """Check a data folder before anything is trained: counts, pairs, sizes, labels, damage."""
     from nacre.data import open_folder
-    from nacre.data.check import check_source, render
+    from nacre.data.validate import check_source, render
 
     report = check_source(open_folder(name, root, classes))
     if json:
@@ -443,7 +443,7 @@ def _grid(
     jobs: int | None,
 ) -> Any:
     """Put a grid together from its file and the options, which lie over it."""
-    from nacre.grid import check_grid, read_grid
+    from nacre.sweeps.grid import check_grid, read_grid
     from nacre.training.config import merge, parse_assignment
 
     content = read_grid(file).model_dump() if file else {}
@@ -470,7 +470,7 @@ def _again(*arguments: str) -> str:
 
 def _until_interrupted(work: Any, again: str) -> Any:
     """Do the work; if the user stops it, say how to go on."""
-    from nacre.training.learn import Interrupted
+    from nacre.training.trainer import Interrupted
 
     try:
         return work()
@@ -482,7 +482,7 @@ def _until_interrupted(work: Any, again: str) -> Any:
 
 
 def _print_steps(console: "Console", folder: Path, summary: dict[str, Any]) -> None:
-    from nacre.display import one_line
+    from nacre.terminal.progress import one_line
 
     last = summary["mean_iou_by_step"][-1]
     console.print(f"after the last step: {one_line(last)}")

@@ -7,12 +7,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from nacre.classes import ranges
 from nacre.data import DATASETS, Index
-from nacre.data.index import read_index
+from nacre.data.index.build import read_index
 from nacre.errors import NacreError, unknown_name
-from nacre.lists import read_lists
-from nacre.scenarios import (
+from nacre.scenarios.classes import ranges
+from nacre.scenarios.published_lists import read_lists
+from nacre.scenarios.scenario import (
     SETUPS,
     ImageLists,
     Scenario,
@@ -48,8 +48,8 @@ def planned(
         check_images(applied, labels, images)
         return applied, labels, images
     # Only the way through a config needs torch, and an index should be answered at once.
+    from nacre.data.step_data import prepare
     from nacre.training.config import gather
-    from nacre.training.prepare import prepare
 
     values: dict[str, Any] = {"scenario": scenario}
     if lists is not None:

@@ -8,14 +8,14 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from nacre.data.reading import load as decode
-from nacre.data.reading import open_image
+from nacre.data.image_io import load as decode
+from nacre.data.image_io import open_image
 from nacre.errors import NacreError
 from nacre.evaluation.argmax import predict_labels
-from nacre.files import save
+from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
-from nacre.training.checkpoint import ModelInfo, find_model, load_model
-from nacre.training.processes import choose_device
+from nacre.training.distributed import choose_device
+from nacre.utils.io import save
 
 Picture = str | Path | Image.Image | npt.NDArray[np.uint8]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from small_data import blocks, make_pairs
 
-from nacre.data.caching import Cached
-from nacre.data.folder import Folder, FolderConfig
+from nacre.data.ram_cache import Cached
+from nacre.data.sources.folder import Folder, FolderConfig
 
 PICTURE, MASK = 8 * 12 * 3, 8 * 12
 

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from small_data import blocks, make_pairs, save_image, save_mask
 
-from nacre.data.check import DataReport, check_source, render
-from nacre.data.folder import Folder, FolderConfig
-from nacre.data.voc import Voc, VocConfig
+from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.data.sources.voc import Voc, VocConfig
+from nacre.data.validate import DataReport, check_source, render
 
 NAMES = [f"p{at}" for at in range(6)]
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nacre.classes import LabelSpace
-from nacre.data.class_names import read_classes
+from nacre.data.sources.classes_yaml import read_classes
 from nacre.errors import NacreError
+from nacre.scenarios.classes import LabelSpace
 
 
 def _read(tmp_path: Path, text: str) -> LabelSpace:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_data import blocks, make_pairs, save_image, save_mask
 
-from nacre.data.folder import Folder, FolderConfig, is_for_testing
+from nacre.data.sources.folder import Folder, FolderConfig, is_for_testing
 from nacre.errors import NacreError
 
 NAMES = [f"p{at:02}" for at in range(40)]

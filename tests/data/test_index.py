@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_data import blocks, make_pairs, save_image, save_mask
 
-from nacre.classes import LabelSpace
-from nacre.data import scanning
-from nacre.data.index import (
+from nacre.data.index import scan as scanning
+from nacre.data.index.build import (
     build_index,
     images_by_label,
     inspect,
@@ -21,10 +20,11 @@ from nacre.data.index import (
     read_index,
     write_index,
 )
-from nacre.data.keeping import index_paths
-from nacre.data.scanning import Pair, scan
+from nacre.data.index.cache import index_paths
+from nacre.data.index.scan import Pair, scan
 from nacre.data.source import Index
 from nacre.errors import NacreError
+from nacre.scenarios.classes import LabelSpace
 
 SPACE = LabelSpace({1: "cat", 2: "dog", 300: "eel"})
 MASKS = {

@@ -7,15 +7,15 @@ import pytest
 import torch
 from small_data import blocks, make_pairs
 
-from nacre.classes import IGNORED, ClassTable
 from nacre.data import loading
-from nacre.data.generated import SPACE, Scenes
+from nacre.data.image_io import open_image, read_mask
 from nacre.data.loading import BatchOrder, TrainingSet, training_batches
-from nacre.data.reading import open_image, read_mask
-from nacre.data.scenes import ScenesConfig
+from nacre.data.sources.scenes import SPACE, Scenes
+from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.data.transforms import PicturesConfig
-from nacre.data.watching import deaths_explained
+from nacre.data.worker_monitor import deaths_explained
 from nacre.errors import NacreError
+from nacre.scenarios.classes import IGNORED, ClassTable
 
 TABLE = ClassTable(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
 PICTURES = PicturesConfig(crop=24, augmentation="paper")

@@ -13,7 +13,7 @@ from PIL import Image
 from small_data import save_image
 
 from nacre.data import transforms
-from nacre.data.reading import open_image
+from nacre.data.image_io import open_image
 from nacre.data.transforms import (
     ASPECT,
     FILL,

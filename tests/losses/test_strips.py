@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nacre.losses import strips, upsample
-from nacre.losses.strips import Strip, StripGradient, StripUpsampler
+from nacre.ops.strip_upsample import Strip, StripGradient, StripUpsampler
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 

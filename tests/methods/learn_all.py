@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from nacre.runs.run import run_scenario
 from nacre.training.config import gather
-from nacre.training.run import run_scenario
 
 for path in sorted(Path(sys.argv[1]).glob("*.yaml")):
     run_scenario(gather(file=path), path.with_suffix(""))

@@ -11,12 +11,12 @@ from nacre.errors import NacreError
 from nacre.methods import METHODS
 from nacre.methods.ewc import Ewc, EwcConfig
 from nacre.models.config import ModelConfig
+from nacre.models.io import load_model
 from nacre.models.network import build_network, upsample
-from nacre.training.checkpoint import load_model
+from nacre.runs.run import run_scenario
 from nacre.training.config import TrainConfig
-from nacre.training.learn import Learner
-from nacre.training.processes import Precision, Processes
-from nacre.training.run import run_scenario
+from nacre.training.distributed import Precision, Processes
+from nacre.training.trainer import Learner
 from tiny_runs import tiny_config
 
 CPU = torch.device("cpu")

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from nacre.methods import METHODS, Method, all_methods, find_method
-from nacre.methods.describe import explain, methods_table
-from nacre.methods.importance import normalised
-from nacre.training.checkpoint import find_model, load_model
+from nacre.methods._regularizer import normalised
+from nacre.models.io import find_model, load_model
+from nacre.runs.folder import RunFolder
+from nacre.runs.run import run_scenario
+from nacre.terminal.methods import explain, methods_table
 from nacre.training.config import merge
-from nacre.training.folder import RunFolder
-from nacre.training.learn import Interrupted
-from nacre.training.recorder import read_events
-from nacre.training.run import run_scenario
+from nacre.training.events import read_events
+from nacre.training.trainer import Interrupted
 from tiny_runs import TINY, tiny_config
 
 LEARN_ALL = Path(__file__).with_name("learn_all.py")
@@ -92,7 +92,7 @@ class StopIn:
 
 
 def test_the_saved_model_says_what_the_metrics_say(run):
-    from nacre.training.retest import retest
+    from nacre.runs.evaluate import retest
 
     _, out = run
     model = find_model(out)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nacre.models.abn import Norm
 from nacre.models.config import ModelConfig
-from nacre.models.fold import fold
+from nacre.models.fuse_bn import fold
 from nacre.models.network import Network, build_network
-from nacre.models.norm import Norm
 
 
 def pictures(*size: int) -> Tensor:

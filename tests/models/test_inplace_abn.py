@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from nacre.errors import NacreError
 from nacre.models import inplace_abn
+from nacre.models.abn import Activation
 from nacre.models.inplace_abn import InPlaceNorm
-from nacre.models.norm import Activation
 
 WEIGHT = (1.5, -0.7, 0.0, 0.2)  # of either sign, and 0
 BIAS = (-0.3, 0.1, 0.5, 0.0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nacre.errors import NacreError
-from nacre.models.norm import Activation, Norm
+from nacre.models.abn import Activation, Norm
 
 ACTIVATIONS = {
     "leaky_relu": lambda y: F.leaky_relu(y, 0.01),

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
+from nacre.models.abn import Norm, NormFactory
 from nacre.models.inplace_abn import InPlaceNorm
 from nacre.models.lite0 import Lite0
-from nacre.models.norm import Norm, NormFactory
 from nacre.models.resnet import ResNet
 from nacre.models.weights import convert_norms, from_release_name, load_backbone
 

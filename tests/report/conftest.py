@@ -9,14 +9,14 @@ import torch
 
 from nacre.data import DATASETS
 from nacre.evaluation.metrics import step_metrics, summarise
-from nacre.files import save_json
 from nacre.methods import find_method
+from nacre.models.io import ModelInfo, save_model
 from nacre.models.network import build_network
-from nacre.scenarios import Scenario, make_scenario, read_scenario
-from nacre.training.checkpoint import ModelInfo, save_model
+from nacre.runs.folder import RunFolder
+from nacre.scenarios.scenario import Scenario, make_scenario, read_scenario
 from nacre.training.config import RunConfig, gather
-from nacre.training.folder import RunFolder
-from nacre.training.recorder import EventFile, Recorder
+from nacre.training.events import EventFile, Recorder
+from nacre.utils.io import save_json
 
 SCENARIO = "scenes/4-2-2/overlapped"
 BACKBONE = "tiny"

@@ -8,11 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nacre.report.charts import DotRow, Point, Series, dot_chart, line_chart
-from nacre.report.figures import forgetting_chart, loss_chart, step_curves, styles
-from nacre.report.marks import SHAPES, STYLES, Axis, Frame, apart, key, percent_axis, value_axis
-from nacre.report.results import ScenarioResults, load_results
-from nacre.report.words import percent
+from nacre.report.charts.charts import DotRow, Point, Series, dot_chart, line_chart
+from nacre.report.charts.figures import forgetting_chart, loss_chart, step_curves, styles
+from nacre.report.charts.svg import (
+    SHAPES,
+    STYLES,
+    Axis,
+    Frame,
+    apart,
+    key,
+    percent_axis,
+    value_axis,
+)
+from nacre.report.page.summary import percent
+from nacre.report.results.aggregate import ScenarioResults, load_results
 
 AXIS = Axis(0, 2, ((0, "0"), (1, "1"), (2, "2")), "step")
 

@@ -10,12 +10,18 @@ from PIL import Image
 
 from nacre.errors import NacreError
 from nacre.predict import load
-from nacre.report.canvas import Grid, Tile, draw_grid
-from nacre.report.film import FADE, write_film
-from nacre.report.growing import growth_of
-from nacre.report.looking import look, open_data, read_images
-from nacre.report.results import load_results
-from nacre.report.shift import FUTURE, NOTHING, OLD, background_shift, painted_hidden
+from nacre.report.pictures.background_shift import (
+    FUTURE,
+    NOTHING,
+    OLD,
+    background_shift,
+    painted_hidden,
+)
+from nacre.report.pictures.by_step import growth_of
+from nacre.report.pictures.canvas import Grid, Tile, draw_grid
+from nacre.report.pictures.film import FADE, write_film
+from nacre.report.pictures.predict import look, open_data, read_images
+from nacre.report.results.aggregate import load_results
 
 
 def test_growth_is_what_each_steps_network_sees(runs: Path) -> None:

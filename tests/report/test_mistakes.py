@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nacre.report.mistakes import fates, intransigence, mean_forgetting
-from nacre.report.results import ScenarioResults, load_results
+from nacre.report.page.error_analysis import fates, intransigence, mean_forgetting
+from nacre.report.results.aggregate import ScenarioResults, load_results
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from nacre.errors import NacreError
 from nacre.report import page as page_module
-from nacre.report.page import write_report
-from nacre.report.results import load_results
-from nacre.report.words import percent, summary
+from nacre.report.page.page import write_report
+from nacre.report.page.summary import percent, summary
+from nacre.report.results.aggregate import load_results
 
 VOID = {"meta", "link", "hr", "br", "img"}
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nacre.classes import IGNORED
-from nacre.report.looking import TestImage, data_uri, open_data, paint
-from nacre.report.pictures import DIFFERENT, RANDOM, Seen, Sheet, comparison_sheet
-from nacre.report.results import load_results
+from nacre.report.pictures.predict import TestImage, data_uri, open_data, paint
+from nacre.report.pictures.sheet import DIFFERENT, RANDOM, Seen, Sheet, comparison_sheet
+from nacre.report.results.aggregate import load_results
+from nacre.scenarios.classes import IGNORED
 
 
 def make_sheet(paths: list[Path], count: int) -> Sheet:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nacre.errors import NacreError
-from nacre.report.results import group_runs
-from nacre.report.runs import load_run, load_runs
+from nacre.report.results.aggregate import group_runs
+from nacre.report.results.runs import load_run, load_runs
 from nacre.training.presets import PRESETS
 
 

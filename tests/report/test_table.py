@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from nacre.report.render import to_csv, to_latex, to_markdown, to_rich
-from nacre.report.results import ScenarioResults, group_runs
-from nacre.report.runs import load_runs
-from nacre.report.table import Cell, Column, ResultTable, TableRow, mark_best, steps_table
+from nacre.report.results.aggregate import ScenarioResults, group_runs
+from nacre.report.results.runs import load_runs
+from nacre.report.tables.cells import Cell, Column, ResultTable, TableRow, mark_best, steps_table
+from nacre.report.tables.render import to_csv, to_latex, to_markdown, to_rich
 
 
 @pytest.fixture

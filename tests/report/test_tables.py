@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from nacre.data.voc import CLASS_NAMES
+from nacre.data.sources.voc import CLASS_NAMES
 from nacre.errors import NacreError
-from nacre.report.blocks import class_names
-from nacre.report.paper import published
-from nacre.report.render import to_csv, to_latex, to_markdown
-from nacre.report.results import load_results
-from nacre.report.table import ResultTable, TableRow
-from nacre.report.tables import KINDS, make_tables
+from nacre.report.results.aggregate import load_results
+from nacre.report.results.published import published
+from nacre.report.tables.cells import ResultTable, TableRow
+from nacre.report.tables.columns import class_names
+from nacre.report.tables.kinds import KINDS, make_tables
+from nacre.report.tables.render import to_csv, to_latex, to_markdown
 
 ABLATION = (
     "lwf",

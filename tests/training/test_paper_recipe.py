@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nacre.runs.run import run_scenario
 from nacre.training.config import gather
-from nacre.training.recorder import read_events
-from nacre.training.run import run_scenario
+from nacre.training.events import read_events
 
 IMAGES = 48  # two batches of 24 for each of the two steps
 SIZE = (500, 375)

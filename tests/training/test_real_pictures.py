@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from nacre.planning import planned
+from nacre.runs.run import run_scenario
 from nacre.training.config import gather
-from nacre.training.run import run_scenario
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

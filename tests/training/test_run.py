@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from nacre.errors import NacreError
-from nacre.losses import compiling
-from nacre.training.checkpoint import find_model, load_model
-from nacre.training.folder import RunFolder
-from nacre.training.learn import Interrupted, Learner
-from nacre.training.recorder import read_events
-from nacre.training.run import run_scenario
+from nacre.losses import compile as compiling
+from nacre.models.io import find_model, load_model
+from nacre.runs.folder import RunFolder
+from nacre.runs.run import run_scenario
+from nacre.training.events import read_events
+from nacre.training.trainer import Interrupted, Learner
 from tiny_runs import StopAfter, tiny_config, tiny_run
 
 
@@ -183,7 +183,7 @@ def test_a_run_stopped_before_its_first_save_writes_no_event_twice(tmp_path):
 
 def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
     # With frozen statistics the gradient of a batch in parts is that of the whole.
-    monkeypatch.setattr("nacre.training.learn.Learner.__post_init__", _frozen_statistics)
+    monkeypatch.setattr("nacre.training.trainer.Learner.__post_init__", _frozen_statistics)
     one, other = tmp_path / "one", tmp_path / "other"
     tiny_run(one, conventions={"border": "ignored"})
     tiny_run(other, conventions={"border": "ignored"}, train={"micro_batch": 2})

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from nacre.training.prepare import prepare
-from nacre.tuning.trial import split, trial_data
+from nacre.data.step_data import prepare
+from nacre.sweeps.tune.trial import split, trial_data
 from tiny_runs import tiny_config
 
 

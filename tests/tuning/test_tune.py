@@ -5,13 +5,13 @@ import yaml
 from rich.console import Console
 
 from nacre.errors import NacreError
+from nacre.runs.run import run_scenario
+from nacre.sweeps.tune import tune as module
+from nacre.sweeps.tune.trial import PartialRun
+from nacre.sweeps.tune.tune import tune
+from nacre.terminal.tune import TuneDisplay
 from nacre.training.config import gather
-from nacre.training.learn import Interrupted, NotFinite
-from nacre.training.run import run_scenario
-from nacre.tuning import tune as module
-from nacre.tuning.display import TuneDisplay
-from nacre.tuning.trial import PartialRun
-from nacre.tuning.tune import tune
+from nacre.training.trainer import Interrupted, NotFinite
 from tiny_runs import StopAfter, tiny_config
 
 FINE_TUNING = 0.5

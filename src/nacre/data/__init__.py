@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from nacre.classes import LabelSpace, NamedTask
-from nacre.data import ade20k, folder, generated, scenes, voc
-from nacre.data.check import FileSource
 from nacre.data.source import DataConfig, Index, Source, Split
+from nacre.data.sources import ade20k, folder, scenes, voc
+from nacre.data.validate import FileSource
 from nacre.errors import NacreError, unknown_name
+from nacre.scenarios.classes import LabelSpace, NamedTask
 
 __all__ = [
     "DATASETS",
@@ -48,8 +48,8 @@ DATASETS: dict[str, DataSet] = {
     "scenes": DataSet(
         "generated scenes, no files needed",
         scenes.ScenesConfig,
-        generated.Scenes,
-        space=generated.SPACE,
+        scenes.Scenes,
+        space=scenes.SPACE,
         examples=("4-2-2", "4-4", "4-1"),
     ),
     "folder": DataSet(

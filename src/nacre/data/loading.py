@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from nacre.classes import IGNORED, LabelTable
 from nacre.data.source import Source
 from nacre.data.transforms import PicturesConfig, testing_sample, training_sample
-from nacre.data.watching import Desk
+from nacre.data.worker_monitor import Desk
 from nacre.errors import NacreError
+from nacre.scenarios.classes import IGNORED, LabelTable
 
 Sample = tuple[Tensor, Tensor]
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
-from nacre.classes import LabelSpace
+from nacre.scenarios.classes import LabelSpace
 
 Split = Literal["train", "val"]
 Mask = npt.NDArray[np.unsignedinteger[Any]]

@@ -23,10 +23,10 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
-from nacre.classes import LabelTable, map_labels
-from nacre.data.reading import load
+from nacre.data.image_io import load
 from nacre.data.source import Mask
 from nacre.errors import NacreError
+from nacre.scenarios.classes import LabelTable, map_labels
 
 Sample = tuple[npt.NDArray[np.uint8], Mask]
 """A picture (3, H, W) and its labels (H, W)."""

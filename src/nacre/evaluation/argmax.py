@@ -1,7 +1,7 @@
 """From low-resolution logits to full-resolution labels, a few rows at a time.
 
 The label of a pixel is the channel with the greatest upsampled logit. Upsampling by strips
-(`nacre.losses.strips`) keeps the memory independent of classes times pixels. Within a strip, laid
+(`nacre.ops.strip_upsample`) keeps the memory independent of classes times pixels. Within a strip, laid
 out as lines, channels, columns, the greatest value is fast to find and its channel is slow, so the
 channel is found by values alone: 1 where a logit equals the greatest and 0 elsewhere, times C - c,
 is greatest at the first such channel.
@@ -10,8 +10,8 @@ is greatest at the first such channel.
 import torch
 from torch import Tensor
 
-from nacre.losses.plain import at_least_float32
-from nacre.losses.strips import StripUpsampler
+from nacre.losses.reference import at_least_float32
+from nacre.ops.strip_upsample import StripUpsampler
 
 
 @torch.no_grad()

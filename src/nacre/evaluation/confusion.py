@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nacre.classes import IGNORED
+from nacre.scenarios.classes import IGNORED
 
 
 def confusion_matrix(truth: Tensor, predicted: Tensor, channels: int) -> Tensor:

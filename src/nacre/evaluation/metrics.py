@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nacre.classes import BACKGROUND, ClassTable, Steps
 from nacre.evaluation.confusion import iou_by_class
+from nacre.scenarios.classes import BACKGROUND, ClassTable, Steps
 
 WITHOUT, WITH = "without_background", "with_background"
 

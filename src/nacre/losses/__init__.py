@@ -4,11 +4,9 @@ The functions of `plain` take full-resolution logits and are there to be read; `
 `fused_binary_losses` take low-resolution logits and are there to be fast.
 """
 
-from nacre.classes import IGNORED
-from nacre.losses.compiling import compiled_strips
+from nacre.losses.compile import compiled_strips
 from nacre.losses.fused import fused_binary_losses, fused_losses
-from nacre.losses.initialisation import split_background
-from nacre.losses.plain import (
+from nacre.losses.reference import (
     binary_cross_entropy,
     binary_distillation,
     binary_mixed,
@@ -18,6 +16,8 @@ from nacre.losses.plain import (
     unbiased_distillation,
     upsample,
 )
+from nacre.models.initialization import split_background
+from nacre.scenarios.classes import IGNORED
 
 __all__ = [
     "IGNORED",

@@ -1,8 +1,8 @@
 """The losses straight from low-resolution logits, with their gradients, in one pass over strips.
 
 `fused_losses` and `fused_binary_losses` give what upsampling to the size of the labels and then the
-functions of `nacre.losses.plain` give, in value and gradient, in a small part of the time and
-memory. The logits are upsampled a few rows at a time (`nacre.losses.strips`), a kernel
+functions of `nacre.losses.reference` give, in value and gradient, in a small part of the time and
+memory. The logits are upsampled a few rows at a time (`nacre.ops.strip_upsample`), a kernel
 (`nacre.losses.kernels`) turns a strip into the sums of its losses and their closed-form gradients,
 and only low-resolution gradients are kept, one for each loss, which the backward pass scales and
 adds.
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nacre.classes import IGNORED
-from nacre.losses.compiling import as_wanted
+from nacre.losses.compile import as_wanted
 from nacre.losses.kernels import SigmoidKernel, SoftmaxKernel, StripKernel, Targets, Variant
-from nacre.losses.plain import at_least_float32, pixel_count
-from nacre.losses.strips import StripGradient, StripUpsampler
+from nacre.losses.reference import at_least_float32, pixel_count
+from nacre.ops.strip_upsample import StripGradient, StripUpsampler
+from nacre.scenarios.classes import IGNORED
 
 _BITS = math.log2(math.e)
 
@@ -160,7 +160,7 @@ class _StripSums(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "the fused losses cannot be differentiated twice (create_graph=True); "
-                "upsample and use the functions of nacre.losses.plain for that"
+                "upsample and use the functions of nacre.losses.reference for that"
             )
         gradients = ctx.saved_tensors
         total = gradients[0] * scales[0]

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
-from nacre.losses.plain import at_least_float32
+from nacre.losses.reference import at_least_float32
 from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, seen_by
 from nacre.models.network import Output
 

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from nacre.methods.importance import (
+from nacre.methods._regularizer import (
     Holding,
     HoldingConfig,
     copied,

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from nacre.methods.importance import (
+from nacre.methods._regularizer import (
     Holding,
     HoldingConfig,
     begin_fisher,

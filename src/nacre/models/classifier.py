@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nacre.losses.initialisation import split_background
+from nacre.models.initialization import split_background
 
 
 class Classifier(nn.Module):

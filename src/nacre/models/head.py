@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nacre.models.norm import Norm, NormFactory
+from nacre.models.abn import Norm, NormFactory
 
 
 def default_dilations(stride: int) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nacre.models.norm import (
+from nacre.models.abn import (
     Activation,
     Norm,
     joined_statistics,

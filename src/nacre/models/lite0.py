@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
+from nacre.models.abn import Activation, Norm
 from nacre.models.backbone import Backbone, initialise
-from nacre.models.norm import Activation, Norm
 
 # per stage: blocks, kernel, stride, expansion, output channels
 _STAGES = (

@@ -12,14 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from nacre.losses.plain import upsample
+from nacre.losses.reference import upsample
+from nacre.models.abn import Norm, NormFactory
 from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
 from nacre.models.config import ModelConfig
 from nacre.models.head import DeepLabHead, default_dilations
 from nacre.models.inplace_abn import InPlaceNorm
 from nacre.models.lite0 import Lite0
-from nacre.models.norm import Norm, NormFactory
 from nacre.models.resnet import ResNet
 from nacre.models.tiny import Tiny
 from nacre.models.weights import load_backbone

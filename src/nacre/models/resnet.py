@@ -14,8 +14,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from nacre.models.abn import Norm, NormFactory
 from nacre.models.backbone import Backbone, initialise
-from nacre.models.norm import Norm, NormFactory
 
 Depth = Literal[18, 34, 50, 101]
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from nacre.models.abn import Norm, NormFactory
 from nacre.models.backbone import Backbone
-from nacre.models.norm import Norm, NormFactory
 
 
 def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
+from nacre.models.abn import Norm
 from nacre.models.backbone import Backbone
 from nacre.models.inplace_abn import InPlaceNorm
 from nacre.models.lite0 import from_package_name, imagenet_file
-from nacre.models.norm import Norm
 from nacre.models.weight_files import WeightFile, read_weights
 
 State = dict[str, Tensor]

@@ -12,16 +12,16 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from nacre.classes import BorderRule, UnseenRule
 from nacre.data import DATASETS
 from nacre.data.source import DataConfig
 from nacre.data.transforms import PicturesConfig
 from nacre.errors import NacreError, describe_errors, unknown_name
-from nacre.files import read_yaml
 from nacre.methods import MethodConfig, find_method
 from nacre.models.config import ModelConfig
-from nacre.scenarios import read_scenario
+from nacre.scenarios.classes import BorderRule, UnseenRule
+from nacre.scenarios.scenario import read_scenario
 from nacre.training.presets import preset_values
+from nacre.utils.io import read_yaml
 
 Raw = dict[str, Any]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nacre.errors import unknown_name
-from nacre.scenarios import ScenarioFile
+from nacre.scenarios.scenario import ScenarioFile
 
 PAPER_EPOCHS = {"voc": 30, "ade20k": 60}
 
@@ -31,7 +31,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # The methods' own defaults are the paper's, chosen for its network and learning rate. Here a
 # penalty's weight times the preset's rate is about what it is in the paper: more of it lets the
-# penalty overshoot until nothing is finite (see `nacre.methods.importance`). The features of lite0
+# penalty overshoot until nothing is finite (see `nacre.methods._regularizer`). The features of lite0
 # end in no activation and are large: with the paper's 100, their distance is all that ILT learns.
 WEIGHTS: dict[str, dict[str, dict[str, float]]] = {
     "small": {

@@ -1,0 +1,1 @@
+"""The index: for each image, which label values its mask holds."""

@@ -1,0 +1,202 @@
+"""The index: for each image, which label values its mask holds; as CSV ``image,labels``.
+
+It is built by one pass over the masks, kept beside the data (see ``keeping``) and brought up to
+date by reading only the files that changed since.
+"""
+
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from nacre.data.index.cache import keep, load_records
+from nacre.data.index.scan import Pair, Problem, Progress, Record, scan, show_progress
+from nacre.data.source import Index
+from nacre.errors import NacreError
+from nacre.scenarios.classes import LabelSpace, ranges
+from nacre.utils.io import save_text
+
+HEADER = ("image", "labels")
+
+_SHOWN = 5
+
+
+def read_index(path: Path) -> Index:
+    """Read an index from a CSV file.
+
+    Args:
+        path: A file with the header ``image,labels``; labels are separated by spaces.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NacreError(f"could not read the index {path}: {error}") from error
+    lines = csv.reader(io.StringIO(text))
+    if tuple(next(lines, ())) != HEADER:
+        first = text.partition("\n")[0][:60]
+        raise NacreError(f"{path}, line 1: the header is {first!r}; it must be 'image,labels'")
+    found: dict[str, frozenset[int]] = {}
+    known: dict[str, frozenset[int]] = {}
+    for fields in lines:
+        if not fields:
+            continue
+        place = f"{path}, line {lines.line_num}"
+        if len(fields) != len(HEADER) or not fields[0]:
+            raise NacreError(f"{place}: {','.join(fields)!r} is not of the form 'image,labels'")
+        name, labels = fields
+        if name in found:
+            raise NacreError(f"{place}: the image {name!r} stands there for the second time")
+        if labels not in known:
+            known[labels] = _parse_labels(labels, place)
+        found[name] = known[labels]
+    names = tuple(sorted(found))
+    return Index(names, tuple(found[name] for name in names))
+
+
+def write_index(path: Path, index: Index) -> None:
+    """Write an index as CSV, atomically."""
+    save_text(path, _as_csv(index))
+
+
+def build_index(
+    pairs: Sequence[Pair],
+    space: LabelSpace,
+    *,
+    root: Path,
+    split: str,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Index:
+    """Return the index of these masks, reading only those that changed since the last time.
+
+    Args:
+        pairs: Name, picture and mask of every image.
+        space: What the labels mean; any other label in a mask is an error.
+        root: The data folder, beside which the index is kept.
+        split: The name of the index in that folder.
+        workers: How many processes; all cores by default.
+        progress: Told how far the pass has come; a bar on the terminal by default.
+
+    Raises:
+        NacreError: Files are missing or damaged, sizes differ, or a label is unknown; all of
+            that at once, with the first few named.
+    """
+    index, problems = inspect(
+        pairs, space, root=root, split=split, workers=workers, progress=progress
+    )
+    if problems:
+        raise NacreError(describe(problems, len(pairs), space))
+    return index
+
+
+def inspect(
+    pairs: Sequence[Pair],
+    space: LabelSpace,
+    *,
+    root: Path,
+    split: str,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Index, list[Problem]]:
+    """Like ``build_index``, but return the problems beside the index of what can be read."""
+    pairs = sorted(pairs, key=lambda pair: pair.name)
+    keys = {pair.name: _key(pair, root) for pair in pairs}
+    records, complete = load_records(root, split, {keys[pair.name]: pair for pair in pairs})
+    stale = [pair for pair in pairs if keys[pair.name] not in records]
+    problems: dict[str, Problem] = {}
+    for pair, result in _scan_with_bar(stale, f"index of {root.name} {split}", workers, progress):
+        if isinstance(result, Record):
+            records[keys[pair.name]] = result
+        else:
+            problems[pair.name] = result
+    read = {pair.name: records[keys[pair.name]] for pair in pairs if pair.name not in problems}
+    index = Index(
+        names=tuple(read),
+        labels=tuple(frozenset(record.pixels) for record in read.values()),
+        pixels=tuple(record.pixels for record in read.values()),
+    )
+    problems |= unknown_labels(pairs, read, space)
+    if stale or complete != (not problems):
+        by_key = {keys[name]: record for name, record in read.items()}
+        keep(root, split, by_key, None if problems else _as_csv(index))
+    return index, [problems[name] for name in sorted(problems)]
+
+
+def describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
+    """Say in one sentence how much is wrong, with the first few problems."""
+    shown = "; ".join(problem.text for problem in problems[:_SHOWN])
+    more = len(problems) - _SHOWN
+    rest = f"; and {more} more" if more > 0 else ""
+    allowed = ""
+    if any(problem.kind == "unknown label" for problem in problems):
+        allowed = f"; known labels: {ranges(space.allowed)}"
+    return f"{len(problems)} of {total} images cannot be used: {shown}{rest}{allowed}"
+
+
+def unknown_labels(
+    pairs: Sequence[Pair], read: dict[str, Record], space: LabelSpace
+) -> dict[str, Problem]:
+    """Find the masks with a label that means nothing in this data set, by the image's name."""
+    problems = {}
+    for pair in pairs:
+        pixels = read[pair.name].pixels if pair.name in read else {}
+        unknown = sorted(pixels.keys() - space.allowed)
+        if unknown:
+            counts = (f"the unknown label {one} in {pixels[one]} pixels" for one in unknown)
+            text = f"the mask {pair.mask} holds {', '.join(counts)}"
+            problems[pair.name] = Problem("unknown label", pair.name, text)
+    return problems
+
+
+def images_by_label(index: Index) -> Counter[int]:
+    """Count the images that hold each label; a class that is not in it is empty."""
+    return Counter(label for labels in index.labels for label in labels)
+
+
+def pixels_by_label(index: Index) -> Counter[int] | None:
+    """Count the pixels of each label over all images, if the masks were read."""
+    if index.pixels is None:
+        return None
+    total: Counter[int] = Counter()
+    for pixels in index.pixels:
+        total.update(pixels)
+    return total
+
+
+def _as_csv(index: Index) -> str:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(HEADER)
+    for name, labels in zip(index.names, index.labels, strict=True):
+        rows.writerow((name, " ".join(map(str, sorted(labels)))))
+    return text.getvalue()
+
+
+def _parse_labels(text: str, place: str) -> frozenset[int]:
+    try:
+        labels = frozenset(map(int, text.split()))
+    except ValueError:
+        labels = frozenset((-1,))
+    if any(not 0 <= label <= 65535 for label in labels):
+        raise NacreError(f"{place}: {text!r} are not labels: whole numbers from 0 to 65535")
+    return labels
+
+
+def _scan_with_bar(
+    pairs: Sequence[Pair], title: str, workers: int | None, progress: Progress | None
+) -> list[tuple[Pair, Record | Problem]]:
+    if not pairs:
+        return []
+    if progress is not None:
+        return list(zip(pairs, scan(pairs, workers=workers, progress=progress), strict=True))
+    with show_progress(title) as bar:
+        return list(zip(pairs, scan(pairs, workers=workers, progress=bar), strict=True))
+
+
+def _key(pair: Pair, root: Path) -> str:
+    """Return the mask's path below the data folder, so that the folder may be moved."""
+    if pair.mask is None:
+        return f"no mask: {pair.name}"
+    return str(pair.mask).removeprefix(f"{root}{os.sep}")

@@ -1,0 +1,245 @@
+"""One pass over pictures and masks: label counts of every mask, and all that is wrong with them.
+
+The masks are read by all cores when there are enough of them for that to pay. A mask is held in
+memory only while it is counted. Nothing is raised here: every problem is collected, so that a
+user hears of all of them at once.
+"""
+
+import math
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from nacre.data.image_io import HEAD, image_size, load, open_image, read_bytes
+from nacre.data.index.label_counts import count_labels
+from nacre.errors import NacreError
+
+Progress = Callable[[int, int], None]
+"""Called with the number of masks read so far and the number to read."""
+
+ProblemKind = Literal[
+    "missing image", "missing mask", "damaged file", "sizes differ", "unknown label"
+]
+
+_PROBE = 100
+_POOL_PAYS_SECONDS = 0.4
+_CHUNK_SECONDS = 0.2
+_SMALLEST_CHUNK = 4
+_BAR_SECONDS = 0.1
+
+
+class Pair(NamedTuple):
+    """An image's name, its picture and its mask (None where there is no such file)."""
+
+    name: str
+    image: Path | None
+    mask: Path | None
+
+
+Stamp = tuple[int, int, int, int]
+"""Size and time of change (ns) of the picture and of the mask."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with one image; ``text`` is a sentence without its full stop."""
+
+    kind: ProblemKind
+    name: str
+    text: str
+
+
+class Record(NamedTuple):
+    """What is known of one image: when its files changed last, and its pixels by label."""
+
+    stamp: Stamp
+    pixels: dict[int, int]
+
+
+class Work(NamedTuple):
+    """What worker processes read, whether they decode pictures, how many they take at a time."""
+
+    pairs: Sequence[Pair]
+    decode: bool
+    chunk: int
+
+
+_work = Work((), False, 1)
+
+
+def stamp_of(pair: Pair) -> Stamp | None:
+    """Return by what a change of the pair's files is noticed; None if one is missing."""
+    if pair.image is None or pair.mask is None:
+        return None
+    try:
+        return _stamp(os.stat(pair.image), os.stat(pair.mask))
+    except OSError:
+        return None
+
+
+def scan(
+    pairs: Sequence[Pair],
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    decode: bool = False,
+) -> Iterator[Record | Problem]:
+    """Yield what each pair holds, or what is wrong with it, in the given order.
+
+    Args:
+        pairs: What to read.
+        workers: How many processes; all cores by default, and none for little work.
+        progress: Told how far the pass has come.
+        decode: Decode the pictures too, instead of reading their heads only.
+    """
+    report = progress or (lambda done, total: None)
+    examine = partial(_examine, decode=decode)
+    start = time.perf_counter()
+    done = 0
+    for done, pair in enumerate(pairs[:_PROBE], start=1):
+        yield examine(pair)
+        report(done, len(pairs))
+    rest = pairs[done:]
+    # Measured, not guessed: masks of one data set take a hundred times as long as another's.
+    seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
+    workers = workers or usable_cores()
+    if workers == 1 or seconds < _POOL_PAYS_SECONDS:
+        results: Iterable[Record | Problem] = map(examine, rest)
+        yield from _reporting(results, report, done, len(pairs))
+        return
+    # Large enough that processes seldom wait for more work, small enough that all end together.
+    most = math.ceil(len(rest) / (4 * workers))
+    size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(rest) / seconds)))
+    with _executor(workers, Work(rest, decode, size)) as executor:
+        chunks = executor.map(_examine_chunk, range(0, len(rest), size))
+        results = (result for chunk in chunks for result in chunk)
+        yield from _reporting(results, report, done, len(pairs))
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def show_progress(title: str) -> Iterator[Progress]:
+    """Show a bar with the time left on the terminal; nothing where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(title, total=None)
+        last = 0.0
+
+        def show(done: int, total: int) -> None:
+            # Telling the bar takes a tenth of the time of reading a mask.
+            nonlocal last
+            now = time.monotonic()
+            if now - last > _BAR_SECONDS or done == total:
+                last = now
+                bar.update(task, completed=done, total=total)
+
+        yield show
+
+
+def _examine(pair: Pair, decode: bool) -> Record | Problem:
+    """Read one pair."""
+    name, image, mask = pair
+    if image is None or mask is None:
+        return _missing(pair)
+    try:
+        head, image_state = read_bytes(image, HEAD)
+        data, mask_state = read_bytes(mask)
+        width, height, pixels = count_labels(mask, data)
+        size = load(open_image(image)).size if decode else image_size(image, head)
+    except FileNotFoundError:
+        return _missing(pair)
+    except OSError as error:
+        return Problem("damaged file", name, f"{error.filename} cannot be read: {error.strerror}")
+    except NacreError as error:
+        return Problem("damaged file", name, str(error))
+    if size != (width, height):
+        sizes = f"the image {image} is {size[0]} x {size[1]}, its mask is {width} x {height}"
+        return Problem("sizes differ", name, f"{sizes}; they must be equal")
+    return Record(_stamp(image_state, mask_state), pixels)
+
+
+def _stamp(image: os.stat_result, mask: os.stat_result) -> Stamp:
+    return image.st_size, image.st_mtime_ns, mask.st_size, mask.st_mtime_ns
+
+
+def _missing(pair: Pair) -> Problem:
+    """Say which of the two files is missing."""
+    name, image, mask = pair
+    if image is None or not image.exists():
+        where = image if image is not None else f"for the mask {mask}"
+        return Problem("missing image", name, f"the image {where} is missing")
+    where = mask if mask is not None else f"of the image {image}"
+    return Problem("missing mask", name, f"the mask {where} is missing")
+
+
+def _examine_chunk(start: int) -> list[Record | Problem]:
+    pairs = _work.pairs[start : start + _work.chunk]
+    return [_examine(pair, _work.decode) for pair in pairs]
+
+
+def _reporting(
+    results: Iterable[Record | Problem], report: Progress, before: int, total: int
+) -> Iterator[Record | Problem]:
+    for done, result in enumerate(results, start=before + 1):
+        yield result
+        report(done, total)
+
+
+@contextmanager
+def _executor(workers: int, work: Work) -> Iterator[Executor]:
+    """Give processes by fork on Linux; elsewhere threads, which share most of the decoding.
+
+    Forked processes have the whole work in their memory already, and are told places in it.
+    Spawned ones would import the caller's main module anew, which breaks plain scripts.
+    """
+    if sys.platform != "linux":
+        _take(work)
+        with ThreadPoolExecutor(workers) as threads:
+            yield threads
+        return
+    context = get_context("fork")
+    try:
+        with ProcessPoolExecutor(workers, context, _take_alone, (work,)) as processes:
+            # The children touch neither torch nor locks of other threads; start them all here,
+            # where the warning about forking a program with threads can be kept quiet.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                list(processes.map(abs, repeat(0, workers)))
+            yield processes
+    except BrokenProcessPool as error:
+        raise NacreError("a process that read masks was killed; is the memory enough?") from error
+
+
+def _take(work: Work) -> None:
+    global _work
+    _work = work
+
+
+def _take_alone(work: Work) -> None:
+    """Begin a worker process, in which Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _take(work)

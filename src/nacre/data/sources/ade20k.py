@@ -1,0 +1,125 @@
+"""ADE20K (SceneParsing): 150 classes, 20,210 training and 2,000 test images.
+
+Label 0 is what nobody annotated: background in training, ignored in testing. The class lists of
+the paper's tasks and orders are published facts and lie in ``ade20k.json``: order a (``100-10``)
+is the data's own, ``100-10b`` and ``100-10c`` are others. The image lists of 100-50 are those of
+100-10 with the last five steps merged.
+"""
+
+import json
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from PIL import Image
+from pydantic import Field
+
+from nacre.data.image_io import open_image, read_mask
+from nacre.data.index.build import build_index
+from nacre.data.index.scan import Pair
+from nacre.data.source import DataConfig, Index, Mask, Split
+from nacre.errors import NacreError
+from nacre.scenarios.classes import LabelSpace, NamedTask, Steps
+
+KNOWN_COUNTS: dict[Split, int] = {"train": 20_210, "val": 2_000}
+
+LAYOUT = """\
+ADEChallengeData2016/          from ADEChallengeData2016.zip (or the folder above)
+  images/training/*.jpg        20,210 images
+  images/validation/*.jpg      2,000 images
+  annotations/training/*.png   20,210 masks
+  annotations/validation/*.png 2,000 masks"""
+
+_FOLDERS: dict[Split, str] = {"train": "training", "val": "validation"}
+
+
+@lru_cache
+def _facts() -> dict[str, Any]:
+    path = Path(__file__).with_name("ade20k.json")
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return facts
+
+
+SPACE = LabelSpace(
+    names=dict(enumerate(_facts()["class_names"], start=1)),
+    background=0,
+    ignored=None,
+    ignore_background_in_tests=True,
+)
+
+
+def named_tasks() -> dict[str, NamedTask]:
+    """Return the tasks of the paper by name, each in the orders a, b and c."""
+    steps: dict[str, Steps] = {
+        name: tuple(tuple(step) for step in lists) for name, lists in _facts()["tasks"].items()
+    }
+    return {
+        name: NamedTask(lists, dealt_as=steps.get(name.replace("100-50", "100-10")))
+        if name.startswith("100-50")
+        else NamedTask(lists)
+        for name, lists in steps.items()
+    }
+
+
+class AdeConfig(DataConfig):
+    """Where ADE20K is."""
+
+    name: Literal["ade20k"] = Field("ade20k", description="the data set: ADE20K")
+    root: Path = Field(description="the folder ADEChallengeData2016, or the one above")
+
+
+class Ade20k:
+    """Source of ADE20K."""
+
+    space = SPACE
+    known_counts = KNOWN_COUNTS
+
+    def __init__(self, config: AdeConfig) -> None:
+        """Find the folders; they are listed when they are needed."""
+        self.config = config
+        self.root = _find_root(config.root.expanduser())
+
+    def index(self, split: Split) -> Index:
+        """Return which labels each image of a split holds."""
+        return build_index(self.pairs(split), self.space, root=self.root, split=split)
+
+    def image(self, split: Split, name: str) -> Image.Image:
+        """Open an image."""
+        return open_image(self.root / "images" / _FOLDERS[split] / f"{name}.jpg")
+
+    def mask(self, split: Split, name: str) -> Mask:
+        """Read the mask of an image."""
+        return read_mask(self.root / "annotations" / _FOLDERS[split] / f"{name}.png")
+
+    def pairs(self, split: Split) -> list[Pair]:
+        """Return name, picture and mask of the images of a split."""
+        return self._pairs[split]
+
+    @cached_property
+    def _pairs(self) -> dict[Split, list[Pair]]:
+        return {"train": self._list("train"), "val": self._list("val")}
+
+    def _list(self, split: Split) -> list[Pair]:
+        images = self.root / "images" / _FOLDERS[split]
+        masks = self.root / "annotations" / _FOLDERS[split]
+        for folder in (images, masks):
+            if not folder.is_dir():
+                raise NacreError(
+                    f"the folder {folder} is missing; ADE20K must lie like this:\n{LAYOUT}"
+                )
+        # A picture without a mask, or the other way round, is found by the index.
+        names = {path.stem for path in images.glob("*.jpg")}
+        names |= {path.stem for path in masks.glob("*.png")}
+        if not names:
+            raise NacreError(f"{images} holds no images; ADE20K must lie like this:\n{LAYOUT}")
+        return [Pair(name, images / f"{name}.jpg", masks / f"{name}.png") for name in sorted(names)]
+
+
+def _find_root(given: Path) -> Path:
+    for below in ("", "ADEChallengeData2016"):
+        if (given / below / "images").is_dir() and (given / below / "annotations").is_dir():
+            return given / below
+    raise NacreError(
+        f"there is no ADE20K in {given} (no folders images and annotations); "
+        f"it must lie like this:\n{LAYOUT}"
+    )

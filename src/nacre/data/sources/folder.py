@@ -1,0 +1,159 @@
+"""Your own pictures: ``images/``, ``masks/`` and ``classes.yaml`` in one folder.
+
+``classes.yaml`` says what the label values in the masks mean (see ``class_names``). A mask has the
+name of its image and ends in ``.png``. ``train.txt`` and ``val.txt``, in the folder or in
+``splits/``, name the images of a split, one a line. Without them, an image is for testing when the
+first byte of the SHA-256 of its name is below 51, which is one in five, whatever other images there
+are.
+"""
+
+import hashlib
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from pydantic import Field
+
+from nacre.data.image_io import IMAGE_SUFFIXES, open_image, read_mask
+from nacre.data.index.build import build_index
+from nacre.data.index.scan import Pair
+from nacre.data.source import DataConfig, Index, Mask, Split
+from nacre.data.sources.classes_yaml import read_classes
+from nacre.errors import NacreError
+from nacre.scenarios.classes import LabelSpace
+from nacre.utils.io import read_text
+
+_TEST_BYTES = 51
+_SHOWN = 5
+
+
+class FolderConfig(DataConfig):
+    """Where your own pictures are."""
+
+    name: Literal["folder"] = Field("folder", description="the data set: your own folder")
+    root: Path = Field(description="folder with images/, masks/ and classes.yaml")
+    classes: Path | None = Field(
+        None, description="classes.yaml, if it does not lie in the folder itself"
+    )
+
+
+class Folder:
+    """Source of pictures from a folder."""
+
+    def __init__(self, config: FolderConfig) -> None:
+        """Read which classes, images and masks there are; no picture is opened."""
+        self.config = config
+        self.root = config.root.expanduser()
+        for part in (self.root, self.root / "images", self.root / "masks"):
+            if not part.is_dir():
+                raise NacreError(
+                    f"the folder {part} is missing; {config.root} must hold images/, masks/ "
+                    "and classes.yaml"
+                )
+        self._images = _files(self.root / "images", IMAGE_SUFFIXES)
+        self._masks = _files(self.root / "masks", (".png",))
+        if not self._images:
+            raise NacreError(
+                f"{self.root / 'images'} holds no pictures; they end in {', '.join(IMAGE_SUFFIXES)}"
+            )
+
+    @cached_property
+    def space(self) -> LabelSpace:
+        """What the values in the masks mean."""
+        path = self.config.classes
+        return read_classes(self.root / "classes.yaml" if path is None else path.expanduser())
+
+    def index(self, split: Split) -> Index:
+        """Return which labels each image of a split holds."""
+        return build_index(self.pairs(split), self.space, root=self.root, split=split)
+
+    def image(self, split: Split, name: str) -> Image.Image:
+        """Open an image."""
+        return open_image(self._images[name])
+
+    def mask(self, split: Split, name: str) -> Mask:
+        """Read the mask of an image."""
+        return read_mask(self._masks[name])
+
+    def pairs(self, split: Split) -> list[Pair]:
+        """Return name, picture and mask of the images of a split."""
+        return [
+            Pair(name, self._images.get(name), self._masks.get(name))
+            for name in self._splits[split]
+        ]
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[str]]:
+        train, val = self._list_file("train"), self._list_file("val")
+        if train is None and val is None:
+            # A picture without a mask or the other way round is found by the index.
+            names = sorted(self._images.keys() | self._masks.keys())
+            tests = {name for name in names if is_for_testing(name)}
+            return {
+                "train": [name for name in names if name not in tests],
+                "val": sorted(tests),
+            }
+        if train is None or val is None:
+            there, other = ("val", "train") if train is None else ("train", "val")
+            raise NacreError(
+                f"{self.root} has {there}.txt but not {other}.txt; give both lists or none"
+            )
+        lists: dict[Split, list[str]] = {"train": self._read(train), "val": self._read(val)}
+        both = sorted(set(lists["train"]) & set(lists["val"]))
+        if both:
+            raise NacreError(f"{len(both)} images are both in {train} and in {val}: {_first(both)}")
+        return lists
+
+    def _list_file(self, split: Split) -> Path | None:
+        for path in (self.root / f"{split}.txt", self.root / "splits" / f"{split}.txt"):
+            if path.is_file():
+                return path
+        return None
+
+    def _read(self, path: Path) -> list[str]:
+        """Read the names in a list; they may have an extension."""
+        names = [line.strip() for line in read_text(path, "list").splitlines()]
+        found = [_without_suffix(name) for name in names if name]
+        unknown = [name for name in found if name not in self._images and name not in self._masks]
+        if unknown:
+            raise NacreError(
+                f"{len(unknown)} of the {len(found)} names in {path} have neither an image nor "
+                f"a mask: {_first(unknown)}"
+            )
+        repeated = sorted(name for name, times in Counter(found).items() if times > 1)
+        if repeated:
+            raise NacreError(f"{path} names an image more than once: {_first(repeated)}")
+        if not found:
+            raise NacreError(f"{path} names no image")
+        return found
+
+
+def is_for_testing(name: str) -> bool:
+    """Say whether an image is for testing when there are no split lists: one in five is."""
+    return hashlib.sha256(name.encode()).digest()[0] < _TEST_BYTES
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """Find the files below a folder by their path without extension."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() not in suffixes or path.name.startswith("."):
+            continue
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        if name in found:
+            raise NacreError(f"{found[name]} and {path} have the same name; one must go")
+        found[name] = path
+    return found
+
+
+def _without_suffix(name: str) -> str:
+    path = Path(name)
+    known = path.suffix.lower() in IMAGE_SUFFIXES
+    return path.with_suffix("").as_posix() if known else path.as_posix()
+
+
+def _first(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

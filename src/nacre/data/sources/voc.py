@@ -1,0 +1,165 @@
+"""Pascal VOC 2012 for segmentation: 20 classes, 10,582 training and 1,449 test images.
+
+Training is on ``train_aug``: VOC's own images with those that the Semantic Boundaries Dataset
+(SBD) annotates, whose masks lie in ``SegmentationClassAug``. Label 0 is the background, 255 the
+border of objects. The colour of label c has bit 7-j of red, green and blue from the bits 3j,
+3j+1 and 3j+2 of c.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from pydantic import Field
+
+from nacre.data.image_io import open_image, read_mask
+from nacre.data.index.build import build_index
+from nacre.data.index.scan import Pair
+from nacre.data.source import DataConfig, Index, Mask, Split
+from nacre.errors import NacreError
+from nacre.scenarios.classes import LabelSpace
+from nacre.utils.io import read_text
+
+# fmt: off
+CLASS_NAMES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa",
+    "train", "tvmonitor",
+)
+# fmt: on
+
+KNOWN_COUNTS: dict[Split, int] = {"train": 10_582, "val": 1_449}
+
+LAYOUT = """\
+VOC2012/                             (or VOCdevkit/VOC2012, or the folder above)
+  JPEGImages/*.jpg                   from VOCtrainval_11-May-2012.tar
+  SegmentationClass/*.png            from VOCtrainval_11-May-2012.tar
+  ImageSets/Segmentation/val.txt     from VOCtrainval_11-May-2012.tar
+  SegmentationClassAug/*.png         from SegmentationClassAug.zip (VOC's and SBD's masks, 12,031)
+  ImageSets/Segmentation/train_aug.txt   10,582 names; also in splits/ or list/"""
+
+_LIST_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train_aug.txt", "trainaug.txt"),
+    "val": ("val.txt",),
+}
+_LIST_FOLDERS = ("ImageSets/Segmentation", "ImageSets/SegmentationAug", "splits", "list", "lists")
+_PLAIN, _AUGMENTED = "SegmentationClass", "SegmentationClassAug"
+
+
+def voc_color(label: int) -> tuple[int, int, int]:
+    """Return the colour of a label in VOC's palette."""
+    red = green = blue = 0
+    for j in range(8):
+        red |= (label >> 3 * j & 1) << 7 - j
+        green |= (label >> 3 * j + 1 & 1) << 7 - j
+        blue |= (label >> 3 * j + 2 & 1) << 7 - j
+    return red, green, blue
+
+
+SPACE = LabelSpace(
+    names=dict(enumerate(CLASS_NAMES, start=1)),
+    background=0,
+    ignored=255,
+    colors={label: voc_color(label) for label in (*range(21), 255)},
+)
+
+
+class VocConfig(DataConfig):
+    """Where Pascal VOC 2012 is."""
+
+    name: Literal["voc"] = Field("voc", description="the data set: Pascal VOC 2012")
+    root: Path = Field(description="the folder VOC2012, VOCdevkit, or the one above")
+
+
+class Voc:
+    """Source of Pascal VOC 2012."""
+
+    space = SPACE
+    known_counts = KNOWN_COUNTS
+
+    def __init__(self, config: VocConfig) -> None:
+        """Find the folders; the lists are read when they are needed."""
+        self.config = config
+        self.root = _find_root(config.root.expanduser())
+
+    def index(self, split: Split) -> Index:
+        """Return which labels each image of a split holds."""
+        return build_index(self.pairs(split), self.space, root=self.root, split=split)
+
+    def image(self, split: Split, name: str) -> Image.Image:
+        """Open an image."""
+        return open_image(self._files[split][name][0])
+
+    def mask(self, split: Split, name: str) -> Mask:
+        """Read the mask of an image."""
+        return read_mask(self._files[split][name][1])
+
+    def pairs(self, split: Split) -> list[Pair]:
+        """Return name, picture and mask of the images of a split."""
+        return [Pair(name, image, mask) for name, (image, mask) in self._files[split].items()]
+
+    @cached_property
+    def _files(self) -> dict[Split, dict[str, tuple[Path, Path]]]:
+        return {"train": self._read_list("train"), "val": self._read_list("val")}
+
+    def _read_list(self, split: Split) -> dict[str, tuple[Path, Path]]:
+        path = self._list_file(split)
+        lines = [line.split() for line in read_text(path, "list").splitlines()]
+        wanted = [fields for fields in lines if fields]
+        if not wanted:
+            raise NacreError(f"{path} names no image")
+        masks = self._mask_folder(split, [line[0] for line in wanted if len(line) == 1])
+        files: dict[str, tuple[Path, Path]] = {}
+        for fields in wanted:
+            if len(fields) > 2:
+                raise NacreError(
+                    f"{path}: the line {' '.join(fields)!r} is neither a name nor a pair of "
+                    "an image's and a mask's path"
+                )
+            name = Path(fields[0]).stem if len(fields) == 2 else fields[0]
+            if name in files:
+                raise NacreError(f"{path} names the image {name!r} more than once")
+            files[name] = (
+                (self._below(fields[0]), self._below(fields[1]))
+                if len(fields) == 2
+                else (self.root / "JPEGImages" / f"{name}.jpg", masks / f"{name}.png")
+            )
+        return files
+
+    def _list_file(self, split: Split) -> Path:
+        for folder in (self.root, *list(self.root.parents)[:2]):
+            for place in _LIST_FOLDERS:
+                for name in _LIST_NAMES[split]:
+                    path = folder / place / name
+                    if path.is_file():
+                        return path
+        names = " or ".join(_LIST_NAMES[split])
+        raise NacreError(
+            f"{self.root} has no list {names} in {', '.join(_LIST_FOLDERS)}; "
+            f"it must lie like this:\n{LAYOUT}"
+        )
+
+    def _mask_folder(self, split: Split, names: list[str]) -> Path:
+        """Return the folder with the masks of a split; for testing, VOC's own if it is whole."""
+        plain, augmented = self.root / _PLAIN, self.root / _AUGMENTED
+        if split == "val" and all((plain / f"{name}.png").is_file() for name in names):
+            return plain
+        return augmented
+
+    def _below(self, written: str) -> Path:
+        """Find a path written in a list, which begins at VOC2012 or one of the folders above."""
+        path = written.lstrip("/")
+        bases = (self.root, *list(self.root.parents)[:2])
+        found = (base / path for base in bases if (base / path).is_file())
+        return next(found, self.root / path)
+
+
+def _find_root(given: Path) -> Path:
+    for below in ("", "VOC2012", "VOCdevkit/VOC2012"):
+        if (given / below / "JPEGImages").is_dir():
+            return given / below
+    raise NacreError(
+        f"there is no Pascal VOC 2012 in {given} (no folder JPEGImages); "
+        f"it must lie like this:\n{LAYOUT}"
+    )

@@ -1,0 +1,132 @@
+"""Files that hold a network: the model of a step, and the state in the middle of one.
+
+Both are safetensors files whose header carries plain JSON under the key ``nacre``, so a file is
+whole or not there at all, and opening it runs no code. The model file says which class is which
+channel, how it was learnt and how to build the network; a copy of that JSON lies beside it for
+people to read.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nacre.errors import NacreError
+from nacre.models.config import ModelConfig
+from nacre.models.network import Network, build_network
+from nacre.utils.io import save, save_json
+
+FORMAT = 1
+MODEL, RESUME = "model", "resume"
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model file says about its network.
+
+    Attributes:
+        classes: Class name by channel.
+        colors: RGB by channel.
+        labels: The data set's label by channel; None for a background without a label.
+        steps: Channels that each step added, with the background in step 0.
+        history: For each step: its classes and the number of its images.
+        model: The config of the network.
+        crop: Side of the pictures it was trained on.
+        config: The config of the whole run.
+    """
+
+    classes: list[str]
+    colors: list[tuple[int, int, int]]
+    labels: list[int | None]
+    steps: list[int]
+    history: list[dict[str, Any]]
+    model: dict[str, Any]
+    crop: int
+    config: dict[str, Any]
+
+
+def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tensors) -> None:
+    """Write a model file and the readable copy of its JSON."""
+    tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
+    tensors |= {f"method.{name}": value for name, value in method_state.items()}
+    _write(path, tensors, {"kind": MODEL, **info.__dict__})
+    save_json(path.with_suffix(".json"), {"kind": MODEL, **info.__dict__})
+
+
+def load_model(
+    path: Path, device: torch.device | str = "cpu"
+) -> tuple[Network, ModelInfo, Tensors]:
+    """Read a model file; return the network, what is said about it, and the method's state."""
+    tensors, content = _read(path, MODEL, device)
+    try:
+        info = ModelInfo(**content)
+        network = build_network(
+            ModelConfig.model_validate(info.model), info.steps, info.crop, load=False
+        )
+        network.load_state_dict(_under("network.", tensors))
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise NacreError(f"model file {path} does not fit this version: {reason}") from error
+    return network.to(device).eval(), info, _under("method.", tensors)
+
+
+def save_resume(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:
+    """Write the state in the middle of a step."""
+    _write(path, tensors, {"kind": RESUME, **content})
+
+
+def load_resume(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
+    """Read the state in the middle of a step."""
+    return _read(path, RESUME, device)
+
+
+def find_model(path: Path) -> Path:
+    """Return the model file that a user means: itself, a step's folder, or a run's last step."""
+    if path.is_dir():
+        found = path / "model.safetensors"
+        steps = sorted(path.glob("step-*/model.safetensors"), key=_step_number)
+        path = found if found.exists() or not steps else steps[-1]
+    if not path.is_file():
+        raise NacreError(
+            f"no model at {path}; give a run folder, a step folder or a .safetensors file"
+        )
+    return path
+
+
+def _step_number(path: Path) -> int:
+    return int(path.parent.name.removeprefix("step-"))
+
+
+def _under(prefix: str, tensors: Tensors) -> Tensors:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _write(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:
+    metadata = {"nacre": json.dumps({"format": FORMAT, **content}, default=str)}
+    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    save(path, lambda temporary: save_file(stored, temporary, metadata=metadata))
+
+
+def _read(path: Path, kind: str, device: torch.device | str) -> tuple[Tensors, dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
+    if "nacre" not in metadata:
+        raise NacreError(f"{path} was not written by nacre: its header has no `nacre` entry")
+    try:
+        content = dict(json.loads(metadata["nacre"]))
+    except (ValueError, TypeError) as error:
+        raise NacreError(f"{path} has a damaged header: {error}") from error
+    if content.pop("format", None) != FORMAT or content.pop("kind", None) != kind:
+        raise NacreError(f"{path} is not a {kind} file of format {FORMAT}")
+    return tensors, content

@@ -1,0 +1,1 @@
+"""Operators that losses and evaluation share."""

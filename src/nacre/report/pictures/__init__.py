@@ -1,0 +1,1 @@
+"""Pictures of what networks see, and the film."""

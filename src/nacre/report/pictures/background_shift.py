@@ -1,0 +1,100 @@
+"""The background shift, shown on the data itself: what a step's labels say against the truth.
+
+For each step the training image is taken, out of a random sample of the step's, in which the
+smaller of two shares is largest: that of the step's new classes and that of what its background
+hides. So both can be seen in it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nacre.data.source import Mask
+from nacre.data.step_data import Prepared
+from nacre.data.transforms import testing_sample
+from nacre.report.pictures.predict import UNTESTED, Color, Pixels
+from nacre.scenarios.classes import IGNORED, map_labels
+
+SAMPLE = 60
+"""Images of a step among which one is chosen."""
+
+NOTHING, OLD, FUTURE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A training image of a step.
+
+    Attributes:
+        step: The step.
+        name: The image's name.
+        pixels: H,W,3.
+        labels: Channel by pixel as the step's labels have it.
+        truth: Channel by pixel as it is, after the last step.
+        hidden: By pixel, `OLD` or `FUTURE` where the background hides such a class.
+    """
+
+    step: int
+    name: str
+    pixels: Pixels
+    labels: Pixels
+    truth: Pixels
+    hidden: Pixels
+
+    def share(self, kind: int) -> float:
+        """Return the share of the step's background pixels that hide an old or future class."""
+        background = self.labels == 0
+        return float((self.hidden == kind).sum() / max(int(background.sum()), 1))
+
+
+def background_shift(prepared: Prepared, seed: int = 0) -> list[Shift]:
+    """Return one telling training image for each step."""
+    return [_shift(prepared, step, seed) for step in range(prepared.steps)]
+
+
+def _shift(prepared: Prepared, step: int, seed: int) -> Shift:
+    images = prepared.images[step]
+    rng = np.random.default_rng([seed, step])
+    sample = sorted(images[at] for at in rng.permutation(len(images))[:SAMPLE])
+    names = [prepared.train_index.names[at] for at in sample]
+    best = max(names, key=lambda name: _telling(prepared, step, _mask(prepared, name)))
+    picture = prepared.source.image("train", best)
+    pixels, mask = testing_sample(picture, _mask(prepared, best), prepared.config.pictures)
+    classes, border = prepared.scenario.classes, prepared.config.conventions.border
+    last = prepared.steps - 1
+    return Shift(
+        step=step,
+        name=best,
+        pixels=np.ascontiguousarray(pixels.transpose(1, 2, 0)),
+        labels=map_labels(mask, classes.training_table(step, border)),
+        truth=map_labels(mask, classes.testing_table(last, "background")),
+        hidden=_hidden(prepared, step, mask),
+    )
+
+
+def _mask(prepared: Prepared, name: str) -> Mask:
+    return prepared.source.mask("train", name)
+
+
+def _hidden(prepared: Prepared, step: int, mask: Mask) -> Pixels:
+    table = np.full(65536, NOTHING, np.uint8)
+    classes = prepared.scenario.classes
+    table[list(classes.old(step))] = OLD
+    table[list(classes.future(step))] = FUTURE
+    return map_labels(mask, table)
+
+
+def _telling(prepared: Prepared, step: int, mask: Mask) -> float:
+    new = np.isin(mask, list(prepared.scenario.classes.new(step)))
+    hidden = _hidden(prepared, step, mask) != NOTHING
+    return float(min(new.mean(), hidden.mean()))
+
+
+def painted_hidden(shift: Shift, colors: tuple[Color, Color]) -> Pixels:
+    """Return the picture in grey with what the background hides in two colours, old and future."""
+    grey = shift.pixels.astype(np.float32).mean(2, keepdims=True).repeat(3, 2) * 0.5
+    for kind, color in zip((OLD, FUTURE), colors, strict=True):
+        at = shift.hidden == kind
+        grey[at] = grey[at] * 0.4 + np.asarray(color, np.float32) * 0.8
+    grey[shift.labels == IGNORED] = UNTESTED
+    return grey.round().clip(0, 255).astype(np.uint8)

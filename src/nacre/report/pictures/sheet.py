@@ -1,0 +1,126 @@
+"""Sheets of pictures: the image, what each method sees in it, and the truth.
+
+The images are chosen by rule and never by hand: half are those in which the methods disagree
+most, half are drawn at random; both from a random sample of the test images where there are
+many. The disagreement of an image is the share of its tested pixels that the incremental methods
+do not all put into the same class.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nacre.data.step_data import Prepared
+from nacre.models.network import Network
+from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network, read_images
+from nacre.report.results.aggregate import ScenarioResults
+from nacre.runs.folder import RunFolder
+from nacre.scenarios.classes import IGNORED
+
+DIFFERENT, RANDOM = "methods differ most", "drawn at random"
+
+FEWEST, MOST = 24, 200
+"""Test images among which to look for disagreement: fewer of large ones, which take long."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An image of a sheet and what is seen in it.
+
+    Attributes:
+        image: The image and its truth.
+        masks: Channel by pixel, one mask a method.
+        disagreement: Share of the tested pixels that not all incremental methods agree on.
+        why: Why this image is here.
+    """
+
+    image: TestImage
+    masks: tuple[Pixels, ...]
+    disagreement: float
+    why: str
+
+    def right(self, column: int) -> float:
+        """Return the share of the tested pixels that a mask has right."""
+        hits = (self.masks[column] == self.image.truth) & self.image.tested
+        return float(hits.sum() / max(int(self.image.tested.sum()), 1))
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Pictures in rows, with what their columns and colours mean.
+
+    Attributes:
+        columns: The methods.
+        classes: Class name by channel.
+        colors: RGB by channel.
+        pictures: The rows.
+        candidates: How many test images were looked at to choose from.
+    """
+
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    colors: tuple[Color, ...]
+    pictures: tuple[Seen, ...]
+    candidates: int
+
+    def shown_classes(self) -> list[int]:
+        """Return the channels that stand anywhere on the sheet."""
+        masks = [mask for seen in self.pictures for mask in (*seen.masks, seen.image.truth)]
+        found: set[int] = set().union(*(np.unique(mask).tolist() for mask in masks))
+        return sorted(found - {IGNORED})
+
+
+def comparison_sheet(
+    results: ScenarioResults, prepared: Prepared, count: int = 8, seed: int = 0
+) -> Sheet:
+    """Return what every method of a scenario sees after the last step.
+
+    Args:
+        results: The rows; of each, the first run is looked at.
+        prepared: The data of the scenario.
+        count: How many pictures to show.
+        seed: Of the random sample.
+    """
+    step = prepared.steps - 1
+    data, classes = prepared.testing_set(step), prepared.scenario.classes
+    rng = np.random.default_rng(seed)
+    sample = np.sort(rng.permutation(len(data))[: _sample_size(prepared.config.pictures.crop)])
+    images = read_images(data, [int(at) for at in sample])
+    masks = [look(network, images) for network in last_networks(results, classes.names(step))]
+    rivals = [masks[at] for at, row in enumerate(results.rows) if not row.merged]
+    scores = [disagreement(image, at, rivals) for at, image in enumerate(images)]
+    pictures = tuple(
+        Seen(images[at], tuple(seen[at] for seen in masks), scores[at], why)
+        for at, why in _choose(scores, count, rng)
+    )
+    names = tuple(row.name for row in results.rows)
+    return Sheet(names, classes.names(step), classes.colors(step), pictures, len(images))
+
+
+def last_networks(results: ScenarioResults, classes: Sequence[str]) -> list[Network]:
+    """Load the network after the last step of each row's first run."""
+    runs = [row.runs[0] for row in results.rows]
+    return [open_network(RunFolder(run.path).model(len(run.steps) - 1), classes) for run in runs]
+
+
+def disagreement(image: TestImage, at: int, rivals: Sequence[Sequence[Pixels]]) -> float:
+    """Return the share of an image's tested pixels that not all rivals agree on."""
+    differ = np.zeros_like(image.tested)
+    for masks in rivals[1:]:
+        differ |= masks[at] != rivals[0][at]
+    return float((differ & image.tested).sum() / max(int(image.tested.sum()), 1))
+
+
+def _sample_size(crop: int) -> int:
+    return int(np.clip(MOST * 128**2 // crop**2, FEWEST, MOST))
+
+
+def _choose(scores: Sequence[float], count: int, rng: np.random.Generator) -> list[tuple[int, str]]:
+    """Return places of images and why: the largest scores, then others at random."""
+    order = np.argsort(-np.asarray(scores), kind="stable")
+    count = min(count, len(order))
+    first = (count + 1) // 2
+    others = rng.permutation(np.sort(order[first:]))[: count - first]
+    chosen = [(int(at), DIFFERENT) for at in order[:first]]
+    return chosen + [(int(at), RANDOM) for at in others]

@@ -1,0 +1,1 @@
+"""Reading run folders: results, rows over seeds, published figures."""

@@ -1,0 +1,193 @@
+"""Which runs belong together: rows of a table, and the rows of a scenario.
+
+Runs of one scenario that differ in nothing but their seed are one *row*: their figures are
+averaged. A row is named after its method; where several rows have the same method, the name
+carries the config values that tell them apart.
+
+    kept = mean IoU of step 0's classes after the last step / after step 0
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nacre.errors import NacreError
+from nacre.methods import find_method
+from nacre.report.results.runs import RunResult, load_runs
+
+NAMES = {
+    "ft": "FT",
+    "pi": "PI",
+    "ewc": "EWC",
+    "rw": "RW",
+    "lwf": "LwF",
+    "lwf-mc": "LwF-MC",
+    "lwf-mc-d": "LwF-MC-D",
+    "lwf-mc-c": "LwF-MC-C",
+    "ilt": "ILT",
+    "mib": "MiB",
+    "joint": "Joint",
+}
+"""How the paper writes the methods, in the order of its tables."""
+
+SEEDS = ("seed", "data.seed")
+IMMATERIAL = (
+    "train.device",
+    "train.compile",
+    "train.workers",
+    "train.micro_batch",
+    "train.save_minutes",
+    "train.log_every",
+    "pictures.cache",
+)
+"""What may differ between two runs of one row: neither changes what is measured."""
+
+PUBLISHED = ("voc", "ade20k")
+"""Data that is the same wherever it lies."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in nothing but their seed.
+
+    Attributes:
+        name: What tables call it.
+        runs: One a seed, by seed.
+    """
+
+    name: str
+    runs: tuple[RunResult, ...]
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.runs[0].method
+
+    @property
+    def merged(self) -> bool:
+        """Whether this is joint training, the bound that incremental methods are held against."""
+        return self.runs[0].merged
+
+    def values(self, step: int, group: str, background: bool = False) -> tuple[float, ...]:
+        """Return a mean IoU after a step for every seed that has it."""
+        found = [run.mean(step, group, background) for run in self.runs]
+        return tuple(value for value in found if value is not None)
+
+    def mean(self, step: int, group: str, background: bool = False) -> float | None:
+        """Return a mean IoU after a step, averaged over the seeds."""
+        return average(self.values(step, group, background))
+
+    def iou(self, step: int, name: str) -> float | None:
+        """Return the IoU of a class after a step, averaged over the seeds."""
+        found = [run.after(step) for run in self.runs]
+        return average([one.iou.get(name) for one in found if one is not None])
+
+    def forgetting(self, name: str) -> float | None:
+        """Return how much of a class was forgotten, averaged over the seeds."""
+        return average([run.forgetting.get(name) for run in self.runs])
+
+    def kept(self) -> float | None:
+        """Return which share of step 0's mean IoU is left after the last step."""
+        before, after = self.mean(0, "step_0"), self.mean(len(self.runs[0].groups) - 1, "step_0")
+        return after / before if before and after is not None else None
+
+
+@dataclass(frozen=True)
+class ScenarioResults:
+    """All rows of one scenario."""
+
+    scenario: str
+    groups: tuple[tuple[str, ...], ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def final(self) -> int:
+        """The last step of the task."""
+        return len(self.groups) - 1
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """All classes in the order in which they are learnt, background aside."""
+        return tuple(name for names in self.groups for name in names)
+
+    @property
+    def incremental(self) -> tuple[Row, ...]:
+        """The rows that learn step by step."""
+        return tuple(row for row in self.rows if not row.merged)
+
+
+def load_results(paths: Sequence[Path]) -> list[ScenarioResults]:
+    """Read finished runs and put together what belongs together."""
+    return group_runs(load_runs(paths))
+
+
+def group_runs(runs: Sequence[RunResult]) -> list[ScenarioResults]:
+    """Put runs of the same scenario together, and those that differ only in their seed."""
+    scenarios: dict[tuple[Any, ...], list[RunResult]] = {}
+    for run in runs:
+        scenarios.setdefault((run.scenario, run.groups), []).append(run)
+    return [
+        ScenarioResults(scenario, groups, tuple(_rows(members)))
+        for (scenario, groups), members in scenarios.items()
+    ]
+
+
+def average(values: Sequence[float | None]) -> float | None:
+    """Return the mean of what is there."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def shown_name(method: str) -> str:
+    """Return a method's name as the paper writes it."""
+    return NAMES.get(method.replace("_", "-"), method)
+
+
+def _rows(runs: Sequence[RunResult]) -> list[Row]:
+    by_method: dict[str, dict[str, list[RunResult]]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, {}).setdefault(str(sorted(_identity(run))), []).append(run)
+    rows = []
+    for method in sorted(by_method, key=_place):
+        variants = list(by_method[method].values())
+        for members in variants:
+            name = shown_name(method) + _difference(members, variants)
+            rows.append(Row(name, tuple(sorted(members, key=lambda run: run.seed))))
+    return sorted(rows, key=lambda row: row.merged)
+
+
+def _identity(run: RunResult) -> list[tuple[str, str]]:
+    skipped = {*SEEDS, *IMMATERIAL}
+    if run.flat_config.get("data.name") in PUBLISHED:
+        skipped.add("data.root")
+    return [(key, repr(value)) for key, value in run.flat_config.items() if key not in skipped]
+
+
+def _difference(members: Sequence[RunResult], variants: Sequence[Sequence[RunResult]]) -> str:
+    """Return in brackets what tells one variant of a method from the others."""
+    configs = [dict(_identity(one[0])) for one in variants]
+    keys = [key for key in configs[0] if len({one.get(key) for one in configs}) > 1]
+    mine, usual = members[0].flat_config, _defaults(members[0].method)
+    told = [
+        f"{key.removeprefix('method.')}={mine.get(key)}"
+        for key in keys
+        if key not in usual or mine.get(key) != usual[key]
+    ]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    """Return a method's default values: a variant is named by what it changes."""
+    try:
+        fields = find_method(method).Config.model_fields
+    except NacreError:
+        # A run of a method whose package is not installed here can still be reported.
+        return {}
+    return {f"method.{name}": field.default for name, field in fields.items()}
+
+
+def _place(method: str) -> tuple[int, str]:
+    names = list(NAMES)
+    known = method.replace("_", "-")
+    return (names.index(known) if known in names else names.index("mib"), method)

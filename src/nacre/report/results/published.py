@@ -1,0 +1,124 @@
+"""The paper's own figures, and which of our runs stand beside which of them.
+
+The file ``paper_tables.csv`` holds the figures of the paper's tables as printed, background left
+out of every mean. Its order is the order of rows and columns. ADE20K's are means over the class
+orders a and b. Our rows are found by method; the rows of the ablation by the three switches of
+``mib``:
+
+    LwF                     lwf
+    LwF + CE                mib with kd=plain, init=random
+    LwF + CE + KD           mib with init=random
+    MiB (CE + KD + init)    mib
+"""
+
+import csv
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from nacre.errors import NacreError
+from nacre.report.results.aggregate import Row, ScenarioResults, shown_name
+from nacre.scenarios.scenario import read_scenario
+
+FILE = Path(__file__).with_name("paper_tables.csv")
+
+ABLATION = {
+    ("unbiased", "plain", "random"): "LwF + CE",
+    ("unbiased", "unbiased", "random"): "LwF + CE + KD",
+    ("unbiased", "unbiased", "background"): "MiB",
+}
+"""What the paper calls ``mib`` by its (ce, kd, init)."""
+
+FULL = "MiB (CE + KD + init)"
+"""What the ablation calls the whole method."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a scenario's figures stand: data, task without its order, and setup."""
+
+    data: str
+    task: str
+    setup: str
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """One of the paper's tables.
+
+    Attributes:
+        name: Its number.
+        places: The scenarios in the order of its columns.
+        methods: Its rows in order.
+        groups: The class groups of each place, in order.
+        figures: Mean IoU as a share of 1 by place, method and class group.
+    """
+
+    name: str
+    places: tuple[Place, ...]
+    methods: tuple[str, ...]
+    groups: dict[Place, tuple[str, ...]]
+    figures: dict[tuple[Place, str, str], float]
+
+
+@lru_cache
+def published() -> dict[str, PublishedTable]:
+    """Return the paper's tables by number."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    names = dict.fromkeys(_number(line["table"]) for line in lines)
+    return {
+        name: _table(name, [line for line in lines if _number(line["table"]) == name])
+        for name in names
+    }
+
+
+def place_of(results: ScenarioResults) -> tuple[Place, str] | None:
+    """Return a scenario's place and its class order, or None if its classes are its own."""
+    try:
+        written = read_scenario(results.scenario)
+    except NacreError:
+        # A scenario file that was there for the run need not be there for the report.
+        return None
+    if written.task is None or written.order is not None:
+        return None
+    task, order = written.task, "a"
+    if written.data == "ade20k":
+        found = re.fullmatch(r"([\d-]+)([a-z]?)", task)
+        task, order = (found[1], found[2] or "a") if found else (task, "a")
+    return Place(written.data, task, written.setup), order
+
+
+def published_name(row: Row) -> str:
+    """Return what the paper calls a row, or the row's own name where it has none."""
+    if row.method == "mib":
+        config = row.runs[0].flat_config
+        switches = tuple(str(config.get(f"method.{key}")) for key in ("ce", "kd", "init"))
+        return ABLATION.get((switches[0], switches[1], switches[2]), row.name)
+    return shown_name(row.method)
+
+
+def _number(table: str) -> str:
+    return table.removesuffix(")").split(" (")[0]
+
+
+def _table(name: str, lines: list[dict[str, str]]) -> PublishedTable:
+    places = [_place(line) for line in lines]
+    groups: dict[Place, dict[str, None]] = {}
+    for place, line in zip(places, lines, strict=True):
+        groups.setdefault(place, {})[line["classes"]] = None
+    return PublishedTable(
+        name=name,
+        places=tuple(groups),
+        methods=tuple(dict.fromkeys(line["method"] for line in lines)),
+        groups={place: tuple(found) for place, found in groups.items()},
+        figures={
+            (place, line["method"], line["classes"]): float(line["miou"]) / 100
+            for place, line in zip(places, lines, strict=True)
+        },
+    )
+
+
+def _place(line: dict[str, str]) -> Place:
+    return Place(line["dataset"], line["scenario"], line["regime"].split(" (")[0])

@@ -1,0 +1,163 @@
+"""Run folders as typed results: the files of `nacre.runs.folder`, read and checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nacre.errors import NacreError
+from nacre.evaluation.metrics import WITH, WITHOUT, Ious
+from nacre.runs.folder import RunFolder, read_plain_config
+from nacre.training.config import resolve_config
+from nacre.training.events import Event, read_events
+from nacre.utils.io import load_json
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """How a network tests after a step: the step's metrics file."""
+
+    step: int
+    classes: tuple[str, ...]
+    iou: Ious
+    mean_iou: dict[str, float | None]
+    confusion: tuple[tuple[int, ...], ...]
+    images: int
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        path: Its folder.
+        scenario: As the user wrote it.
+        method: The method's name.
+        seed: Of the run.
+        groups: Class names that each step of the task learns.
+        conventions: What was counted how.
+        steps: The metrics after each step; only one for joint training.
+        forgetting: Best earlier IoU minus the last, by class.
+        events: What happened.
+        config: The resolved config as plain data.
+        starts: Every start: time, command, versions, machine.
+    """
+
+    path: Path
+    scenario: str
+    method: str
+    seed: int
+    groups: tuple[tuple[str, ...], ...]
+    conventions: dict[str, Any]
+    steps: tuple[StepResult, ...]
+    forgetting: Ious
+    events: tuple[Event, ...]
+    config: dict[str, Any]
+    starts: tuple[dict[str, Any], ...]
+
+    @property
+    def merged(self) -> bool:
+        """Whether all classes were learnt in one step though the task has several."""
+        return len(self.steps) < len(self.groups)
+
+    @property
+    def last(self) -> StepResult:
+        """The metrics after the last step."""
+        return self.steps[-1]
+
+    def after(self, step: int) -> StepResult | None:
+        """Return the metrics after a step of the task; joint training has only the last."""
+        if self.merged:
+            return self.last if step == len(self.groups) - 1 else None
+        return self.steps[step]
+
+    def mean(self, step: int, group: str, background: bool = False) -> float | None:
+        """Return a mean IoU after a step: of ``old``, ``new``, ``all`` or ``step_0`` …."""
+        found = self.after(step)
+        key = f"{group}_{WITH if background else WITHOUT}"
+        return None if found is None else found.mean_iou.get(key)
+
+    @cached_property
+    def flat_config(self) -> dict[str, Any]:
+        """The config with dotted keys."""
+        return flatten(self.config)
+
+
+def load_run(path: Path) -> RunResult:
+    """Read a finished run."""
+    folder = RunFolder(path)
+    config = _whole_config(path)
+    if not folder.metrics.exists():
+        done = len(list(path.glob("step-*/metrics.json")))
+        raise NacreError(
+            f"{path} is not a finished run: it has {done} tested step(s) but no metrics.json; "
+            f"go on with `nacre run --out {path}` and the folder's own config"
+        )
+    summary = load_json(folder.metrics)
+    try:
+        steps = range(len(summary["mean_iou_by_step"]))
+        return RunResult(
+            path=path,
+            scenario=summary["scenario"],
+            method=summary["method"],
+            seed=summary["seed"],
+            groups=tuple(tuple(names) for names in summary["groups"]),
+            conventions=summary["conventions"],
+            steps=tuple(_step(load_json(folder.step_metrics(step))) for step in steps),
+            forgetting=summary["forgetting"],
+            events=tuple(read_events(folder.events)) if folder.events.exists() else (),
+            config=config,
+            starts=tuple(_starts(path)),
+        )
+    except (KeyError, TypeError) as error:
+        raise NacreError(f"{path}: its metrics files are not nacre's: {error!r}") from error
+
+
+def load_runs(paths: Sequence[Path]) -> list[RunResult]:
+    """Read finished runs; a folder that holds run folders stands for all of them."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(config.parent for config in path.rglob("config.yaml"))
+        found += inside if inside and not (path / "config.yaml").exists() else [path]
+    unique = list({path.resolve(): path for path in found}.values())
+    if not unique:
+        raise NacreError("no run folders were given")
+    return [load_run(path) for path in unique]
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested plain data with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _whole_config(path: Path) -> dict[str, Any]:
+    """Read a run's config, with the defaults of what was added since it was written."""
+    plain = read_plain_config(path)
+    try:
+        return resolve_config(plain).plain()
+    except NacreError:
+        # What a run was made with need not be known here any more to show what it measured.
+        return plain
+
+
+def _step(metrics: Mapping[str, Any]) -> StepResult:
+    return StepResult(
+        step=metrics["step"],
+        classes=tuple(metrics["classes"]),
+        iou=metrics["iou"],
+        mean_iou=metrics["mean_iou"],
+        confusion=tuple(tuple(row) for row in metrics["confusion"]),
+        images=metrics["images"],
+    )
+
+
+def _starts(path: Path) -> list[dict[str, Any]]:
+    file = path / "run.json"
+    return list(load_json(file)["starts"]) if file.exists() else []

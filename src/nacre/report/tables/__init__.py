@@ -1,0 +1,1 @@
+"""Tables: cells, columns, kinds, and the forms they are written in."""

@@ -1,0 +1,151 @@
+"""Neighbouring columns of a table: the class groups of one scenario after its last step.
+
+A group is a range of places in the order of learning (``1-15``, ``20``), ``all``, or the name of
+one class. ADE20K comes in several class orders: a block then holds all of them, and a figure is
+the mean over the orders, seed by seed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from nacre.report.results.aggregate import Row, ScenarioResults, average
+from nacre.report.results.published import (
+    FULL,
+    Place,
+    PublishedTable,
+    place_of,
+    published,
+    published_name,
+)
+from nacre.scenarios.classes import BACKGROUND
+
+ORDERS = ("a", "b")
+"""The class orders of ADE20K that the paper averages."""
+
+MOST_GROUPS = 7
+"""Steps that have a column each; of more, the later ones share one."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring columns: a scenario in one or more class orders.
+
+    Attributes:
+        heading: What stands above.
+        orders: The scenario, once a class order.
+        groups: The columns.
+        place: Where its figures stand in the paper, if they do.
+        ablation: Whether rows are named as in the paper's ablation.
+    """
+
+    heading: str
+    orders: tuple[ScenarioResults, ...]
+    groups: tuple[str, ...]
+    place: Place | None
+    ablation: bool = False
+
+    @cached_property
+    def rows(self) -> tuple[dict[str, Row], ...]:
+        """The rows of each order by what the paper calls them."""
+        return tuple(_named(results, self.ablation) for results in self.orders)
+
+    @property
+    def names(self) -> dict[str, None]:
+        """The names of all rows, each once."""
+        return dict.fromkeys(name for rows in self.rows for name in rows)
+
+    def members(self, name: str) -> list[Row]:
+        """Return the rows of a name, one an order."""
+        return [rows[name] for rows in self.rows if name in rows]
+
+    def values(self, name: str, group: str, background: bool) -> tuple[float, ...]:
+        """Return a figure for every seed, averaged over the class orders that were run."""
+        found = []
+        for results, rows in zip(self.orders, self.rows, strict=True):
+            wanted = class_names(results, group)
+            # One class alone is a class, and no mean for the background to be in.
+            extra = (BACKGROUND,) if background and group != wanted[0] else ()
+            if name in rows and (seeds := _by_seed(rows[name], (*extra, *wanted))):
+                found.append(seeds)
+        return _over_orders(found)
+
+
+def class_names(results: ScenarioResults, group: str) -> tuple[str, ...]:
+    """Return the classes of a group."""
+    classes = results.classes
+    if group == "all":
+        return classes
+    if group in classes:
+        return (group,)
+    first, _, last = group.partition("-")
+    return classes[int(first) - 1 : int(last or first)]
+
+
+def own_block(results: ScenarioResults) -> Block:
+    """Return a scenario's block: with the paper's groups if it has them, else one a step."""
+    place = _place(results)
+    for layout in (published()["1"], published()["2"]):
+        if place in layout.groups:
+            return Block(results.scenario, (results,), layout.groups[place], place)
+    return Block(results.scenario, (results,), _groups(results), place)
+
+
+def class_block(results: ScenarioResults) -> Block:
+    """Return a block with a column for every class, then the groups."""
+    groups = (*results.classes, *own_block(results).groups)
+    return Block(results.scenario, (results,), groups, _place(results))
+
+
+def published_blocks(results: Sequence[ScenarioResults], layout: PublishedTable) -> Iterator[Block]:
+    """Yield the blocks of one of the paper's tables for which there are runs."""
+    ablation = FULL in layout.methods
+    found = [(place_of(one), one) for one in results]
+    for place in layout.places:
+        orders = tuple(one for at, one in found if at and at[0] == place and at[1] in ORDERS)
+        if orders:
+            heading = f"{place.task} {place.setup}"
+            yield Block(heading, orders, layout.groups[place], place, ablation)
+
+
+def _place(results: ScenarioResults) -> Place | None:
+    found = place_of(results)
+    return found[0] if found else None
+
+
+def _groups(results: ScenarioResults) -> tuple[str, ...]:
+    sizes = [len(names) for names in results.groups]
+    if len(sizes) > MOST_GROUPS:
+        sizes = [sizes[0], sum(sizes[1:])]
+    ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
+    spans = [(end - size + 1, end) for end, size in zip(ends, sizes, strict=True)]
+    named = [f"{a}-{b}" if a < b else f"{a}" for a, b in spans]
+    return (*named, "all") if len(named) > 1 else ("all",)
+
+
+def _named(results: ScenarioResults, ablation: bool) -> dict[str, Row]:
+    """Return rows by what the paper calls them; by their own names where that is not unique."""
+    found: dict[str, list[Row]] = {}
+    for row in results.rows:
+        name = published_name(row)
+        name = FULL if ablation and name == "MiB" else name
+        found.setdefault(name, []).append(row)
+    return {
+        (name if len(rows) == 1 else row.name): row for name, rows in found.items() for row in rows
+    }
+
+
+def _by_seed(row: Row, names: Sequence[str]) -> dict[int, float]:
+    found = {run.seed: average([run.last.iou.get(name) for name in names]) for run in row.runs}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _over_orders(orders: Sequence[dict[int, float]]) -> tuple[float, ...]:
+    """Return the mean over the orders for each seed; without common seeds, one mean of all."""
+    if not orders:
+        return ()
+    seeds = [seed for seed in orders[0] if all(seed in found for found in orders)]
+    if seeds:
+        return tuple(sum(found[seed] for found in orders) / len(orders) for seed in seeds)
+    mean = average([average(list(found.values())) for found in orders])
+    return () if mean is None else (mean,)

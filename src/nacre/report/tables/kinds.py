@@ -1,0 +1,201 @@
+"""The kinds of tables: after every step, after the last, by class, and the paper's own.
+
+With the paper's figures, each of our rows is followed by the paper's row and the difference,
+always named as such. Methods of the paper that were not run here have the paper's row alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nacre.errors import NacreError, unknown_name
+from nacre.report.results.aggregate import ScenarioResults
+from nacre.report.results.published import PublishedTable, published
+from nacre.report.tables.cells import (
+    Cell,
+    Column,
+    ResultTable,
+    TableRow,
+    caption_of,
+    mark_best,
+    steps_table,
+)
+from nacre.report.tables.columns import Block, class_block, class_names, own_block, published_blocks
+
+KINDS = {
+    "steps": "old, new and all classes after every step, a table a scenario",
+    "last": "groups of classes after the last step, all scenarios side by side",
+    "classes": "every class after the last step, a table a scenario",
+    "voc": "the paper's Table 1: Pascal VOC",
+    "ade20k": "the paper's Table 2: ADE20K, the mean of its two class orders",
+    "ablation": "the paper's Table 3: what each part of MiB adds",
+    "lwf-mc": "the supplement's variants of LwF-MC",
+}
+
+NUMBERS = {"voc": ("1",), "ade20k": ("2",), "ablation": ("3",), "lwf-mc": ("S1", "S2")}
+"""The paper's tables that a kind is made of."""
+
+TITLES = {
+    "1": "Pascal VOC 2012, after the last step",
+    "2": "ADE20K, after the last step",
+    "3": "What each part adds, Pascal VOC 2012",
+    "S1": "Variants of LwF-MC, Pascal VOC 2012",
+    "S2": "Variants of LwF-MC, ADE20K",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a table is made of.
+
+    Attributes:
+        title: Its title.
+        blocks: Its columns.
+        order: The methods that come first, in this order.
+        closed: Whether no other methods are shown.
+        paper: Where the paper's figures are looked up, if they are wanted.
+        background: Whether the background counts as one class more in every mean.
+    """
+
+    title: str
+    blocks: tuple[Block, ...]
+    order: tuple[str, ...] = ()
+    closed: bool = False
+    paper: tuple[PublishedTable, ...] = ()
+    background: bool = False
+
+
+def make_tables(
+    results: Sequence[ScenarioResults],
+    kind: str = "steps",
+    *,
+    paper: bool = False,
+    background: bool = False,
+) -> list[ResultTable]:
+    """Return the tables of a kind.
+
+    Args:
+        results: What runs show, by scenario.
+        kind: One of `KINDS`.
+        paper: Whether to set the paper's figures beside ours.
+        background: Whether the background counts as one class more in every mean.
+    """
+    _check(kind, paper, background)
+    if kind == "steps":
+        return [steps_table(one, background=background) for one in results]
+    if kind == "last":
+        blocks = tuple(own_block(one) for one in results)
+        figures = _figures(("1", "2"), paper)
+        return [build(Plan("After the last step", blocks, (), False, figures, background))]
+    if kind == "classes":
+        figures = _figures(("S per class",), paper)
+        return [
+            build(
+                Plan(
+                    f"{one.scenario}, by class", (class_block(one),), (), False, figures, background
+                )
+            )
+            for one in results
+        ]
+    return _published_tables(results, kind, paper, background)
+
+
+def build(plan: Plan) -> ResultTable:
+    """Make a table."""
+    columns = tuple(
+        Column(block.heading, group, ", ".join(class_names(block.orders[0], group)))
+        for block in plan.blocks
+        for group in block.groups
+    )
+    rows = [row for name in _names(plan) for row in _rows(plan, name)]
+    rows = [row for row in rows if not row.apart] + [row for row in rows if row.apart]
+    members = [row for block in plan.blocks for rows in block.rows for row in rows.values()]
+    caption = " ".join([caption_of(members, plan.background), *_notes(plan)])
+    return ResultTable(plan.title, caption, columns, tuple(mark_best(rows)))
+
+
+def _check(kind: str, paper: bool, background: bool) -> None:
+    if kind not in KINDS:
+        raise unknown_name("kind of table", kind, KINDS)
+    if paper and background:
+        raise NacreError("the paper's figures leave the background out: not both can be shown")
+    if paper and kind == "steps":
+        others = ", ".join(name for name in KINDS if name != "steps")
+        raise NacreError(f"the paper has no figures after every step; tables with some: {others}")
+
+
+def _figures(numbers: Sequence[str], paper: bool) -> tuple[PublishedTable, ...]:
+    return tuple(published()[number] for number in numbers) if paper else ()
+
+
+def _published_tables(
+    results: Sequence[ScenarioResults], kind: str, paper: bool, background: bool
+) -> list[ResultTable]:
+    layouts = [published()[number] for number in NUMBERS[kind]]
+    tables = []
+    for layout in layouts:
+        blocks = tuple(published_blocks(results, layout))
+        closed = kind in ("ablation", "lwf-mc")
+        figures = (layout,) if paper else ()
+        if blocks:
+            title = TITLES[layout.name]
+            tables.append(build(Plan(title, blocks, layout.methods, closed, figures, background)))
+    if not tables:
+        places = dict.fromkeys(place for layout in layouts for place in layout.places)
+        needed = ", ".join(f"{one.data}/{one.task}/{one.setup}" for one in places)
+        raise NacreError(f"no run fits the table {kind!r}; it is made of the scenarios {needed}")
+    return tables
+
+
+def _names(plan: Plan) -> list[str]:
+    """Return the methods in the order of the rows."""
+    ours = dict.fromkeys(name for block in plan.blocks for name in block.names)
+    theirs = dict.fromkeys(name for table in plan.paper for name in table.methods)
+    order = plan.order or tuple(theirs)
+    known = [name for name in order if name in ours or name in theirs]
+    others = [] if plan.closed else [name for name in ours if name not in known]
+    return [*known, *others]
+
+
+def _rows(plan: Plan, name: str) -> list[TableRow]:
+    """Return our row of a method, the paper's, and the difference: what there is of them."""
+    places = [(block, group) for block in plan.blocks for group in block.groups]
+    ours = tuple(Cell(block.values(name, group, plan.background)) for block, group in places)
+    theirs = tuple(Cell(_theirs(plan, block, name, group)) for block, group in places)
+    gaps = tuple(_gap(one, other) for one, other in zip(ours, theirs, strict=True))
+    members = [row for block in plan.blocks for row in block.members(name)]
+    apart = any(row.merged for row in members) or name == "Joint"
+    seeds = max((len(row.runs) for row in members), default=0)
+    rows = (
+        TableRow(name, ours, seeds, apart),
+        TableRow(f"{name}, paper's", theirs, 0, apart, "paper"),
+        TableRow(f"{name}, ours − paper's", gaps, 0, apart, "difference"),
+    )
+    return [row for row in rows if any(cell.values for cell in row.cells)]
+
+
+def _theirs(plan: Plan, block: Block, name: str, group: str) -> tuple[float, ...]:
+    for table in plan.paper:
+        if block.place is not None and (block.place, name, group) in table.figures:
+            return (table.figures[block.place, name, group],)
+    return ()
+
+
+def _gap(ours: Cell, theirs: Cell) -> Cell:
+    if ours.mean is None or theirs.mean is None:
+        return Cell(())
+    return Cell((ours.mean - theirs.mean,), signed=True)
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = ["After the last step; classes are numbered in the order of learning."]
+    if any(len(block.orders) > 1 for block in plan.blocks):
+        notes.append("Mean of the class orders a and b.")
+    for block in plan.blocks:
+        alone = [name for name in block.names if len(block.members(name)) == 1]
+        if len(block.orders) > 1 and alone:
+            notes.append(f"One order alone in {block.heading}: {', '.join(alone)}.")
+        elif plan.paper and block.place is not None and block.place.data == "ade20k" and alone:
+            notes.append(f"{block.heading} is one class order; the paper's is the mean of two.")
+    if plan.paper:
+        notes.append("Rows named “paper's” are copied from the paper, not run here.")
+    return notes

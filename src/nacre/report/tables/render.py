@@ -1,0 +1,116 @@
+"""A table for the terminal, Markdown, CSV and LaTeX (booktabs)."""
+
+import csv
+import io
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from nacre.report.tables.cells import Cell, ResultTable
+
+CSV_FIELDS = ("table", "columns", "classes", "method", "source", "seeds", "mean", "std")
+
+
+def to_rich(table: ResultTable) -> Table:
+    """Return a table for the terminal."""
+    shown = Table(
+        title=table.title,
+        caption=table.caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.HORIZONTALS,
+    )
+    shown.add_column("method", no_wrap=True)
+    previous = ""
+    for column in table.columns:
+        first = column.heading != previous
+        heading = column.heading if first else ""
+        previous = column.heading
+        shown.add_column(f"{heading}\n{column.group}", justify="right", no_wrap=True)
+    for at, row in enumerate(table.rows):
+        following = table.rows[at + 1 : at + 2]
+        rule = bool(following) and following[0].apart and not row.apart
+        cells = [Text(cell.text, "bold" if cell.best else "") for cell in row.cells]
+        quiet = "" if row.source == "ours" else "dim italic"
+        shown.add_row(row.name, *cells, end_section=rule, style=quiet)
+    return shown
+
+
+def to_markdown(table: ResultTable) -> str:
+    """Return a table as Markdown."""
+    names = [f"{column.heading} {column.group}" for column in table.columns]
+    lines = [
+        f"**{table.title}**",
+        "",
+        _pipes(["method", *names]),
+        _pipes(["---", *["---:"] * len(names)]),
+    ]
+    for row in table.rows:
+        cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
+        name = row.name if row.source == "ours" else f"*{row.name}*"
+        lines.append(_pipes([name, *cells]))
+    return "\n".join([*lines, "", table.caption, ""])
+
+
+def to_csv(tables: Sequence[ResultTable]) -> str:
+    """Return tables as one CSV, a line a figure; mean and deviation in per cent."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(CSV_FIELDS)
+    for table in tables:
+        for row in table.rows:
+            for column, cell in zip(table.columns, row.cells, strict=True):
+                figures = [_number(cell.mean), _number(cell.std)]
+                place = [table.title, column.heading, column.group, row.name, row.source]
+                writer.writerow([*place, row.seeds or "", *figures])
+    return file.getvalue()
+
+
+def to_latex(table: ResultTable) -> str:
+    """Return a table as LaTeX; it needs the package booktabs."""
+    spans = table.headings()
+    rules, at = [], 2
+    for _, span in spans:
+        rules.append(f"\\cmidrule(lr){{{at}-{at + span - 1}}}")
+        at += span
+    heads = [f"\\multicolumn{{{span}}}{{c}}{{{_escape(name)}}}" for name, span in spans]
+    lines = [
+        "\\begin{table}",
+        "\\centering",
+        f"\\caption{{{_escape(table.title)}. {_escape(table.caption)}}}",
+        f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        "\\toprule",
+        " & ".join(["", *heads]) + " \\\\",
+        "".join(rules),
+        " & ".join(["Method", *(_escape(column.group) for column in table.columns)]) + " \\\\",
+        "\\midrule",
+    ]
+    for place, row in enumerate(table.rows):
+        if row.apart and place and not table.rows[place - 1].apart:
+            lines.append("\\midrule")
+        name = _escape(row.name)
+        name = name if row.source == "ours" else f"\\textit{{{name}}}"
+        lines.append(" & ".join([name, *map(_latex_cell, row.cells)]) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = cell.text.replace("±", "$\\pm$").replace("−", "$-$")
+    return f"\\textbf{{{text}}}" if cell.best else text
+
+
+def _escape(text: str) -> str:
+    special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+    special |= {char: f"\\{char}" for char in "&%$#_{}"}
+    special |= {"±": "$\\pm$", "−": "$-$", "“": "``", "”": "''"}
+    return "".join(special.get(char, char) for char in text)
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.4f}"

@@ -1,0 +1,153 @@
+"""The plan of a scenario: what each step sees, before anything is learnt.
+
+For every step: its classes, its images (their number and the sha256 of their sorted names joined
+by newline) and what its background hides: classes of earlier and later steps whose pixels are
+there, but whose labels are not.
+"""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nacre.data.source import Index
+from nacre.scenarios.scenario import ImageLists, Scenario
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step sees.
+
+    Attributes:
+        step: Its number.
+        classes: Names of the classes it learns.
+        images: How many images it gets.
+        sha256: Digest of the sorted image names joined by newline.
+        hidden_old: Images that hold a class of an earlier step, by class name.
+        hidden_future: Images that hold a class of a later step, by class name.
+        background: Shares of the background's pixels that are in truth ``old`` or ``future``
+            classes, where pixel counts are known.
+    """
+
+    step: int
+    classes: tuple[str, ...]
+    images: int
+    sha256: str
+    hidden_old: dict[str, int]
+    hidden_future: dict[str, int]
+    background: dict[str, float] | None
+
+
+def make_plan(scenario: Scenario, index: Index, lists: ImageLists) -> list[StepPlan]:
+    """Return what each step of a scenario sees."""
+    return [_plan_step(scenario, index, step, images) for step, images in enumerate(lists)]
+
+
+def digest(names: list[str]) -> str:
+    """Return the sha256 of sorted names joined by newline."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
+def _plan_step(scenario: Scenario, index: Index, step: int, images: tuple[int, ...]) -> StepPlan:
+    table, names = scenario.classes, scenario.classes.space.names
+    held = Counter(label for at in images for label in index.labels[at])
+    return StepPlan(
+        step=step,
+        classes=tuple(names[label] for label in table.new(step)),
+        images=len(images),
+        sha256=digest([index.names[at] for at in images]),
+        hidden_old={names[label]: held[label] for label in table.old(step) if held[label]},
+        hidden_future={names[label]: held[label] for label in table.future(step) if held[label]},
+        background=_background(scenario, index, step, images),
+    )
+
+
+def _background(
+    scenario: Scenario, index: Index, step: int, images: tuple[int, ...]
+) -> dict[str, float] | None:
+    if index.pixels is None:
+        return None
+    pixels: Counter[int] = Counter()
+    for at in images:
+        pixels.update(index.pixels[at])
+    table = scenario.classes
+    called = sum(count for label, count in pixels.items() if label not in table.new(step))
+    old = sum(pixels[label] for label in table.old(step))
+    future = sum(pixels[label] for label in table.future(step))
+    return {"old": old / max(called, 1), "future": future / max(called, 1)}
+
+
+def plan_as_json(scenario: Scenario, plan: list[StepPlan]) -> dict[str, Any]:
+    """Return a plan as plain data."""
+    steps = []
+    for one in plan:
+        content: dict[str, Any] = {
+            "step": one.step,
+            "classes": list(one.classes),
+            "images": one.images,
+            "sha256": one.sha256,
+            "hidden": {"old": one.hidden_old, "future": one.hidden_future},
+        }
+        if one.background is not None:
+            content["background"] = {key: round(v, 6) for key, v in one.background.items()}
+        steps.append(content)
+    return {"scenario": scenario.name, "steps": steps}
+
+
+def render_plan(scenario: Scenario, plan: list[StepPlan]) -> RenderableType:
+    """Return a plan as a picture for the terminal."""
+    table = Table(title=f"{scenario.name}: what each step sees", title_justify="left")
+    table.add_column("step", justify="right")
+    table.add_column("learns", ratio=3)
+    table.add_column("images", justify="right")
+    table.add_column("hidden in its background (images)", ratio=4)
+    with_pixels = plan[0].background is not None
+    if with_pixels:
+        table.add_column("its background is in truth", min_width=BAR + 2)
+    for one in plan:
+        row: list[RenderableType] = [str(one.step), _classes(one), f"{one.images:,}", _hidden(one)]
+        if one.background is not None:
+            row.append(_bar(one.background))
+        table.add_row(*row)
+    legend = Text.assemble(
+        ("█ old classes  ", "magenta"), ("█ future classes  ", "cyan"), ("░ background", "dim")
+    )
+    return Group(table, legend) if with_pixels else table
+
+
+BAR = 24
+SHOWN = 8
+
+
+def _classes(one: StepPlan) -> str:
+    shown = ", ".join(one.classes[:SHOWN])
+    rest = len(one.classes) - SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _hidden(one: StepPlan) -> Text:
+    text = Text()
+    for kind, found, style in (
+        ("old", one.hidden_old, "magenta"),
+        ("future", one.hidden_future, "cyan"),
+    ):
+        if found:
+            most = sorted(found.items(), key=lambda item: -item[1])
+            named = ", ".join(f"{name} {count:,}" for name, count in most[:5])
+            rest = f" and {len(most) - 5} more" if len(most) > 5 else ""
+            text.append(f"{kind}: {named}{rest}\n", style)
+    text.rstrip()
+    return text if text else Text("nothing", "dim")
+
+
+def _bar(background: dict[str, float]) -> Text:
+    old, future = round(background["old"] * BAR), round(background["future"] * BAR)
+    bar = Text.assemble(
+        ("█" * old, "magenta"), ("█" * future, "cyan"), ("░" * (BAR - old - future), "dim")
+    )
+    bar.append(f"\nold {background['old']:.1%}, future {background['future']:.1%}")
+    return bar

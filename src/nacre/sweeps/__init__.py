@@ -1,0 +1,1 @@
+"""Many runs: grids, tuning, the demo."""

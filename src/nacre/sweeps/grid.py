@@ -1,0 +1,247 @@
+"""Several runs: methods x scenarios x seeds, each in a folder and a process of its own.
+
+Runs that learn step 0 alike share it: one of them learns it, the others take it over as soon as
+it is there. What is done is skipped, what was interrupted goes on, and when one run fails
+the others go on and the failure is told at the end.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nacre.data.index.scan import usable_cores
+from nacre.data.step_data import prepare
+from nacre.errors import NacreError, describe_errors
+from nacre.methods import find_method
+from nacre.runs.folder import RunFolder
+from nacre.runs.run import classes_ever, decides_step_0
+from nacre.training.config import RunConfig, gather, merge
+from nacre.utils.io import read_yaml, save_text
+
+State = Literal["waiting", "running", "done", "failed"]
+POLL_SECONDS = 0.5
+
+
+class GridConfig(BaseModel):
+    """What a grid is made of: every combination is a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scenarios: tuple[str, ...] = Field(min_length=1, description="scenarios, as `nacre run` takes")
+    methods: tuple[str | dict[str, Any], ...] = Field(
+        min_length=1, description="names, or mappings with a name and other values"
+    )
+    seeds: tuple[int, ...] = Field((1,), min_length=1, description="seeds")
+    preset: str | None = Field(None, description="preset under all runs")
+    config: dict[str, Any] = Field(default_factory=dict, description="values for all runs")
+    jobs: int = Field(1, ge=1, description="runs at a time")
+
+
+@dataclass
+class Job:
+    """A run of the grid.
+
+    Attributes:
+        name: Scenario, method and seed.
+        config: Its config.
+        folder: Its folder.
+        base: The run whose step 0 it takes over, if it does not learn it itself.
+        iterations: Updates of each step.
+        state: How far it is.
+    """
+
+    name: str
+    config: RunConfig
+    folder: RunFolder
+    base: "Job | None"
+    iterations: tuple[int, ...]
+    state: State = "waiting"
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def collects(self) -> frozenset[str]:
+        """What its method collects in a step for later ones."""
+        return find_method(self.config.method.name).collects
+
+    @property
+    def to_learn(self) -> tuple[int, ...]:
+        """Updates of each step that this run makes itself: none in a step 0 that it takes over."""
+        if self.base is None or (self.base.state == "failed" and not self.has_base()):
+            return self.iterations
+        return (0, *self.iterations[1:])
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self.folder.path.parent / f"{self.folder.path.name}.log"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing that it needs is still being learnt."""
+        if self.base is None or self.base.state in ("done", "failed") or self.has_step_0:
+            return True
+        return self.base.folder.step_metrics(0).exists()
+
+    @property
+    def has_step_0(self) -> bool:
+        """Whether it is past step 0, its own or one taken over."""
+        return self.folder.model(0).exists()
+
+    def has_base(self) -> bool:
+        """Whether there is a step 0 to take over (a failed run may not have one)."""
+        return self.base is not None and self.base.folder.step_metrics(0).exists()
+
+
+def read_grid(path: Path) -> GridConfig:
+    """Read a grid from a YAML file."""
+    return check_grid(read_yaml(path, "grid", "`scenarios:` and `methods:`"), str(path))
+
+
+def check_grid(content: dict[str, Any], place: str = "grid") -> GridConfig:
+    """Check plain values of a grid."""
+    try:
+        return GridConfig.model_validate(content)
+    except ValidationError as error:
+        raise NacreError(f"{place}: {describe_errors(error, GridConfig)}") from error
+
+
+def make_jobs(grid: GridConfig, out: Path) -> list[Job]:
+    """Return the runs of a grid, every config checked; those that share step 0 know from whom."""
+    jobs: list[Job] = []
+    alike: dict[str, list[Job]] = {}
+    for scenario in grid.scenarios:
+        for seed in grid.seeds:
+            for method in grid.methods:
+                job, key = _job(grid, out, scenario, method, seed)
+                jobs.append(job)
+                if key is not None:
+                    alike.setdefault(key, []).append(job)
+    for group in alike.values():
+        _share_step_0(group)
+    folders = [job.folder.path for job in jobs]
+    if len(set(folders)) < len(folders):
+        raise NacreError("the grid names a combination of scenario, method and seed twice")
+    return jobs
+
+
+def _share_step_0(group: Sequence[Job]) -> None:
+    """Of runs with one step 0, let the one that collects the most for later learn it."""
+    for job in group:
+        serving = [other for other in group if other.collects >= job.collects]
+        best = max(serving, key=lambda other: len(other.collects))  # the first of several
+        job.base = None if best is job else best
+
+
+def _job(
+    grid: GridConfig, out: Path, scenario: str, method: str | dict[str, Any], seed: int
+) -> tuple[Job, str | None]:
+    """Return a run and what tells its step 0 from others; None if it has no step 0 to share."""
+    values = {"scenario": scenario, "method": method, "seed": seed}
+    config = gather(preset=grid.preset, overrides=merge(grid.config, values))
+    prepared = prepare(config)
+    variant = _variant(method)
+    place = scenario.removesuffix(".yaml").strip("./").replace("/", "_")
+    job = Job(
+        name=f"{scenario} {variant} {seed}",
+        config=config,
+        folder=RunFolder(out / place / f"{variant}-{seed}"),
+        base=None,
+        iterations=tuple(prepared.order(step).iterations for step in range(prepared.steps)),
+    )
+    kind = find_method(config.method.name)
+    if kind.merges_steps:
+        return job, None
+    facts = prepared.facts()
+    recipe = decides_step_0(config.plain())
+    return job, yaml.safe_dump([kind.step_0, recipe, facts["steps"][0], classes_ever(facts)])
+
+
+def _variant(method: str | dict[str, Any]) -> str:
+    """Return a name for a method's folder that tells its values apart."""
+    if isinstance(method, str):
+        return method
+    rest = [f"{key}={value}" for key, value in method.items() if key != "name"]
+    return ",".join([str(method.get("name")), *rest])
+
+
+def run_grid(
+    jobs: Sequence[Job],
+    at_once: int,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    show: Callable[[Sequence[Job]], None] = lambda jobs: None,
+) -> bool:
+    """Carry out all runs, so many at a time; return False if the user stopped it."""
+    for job in jobs:
+        if job.folder.metrics.exists():
+            job.state = "done"
+    while any(job.state in ("waiting", "running") for job in jobs):
+        running = [job for job in jobs if job.state == "running"]
+        if should_stop():
+            _stop(running)
+            return False
+        for job in running:
+            _look_after(job)
+        free = at_once - sum(job.state == "running" for job in jobs)
+        ready = [job for job in jobs if job.state == "waiting" and job.is_ready]
+        waited_for = {id(job.base) for job in jobs if not job.is_ready}
+        ready.sort(key=lambda job: id(job) not in waited_for)
+        for job in ready[: max(free, 0)]:
+            _start(job, at_once)
+        show(jobs)
+        time.sleep(POLL_SECONDS)
+    show(jobs)
+    return True
+
+
+def _start(job: Job, at_once: int) -> None:
+    job.folder.path.parent.mkdir(parents=True, exist_ok=True)
+    config = job.log.with_suffix(".yaml")
+    save_text(config, yaml.safe_dump(job.config.plain(), sort_keys=False))
+    command = [sys.executable, "-m", "nacre", "run", "--config", str(config)]
+    command += ["--out", str(job.folder.path)]
+    if job.base is not None and job.has_base() and not job.has_step_0:
+        command += ["--base", str(job.base.folder.path)]
+    # Runs side by side must not fight for the same cores.
+    threads = max(1, usable_cores() // at_once)
+    with job.log.open("ab") as log:
+        job.process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            start_new_session=True,
+        )
+    job.state = "running"
+
+
+def _look_after(job: Job) -> None:
+    assert job.process is not None
+    code = job.process.poll()
+    if code is not None:
+        job.state = "done" if code == 0 and job.folder.metrics.exists() else "failed"
+
+
+def _stop(running: Sequence[Job]) -> None:
+    """Let the runs save what they have."""
+    for job in running:
+        assert job.process is not None
+        job.process.terminate()
+    for job in running:
+        assert job.process is not None
+        job.process.wait()
+        job.state = "waiting"
+
+
+def last_words(job: Job) -> str:
+    """Return the last line that a run printed, which is its error if it failed."""
+    lines = job.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"

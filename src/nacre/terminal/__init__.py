@@ -1,0 +1,1 @@
+"""Everything that is shown on a terminal with rich."""

@@ -1,0 +1,208 @@
+"""What a person sees while something runs: bars with the time left, or lines in a log."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from nacre.training.events import Event
+
+LINE_SECONDS = 30
+"""Time between two lines where the output is not a terminal."""
+
+
+class Display:
+    """What is drawn on a terminal while it is open; elsewhere its owner prints lines."""
+
+    def __init__(self, console: Console, drawing: Live | Progress) -> None:
+        self.console, self._drawing = console, drawing
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        if self.console.is_terminal:
+            self._drawing.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Draw no more: bars go away, a table stays as it was last."""
+        if self.console.is_terminal:
+            self._drawing.stop()
+
+
+class RunDisplay(Display):
+    """Follows one run, or several one after another, by their events.
+
+    Args:
+        console: Where to show.
+        total: Iterations of everything that will be followed, if there are several runs.
+    """
+
+    def __init__(self, console: Console, total: int | None = None) -> None:
+        self.total = total
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+            # The speed is taken over long enough to see testing and the change of methods.
+            speed_estimate_period=60,
+        )
+        super().__init__(console, self.progress)
+        self.whole: TaskID | None = None
+        if total is not None:
+            self.whole = self.progress.add_task("everything", total=total, note="")
+        self.now: TaskID | None = None
+        self.label = ""
+        self.began = self.last_line = time.monotonic()
+        self.done = 0
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        handler: Callable[[Event], None] | None = getattr(self, f"_on_{event['event']}", None)
+        if handler is not None:
+            handler(event)
+
+    def _on_run(self, event: Event) -> None:
+        self.label = event["method"]
+        place = f"{event['device']}, {event['processes']} process(es)"
+        self.console.print(
+            f"[bold]{event['method']}[/] on {event['scenario']}, seed {event['seed']}, {place}; "
+            f"{event['precision']}",
+            highlight=False,
+        )
+        if event.get("weights", "").startswith("random"):
+            self.console.print(f"  weights: {event['weights']}", style="yellow", highlight=False)
+        if self.total is None:
+            self.whole = self.progress.add_task(
+                "all steps", total=sum(event["iterations"]), note=""
+            )
+            self.total = sum(event["iterations"])
+
+    def _on_skipped(self, event: Event) -> None:
+        self._advance(event["iterations"])
+        taken = event.get("taken_from")
+        how = f"taken over from {taken}, not learnt again" if taken else "done before"
+        self.console.print(f"  step {event['step']}: {how}", style="dim", highlight=False)
+
+    def _on_begin(self, event: Event) -> None:
+        classes = event["classes"]
+        shown = ", ".join(classes[:6]) + (f" and {len(classes) - 6} more" * (len(classes) > 6))
+        again = f", going on at iteration {event['first']}" if event["first"] else ""
+        self.console.print(
+            f"  step {event['step']}: {shown} ({event['images']:,} images){again}", highlight=False
+        )
+        self._advance(event["first"])
+        self._replace(f"{self.label} step {event['step']}", event["iterations"], event["first"])
+
+    def _on_iteration(self, event: Event) -> None:
+        self._advance(1)
+        if self.now is not None:
+            self.progress.update(self.now, completed=event["iteration"])
+        if not self.console.is_terminal and time.monotonic() - self.last_line > LINE_SECONDS:
+            self._line(event)
+
+    def _on_train(self, event: Event) -> None:
+        losses = "  ".join(f"{name} {value:.3f}" for name, value in event["losses"].items())
+        if self.now is not None:
+            self.progress.update(self.now, note=losses)
+
+    def _on_learnt(self, event: Event) -> None:
+        self._replace(f"{self.label} step {event['step']}: testing", 1, 0)
+
+    def _on_tested(self, event: Event) -> None:
+        if self.now is not None:
+            self.progress.update(self.now, total=event["of"], advance=event["images"])
+
+    def _on_end(self, event: Event) -> None:
+        self.console.print(f"  step {event['step']}: {one_line(event['mean_iou'])}")
+        if self.now is not None:
+            self.progress.remove_task(self.now)
+            self.now = None
+
+    def _on_saved(self, event: Event) -> None:
+        self.console.print(
+            f"  saved in step {event['step']} at iteration {event['iteration']}", style="dim"
+        )
+
+    def _replace(self, description: str, total: int, completed: int) -> None:
+        if self.now is not None:
+            self.progress.remove_task(self.now)
+        self.now = self.progress.add_task(description, total=total, completed=completed, note="")
+
+    def _advance(self, count: int) -> None:
+        self.done += count
+        if self.whole is not None:
+            self.progress.advance(self.whole, count)
+
+    def _line(self, event: Event) -> None:
+        self.last_line = time.monotonic()
+        share = self.done / max(self.total or 1, 1)
+        left = (self.last_line - self.began) * (1 - share) / max(share, 1e-9)
+        self.console.print(
+            f"  {self.label} step {event['step']}: iteration {event['iteration']}, "
+            f"{share:.0%} of everything, about {left / 60:.1f} min left",
+            highlight=False,
+        )
+
+
+def one_line(means: dict[str, Any]) -> str:
+    """Return old / new / all means as a line."""
+    parts = []
+    for group in ("old", "new", "all"):
+        value = means.get(f"{group}_without_background")
+        if value is not None:
+            parts.append(f"{group} {100 * value:.1f}")
+    return "mIoU without background: " + ", ".join(parts)
+
+
+class StopSignal:
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop, the second into a stop at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> "StopSignal":
+        """Begin to listen; signals reach the main thread only."""
+        self.before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop listening."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        """Whether a stop was asked for."""
+        return self.requested
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
