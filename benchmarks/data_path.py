@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from measuring import TEST_DATA, Row, command, take_turns
-from nacre.data.loading import TrainingSet
+from nacre.data.dataset import TrainDataset
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import SPACE
 from nacre.data.transforms import PicturesConfig, _draw_box
@@ -80,7 +80,7 @@ def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
 def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[], object]]:
     source = Folder(FolderConfig(root=root))
     table = CLASSES.training_table(1, "background")
-    fast = TrainingSet(source, names, table, PicturesConfig(crop=crop), seed=0)
+    fast = TrainDataset(source, names, table, PicturesConfig(crop=crop), seed=0)
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     scale, shift = 1 / (255 * std), -mean / std
     normalised = torch.empty(3, crop, crop)

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import Row, command, peak_bytes, take_turns
-from nacre.evaluation.argmax import predict_labels
-from nacre.evaluation.confusion import confusion_matrix
+from nacre.evaluation.inference import predict_labels
+from nacre.evaluation.metrics import confusion_matrix
 from nacre.losses import IGNORED
 
 

@@ -15,13 +15,15 @@ from functools import partial
 import torch
 
 from measuring import Row, apart, command, take_turns
-from nacre.data.loading import BatchOrder, Sample
+from nacre.data.dataset import Sample
+from nacre.data.sampler import BatchOrder
 from nacre.methods import METHODS
 from nacre.models.config import ModelConfig
 from nacre.models.network import build_network
 from nacre.training.config import TrainConfig
-from nacre.training.distributed import Precision, Processes
+from nacre.training.distributed import Processes
 from nacre.training.trainer import Learner
+from nacre.utils.device import Precision
 from nacre.utils.malloc import keep_freed_memory
 
 OLD, NEW = 16, 5

@@ -20,8 +20,9 @@ import torch
 
 from measuring import TEST_DATA, Row, apart, command
 from methods import learner_of
-from nacre.data.loading import training_batches
-from nacre.data.step_data import Prepared, prepare
+from nacre.data.dataset import train_batches
+from nacre.data.step_data import ScenarioData
+from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import gather
 from nacre.utils.malloc import keep_freed_memory
 
@@ -44,7 +45,7 @@ class Stopwatch:
         return run
 
 
-def data_of_step(tiny: bool) -> Prepared:
+def data_of_step(tiny: bool) -> ScenarioData:
     root = TEST_DATA / "voc2012-part"
     values: dict[str, Any] = {"scenario": "voc-animals-4-2", "data": {"root": str(root)}}
     if tiny:
@@ -56,7 +57,7 @@ def data_of_step(tiny: bool) -> Prepared:
         }
     elif not root.exists():
         values = {"scenario": "scenes/4-4/overlapped", "data": {"size": 256}}
-    return prepare(gather(preset="small", overrides=values))
+    return open_scenario(gather(preset="small", overrides=values))
 
 
 def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
@@ -69,7 +70,7 @@ def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
     learner = learner_of(
         "mib", config.model, config.pictures.crop, config.train.batch, [classes.channels(0)], new
     )
-    reading = training_batches(prepared.training_set(1), prepared.order(1), 0, 0, pin=False)
+    reading = train_batches(prepared.train_dataset(1), prepared.order(1), 0, 0, pin=False)
     learner.update(next(reading))
     watch = Stopwatch()
     assert learner.teacher is not None

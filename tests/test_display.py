@@ -3,7 +3,8 @@ import signal
 
 from rich.console import Console
 
-from nacre.terminal.progress import RunDisplay, StopSignal, one_line
+from nacre.terminal.progress import RunDisplay, one_line
+from nacre.utils.signals import StopSignal
 
 EVENTS = [
     {

@@ -48,7 +48,7 @@ def test_paths_images_and_arrays_are_the_same_picture(model, tmp_path):
 def test_a_prediction_is_that_of_the_test(model):
     from nacre.data.sources.scenes import Scenes
     from nacre.data.sources.scenes_render import ScenesConfig
-    from nacre.evaluation.argmax import predict_labels
+    from nacre.evaluation.inference import predict_labels
 
     scene = Scenes(ScenesConfig(train=1, val=1, size=32, seed=3)).image("val", "scene-00000")
     import torch

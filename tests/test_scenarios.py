@@ -1,9 +1,9 @@
 import pytest
 
 from nacre.data import DATASETS
-from nacre.data.source import Index
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace, NamedTask
+from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import (
     check_images,
     deal,

@@ -59,7 +59,7 @@ def demo(
 ) -> None:
     """Learn generated scenes in three steps with ft, lwf, mib and joint; make a page."""
     from nacre.sweeps.demo import run_demo
-    from nacre.terminal.progress import StopSignal
+    from nacre.utils.signals import StopSignal
 
     console = _console()
     with StopSignal() as stop:
@@ -97,9 +97,10 @@ def run(
     from nacre.runs.folder import default_folder
     from nacre.runs.run import run_scenario
     from nacre.runs.tensorboard import TensorBoard
-    from nacre.terminal.progress import RunDisplay, StopSignal
+    from nacre.terminal.progress import RunDisplay
     from nacre.training.config import gather
     from nacre.training.events import Observer
+    from nacre.utils.signals import StopSignal
 
     values = _values(
         scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
@@ -152,9 +153,9 @@ def tune(
     keep_freed_memory()
     from nacre.runs.folder import default_folder
     from nacre.sweeps.tune.tune import tune as search
-    from nacre.terminal.progress import StopSignal
     from nacre.terminal.tune import TuneDisplay
     from nacre.training.config import gather
+    from nacre.utils.signals import StopSignal
 
     values = _values(
         scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
@@ -220,13 +221,25 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show what each step sees: classes, images, and what its background hides."""
-    from nacre.planning import planned
-    from nacre.scenarios.plan import make_plan, plan_as_json, render_plan
+    from nacre.scenarios.plan import make_plan, plan_as_json
     from nacre.scenarios.published_lists import compare_lists
+    from nacre.terminal.plan import render_plan
 
-    applied, labels, images = planned(
-        scenario, root=root, index=index, lists=lists, file=config, sets=set_ or ()
-    )
+    if index is not None:
+        if root is not None or config is not None or set_:
+            raise NacreError(
+                "--index stands for the data: --root, --config and --set do not go with it"
+            )
+        from nacre.data.apply_to_index import apply_to_index
+
+        applied, labels, images = apply_to_index(scenario, index, lists)
+    else:
+        # Only the way through a config needs torch, and an index should be answered at once.
+        from nacre.runs.scenario_data import apply_scenario
+
+        applied, labels, images = apply_scenario(
+            scenario, root=root, lists=lists, file=config, sets=set_ or ()
+        )
     made = make_plan(applied, labels, images)
     if json:
         _print_json(plan_as_json(applied, made))
@@ -258,7 +271,7 @@ def grid(
     from nacre.report.page.page import write_report
     from nacre.sweeps.grid import last_words, make_jobs, run_grid
     from nacre.terminal.grid import GridDisplay
-    from nacre.terminal.progress import StopSignal
+    from nacre.utils.signals import StopSignal
 
     made = _grid(file, scenarios, methods, seeds, preset, set_ or [], root, jobs)
     runs = make_jobs(made, out)
@@ -297,7 +310,8 @@ def table(
     from nacre.errors import unknown_name
     from nacre.report.results.aggregate import load_results
     from nacre.report.tables.kinds import make_tables
-    from nacre.report.tables.render import to_csv, to_latex, to_markdown, to_rich
+    from nacre.report.tables.render import to_csv, to_latex, to_markdown
+    from nacre.terminal.tables import to_rich
 
     forms = ("terminal", "markdown", "latex", "csv")
     if as_ not in forms:
@@ -379,7 +393,7 @@ def methods(
 @app.command(epilog="Example:  nacre scenarios")
 def scenarios() -> None:
     """List the data sets with their tasks and setups, and the scenarios that come with nacre."""
-    from nacre.planning import scenarios_table
+    from nacre.terminal.plan import scenarios_table
 
     _console().print(scenarios_table())
 
@@ -395,7 +409,8 @@ def data(
 ) -> None:
     """Check a data folder before anything is trained: counts, pairs, sizes, labels, damage."""
     from nacre.data import open_folder
-    from nacre.data.validate import check_source, render
+    from nacre.data.validate import check_source
+    from nacre.terminal.data import render
 
     report = check_source(open_folder(name, root, classes))
     if json:
@@ -415,7 +430,8 @@ def model(
     set_: Set = None,
 ) -> None:
     """Describe a network: parameters, FLOPs and memory, to see whether it fits."""
-    from nacre.models.describe import describe, table
+    from nacre.models.describe import describe
+    from nacre.terminal.model import table
     from nacre.training.config import resolve_model
 
     config = resolve_model(backbone, set_ or ())

@@ -11,10 +11,10 @@ from PIL import Image
 from nacre.data.image_io import load as decode
 from nacre.data.image_io import open_image
 from nacre.errors import NacreError
-from nacre.evaluation.argmax import predict_labels
+from nacre.evaluation.inference import predict_labels
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
-from nacre.training.distributed import choose_device
+from nacre.utils.device import choose_device
 from nacre.utils.io import save
 
 Picture = str | Path | Image.Image | npt.NDArray[np.uint8]

@@ -10,7 +10,8 @@ from small_data import blocks, make_pairs, save_image, save_mask
 
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import Voc, VocConfig
-from nacre.data.validate import DataReport, check_source, render
+from nacre.data.validate import DataReport, check_source
+from nacre.terminal.data import render
 
 NAMES = [f"p{at}" for at in range(6)]
 

@@ -22,9 +22,9 @@ from nacre.data.index.build import (
 )
 from nacre.data.index.cache import index_paths
 from nacre.data.index.scan import Pair, scan
-from nacre.data.source import Index
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace
+from nacre.scenarios.label_index import Index
 
 SPACE = LabelSpace({1: "cat", 2: "dog", 300: "eel"})
 MASKS = {

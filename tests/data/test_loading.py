@@ -7,9 +7,10 @@ import pytest
 import torch
 from small_data import blocks, make_pairs
 
-from nacre.data import loading
+from nacre.data import dataset as loading
+from nacre.data.dataset import TrainDataset, train_batches
 from nacre.data.image_io import open_image, read_mask
-from nacre.data.loading import BatchOrder, TrainingSet, training_batches
+from nacre.data.sampler import BatchOrder
 from nacre.data.sources.scenes import SPACE, Scenes
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.data.transforms import PicturesConfig
@@ -28,7 +29,7 @@ def scenes():
 
 def training_set(scenes, seed=1):
     names = scenes.index("train").names
-    return TrainingSet(scenes, names, TABLE.training_table(0, "background"), PICTURES, seed)
+    return TrainDataset(scenes, names, TABLE.training_table(0, "background"), PICTURES, seed)
 
 
 def order(**changes):
@@ -37,7 +38,7 @@ def order(**changes):
 
 
 def joined(data, order, start=0, workers=0):
-    batches = training_batches(data, order, start, workers, pin=False)
+    batches = train_batches(data, order, start, workers, pin=False)
     return [torch.cat([images for images, _ in parts]) for parts in batches]
 
 
@@ -86,11 +87,11 @@ def test_a_sample_is_a_picture_and_its_channels(scenes):
 def test_every_test_image_is_tested_once(scenes, test, processes):
     names = scenes.index("val").names
     pictures = PicturesConfig(crop=24, test=test)
-    data = loading.TestingSet(scenes, names, TABLE.testing_table(0, "ignored"), pictures)
+    data = loading.EvalDataset(scenes, names, TABLE.testing_table(0, "ignored"), pictures)
     seen = [
         labels
         for rank in range(processes)
-        for _, batch in loading.testing_batches(data, 2, rank, processes, workers=0)
+        for _, batch in loading.eval_batches(data, 2, rank, processes, workers=0)
         for labels in batch
     ]
     assert len(seen) == len(names)
@@ -163,10 +164,10 @@ def exit_at_once():
 def test_a_worker_that_dies_is_reported_with_the_file(tmp_path, end, busy, workers):
     source = _Files(tmp_path, end)
     table = TABLE.training_table(0, "background")
-    data = TrainingSet(source, list(source.pairs), table, PICTURES, 1)
+    data = TrainDataset(source, list(source.pairs), table, PICTURES, 1)
 
     def learn():
-        for _ in training_batches(data, order(images=8), 0, workers, pin=False):
+        for _ in train_batches(data, order(images=8), 0, workers, pin=False):
             end_of_work = time.monotonic() + busy
             while time.monotonic() < end_of_work:
                 sum(range(1000))

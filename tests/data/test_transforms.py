@@ -23,7 +23,7 @@ from nacre.data.transforms import (
     _draw_box,
     _draw_crop,
     _nearest,
-    training_sample,
+    train_sample,
 )
 from nacre.errors import NacreError
 
@@ -70,7 +70,7 @@ def test_picture_and_mask_stay_aligned(augmentation: str, size: tuple[int, int])
     config = PicturesConfig(crop=96, augmentation=augmentation)  # type: ignore[arg-type]
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        image, labels = training_sample(_paint(mask), mask, config, rng, PAD)
+        image, labels = train_sample(_paint(mask), mask, config, rng, PAD)
         _assert_aligned(image, labels, reach=3, close=1)
 
 
@@ -81,7 +81,7 @@ def test_flips_happen_half_of_the_time_and_to_both(augmentation: str) -> None:
     left = []
     for seed in range(300):
         rng = np.random.default_rng(seed)
-        image, labels = training_sample(_paint(mask), mask, config, rng, PAD)
+        image, labels = train_sample(_paint(mask), mask, config, rng, PAD)
         _assert_aligned(image, labels, reach=2, close=1)
         ones, twos = (np.flatnonzero((labels == label).any(0)) for label in (1, 2))
         if len(ones) and len(twos):
@@ -99,7 +99,7 @@ def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(augmentation: str) -> N
     smaller = 0
     for seed in range(8):
         image = Image.open(io.BytesIO(buffer.getvalue()))
-        pixels, labels = training_sample(image, mask, config, np.random.default_rng(seed), PAD)
+        pixels, labels = train_sample(image, mask, config, np.random.default_rng(seed), PAD)
         _assert_aligned(pixels, labels, reach=2, close=40)
         smaller += image.size != (1400, 1000)
     assert smaller == (8 if augmentation == "paper" else 0)
@@ -120,8 +120,7 @@ def test_any_size_gives_a_whole_crop_from_the_generator_alone(
     mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
     config = PicturesConfig(crop=crop, augmentation=augmentation)  # type: ignore[arg-type]
     first, second = (
-        training_sample(_paint(mask), mask, config, np.random.default_rng(seed), PAD)
-        for _ in range(2)
+        train_sample(_paint(mask), mask, config, np.random.default_rng(seed), PAD) for _ in range(2)
     )
     image, labels = first
     assert (image.shape, image.dtype) == ((3, crop, crop), np.uint8)
@@ -151,10 +150,10 @@ def test_mapping_on_the_way_is_mapping_before(
     table[:5] = [0, 3, 0, 255, 1]
     config = PicturesConfig(crop=32, augmentation=augmentation)  # type: ignore[arg-type]
     picture = _paint(mask)
-    before = training_sample(picture, table[mask], config, np.random.default_rng(seed), 255)
-    on_the_way = training_sample(picture, mask, config, np.random.default_rng(seed), 255, table)
+    before = train_sample(picture, table[mask], config, np.random.default_rng(seed), 255)
+    on_the_way = train_sample(picture, mask, config, np.random.default_rng(seed), 255, table)
     tested = [
-        transforms.testing_sample(picture, labels, PicturesConfig(crop=32, test=test), mapped)  # type: ignore[arg-type]
+        transforms.eval_sample(picture, labels, PicturesConfig(crop=32, test=test), mapped)  # type: ignore[arg-type]
         for test in ("crop", "full")
         for labels, mapped in ((table[mask], None), (mask, table))
     ]
@@ -169,9 +168,9 @@ def test_mapping_on_the_way_is_mapping_before(
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(8, 40))
 def test_any_size_can_be_tested(height: int, width: int, crop: int) -> None:
     mask = _patches(height, width)
-    image, labels = transforms.testing_sample(_paint(mask), mask, PicturesConfig(crop=crop))
+    image, labels = transforms.eval_sample(_paint(mask), mask, PicturesConfig(crop=crop))
     assert (image.shape, labels.shape) == ((3, crop, crop), (crop, crop))
-    image, labels = transforms.testing_sample(
+    image, labels = transforms.eval_sample(
         _paint(mask), mask, PicturesConfig(crop=crop, test="full")
     )
     np.testing.assert_array_equal(image, COLORS[mask].transpose(2, 0, 1))
@@ -183,7 +182,7 @@ def test_the_test_crop_is_the_middle_of_the_scaled_picture(size: tuple[int, int]
     mask = _patches(*size)
     noise = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
     picture = Image.fromarray(noise)
-    image, labels = transforms.testing_sample(picture, mask, PicturesConfig(crop=64))
+    image, labels = transforms.eval_sample(picture, mask, PicturesConfig(crop=64))
     height, width = (64 * side // min(size) for side in size)
     left, top = round((width - 64) / 2), round((height - 64) / 2)
     box = (left, top, left + 64, top + 64)
@@ -256,7 +255,7 @@ def test_deeplabs_crops() -> None:
 def test_sizes_that_differ_are_named(tmp_path: Path) -> None:
     image = open_image(save_image(tmp_path / "odd.jpg", 10, 20))
     with pytest.raises(NacreError, match=r"odd\.jpg is 20 x 10, its mask is 10 x 10"):
-        transforms.testing_sample(image, np.zeros((10, 10), np.uint8), PicturesConfig(crop=8))
+        transforms.eval_sample(image, np.zeros((10, 10), np.uint8), PicturesConfig(crop=8))
 
 
 def test_a_picture_found_damaged_while_training_is_named(tmp_path: Path) -> None:
@@ -264,6 +263,4 @@ def test_a_picture_found_damaged_while_training_is_named(tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:1200])
     mask = np.zeros((200, 200), np.uint8)
     with pytest.raises(NacreError, match=r"the image .*broken\.jpg is damaged"):
-        training_sample(
-            open_image(path), mask, PicturesConfig(crop=64), np.random.default_rng(0), PAD
-        )
+        train_sample(open_image(path), mask, PicturesConfig(crop=64), np.random.default_rng(0), PAD)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nacre.evaluation.argmax import predict_labels
+from nacre.evaluation.inference import predict_labels
 from nacre.losses import strips, upsample
 
 sides = st.integers(1, 8)

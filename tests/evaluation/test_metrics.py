@@ -2,8 +2,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from nacre.evaluation.confusion import confusion_matrix, iou_by_class
-from nacre.evaluation.metrics import step_metrics, summarise
+from nacre.evaluation.metrics import confusion_matrix, iou_by_class, step_metrics, summarise
 from nacre.scenarios.classes import ClassTable, LabelSpace
 
 TABLE = ClassTable(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2, 3)))

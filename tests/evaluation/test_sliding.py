@@ -3,8 +3,7 @@ import itertools
 import pytest
 import torch
 
-from nacre.evaluation.argmax import predict_labels
-from nacre.evaluation.sliding import sliding_labels, starts
+from nacre.evaluation.inference import predict_labels, sliding_labels, starts
 from nacre.models.config import ModelConfig
 from nacre.models.network import build_network
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nacre.data.loading import BatchOrder
+from nacre.data.sampler import BatchOrder
 from nacre.errors import NacreError
 from nacre.methods import METHODS
 from nacre.methods.ewc import Ewc, EwcConfig
@@ -15,8 +15,9 @@ from nacre.models.io import load_model
 from nacre.models.network import build_network, upsample
 from nacre.runs.run import run_scenario
 from nacre.training.config import TrainConfig
-from nacre.training.distributed import Precision, Processes
+from nacre.training.distributed import Processes
 from nacre.training.trainer import Learner
+from nacre.utils.device import Precision
 from tiny_runs import tiny_config
 
 CPU = torch.device("cpu")

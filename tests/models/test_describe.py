@@ -12,9 +12,10 @@ from torch import nn
 from nacre.errors import NacreError
 from nacre.models.abn import Norm
 from nacre.models.config import ModelConfig
-from nacre.models.describe import describe, kept_bytes, table
+from nacre.models.describe import describe, kept_bytes
 from nacre.models.inplace_abn import InPlaceNorm
 from nacre.models.network import build_network
+from nacre.terminal.model import table
 
 
 @pytest.mark.parametrize("norm", ["bn", "abn", "iabn"])

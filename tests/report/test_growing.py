@@ -27,7 +27,7 @@ from nacre.report.results.aggregate import load_results
 def test_growth_is_what_each_steps_network_sees(runs: Path) -> None:
     (results,) = load_results([runs])
     prepared = open_data(results.rows)
-    images = read_images(prepared.testing_set(2), [0, 3])
+    images = read_images(prepared.eval_dataset(2), [0, 3])
     growths = growth_of(results, prepared, images)
     assert [growth.image.name for growth in growths] == [image.name for image in images]
     assert growths[0].methods == ("FT", "LwF", "MiB", "Joint")

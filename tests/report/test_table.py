@@ -12,7 +12,8 @@ from rich.console import Console
 from nacre.report.results.aggregate import ScenarioResults, group_runs
 from nacre.report.results.runs import load_runs
 from nacre.report.tables.cells import Cell, Column, ResultTable, TableRow, mark_best, steps_table
-from nacre.report.tables.render import to_csv, to_latex, to_markdown, to_rich
+from nacre.report.tables.render import to_csv, to_latex, to_markdown
+from nacre.terminal.tables import to_rich
 
 
 @pytest.fixture

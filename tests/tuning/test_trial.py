@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from nacre.data.step_data import prepare
+from nacre.runs.scenario_data import open_scenario
 from nacre.sweeps.tune.trial import split, trial_data
 from tiny_runs import tiny_config
 
 
 @pytest.fixture(scope="module")
 def whole():
-    return prepare(tiny_config())
+    return open_scenario(tiny_config())
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,13 @@ def test_four_fifths_are_learnt_and_one_fifth_is_held_out(whole, trial):
     assert len(held_out) == round(0.2 * len(whole.images[1]))
     assert trial.images == (whole.images[0], kept, whole.images[2])
     assert trial.steps == 2
-    assert len(trial.testing_set(1)) == len(held_out)
+    assert len(trial.eval_dataset(1)) == len(held_out)
     assert trial.order(1).images == len(kept)
     assert split(whole.images[1], 2) != (kept, held_out)
 
 
 def test_held_out_images_have_the_labels_of_the_step_alone(whole, trial):
-    data = trial.testing_set(1)
+    data = trial.eval_dataset(1)
     old = whole.scenario.classes.old_channels(1)
     channels, labels = set(), set()
     for at, name in enumerate(data.names):
@@ -42,7 +42,7 @@ def test_held_out_images_have_the_labels_of_the_step_alone(whole, trial):
 
 
 def test_held_out_images_are_not_augmented(trial):
-    data = trial.testing_set(1)
+    data = trial.eval_dataset(1)
     picture = np.asarray(trial.source.image("train", data.names[0])).transpose(2, 0, 1)
     assert np.array_equal(data[0][0].numpy(), picture)
 
@@ -56,7 +56,7 @@ def test_trials_read_no_old_image_and_no_test_image(whole, trial, monkeypatch):
         return real(self, part, name)
 
     monkeypatch.setattr(type(whole.source), "image", image)
-    learnt, tested = trial.training_set(1), trial.testing_set(1)
+    learnt, tested = trial.train_dataset(1), trial.eval_dataset(1)
     for at in range(len(learnt.names)):
         _ = learnt[0, at]
     for at in range(len(tested)):

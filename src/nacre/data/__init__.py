@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from nacre.data.source import DataConfig, Index, Source, Split
+from nacre.data.source import DataConfig, Source, Split
 from nacre.data.sources import ade20k, folder, scenes, voc
 from nacre.data.validate import FileSource
 from nacre.errors import NacreError, unknown_name
 from nacre.scenarios.classes import LabelSpace, NamedTask
+from nacre.scenarios.label_index import Index
 
 __all__ = [
     "DATASETS",

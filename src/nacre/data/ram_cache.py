@@ -13,8 +13,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from nacre.data.image_io import load
-from nacre.data.source import Index, Mask, Source, Split
+from nacre.data.source import Mask, Source, Split
 from nacre.scenarios.classes import LabelSpace
+from nacre.scenarios.label_index import Index
 
 Array = npt.NDArray[Any]
 

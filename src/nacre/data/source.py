@@ -1,6 +1,5 @@
 """What every data set gives: pictures, masks of labels, and an index of which labels are where."""
 
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -9,29 +8,11 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
 from nacre.scenarios.classes import LabelSpace
+from nacre.scenarios.label_index import Index
 
 Split = Literal["train", "val"]
 Mask = npt.NDArray[np.unsignedinteger[Any]]
 """Label values, height x width, as uint8 or uint16."""
-
-
-@dataclass(frozen=True)
-class Index:
-    """For each image, which label values its mask holds.
-
-    Attributes:
-        names: Image names, sorted: the order of every list made from them.
-        labels: The label values of each image's mask, whatever their pixel count.
-        pixels: Pixel count by label value of each image, where the masks were read.
-    """
-
-    names: tuple[str, ...]
-    labels: tuple[frozenset[int], ...]
-    pixels: tuple[dict[int, int], ...] | None = None
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self.names)
 
 
 class DataConfig(BaseModel):

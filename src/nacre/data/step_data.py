@@ -1,15 +1,17 @@
-"""What a run works on: the data, the scenario on its classes, and the images of each step."""
+"""What the steps of a scenario work on: the images of each, and how their labels are seen."""
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from nacre.data import DATASETS, Index, Source, open_source
-from nacre.data.loading import BatchOrder, TestingSet, TrainingSet
-from nacre.data.ram_cache import Cached
+from nacre.data.dataset import EvalDataset, TrainDataset
+from nacre.data.source import Source
+from nacre.data.transforms import PicturesConfig
 from nacre.errors import NacreError
-from nacre.methods import find_method
 from nacre.scenarios.classes import LabelTable
+from nacre.scenarios.conventions import Conventions
+from nacre.scenarios.label_index import Index
 from nacre.scenarios.plan import digest
 from nacre.scenarios.published_lists import read_lists
 from nacre.scenarios.scenario import (
@@ -17,28 +19,31 @@ from nacre.scenarios.scenario import (
     Scenario,
     check_images,
     images_to_test,
-    make_scenario,
-    read_scenario,
     step_images,
 )
-from nacre.training.config import RunConfig
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The data and scenario of a config.
+class ScenarioData:
+    """A data set under a scenario.
 
     Attributes:
-        config: The run's.
         source: Where pictures come from.
         task: Its classes and steps.
         scenario: The same, merged into one step for joint training.
+        pictures: How pictures are cut.
+        conventions: How labels are seen.
+        seed: Of the augmentation.
+        lists: Folder with published image lists, instead of the setup's.
     """
 
-    config: RunConfig
     source: Source
     task: Scenario
     scenario: Scenario
+    pictures: PicturesConfig
+    conventions: Conventions
+    seed: int
+    lists: Path | None = None
 
     @cached_property
     def train_index(self) -> Index:
@@ -53,21 +58,21 @@ class Prepared:
     @cached_property
     def images(self) -> ImageLists:
         """The training images of each step, checked."""
-        if self.config.lists is None:
+        if self.lists is None:
             lists = step_images(self.scenario, self.train_index)
         else:
-            lists = read_lists(self.config.lists, self.task, self.train_index)
+            lists = read_lists(self.lists, self.task, self.train_index)
             if self.scenario != self.task:
                 lists = (tuple(sorted(set().union(*lists))),)
         check_images(self.scenario, self.train_index, lists)
         return lists
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """How many steps there are."""
         return len(self.scenario.classes.steps)
 
-    def facts(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """Return what is learnt from what, as a run keeps it to notice when it changes."""
         classes, names = self.scenario.classes, self.train_index.names
         return {
@@ -84,55 +89,24 @@ class Prepared:
 
     def check_tests(self) -> None:
         """Refuse data without a test image for a step: its figures would be empty."""
-        for step in range(self.steps):
-            if not len(self.testing_set(step)):
+        for step in range(self.num_steps):
+            if not len(self.eval_dataset(step)):
                 raise NacreError(
                     f"scenario {self.scenario.name!r}: no test image holds a class that is known "
                     f"after step {step} ({len(self.val_index)} test images searched)"
                 )
 
-    def order(self, step: int, rank: int = 0, processes: int = 1) -> BatchOrder:
-        """Return which images of a step come when in a process."""
-        train = self.config.train
-        if len(self.images[step]) < train.batch:
-            raise NacreError(
-                f"train.batch: {train.batch} is more than the {len(self.images[step])} images of "
-                f"step {step}; choose a smaller batch (--set train.batch=…)"
-            )
-        return BatchOrder(
-            images=len(self.images[step]),
-            batch=train.batch,
-            epochs=(train.next_epochs or train.epochs) if step else train.epochs,
-            seed=self.config.seed,
-            rank=rank,
-            processes=processes,
-            part=train.micro_batch,
-        )
-
-    def training_set(self, step: int) -> TrainingSet:
+    def train_dataset(self, step: int) -> TrainDataset:
         """Return the images a step learns from."""
         names = [self.train_index.names[at] for at in self.images[step]]
-        border = self.config.conventions.border
-        table = self.scenario.classes.training_table(step, border)
-        return TrainingSet(self.source, names, table, self.config.pictures, self.config.seed)
+        table = self.scenario.classes.training_table(step, self.conventions.border)
+        return TrainDataset(self.source, names, table, self.pictures, self.seed)
 
-    def testing_set(self, step: int) -> TestingSet:
+    def eval_dataset(self, step: int) -> EvalDataset:
         """Return the images that the network is tested on after a step."""
         positions = images_to_test(self.scenario.classes, step, self.val_index)
         names = [self.val_index.names[at] for at in positions]
-        return TestingSet(self.source, names, self._testing_table(step), self.config.pictures)
+        return EvalDataset(self.source, names, self._testing_table(step), self.pictures)
 
     def _testing_table(self, step: int) -> LabelTable:
-        return self.scenario.classes.testing_table(step, self.config.conventions.unseen)
-
-
-def prepare(config: RunConfig) -> Prepared:
-    """Open the data of a config and apply its scenario."""
-    source = open_source(config.data)
-    if config.pictures.cache:
-        source = Cached(source, config.pictures.cache << 20)
-    written = read_scenario(config.scenario)
-    tasks = DATASETS[written.data].tasks()
-    task = make_scenario(config.scenario, written, source.space, tasks)
-    merges = find_method(config.method.name).merges_steps
-    return Prepared(config, source, task, task.merged() if merges else task)
+        return self.scenario.classes.testing_table(step, self.conventions.unseen)

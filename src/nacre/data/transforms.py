@@ -81,7 +81,7 @@ class Placement(NamedTuple):
     flip: bool = False
 
 
-def training_sample(
+def train_sample(
     image: Image.Image,
     mask: Mask,
     config: PicturesConfig,
@@ -116,11 +116,11 @@ def training_sample(
     return pixels, labels
 
 
-def testing_sample(
+def eval_sample(
     image: Image.Image,
     mask: Mask,
     config: PicturesConfig,
-    table: LabelTable | None = None,  # noqa: PT028 (no test)
+    table: LabelTable | None = None,
 ) -> Sample:
     """Return a picture and its mask as they are tested: the centre, or everything.
 

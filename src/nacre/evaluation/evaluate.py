@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from nacre.evaluation.argmax import predict_labels
-from nacre.evaluation.confusion import confusion_matrix
-from nacre.evaluation.sliding import sliding_labels
+from nacre.evaluation.inference import predict_labels, sliding_labels
+from nacre.evaluation.metrics import confusion_matrix
 from nacre.models.network import Network
 
 

@@ -6,25 +6,19 @@ channel, how it was learnt and how to build the network; a copy of that JSON lie
 people to read.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.models.config import ModelConfig
 from nacre.models.network import Network, build_network
-from nacre.utils.io import save, save_json
+from nacre.utils.io import save_json
+from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 
-FORMAT = 1
-MODEL, RESUME = "model", "resume"
-
-Tensors = dict[str, Tensor]
+MODEL = "model"
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tens
     """Write a model file and the readable copy of its JSON."""
     tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
     tensors |= {f"method.{name}": value for name, value in method_state.items()}
-    _write(path, tensors, {"kind": MODEL, **info.__dict__})
+    write_tensors(path, tensors, {"kind": MODEL, **info.__dict__})
     save_json(path.with_suffix(".json"), {"kind": MODEL, **info.__dict__})
 
 
@@ -64,7 +58,7 @@ def load_model(
     path: Path, device: torch.device | str = "cpu"
 ) -> tuple[Network, ModelInfo, Tensors]:
     """Read a model file; return the network, what is said about it, and the method's state."""
-    tensors, content = _read(path, MODEL, device)
+    tensors, content = read_tensors(path, MODEL, device)
     try:
         info = ModelInfo(**content)
         network = build_network(
@@ -75,16 +69,6 @@ def load_model(
         reason = " ".join(str(error).split())[:300]
         raise NacreError(f"model file {path} does not fit this version: {reason}") from error
     return network.to(device).eval(), info, _under("method.", tensors)
-
-
-def save_resume(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:
-    """Write the state in the middle of a step."""
-    _write(path, tensors, {"kind": RESUME, **content})
-
-
-def load_resume(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
-    """Read the state in the middle of a step."""
-    return _read(path, RESUME, device)
 
 
 def find_model(path: Path) -> Path:
@@ -106,27 +90,3 @@ def _step_number(path: Path) -> int:
 
 def _under(prefix: str, tensors: Tensors) -> Tensors:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _write(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:
-    metadata = {"nacre": json.dumps({"format": FORMAT, **content}, default=str)}
-    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    save(path, lambda temporary: save_file(stored, temporary, metadata=metadata))
-
-
-def _read(path: Path, kind: str, device: torch.device | str) -> tuple[Tensors, dict[str, Any]]:
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
-    if "nacre" not in metadata:
-        raise NacreError(f"{path} was not written by nacre: its header has no `nacre` entry")
-    try:
-        content = dict(json.loads(metadata["nacre"]))
-    except (ValueError, TypeError) as error:
-        raise NacreError(f"{path} has a damaged header: {error}") from error
-    if content.pop("format", None) != FORMAT or content.pop("kind", None) != kind:
-        raise NacreError(f"{path} is not a {kind} file of format {FORMAT}")
-    return tensors, content

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from nacre.scenarios.classes import ClassTable
-from nacre.data.loading import BatchOrder, testing_batches
+from nacre.data.sampler import BatchOrder
+from nacre.data.dataset import eval_batches
 from nacre.data.worker_monitor import deaths_explained
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import confusion_of
@@ -23,24 +24,16 @@ from nacre.evaluation.metrics import step_metrics, summarise
 from nacre.utils.io import load_json, save_json
 from nacre.methods import Method, find_method
 from nacre.models.network import Network, build_network
-from nacre.models.io import (
-    ModelInfo,
-    Tensors,
-    load_model,
-    load_resume,
-    save_model,
-    save_resume,
-)
+from nacre.models.io import ModelInfo, load_model, save_model
+from nacre.utils.tensor_file import Tensors
+from nacre.training.resume import load_resume, save_resume
 from nacre.training.config import RunConfig, differences
 from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.training.trainer import Interrupted, Learner
-from nacre.data.step_data import Prepared, prepare
-from nacre.training.distributed import (
-    Processes,
-    choose_precision,
-    join_processes,
-    peak_memory,
-)
+from nacre.data.step_data import ScenarioData
+from nacre.runs.scenario_data import batch_order, open_scenario
+from nacre.training.distributed import Processes, join_processes
+from nacre.utils.device import choose_precision, peak_memory
 from nacre.training.events import EventFile, Observer, Recorder
 
 SHARED_BY_BASE = ("seed", "data", "model", "train", "pictures", "conventions")
@@ -71,16 +64,19 @@ class Run:
 
     def __call__(self) -> dict[str, Any]:
         """Carry the run out; return its metrics."""
-        self.prepared: Prepared = self._prepare()
+        self.prepared: ScenarioData = self._prepare()
         self._index_once()
         self.prepared.check_tests()
         me = self.processes
-        orders = [self.prepared.order(at, me.rank, me.size) for at in range(self.prepared.steps)]
+        orders = [
+            batch_order(self.config, len(images), step, me.rank, me.size)
+            for step, images in enumerate(self.prepared.images[: self.prepared.num_steps])
+        ]
         with contextlib.ExitStack() as while_running:
             if me.is_first:
                 self._check_base()
                 while_running.enter_context(self.folder.hold())
-                self.folder.claim(self.config, self.prepared.facts())
+                self.folder.claim(self.config, self.prepared.fingerprint())
                 self._take_base()
             me.wait()
             self.recorder = Recorder(self._observers() if me.is_first else ())
@@ -93,7 +89,7 @@ class Run:
                 network, state = self._one_step(step, order, network, state)
             return self._finish()
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self) -> ScenarioData:
         return prepare(self.config)
 
     def _one_step(
@@ -152,7 +148,7 @@ class Run:
             iterations=order.iterations,
             first=learner.iteration,
         )
-        learner.learn(self.prepared.training_set(step), self.recorder, self.should_stop, self._save)
+        learner.learn(self.prepared.train_dataset(step), self.recorder, self.should_stop, self._save)
         method.end_step(network)
         seconds = round(time.monotonic() - began, 1)
         memory = peak_memory(self.processes.device)
@@ -185,7 +181,7 @@ class Run:
 
     def _test(self, step: int, network: Network) -> None:
         """Test the network after a step and write its metrics."""
-        data = self.prepared.testing_set(step)
+        data = self.prepared.eval_dataset(step)
         train = self.config.train
         share = train.micro_batch or max(1, train.batch // self.processes.size)
 
@@ -194,7 +190,7 @@ class Run:
             if self.processes.size == 1 and self.should_stop():
                 raise Interrupted
 
-        batches = testing_batches(
+        batches = eval_batches(
             data, share, self.processes.rank, self.processes.size, train.workers
         )
         device, window = self.processes.device, self.config.test_window
@@ -209,7 +205,7 @@ class Run:
         self.processes.wait()
 
     def _finish(self) -> dict[str, Any]:
-        steps = [load_json(self.folder.step_metrics(at)) for at in range(self.prepared.steps)]
+        steps = [load_json(self.folder.step_metrics(at)) for at in range(self.prepared.num_steps)]
         scenario = self.prepared.scenario
         name = scenario.classes.space.names
         summary = {
@@ -310,7 +306,7 @@ class Run:
         changed = differences(decides_step_0(theirs), decides_step_0(self.config.plain()))
         method = theirs.get("method") or {}
         changed += self._learnt_otherwise(find_method(str(method.get("name"))))
-        changed += _other_step_0(load_json(source.facts), self.prepared.facts())
+        changed += _other_step_0(load_json(source.facts), self.prepared.fingerprint())
         if changed:
             raise NacreError(f"--base {self.base} learnt step 0 differently ({'; '.join(changed)})")
 

@@ -10,11 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from nacre.data.source import Index
+from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import ImageLists, Scenario
 
 
@@ -96,58 +92,3 @@ def plan_as_json(scenario: Scenario, plan: list[StepPlan]) -> dict[str, Any]:
             content["background"] = {key: round(v, 6) for key, v in one.background.items()}
         steps.append(content)
     return {"scenario": scenario.name, "steps": steps}
-
-
-def render_plan(scenario: Scenario, plan: list[StepPlan]) -> RenderableType:
-    """Return a plan as a picture for the terminal."""
-    table = Table(title=f"{scenario.name}: what each step sees", title_justify="left")
-    table.add_column("step", justify="right")
-    table.add_column("learns", ratio=3)
-    table.add_column("images", justify="right")
-    table.add_column("hidden in its background (images)", ratio=4)
-    with_pixels = plan[0].background is not None
-    if with_pixels:
-        table.add_column("its background is in truth", min_width=BAR + 2)
-    for one in plan:
-        row: list[RenderableType] = [str(one.step), _classes(one), f"{one.images:,}", _hidden(one)]
-        if one.background is not None:
-            row.append(_bar(one.background))
-        table.add_row(*row)
-    legend = Text.assemble(
-        ("█ old classes  ", "magenta"), ("█ future classes  ", "cyan"), ("░ background", "dim")
-    )
-    return Group(table, legend) if with_pixels else table
-
-
-BAR = 24
-SHOWN = 8
-
-
-def _classes(one: StepPlan) -> str:
-    shown = ", ".join(one.classes[:SHOWN])
-    rest = len(one.classes) - SHOWN
-    return f"{shown} and {rest} more" if rest > 0 else shown
-
-
-def _hidden(one: StepPlan) -> Text:
-    text = Text()
-    for kind, found, style in (
-        ("old", one.hidden_old, "magenta"),
-        ("future", one.hidden_future, "cyan"),
-    ):
-        if found:
-            most = sorted(found.items(), key=lambda item: -item[1])
-            named = ", ".join(f"{name} {count:,}" for name, count in most[:5])
-            rest = f" and {len(most) - 5} more" if len(most) > 5 else ""
-            text.append(f"{kind}: {named}{rest}\n", style)
-    text.rstrip()
-    return text if text else Text("nothing", "dim")
-
-
-def _bar(background: dict[str, float]) -> Text:
-    old, future = round(background["old"] * BAR), round(background["future"] * BAR)
-    bar = Text.assemble(
-        ("█" * old, "magenta"), ("█" * future, "cyan"), ("░" * (BAR - old - future), "dim")
-    )
-    bar.append(f"\nold {background['old']:.1%}, future {background['future']:.1%}")
-    return bar

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nacre.data.source import Index
 from nacre.errors import NacreError
+from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import ImageLists, Scenario, step_images
 
 SHOWN = 3

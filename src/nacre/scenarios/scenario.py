@@ -17,9 +17,9 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from nacre.data.source import Index
 from nacre.errors import NacreError, describe_errors, did_you_mean, unknown_name
 from nacre.scenarios.classes import ClassTable, LabelSpace, NamedTask, Steps, resolve_labels
+from nacre.scenarios.label_index import Index
 from nacre.utils.io import read_yaml
 
 Setup = Literal["disjoint", "overlapped", "partition"]

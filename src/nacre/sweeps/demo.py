@@ -9,15 +9,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nacre.data.index.scan import usable_cores
 from nacre.errors import NacreError
 from nacre.report.page.page import write_report
 from nacre.report.results.aggregate import load_results
 from nacre.report.tables.cells import steps_table
-from nacre.report.tables.render import to_rich
 from nacre.sweeps.grid import GridConfig, last_words, make_jobs, run_grid
 from nacre.terminal.grid import GridDisplay
+from nacre.terminal.tables import to_rich
 from nacre.training.trainer import Interrupted
+from nacre.utils.system import usable_cores
 
 METHODS = ("ft", "lwf", "mib", "joint")
 

@@ -17,14 +17,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nacre.data.index.scan import usable_cores
-from nacre.data.step_data import prepare
 from nacre.errors import NacreError, describe_errors
 from nacre.methods import find_method
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import classes_ever, decides_step_0
+from nacre.runs.scenario_data import batch_order, open_scenario
 from nacre.training.config import RunConfig, gather, merge
 from nacre.utils.io import read_yaml, save_text
+from nacre.utils.system import usable_cores
 
 State = Literal["waiting", "running", "done", "failed"]
 POLL_SECONDS = 0.5
@@ -146,7 +146,7 @@ def _job(
     """Return a run and what tells its step 0 from others; None if it has no step 0 to share."""
     values = {"scenario": scenario, "method": method, "seed": seed}
     config = gather(preset=grid.preset, overrides=merge(grid.config, values))
-    prepared = prepare(config)
+    prepared = open_scenario(config)
     variant = _variant(method)
     place = scenario.removesuffix(".yaml").strip("./").replace("/", "_")
     job = Job(
@@ -154,12 +154,15 @@ def _job(
         config=config,
         folder=RunFolder(out / place / f"{variant}-{seed}"),
         base=None,
-        iterations=tuple(prepared.order(step).iterations for step in range(prepared.steps)),
+        iterations=tuple(
+            batch_order(config, len(images), step).iterations
+            for step, images in enumerate(prepared.images)
+        ),
     )
     kind = find_method(config.method.name)
     if kind.merges_steps:
         return job, None
-    facts = prepared.facts()
+    facts = prepared.fingerprint()
     recipe = decides_step_0(config.plain())
     return job, yaml.safe_dump([kind.step_0, recipe, facts["steps"][0], classes_ever(facts)])
 

@@ -1,10 +1,8 @@
 """What a person sees while something runs: bars with the time left, or lines in a log."""
 
-import signal
-import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -177,32 +175,3 @@ def one_line(means: dict[str, Any]) -> str:
         if value is not None:
             parts.append(f"{group} {100 * value:.1f}")
     return "mIoU without background: " + ", ".join(parts)
-
-
-class StopSignal:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop, the second into a stop at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __enter__(self) -> "StopSignal":
-        """Begin to listen; signals reach the main thread only."""
-        self.before = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop listening."""
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def __call__(self) -> bool:
-        """Whether a stop was asked for."""
-        return self.requested
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True

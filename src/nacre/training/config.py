@@ -18,7 +18,7 @@ from nacre.data.transforms import PicturesConfig
 from nacre.errors import NacreError, describe_errors, unknown_name
 from nacre.methods import MethodConfig, find_method
 from nacre.models.config import ModelConfig
-from nacre.scenarios.classes import BorderRule, UnseenRule
+from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.presets import preset_values
 from nacre.utils.io import read_yaml
@@ -55,21 +55,6 @@ class TrainConfig(BaseModel):
     workers: int = Field(0, ge=0, description="processes that load pictures, per process")
     save_minutes: float = Field(10, gt=0, description="minutes between saves within a step")
     log_every: int = Field(10, ge=1, description="iterations between two lines of events")
-
-
-class Conventions(BaseModel):
-    """What papers do differently; the defaults are the paper's, and all are in the metrics."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    border: BorderRule = Field(
-        "background",
-        description="ignored-value pixels in training: background (paper) or ignored",
-    )
-    unseen: UnseenRule = Field(
-        "ignored",
-        description="classes not learnt yet in testing: ignored (paper) or background",
-    )
 
 
 class RunConfig(BaseModel):

@@ -23,16 +23,18 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nacre.data.loading import BatchOrder, Sample, TrainingSet, training_batches
+from nacre.data.dataset import Sample, TrainDataset, train_batches
+from nacre.data.sampler import BatchOrder
 from nacre.errors import NacreError
 from nacre.losses.compile import compiled_strips
 from nacre.methods import Batch, Method
-from nacre.models.io import Tensors
 from nacre.models.network import Network, Output
 from nacre.scenarios.classes import IGNORED
 from nacre.training.config import TrainConfig
-from nacre.training.distributed import Precision, Processes
+from nacre.training.distributed import Processes
 from nacre.training.events import Recorder
+from nacre.utils.device import Precision
+from nacre.utils.tensor_file import Tensors
 
 # Convolutions are faster with the channels of a pixel side by side, on CPUs and on GPUs.
 LAYOUT = torch.channels_last
@@ -93,7 +95,7 @@ class Learner:
 
     def learn(
         self,
-        data: TrainingSet,
+        data: TrainDataset,
         recorder: Recorder,
         should_stop: Callable[[], bool],
         save: Callable[["Learner"], None],
@@ -106,7 +108,7 @@ class Learner:
         saved = time.monotonic()
         window = _Window(self.config.log_every)
         pin = self.processes.device.type == "cuda"
-        batches = training_batches(data, self.order, self.iteration, self.config.workers, pin)
+        batches = train_batches(data, self.order, self.iteration, self.config.workers, pin)
         for parts in batches:
             losses = self.update(parts)
             self.iteration += 1

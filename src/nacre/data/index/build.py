@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nacre.data.index.cache import keep, load_records
-from nacre.data.index.scan import Pair, Problem, Progress, Record, scan, show_progress
-from nacre.data.source import Index
+from nacre.data.index.scan import Pair, Problem, Record, scan
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace, ranges
+from nacre.scenarios.label_index import Index
 from nacre.utils.io import save_text
+from nacre.utils.progress import Progress, show_progress
 
 HEADER = ("image", "labels")
 

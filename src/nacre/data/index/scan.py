@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -25,9 +25,8 @@ from typing import Literal, NamedTuple
 from nacre.data.image_io import HEAD, image_size, load, open_image, read_bytes
 from nacre.data.index.label_counts import count_labels
 from nacre.errors import NacreError
-
-Progress = Callable[[int, int], None]
-"""Called with the number of masks read so far and the number to read."""
+from nacre.utils.progress import Progress
+from nacre.utils.system import usable_cores
 
 ProblemKind = Literal[
     "missing image", "missing mask", "damaged file", "sizes differ", "unknown label"
@@ -37,7 +36,6 @@ _PROBE = 100
 _POOL_PAYS_SECONDS = 0.4
 _CHUNK_SECONDS = 0.2
 _SMALLEST_CHUNK = 4
-_BAR_SECONDS = 0.1
 
 
 class Pair(NamedTuple):
@@ -126,38 +124,6 @@ def scan(
         chunks = executor.map(_examine_chunk, range(0, len(rest), size))
         results = (result for chunk in chunks for result in chunk)
         yield from _reporting(results, report, done, len(pairs))
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@contextmanager
-def show_progress(title: str) -> Iterator[Progress]:
-    """Show a bar with the time left on the terminal; nothing where there is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task(title, total=None)
-        last = 0.0
-
-        def show(done: int, total: int) -> None:
-            # Telling the bar takes a tenth of the time of reading a mask.
-            nonlocal last
-            now = time.monotonic()
-            if now - last > _BAR_SECONDS or done == total:
-                last = now
-                bar.update(task, completed=done, total=total)
-
-        yield show
 
 
 def _examine(pair: Pair, decode: bool) -> Record | Problem:

@@ -17,9 +17,10 @@ from pydantic import Field
 from nacre.data.image_io import open_image, read_mask
 from nacre.data.index.build import build_index
 from nacre.data.index.scan import Pair
-from nacre.data.source import DataConfig, Index, Mask, Split
+from nacre.data.source import DataConfig, Mask, Split
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace, NamedTask, Steps
+from nacre.scenarios.label_index import Index
 
 KNOWN_COUNTS: dict[Split, int] = {"train": 20_210, "val": 2_000}
 

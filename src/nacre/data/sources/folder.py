@@ -19,10 +19,11 @@ from pydantic import Field
 from nacre.data.image_io import IMAGE_SUFFIXES, open_image, read_mask
 from nacre.data.index.build import build_index
 from nacre.data.index.scan import Pair
-from nacre.data.source import DataConfig, Index, Mask, Split
+from nacre.data.source import DataConfig, Mask, Split
 from nacre.data.sources.classes_yaml import read_classes
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace
+from nacre.scenarios.label_index import Index
 from nacre.utils.io import read_text
 
 _TEST_BYTES = 51

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image
 
-from nacre.data.source import Index, Mask, Split
+from nacre.data.source import Mask, Split
 from nacre.data.sources.scenes_render import (
     CLASS_NAMES,
     SPLIT_STREAMS,
@@ -15,6 +15,7 @@ from nacre.data.sources.scenes_render import (
     scene_name,
 )
 from nacre.scenarios.classes import LabelSpace
+from nacre.scenarios.label_index import Index
 
 SPACE = LabelSpace(names=dict(enumerate(CLASS_NAMES, start=1)), background=0, ignored=None)
 

@@ -16,9 +16,10 @@ from pydantic import Field
 from nacre.data.image_io import open_image, read_mask
 from nacre.data.index.build import build_index
 from nacre.data.index.scan import Pair
-from nacre.data.source import DataConfig, Index, Mask, Split
+from nacre.data.source import DataConfig, Mask, Split
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace
+from nacre.scenarios.label_index import Index
 from nacre.utils.io import read_text
 
 # fmt: off

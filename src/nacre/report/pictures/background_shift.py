@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nacre.data.source import Mask
-from nacre.data.step_data import Prepared
-from nacre.data.transforms import testing_sample
+from nacre.data.step_data import ScenarioData
+from nacre.data.transforms import eval_sample
 from nacre.report.pictures.predict import UNTESTED, Color, Pixels
 from nacre.scenarios.classes import IGNORED, map_labels
 
@@ -47,46 +47,46 @@ class Shift:
         return float((self.hidden == kind).sum() / max(int(background.sum()), 1))
 
 
-def background_shift(prepared: Prepared, seed: int = 0) -> list[Shift]:
+def background_shift(data: ScenarioData, seed: int = 0) -> list[Shift]:
     """Return one telling training image for each step."""
-    return [_shift(prepared, step, seed) for step in range(prepared.steps)]
+    return [_shift(data, step, seed) for step in range(data.num_steps)]
 
 
-def _shift(prepared: Prepared, step: int, seed: int) -> Shift:
-    images = prepared.images[step]
+def _shift(data: ScenarioData, step: int, seed: int) -> Shift:
+    images = data.images[step]
     rng = np.random.default_rng([seed, step])
     sample = sorted(images[at] for at in rng.permutation(len(images))[:SAMPLE])
-    names = [prepared.train_index.names[at] for at in sample]
-    best = max(names, key=lambda name: _telling(prepared, step, _mask(prepared, name)))
-    picture = prepared.source.image("train", best)
-    pixels, mask = testing_sample(picture, _mask(prepared, best), prepared.config.pictures)
-    classes, border = prepared.scenario.classes, prepared.config.conventions.border
-    last = prepared.steps - 1
+    names = [data.train_index.names[at] for at in sample]
+    best = max(names, key=lambda name: _telling(data, step, _mask(data, name)))
+    picture = data.source.image("train", best)
+    pixels, mask = eval_sample(picture, _mask(data, best), data.pictures)
+    classes, border = data.scenario.classes, data.conventions.border
+    last = data.num_steps - 1
     return Shift(
         step=step,
         name=best,
         pixels=np.ascontiguousarray(pixels.transpose(1, 2, 0)),
         labels=map_labels(mask, classes.training_table(step, border)),
         truth=map_labels(mask, classes.testing_table(last, "background")),
-        hidden=_hidden(prepared, step, mask),
+        hidden=_hidden(data, step, mask),
     )
 
 
-def _mask(prepared: Prepared, name: str) -> Mask:
-    return prepared.source.mask("train", name)
+def _mask(data: ScenarioData, name: str) -> Mask:
+    return data.source.mask("train", name)
 
 
-def _hidden(prepared: Prepared, step: int, mask: Mask) -> Pixels:
+def _hidden(data: ScenarioData, step: int, mask: Mask) -> Pixels:
     table = np.full(65536, NOTHING, np.uint8)
-    classes = prepared.scenario.classes
+    classes = data.scenario.classes
     table[list(classes.old(step))] = OLD
     table[list(classes.future(step))] = FUTURE
     return map_labels(mask, table)
 
 
-def _telling(prepared: Prepared, step: int, mask: Mask) -> float:
-    new = np.isin(mask, list(prepared.scenario.classes.new(step)))
-    hidden = _hidden(prepared, step, mask) != NOTHING
+def _telling(data: ScenarioData, step: int, mask: Mask) -> float:
+    new = np.isin(mask, list(data.scenario.classes.new(step)))
+    hidden = _hidden(data, step, mask) != NOTHING
     return float(min(new.mean(), hidden.mean()))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nacre.data.step_data import Prepared
+from nacre.data.step_data import ScenarioData
 from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.report.results.runs import RunResult
@@ -29,25 +29,25 @@ class Growth:
 
 
 def growth_of(
-    results: ScenarioResults, prepared: Prepared, images: Sequence[TestImage]
+    results: ScenarioResults, data: ScenarioData, images: Sequence[TestImage]
 ) -> list[Growth]:
     """Return what every method sees in images after each step."""
     if not images:
         return []
     names = tuple(row.name for row in results.rows)
-    by_row = [_through_steps(row.runs[0], prepared, images) for row in results.rows]
+    by_row = [_through_steps(row.runs[0], data, images) for row in results.rows]
     return [
         Growth(image, names, tuple(masks[at] for masks in by_row))
         for at, image in enumerate(images)
     ]
 
 
-def colors_of(prepared: Prepared) -> tuple[Color, ...]:
+def colors_of(data: ScenarioData) -> tuple[Color, ...]:
     """Return the colours of all channels, the same after every step."""
-    return prepared.scenario.classes.colors(prepared.steps - 1)
+    return data.scenario.classes.colors(data.num_steps - 1)
 
 
-def _through_steps(run: RunResult, prepared: Prepared, images: Sequence[TestImage]) -> list[Masks]:
+def _through_steps(run: RunResult, data: ScenarioData, images: Sequence[TestImage]) -> list[Masks]:
     """Return, for each image, a run's mask after each step of the task."""
     steps: list[list[Pixels] | None] = []
     last = len(run.groups) - 1
@@ -57,7 +57,7 @@ def _through_steps(run: RunResult, prepared: Prepared, images: Sequence[TestImag
             continue
         # All networks of a scenario have the same channels; joint training has them at once.
         path = RunFolder(run.path).model(0 if run.merged else step)
-        names = prepared.scenario.classes.names(min(step, prepared.steps - 1))
+        names = data.scenario.classes.names(min(step, data.num_steps - 1))
         steps.append(look(open_network(path, names), images))
     return [
         tuple(None if masks is None else masks[at] for masks in steps) for at in range(len(images))

@@ -11,15 +11,16 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from nacre.data.loading import TestingSet
-from nacre.data.step_data import Prepared, prepare
+from nacre.data.dataset import EvalDataset
+from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.models.io import load_model
 from nacre.models.network import Network
 from nacre.report.results.aggregate import Row
 from nacre.runs.folder import read_config
+from nacre.runs.scenario_data import open_scenario
 from nacre.scenarios.classes import IGNORED
-from nacre.training.distributed import choose_device
+from nacre.utils.device import choose_device
 
 Pixels = npt.NDArray[np.uint8]
 Color = tuple[int, int, int]
@@ -51,10 +52,10 @@ class TestImage:
         return self.truth != IGNORED
 
 
-def open_data(rows: Sequence[Row]) -> Prepared:
+def open_data(rows: Sequence[Row]) -> ScenarioData:
     """Open the data of a scenario by the config of one of its runs that learns step by step."""
     stepwise = [row for row in rows if not row.merged]
-    return prepare(read_config((stepwise or list(rows))[0].runs[0].path))
+    return open_scenario(read_config((stepwise or list(rows))[0].runs[0].path))
 
 
 def open_network(path: Path, classes: Sequence[str]) -> Network:
@@ -65,7 +66,7 @@ def open_network(path: Path, classes: Sequence[str]) -> Network:
     return network
 
 
-def read_images(data: TestingSet, places: Sequence[int]) -> list[TestImage]:
+def read_images(data: EvalDataset, places: Sequence[int]) -> list[TestImage]:
     """Read test images by their places in the list."""
     images = []
     for at in places:

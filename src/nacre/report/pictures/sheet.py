@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nacre.data.step_data import Prepared
+from nacre.data.step_data import ScenarioData
 from nacre.models.network import Network
 from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network, read_images
 from nacre.report.results.aggregate import ScenarioResults
@@ -72,20 +72,20 @@ class Sheet:
 
 
 def comparison_sheet(
-    results: ScenarioResults, prepared: Prepared, count: int = 8, seed: int = 0
+    results: ScenarioResults, data: ScenarioData, count: int = 8, seed: int = 0
 ) -> Sheet:
     """Return what every method of a scenario sees after the last step.
 
     Args:
         results: The rows; of each, the first run is looked at.
-        prepared: The data of the scenario.
+        data: The data of the scenario.
         count: How many pictures to show.
         seed: Of the random sample.
     """
-    step = prepared.steps - 1
-    data, classes = prepared.testing_set(step), prepared.scenario.classes
+    step = data.num_steps - 1
+    data, classes = data.eval_dataset(step), data.scenario.classes
     rng = np.random.default_rng(seed)
-    sample = np.sort(rng.permutation(len(data))[: _sample_size(prepared.config.pictures.crop)])
+    sample = np.sort(rng.permutation(len(data))[: _sample_size(data.pictures.crop)])
     images = read_images(data, [int(at) for at in sample])
     masks = [look(network, images) for network in last_networks(results, classes.names(step))]
     rivals = [masks[at] for at, row in enumerate(results.rows) if not row.merged]

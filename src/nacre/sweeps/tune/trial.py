@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from nacre.data import Index
-from nacre.data.loading import Sample, TestingSet
-from nacre.data.step_data import Prepared
-from nacre.data.transforms import testing_sample
+from nacre.data.dataset import EvalDataset, Sample
+from nacre.data.step_data import ScenarioData
+from nacre.data.transforms import eval_sample
 from nacre.errors import NacreError
 from nacre.runs.run import Run
 from nacre.scenarios.scenario import ImageLists
@@ -30,19 +30,19 @@ FIRST = 1
 """The step that trials learn: the first incremental one."""
 
 
-class HeldOutSet(TestingSet):
+class HeldOutSet(EvalDataset):
     """Training images as tests see images: the same square of each, not augmented."""
 
     def __getitem__(self, at: int) -> Sample:
         """Return the image (3,H,W) and its channels (H,W), both uint8."""
         name = self.names[at]
         image, mask = self.source.image("train", name), self.source.mask("train", name)
-        pixels, channels = testing_sample(image, mask, self.pictures, table=self.table)
+        pixels, channels = eval_sample(image, mask, self.pictures, table=self.table)
         return torch.from_numpy(pixels), torch.from_numpy(channels)
 
 
 @dataclass(frozen=True)
-class StepZero(Prepared):
+class StepZero(ScenarioData):
     """A scenario of which only step 0 is learnt, as in any run."""
 
     @property
@@ -52,14 +52,14 @@ class StepZero(Prepared):
 
 
 @dataclass(frozen=True)
-class TrialData(Prepared):
+class TrialData(ScenarioData):
     """A scenario that ends after its first incremental step, some of whose images are held out.
 
     Attributes:
         whole: The scenario as a run sees it.
     """
 
-    whole: Prepared
+    whole: ScenarioData
 
     @property
     def steps(self) -> int:
@@ -83,10 +83,10 @@ class TrialData(Prepared):
         kept, _ = split(first, self.config.seed)
         return (before, kept, *later)
 
-    def testing_set(self, step: int) -> TestingSet:
+    def eval_dataset(self, step: int) -> EvalDataset:
         """Return the held-out images with the labels of the step alone."""
         if step != FIRST:
-            return self.whole.testing_set(step)
+            return self.whole.eval_dataset(step)
         _, held_out = split(self.whole.images[FIRST], self.config.seed)
         names = [self.train_index.names[at] for at in held_out]
         table = self.scenario.classes.training_table(FIRST, "ignored")
@@ -98,7 +98,7 @@ class PartialRun(Run):
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: ScenarioData,
         out: Path,
         *,
         base: Path | None = None,
@@ -110,11 +110,11 @@ class PartialRun(Run):
         )
         self.given = prepared
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self) -> ScenarioData:
         return self.given
 
     def _finish(self) -> dict[str, Any]:
-        metrics = load_json(self.folder.step_metrics(self.prepared.steps - 1))
+        metrics = load_json(self.folder.step_metrics(self.prepared.num_steps - 1))
         assert isinstance(metrics, dict)
         return metrics
 
@@ -128,7 +128,7 @@ def split(images: Sequence[int], seed: int) -> tuple[tuple[int, ...], tuple[int,
     return kept, tuple(images[at] for at in sorted(held_out))
 
 
-def trial_data(config: RunConfig, whole: Prepared) -> TrialData:
+def trial_data(config: RunConfig, whole: ScenarioData) -> TrialData:
     """Return the data of a trial with a config of the same scenario."""
     return TrialData(config, whole.source, whole.task, whole.scenario, whole)
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import yaml
 
-from nacre.data.step_data import prepare
 from nacre.errors import NacreError
 from nacre.methods import find_method
+from nacre.runs.scenario_data import open_scenario
 from nacre.sweeps.tune.result import Trial, Tuning, as_comment, as_plain
 from nacre.sweeps.tune.search import GRID, highest, least_accuracy, next_weight
 from nacre.sweeps.tune.trial import FIRST, PartialRun, StepZero, accuracy, trial_data
@@ -50,7 +50,7 @@ class _Search:
         self.options: dict[str, Any] = {"observers": list(observers), "should_stop": should_stop}
         self.writes = join_processes(config.train.device).is_first
         self.kind = find_method(config.method.name)
-        self.whole = prepare(config)
+        self.whole = open_scenario(config)
         self._check()
         self.tuning = Tuning(config.method.name)
         self.base = base

@@ -1,0 +1,54 @@
+"""A scenario applied to an index alone, which needs neither pictures nor torch."""
+
+from pathlib import Path
+
+from nacre.data import DATASETS
+from nacre.data.index.build import read_index
+from nacre.errors import NacreError, unknown_name
+from nacre.scenarios.classes import ranges
+from nacre.scenarios.label_index import Index
+from nacre.scenarios.published_lists import read_lists
+from nacre.scenarios.scenario import (
+    ImageLists,
+    Scenario,
+    check_images,
+    make_scenario,
+    read_scenario,
+    step_images,
+)
+
+
+def apply_to_index(text: str, path: Path, lists: Path | None) -> tuple[Scenario, Index, ImageLists]:
+    """Return a scenario, the index and the images of each step, all checked."""
+    scenario, index = _without_pictures(text), read_index(path)
+    _check_labels(path, index, scenario)
+    if lists is None:
+        images = step_images(scenario, index)
+    else:
+        images = read_lists(lists, scenario, index)
+    check_images(scenario, index, images)
+    return scenario, index, images
+
+
+def _check_labels(path: Path, index: Index, scenario: Scenario) -> None:
+    space = scenario.classes.space
+    for name, labels in zip(index.names, index.labels, strict=True):
+        unknown = sorted(labels - space.allowed)
+        if unknown:
+            raise NacreError(
+                f"{path}: image {name!r} has the label {unknown[0]}, which {scenario.data!r} does "
+                f"not know; labels: {ranges(space.allowed)}"
+            )
+
+
+def _without_pictures(text: str) -> Scenario:
+    written = read_scenario(text)
+    if written.data not in DATASETS:
+        raise unknown_name(f"data set in scenario {text!r}:", written.data, DATASETS)
+    data = DATASETS[written.data]
+    if data.space is None:
+        raise NacreError(
+            f"the classes of {written.data!r} stand in its classes.yaml; give --root instead of "
+            "--index"
+        )
+    return make_scenario(text, written, data.space, data.tasks())

@@ -1,0 +1,75 @@
+"""From pictures to the channel of each pixel, a few rows or a window at a time.
+
+The channel of a pixel is the one with the greatest upsampled logit. Upsampling by strips
+(`nacre.ops.strip_upsample`) keeps the memory independent of classes times pixels. Within a strip,
+laid out as lines, channels, columns, the greatest value is fast to find and its channel is slow,
+so the channel is found by values alone: 1 where a logit equals the greatest and 0 elsewhere, times
+C - c, is greatest at the first such channel.
+
+Pictures that are larger than the training crops can be seen window by window. Windows of the
+crop's size overlap by at least a third; where they do, the probabilities of all of them are added
+up. A picture that a window covers is seen as a whole.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nacre.losses import upsample
+from nacre.losses.reference import at_least_float32
+from nacre.models.network import Network
+from nacre.ops.strip_upsample import StripUpsampler
+
+
+@torch.no_grad()
+def predict_labels(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the labels that `upsample(logits, size).argmax(1)` would give.
+
+    Where two upsampled logits differ by no more than rounding, either channel may be the label.
+
+    Args:
+        logits: N,C,h,w.
+        size: Height and width of the labels.
+
+    Returns:
+        N,H,W on the device of the logits, uint8 for up to 256 channels, else int16.
+    """
+    logits = at_least_float32(logits.detach())
+    images, channels = logits.shape[:2]
+    dtype = torch.uint8 if channels <= 256 else torch.int16
+    labels = torch.empty(images, *size, dtype=dtype, device=logits.device)
+    upsampler = StripUpsampler(logits, size)
+    rank = torch.arange(channels, 0, -1, dtype=logits.dtype, device=logits.device).view(-1, 1)
+    # Autocast would take the matrix products to half precision.
+    with torch.autocast(logits.device.type, enabled=False):
+        for strip in upsampler.strips():
+            lines = upsampler.lines(strip)
+            greatest = lines.amax(1, keepdim=True)
+            strip.put(channels - lines.eq_(greatest).mul_(rank).amax(1), labels)
+    return labels
+
+
+def sliding_labels(network: Network, images: Tensor, window: int) -> Tensor:
+    """Return the channel of each pixel of N,3,H,W images, seen through square windows."""
+    height, width = images.shape[-2:]
+    if height <= window and width <= window:
+        return predict_labels(network(images).logits, (height, width))
+    channels = network.classifier.known
+    total = torch.zeros(len(images), channels, height, width, device=images.device)
+    for top in starts(height, window):
+        for left in starts(width, window):
+            rows, columns = slice(top, top + window), slice(left, left + window)
+            part = images[:, :, rows, columns]
+            logits = upsample(network(part).logits, (part.shape[-2], part.shape[-1]))
+            # The sum is enough: at a pixel all channels would be divided by the same number.
+            total[:, :, rows, columns] += logits.softmax(1)
+    return total.argmax(1)
+
+
+def starts(length: int, window: int) -> list[int]:
+    """Return where windows begin along a side, evenly, the last one ending at its end."""
+    if length <= window:
+        return [0]
+    count = math.ceil((length - window) / (window * 2 / 3)) + 1
+    return [round(at * (length - window) / (count - 1)) for at in range(count)]

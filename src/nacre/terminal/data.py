@@ -1,0 +1,82 @@
+"""What a data folder holds and what is wrong with it, for the terminal."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from nacre.data.index.build import images_by_label, pixels_by_label
+from nacre.data.index.scan import ProblemKind
+from nacre.data.validate import _SHOWN, DataReport
+from nacre.scenarios.classes import LabelSpace
+
+
+def render(report: DataReport) -> Group:
+    """Return the report as something for rich to print."""
+    # As text and not as markup: a file or a class may have brackets in its name.
+    sentences = (Text(sentence) for sentence in _sentences(report))
+    return Group(_files_table(report), _classes_table(report), *sentences)
+
+
+def _files_table(report: DataReport) -> Any:
+    table = Table(title=f"files of {escape(str(report.root))}", title_justify="left")
+    table.add_column("")
+    for split in report.splits:
+        table.add_column(split.split, justify="right")
+    table.add_row("images", *(f"{split.images:,}" for split in report.splits))
+    if any(split.known is not None for split in report.splits):
+        known = (f"{split.known:,}" if split.known is not None else "" for split in report.splits)
+        table.add_row("in the whole data set", *known)
+    for kind in get_args(ProblemKind):
+        counts = [split.count(kind) for split in report.splits]
+        style = "red" if any(counts) else "dim"
+        table.add_row(kind, *(f"{count:,}" for count in counts), style=style)
+    return table
+
+
+def _classes_table(report: DataReport) -> Any:
+    table = Table(title="classes", title_justify="left")
+    table.add_column("label", justify="right")
+    table.add_column("name")
+    counts = [images_by_label(split.index) for split in report.splits]
+    pixels = [pixels_by_label(split.index) or Counter() for split in report.splits]
+    for split in report.splits:
+        table.add_column(f"{split.split} images", justify="right")
+        table.add_column("pixels", justify="right")
+    for label, name in _all_labels(report.space):
+        cells = []
+        for count, share in zip(counts, pixels, strict=True):
+            cells += [f"{count[label]:,}", f"{share[label] / max(1, share.total()):.2%}"]
+        table.add_row(str(label), escape(name), *cells)
+    return table
+
+
+def _all_labels(space: LabelSpace) -> Iterator[tuple[int, str]]:
+    if space.background is not None:
+        yield space.background, "(background)"
+    yield from space.names.items()
+    if space.ignored is not None:
+        yield space.ignored, "(ignored)"
+
+
+def _sentences(report: DataReport) -> Iterator[str]:
+    """Yield what a person should know, the verdict last."""
+    for split in report.splits:
+        for problem in split.problems[:_SHOWN]:
+            yield f"{split.split}: {problem.text}"
+        if len(split.problems) > _SHOWN:
+            yield f"{split.split}: and {len(split.problems) - _SHOWN:,} more"
+    for split in report.splits:
+        if split.known not in (None, split.images):
+            yield (
+                f"{split.split} has {split.images:,} images, the whole data set has "
+                f"{split.known:,}: results on it cannot be compared with published ones"
+            )
+    if report.empty_classes:
+        yield f"no pixel in training: {', '.join(report.empty_classes)}"
+    faulty = sum(len(split.problems) for split in report.splits)
+    yield "every file can be used" if report.sound else f"{faulty:,} images cannot be used"
