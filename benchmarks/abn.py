@@ -21,7 +21,7 @@ from nacre.models.network import Network, build_network
 SETTINGS: dict[str, dict[str, object]] = {
     "BN + leaky ReLU": {"norm": "abn"},
     "in-place ABN": {"norm": "iabn"},
-    "in-place ABN + checkpointing": {"norm": "iabn", "checkpointing": True},
+    "in-place ABN + checkpointing": {"norm": "iabn", "grad_checkpointing": True},
 }
 
 

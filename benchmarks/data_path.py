@@ -25,7 +25,7 @@ from measuring import TEST_DATA, Row, command, take_turns
 from nacre.data.dataset import TrainDataset
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import SPACE
-from nacre.data.transforms import PicturesConfig, _draw_box
+from nacre.data.transforms import ImagesConfig, _draw_box
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 from nacre.scenarios.classes import ClassTable
 
@@ -80,15 +80,15 @@ def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
 def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[], object]]:
     source = Folder(FolderConfig(root=root))
     table = CLASSES.training_table(1, "background")
-    fast = TrainDataset(source, names, table, PicturesConfig(crop=crop), seed=0)
+    fast = TrainDataset(source, names, table, ImagesConfig(crop=crop), seed=0)
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     scale, shift = 1 / (255 * std), -mean / std
-    normalised = torch.empty(3, crop, crop)
+    normalize = torch.empty(3, crop, crop)
 
     def nacre() -> None:
         for at in range(len(names)):
             image, _ = fast[(0, at)]
-            normalised.copy_(image).mul_(scale).add_(shift)
+            normalize.copy_(image).mul_(scale).add_(shift)
 
     def plain(mapping: bool) -> None:
         channels = {label: int(table[label]) for label in CLASSES.new(1)}

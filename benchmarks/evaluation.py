@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import Row, command, peak_bytes, take_turns
-from nacre.evaluation.inference import predict_labels
+from nacre.evaluation.inference import predict_classes
 from nacre.evaluation.metrics import confusion_matrix
-from nacre.losses import IGNORED
+from nacre.losses import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ def make(case: Case = TINY[0]) -> tuple[Tensor, Tensor]:
     logits = torch.randn(case.batch, case.classes, low, low, generator=g)
     truth = torch.randint(0, case.classes, shape, generator=g)
     # A class cannot have the number of the ignored label.
-    truth[(truth == IGNORED) | (torch.rand(shape, generator=g) < 0.05)] = IGNORED
-    return logits, truth.to(torch.uint8 if case.classes <= IGNORED else torch.int16)
+    truth[(truth == IGNORE_INDEX) | (torch.rand(shape, generator=g) < 0.05)] = IGNORE_INDEX
+    return logits, truth.to(torch.uint8 if case.classes <= IGNORE_INDEX else torch.int16)
 
 
 def straightforward(logits: Tensor, truth: Tensor) -> Tensor:
     classes = logits.shape[1]
     full = F.interpolate(logits, size=truth.shape[-2:], mode="bilinear", align_corners=False)
     _, predicted = full.max(1)
-    counted = truth != IGNORED
+    counted = truth != IGNORE_INDEX
     cells = classes * truth[counted].long() + predicted[counted]
     return torch.bincount(cells, minlength=classes**2).view(classes, classes)
 
 
 def by_strips(logits: Tensor, truth: Tensor) -> Tensor:
-    predicted = predict_labels(logits, (truth.shape[-2], truth.shape[-1]))
+    predicted = predict_classes(logits, (truth.shape[-2], truth.shape[-1]))
     return confusion_matrix(truth, predicted, logits.shape[1])
 
 

@@ -41,7 +41,7 @@ def update(case: Case, rounds: int) -> tuple[float, float]:
     before = peak_of_process()
     old = [1 + case.classes // 2] if case.steps == 1 else [2] + [1] * (case.steps - 2)
     new = case.classes - sum(old)
-    model = ModelConfig(backbone=case.backbone, head_width=128)
+    model = ModelConfig(backbone=case.backbone, decoder_channels=128)
     learner = learner_of("mib", model, case.crop, 2, old, new)
     parts = make_batch(case.crop, 2, case.classes, sum(old))
     learner.update(parts)  # warm-up

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import Row, command, peak_bytes, take_turns
-from nacre.losses import IGNORED, fused_binary_losses, fused_losses
+from nacre.losses import IGNORE_INDEX, fused_binary_losses, fused_losses
 
 WEIGHT = 10.0
 
@@ -58,30 +58,30 @@ def make(case: Case = TINY[0]) -> Inputs:
     low, shape = case.size // 16, (case.batch, case.size, case.size)
     logits = torch.randn(case.batch, case.classes, low, low, generator=g) * 2
     old_logits = torch.randn(case.batch, case.old, low, low, generator=g) * 2
-    labels = torch.randint(case.old, case.classes, shape, generator=g)
-    labels[torch.rand(shape, generator=g) < 0.45] = 0
-    labels[torch.rand(shape, generator=g) < 0.05] = IGNORED
-    return case.method, logits, old_logits, labels.to(torch.uint8)
+    targets = torch.randint(case.old, case.classes, shape, generator=g)
+    targets[torch.rand(shape, generator=g) < 0.45] = 0
+    targets[torch.rand(shape, generator=g) < 0.05] = IGNORE_INDEX
+    return case.method, logits, old_logits, targets.to(torch.uint8)
 
 
-def straightforward(method: str, logits: Tensor, old_logits: Tensor, labels: Tensor) -> Tensor:
+def straightforward(method: str, logits: Tensor, old_logits: Tensor, targets: Tensor) -> Tensor:
     """Return the gradient with respect to the low-resolution logits."""
     x = logits.clone().requires_grad_()
-    size = labels.shape[-2:]
+    size = targets.shape[-2:]
     student = F.interpolate(x, size=size, mode="bilinear", align_corners=False)
     teacher = F.interpolate(old_logits, size=size, mode="bilinear", align_corners=False)
-    STRAIGHTFORWARD[method](student, teacher, labels.long()).backward()
+    STRAIGHTFORWARD[method](student, teacher, targets.long()).backward()
     assert x.grad is not None
     return x.grad
 
 
-def straightforward_mib(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+def straightforward_mib(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
     old = teacher.shape[1]
     total = torch.logsumexp(student, dim=1)
     scores = torch.zeros_like(student)
     scores[:, 0] = torch.logsumexp(student[:, :old], dim=1) - total
     scores[:, old:] = student[:, old:] - total.unsqueeze(1)
-    ce = F.nll_loss(scores, labels, ignore_index=IGNORED)
+    ce = F.nll_loss(scores, targets, ignore_index=IGNORE_INDEX)
     new_or_background = [0, *range(old, student.shape[1])]
     log_background = torch.logsumexp(student[:, new_or_background], dim=1) - total
     log_old = student[:, 1:old] - total.unsqueeze(1)
@@ -90,23 +90,23 @@ def straightforward_mib(student: Tensor, teacher: Tensor, labels: Tensor) -> Ten
     return ce + WEIGHT * kd.mean()
 
 
-def straightforward_lwf(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    ce = F.cross_entropy(student, labels, ignore_index=IGNORED)
+def straightforward_lwf(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
+    ce = F.cross_entropy(student, targets, ignore_index=IGNORE_INDEX)
     log_q = torch.log_softmax(student[:, : teacher.shape[1]], dim=1)
     kd = -(torch.softmax(teacher, dim=1) * log_q).mean(1)
     return ce + WEIGHT * kd.mean()
 
 
-def straightforward_ft(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(student, labels, ignore_index=IGNORED)
+def straightforward_ft(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(student, targets, ignore_index=IGNORE_INDEX)
 
 
-def straightforward_lwf_mc(student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+def straightforward_lwf_mc(student: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
     classes, old = student.shape[1], teacher.shape[1]
-    counted = labels != IGNORED
-    one_hot = F.one_hot(torch.where(counted, labels, classes), classes + 1)
-    targets = one_hot.permute(0, 3, 1, 2)[:, :classes].float()
-    bce = F.binary_cross_entropy_with_logits(student, targets, reduction="none").sum(1)
+    counted = targets != IGNORE_INDEX
+    one_hot = F.one_hot(torch.where(counted, targets, classes), classes + 1)
+    old_targets = one_hot.permute(0, 3, 1, 2)[:, :classes].float()
+    bce = F.binary_cross_entropy_with_logits(student, old_targets, reduction="none").sum(1)
     kd = F.binary_cross_entropy_with_logits(student[:, :old], torch.sigmoid(teacher))
     return bce[counted].mean() + WEIGHT * old * kd
 
@@ -119,17 +119,17 @@ STRAIGHTFORWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def fused(method: str, logits: Tensor, old_logits: Tensor, labels: Tensor) -> Tensor:
+def fused(method: str, logits: Tensor, old_logits: Tensor, targets: Tensor) -> Tensor:
     """Return the gradient with respect to the low-resolution logits."""
     x = logits.clone().requires_grad_()
     if method == "mib":
-        losses = fused_losses(x, labels, old_logits, ce="unbiased", kd="unbiased")
+        losses = fused_losses(x, targets, old_logits, ce="unbiased", kd="unbiased")
     elif method == "lwf":
-        losses = fused_losses(x, labels, old_logits, ce="plain", kd="plain")
+        losses = fused_losses(x, targets, old_logits, ce="plain", kd="plain")
     elif method == "ft":
-        losses = fused_losses(x, labels)
+        losses = fused_losses(x, targets)
     else:
-        losses = fused_binary_losses(x, labels, old_logits, distil=True)
+        losses = fused_binary_losses(x, targets, old_logits, distil=True)
     supervised, *distilled = losses.values()
     (supervised + WEIGHT * sum(distilled)).backward()
     assert x.grad is not None

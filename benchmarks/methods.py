@@ -16,14 +16,14 @@ import torch
 
 from measuring import Row, apart, command, take_turns
 from nacre.data.dataset import Sample
-from nacre.data.sampler import BatchOrder
+from nacre.data.sampler import StepSampler
 from nacre.methods import METHODS
 from nacre.models.config import ModelConfig
 from nacre.models.network import build_network
 from nacre.training.config import TrainConfig
-from nacre.training.distributed import Processes
-from nacre.training.trainer import Learner
+from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision
+from nacre.utils.distributed import Distributed
 from nacre.utils.malloc import keep_freed_memory
 
 OLD, NEW = 16, 5
@@ -31,7 +31,7 @@ OLD, NEW = 16, 5
 
 def learner_of(
     name: str, model: ModelConfig, crop: int, batch: int, old: list[int] | None = None, new: int = 5
-) -> Learner:
+) -> Trainer:
     """Return the beginning of an incremental step of a method."""
     torch.manual_seed(0)
     old = old or [OLD]
@@ -46,15 +46,15 @@ def learner_of(
     if kind.uses_teacher:
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
     method.grow(network.classifier, new)
-    learner = Learner(
+    learner = Trainer(
         step=len(old),
         network=network,
         teacher=teacher,
         method=method,
         config=TrainConfig(batch=batch),
         lr=1e-4,
-        order=BatchOrder(images=batch, batch=batch, epochs=1000, seed=1),
-        processes=Processes(0, 1, torch.device("cpu")),
+        order=StepSampler(images=batch, batch=batch, epochs=1000, seed=1),
+        processes=Distributed(0, 1, torch.device("cpu")),
         precision=Precision(torch.float32, "a benchmark"),
     )
     method.begin_step(network)
@@ -104,7 +104,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     large, small = (("resnet50", 256, 4), ("resnet18", 160, 8))
     if tiny:
         large = small = ("tiny", 32, 2)
-    others = [name for name, kind in METHODS.items() if name != "ft" and not kind.merges_steps]
+    others = [name for name, kind in METHODS.items() if name != "ft" and not kind.is_joint]
     return [*compare(["mib"], large, rounds, 1.45), *compare(others, small, rounds)]
 
 

@@ -23,7 +23,7 @@ from methods import learner_of
 from nacre.data.dataset import train_batches
 from nacre.data.step_data import ScenarioData
 from nacre.runs.scenario_data import open_scenario
-from nacre.training.config import gather
+from nacre.training.config import build_config
 from nacre.utils.malloc import keep_freed_memory
 
 NETWORKS = ("student forward", "teacher forward", "backward")
@@ -53,11 +53,11 @@ def data_of_step(tiny: bool) -> ScenarioData:
             "scenario": "scenes/4-4/overlapped",
             "data": {"train": 48, "val": 12, "size": 32},
             "model": {"backbone": "tiny", "weights": "none"},
-            "pictures": {"crop": 32},
+            "images": {"crop": 32},
         }
     elif not root.exists():
         values = {"scenario": "scenes/4-4/overlapped", "data": {"size": 256}}
-    return open_scenario(gather(preset="small", overrides=values))
+    return open_scenario(build_config(preset="small", overrides=values))
 
 
 def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
@@ -68,7 +68,12 @@ def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
     config, classes = prepared.config, prepared.scenario.classes
     new = len(classes.new(1))
     learner = learner_of(
-        "mib", config.model, config.pictures.crop, config.train.batch, [classes.channels(0)], new
+        "mib",
+        config.model,
+        config.images.crop_size,
+        config.train.batch_size,
+        [classes.channels(0)],
+        new,
     )
     reading = train_batches(prepared.train_dataset(1), prepared.order(1), 0, 0, pin=False)
     learner.update(next(reading))

@@ -160,8 +160,8 @@ def test_pictures_of_one_name_are_refused(nacre, finished):
 
 
 def test_values_on_top_of_a_runs_own_config_are_compared(nacre, finished):
-    done = nacre("run", "--out", finished, "--set", "train.workers=1", code=2)
-    assert "train.workers: 0 -> 1" in done.stderr
+    done = nacre("run", "--out", finished, "--set", "train.num_workers=1", code=2)
+    assert "train.num_workers: 0 -> 1" in done.stderr
     assert "after the last step" in nacre("run", "--out", finished).stdout
 
 
@@ -182,7 +182,7 @@ def test_a_run_with_another_config_is_refused(nacre, finished):
 def test_ctrl_c_saves_and_says_how_to_go_on(nacre, config, finished, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "nacre", "run", "--config", str(config), "--out", str(out)]
-    command += ["--set", "train.workers=1"]
+    command += ["--set", "train.num_workers=1"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command,

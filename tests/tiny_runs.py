@@ -4,19 +4,19 @@ from pathlib import Path
 from typing import Any
 
 from nacre.runs.run import run_scenario
-from nacre.training.config import RunConfig, gather, merge
+from nacre.training.config import RunConfig, build_config, deep_merge
 
 TINY: dict[str, Any] = {
     "scenario": "scenes/4-2-2/overlapped",
     "data": {"train": 48, "val": 12, "size": 32, "seed": 3},
-    "model": {"backbone": "tiny", "head_width": 8, "dilations": [1, 2, 3]},
-    "pictures": {"crop": 32, "augmentation": "flip"},
-    "train": {"epochs": 1, "batch": 8, "lr": 0.05, "next_lr": 0.01, "log_every": 1},
+    "model": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+    "images": {"crop": 32, "augmentation": "flip"},
+    "train": {"epochs": 1, "batch": 8, "lr": 0.05, "incremental_lr": 0.01, "log_freq": 1},
 }
 
 
 def tiny_config(**changes: Any) -> RunConfig:
-    return gather(overrides=merge(TINY, changes))
+    return build_config(overrides=deep_merge(TINY, changes))
 
 
 class StopAfter:

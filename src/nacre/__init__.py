@@ -10,12 +10,13 @@ The names are imported when they are first used, so that ``import nacre`` is qui
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nacre.version import __version__
+
 if TYPE_CHECKING:
     from nacre.api import run
     from nacre.errors import NacreError
     from nacre.predict import Model, Prediction, load
 
-__version__ = "0.1.0"
 __all__ = ["Model", "NacreError", "Prediction", "__version__", "load", "run"]
 
 _HOMES = {

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.runs.run import run_scenario
-from nacre.training.config import gather, merge
+from nacre.training.config import build_config, deep_merge
 
 
 def run(
@@ -34,5 +34,5 @@ def run(
     values: dict[str, Any] = {"scenario": scenario, "method": {"name": method}}
     if seed is not None:
         values["seed"] = seed
-    resolved = gather(preset=preset, overrides=merge(values, config or {}))
+    resolved = build_config(preset=preset, overrides=deep_merge(values, config or {}))
     return run_scenario(resolved, Path(out), base=Path(base) if base else None)

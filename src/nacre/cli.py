@@ -37,7 +37,9 @@ Lists = Annotated[Path | None, typer.Option(help="Folder with published image li
 Config = Annotated[Path | None, typer.Option(help="YAML file with config values.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="One config value, such as train.batch=8."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="One config value, such as train.batch_size=8."
+    ),
 ]
 
 
@@ -98,7 +100,7 @@ def run(
     from nacre.runs.run import run_scenario
     from nacre.runs.tensorboard import TensorBoard
     from nacre.terminal.progress import RunDisplay
-    from nacre.training.config import gather
+    from nacre.training.config import build_config
     from nacre.training.events import Observer
     from nacre.utils.signals import StopSignal
 
@@ -109,12 +111,12 @@ def run(
     if out is not None and (out / "config.yaml").exists() and not (scenario or config or preset):
         # What is said here lies over the folder's own config, and is refused if it differs.
         file = out / "config.yaml"
-    resolved = gather(preset=preset, file=file, assignments=set_ or (), overrides=values)
+    resolved = build_config(preset=preset, file=file, assignments=set_ or (), overrides=values)
     folder = out or default_folder(resolved)
     console = _console()
     with StopSignal() as stop, RunDisplay(console) as display:
         observers: list[Observer] = [display]
-        if tensorboard and _is_first():
+        if tensorboard and _is_main():
             observers.append(TensorBoard(folder.with_name(f"{folder.name}-tensorboard")))
         summary = _until_interrupted(
             lambda: run_scenario(
@@ -122,7 +124,7 @@ def run(
             ),
             _again("run", "--out", str(folder)),
         )
-    if _is_first():
+    if _is_main():
         _print_steps(console, folder, summary)
 
 
@@ -154,13 +156,13 @@ def tune(
     from nacre.runs.folder import default_folder
     from nacre.sweeps.tune.tune import tune as search
     from nacre.terminal.tune import TuneDisplay
-    from nacre.training.config import gather
+    from nacre.training.config import build_config
     from nacre.utils.signals import StopSignal
 
     values = _values(
         scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
     )
-    resolved = gather(preset=preset, file=config, assignments=set_ or (), overrides=values)
+    resolved = build_config(preset=preset, file=config, assignments=set_ or (), overrides=values)
     run_folder = default_folder(resolved)
     folder = out or run_folder.with_name(f"tune-{run_folder.name}")
     console = _console()
@@ -195,10 +197,10 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Test the model of a step again, under the same or other conventions."""
-    from nacre.runs.evaluate import retest
+    from nacre.runs.evaluate import evaluate_checkpoint
     from nacre.terminal.metrics import class_table
 
-    metrics = retest(model, _values(root=root), set_ or ())
+    metrics = evaluate_checkpoint(model, _values(root=root), set_ or ())
     if json:
         _print_json(metrics)
     else:
@@ -460,15 +462,15 @@ def _grid(
 ) -> Any:
     """Put a grid together from its file and the options, which lie over it."""
     from nacre.sweeps.grid import check_grid, read_grid
-    from nacre.training.config import merge, parse_assignment
+    from nacre.training.config import deep_merge, parse_assignment
 
     content = read_grid(file).model_dump() if file else {}
     lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
     content |= {key: text.split(",") for key, text in lists.items() if text is not None}
     content |= {k: v for k, v in (("preset", preset), ("jobs", jobs)) if v is not None}
-    values = merge(content.get("config", {}), _values(root=root))
+    values = deep_merge(content.get("config", {}), _values(root=root))
     for text in assignments:
-        values = merge(values, parse_assignment(text))
+        values = deep_merge(values, parse_assignment(text))
     return check_grid(content | {"config": values})
 
 
@@ -486,13 +488,13 @@ def _again(*arguments: str) -> str:
 
 def _until_interrupted(work: Any, again: str) -> Any:
     """Do the work; if the user stops it, say how to go on."""
-    from nacre.training.trainer import Interrupted
+    from nacre.training.step import Interrupted
 
     try:
         return work()
     except (Interrupted, KeyboardInterrupt) as error:
         saved = "saved" if isinstance(error, Interrupted) else "the last save is kept"
-        if _is_first():
+        if _is_main():
             typer.echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
         sys.exit(130)
 
@@ -511,7 +513,7 @@ def _print_json(content: Any) -> None:
     typer.echo(json.dumps(content, indent=1))
 
 
-def _is_first() -> bool:
+def _is_main() -> bool:
     """Whether this is the process that talks, where torchrun started several."""
     import os
 
@@ -521,7 +523,7 @@ def _is_first() -> bool:
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console(quiet=not _is_first())
+    return Console(quiet=not _is_main())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from PIL import Image
 from nacre.data.image_io import load as decode
 from nacre.data.image_io import open_image
 from nacre.errors import NacreError
-from nacre.evaluation.inference import predict_labels
+from nacre.evaluation.inference import predict_classes
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.utils.device import choose_device
@@ -89,7 +89,7 @@ class Model:
         pixels = np.array(image.resize(size, Image.Resampling.BILINEAR))
         device = next(self.network.parameters()).device
         batch = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(device)
-        labels = predict_labels(self.network(batch).logits, (image.height, image.width))
+        labels = predict_classes(self.network(batch).logits, (image.height, image.width))
         mask = labels[0].cpu().numpy()
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)
         return Prediction(mask, self.classes, colors)

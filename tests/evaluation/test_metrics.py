@@ -2,7 +2,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from nacre.evaluation.metrics import confusion_matrix, iou_by_class, step_metrics, summarise
+from nacre.evaluation.metrics import compute_metrics, confusion_matrix, iou_by_class, summarize
 from nacre.scenarios.classes import ClassTable, LabelSpace
 
 TABLE = ClassTable(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2, 3)))
@@ -27,7 +27,7 @@ def test_iou_is_intersection_over_union_and_none_where_there_is_no_truth():
 def test_means_by_group_background_in_and_out():
     matrix = torch.diag(torch.tensor([10, 10, 10, 10]))
     matrix[0, 1] = 10  # background taken for a
-    metrics = step_metrics(TABLE, TABLE.steps, 1, matrix)
+    metrics = compute_metrics(TABLE, TABLE.steps, 1, matrix)
     means = metrics["mean_iou"]
     assert metrics["iou"] == {"background": 0.5, "a": 0.5, "b": 1.0, "c": 1.0}
     assert means["old_without_background"] == means["step_0_without_background"] == 0.5
@@ -39,21 +39,21 @@ def test_means_by_group_background_in_and_out():
 
 def test_joint_training_reports_the_groups_of_the_task():
     merged = TABLE.merged()
-    means = step_metrics(merged, TABLE.steps, 0, torch.eye(4, dtype=torch.int64))["mean_iou"]
+    means = compute_metrics(merged, TABLE.steps, 0, torch.eye(4, dtype=torch.int64))["mean_iou"]
     assert {"old_without_background", "step_1_without_background"} <= set(means)
 
 
 def test_a_class_that_the_truth_never_holds_takes_no_part_in_a_mean():
     matrix = torch.diag(torch.tensor([4, 4, 0, 4]))
-    means = step_metrics(TABLE, TABLE.steps, 1, matrix)["mean_iou"]
+    means = compute_metrics(TABLE, TABLE.steps, 1, matrix)["mean_iou"]
     assert means["new_without_background"] == 1.0
 
 
 def test_forgetting_is_best_earlier_minus_last():
-    before = step_metrics(TABLE, TABLE.steps, 0, torch.tensor([[8, 0], [2, 8]]))
-    after = step_metrics(TABLE, TABLE.steps, 1, torch.diag(torch.tensor([1, 1, 1, 1])))
+    before = compute_metrics(TABLE, TABLE.steps, 0, torch.tensor([[8, 0], [2, 8]]))
+    after = compute_metrics(TABLE, TABLE.steps, 1, torch.diag(torch.tensor([1, 1, 1, 1])))
     after["iou"]["a"] = 0.3
-    summary = summarise([before, after])
+    summary = summarize([before, after])
     assert summary["forgetting"] == {"background": pytest.approx(-0.2), "a": pytest.approx(0.5)}
     assert summary["mean_forgetting_without_background"] == pytest.approx(0.5)
     assert summary["iou_by_step_and_class"][0] == [0.8, 0.8, None, None]

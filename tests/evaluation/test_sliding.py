@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from nacre.evaluation.inference import predict_labels, sliding_labels, starts
+from nacre.evaluation.inference import predict_classes, sliding_classes, starts
 from nacre.models.config import ModelConfig
 from nacre.models.network import build_network
 
@@ -20,22 +20,22 @@ def test_windows_cover_a_side_and_overlap(length, window):
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(1)
-    config = ModelConfig(backbone="tiny", head_width=8, dilations=(1, 2, 3))
+    config = ModelConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
     return build_network(config, 4, 32).eval()
 
 
 @torch.inference_mode()
 def test_a_picture_of_one_window_is_seen_as_a_whole(network):
     images = torch.randint(0, 255, (2, 3, 24, 32), dtype=torch.uint8)
-    expected = predict_labels(network(images).logits, (24, 32))
-    assert torch.equal(sliding_labels(network, images, 32), expected)
+    expected = predict_classes(network(images).logits, (24, 32))
+    assert torch.equal(sliding_classes(network, images, 32), expected)
 
 
 @torch.inference_mode()
 def test_each_window_decides_where_it_is_alone(network):
     images = torch.randint(0, 255, (1, 3, 32, 80), dtype=torch.uint8)
-    labels = sliding_labels(network, images, 32)
+    labels = sliding_classes(network, images, 32)
     assert labels.shape == (1, 32, 80)
-    left = predict_labels(network(images[..., :32]).logits, (32, 32))
+    left = predict_classes(network(images[..., :32]).logits, (32, 32))
     alone = starts(80, 32)[1]
     assert torch.equal(labels[..., :alone], left[..., :alone].long())

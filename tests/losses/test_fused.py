@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.losses import (
-    IGNORED,
+    IGNORE_INDEX,
     binary_cross_entropy,
     binary_distillation,
     binary_mixed,
@@ -38,7 +38,7 @@ class Problem:
         self,
         low: tuple[int, int] = (3, 4),
         high: tuple[int, int] = (17, 23),
-        known: int = 3,
+        num_old: int = 3,
         new: int = 2,
         images: int = 2,
         dtype: torch.dtype = torch.float64,
@@ -46,84 +46,86 @@ class Problem:
         seed: int = 0,
     ) -> None:
         g = torch.Generator().manual_seed(seed)
-        self.known = known
-        self.logits = torch.randn(images, known + new, *low, generator=g, dtype=dtype) * scale
-        self.old = torch.randn(images, known, *low, generator=g, dtype=dtype) * scale
-        values = torch.tensor([*range(known + new), 0, IGNORED], dtype=torch.uint8)
-        self.labels = values[torch.randint(0, len(values), (images, *high), generator=g)]
+        self.num_old = num_old
+        self.logits = torch.randn(images, num_old + new, *low, generator=g, dtype=dtype) * scale
+        self.old = torch.randn(images, num_old, *low, generator=g, dtype=dtype) * scale
+        values = torch.tensor([*range(num_old + new), 0, IGNORE_INDEX], dtype=torch.uint8)
+        self.targets = values[torch.randint(0, len(values), (images, *high), generator=g)]
 
 
 Losses = Callable[[Tensor, Problem], dict[str, Tensor]]
 
 
 def _up(x: Tensor, a: Problem) -> Tensor:
-    return upsample(x, (a.labels.shape[1], a.labels.shape[2]))
+    return upsample(x, (a.targets.shape[1], a.targets.shape[2]))
 
 
 def _unbiased_ce(x: Tensor, a: Problem) -> Tensor:
-    return unbiased_cross_entropy(_up(x, a), a.labels, a.known)
+    return unbiased_cross_entropy(_up(x, a), a.targets, a.num_old)
 
 
 def _mixed(x: Tensor, a: Problem, labelled_background: bool) -> Tensor:
-    return binary_mixed(_up(x, a), a.labels, _up(a.old, a), labelled_background=labelled_background)
+    return binary_mixed(
+        _up(x, a), a.targets, _up(a.old, a), labelled_background=labelled_background
+    )
 
 
 # name: (fused, plain); every loss and every combination that a method uses
 CASES: dict[str, tuple[Losses, Losses]] = {
     "ft": (
-        lambda x, a: fused_losses(x, a.labels),
-        lambda x, a: {"ce": cross_entropy(_up(x, a), a.labels)},
+        lambda x, a: fused_losses(x, a.targets),
+        lambda x, a: {"ce": cross_entropy(_up(x, a), a.targets)},
     ),
     "lwf": (
-        lambda x, a: fused_losses(x, a.labels, a.old, ce="plain", kd="plain"),
+        lambda x, a: fused_losses(x, a.targets, a.old, ce="plain", kd="plain"),
         lambda x, a: {
-            "ce": cross_entropy(_up(x, a), a.labels),
+            "ce": cross_entropy(_up(x, a), a.targets),
             "kd": distillation(_up(x, a), _up(a.old, a)),
         },
     ),
     "lwf + unbiased ce": (
-        lambda x, a: fused_losses(x, a.labels, a.old, ce="unbiased", kd="plain"),
+        lambda x, a: fused_losses(x, a.targets, a.old, ce="unbiased", kd="plain"),
         lambda x, a: {
             "ce": _unbiased_ce(x, a),
             "kd": distillation(_up(x, a), _up(a.old, a)),
         },
     ),
     "mib": (
-        lambda x, a: fused_losses(x, a.labels, a.old, ce="unbiased", kd="unbiased"),
+        lambda x, a: fused_losses(x, a.targets, a.old, ce="unbiased", kd="unbiased"),
         lambda x, a: {
             "ce": _unbiased_ce(x, a),
             "kd": unbiased_distillation(_up(x, a), _up(a.old, a)),
         },
     ),
     "unbiased ce": (
-        lambda x, a: fused_losses(x, a.labels, ce="unbiased", known=a.known),
+        lambda x, a: fused_losses(x, a.targets, ce="unbiased", num_old=a.num_old),
         lambda x, a: {"ce": _unbiased_ce(x, a)},
     ),
     "kd": (
-        lambda x, a: fused_losses(x, a.labels, a.old, ce=None, kd="plain"),
+        lambda x, a: fused_losses(x, a.targets, a.old, ce=None, kd="plain"),
         lambda x, a: {"kd": distillation(_up(x, a), _up(a.old, a))},
     ),
     "unbiased kd": (
-        lambda x, a: fused_losses(x, a.labels, a.old, ce=None, kd="unbiased"),
+        lambda x, a: fused_losses(x, a.targets, a.old, ce=None, kd="unbiased"),
         lambda x, a: {"kd": unbiased_distillation(_up(x, a), _up(a.old, a))},
     ),
     "bce": (
-        lambda x, a: fused_binary_losses(x, a.labels),
-        lambda x, a: {"bce": binary_cross_entropy(_up(x, a), a.labels)},
+        lambda x, a: fused_binary_losses(x, a.targets),
+        lambda x, a: {"bce": binary_cross_entropy(_up(x, a), a.targets)},
     ),
     "lwf-mc": (
-        lambda x, a: fused_binary_losses(x, a.labels, a.old, distil=True),
+        lambda x, a: fused_binary_losses(x, a.targets, a.old, distil=True),
         lambda x, a: {
-            "bce": binary_cross_entropy(_up(x, a), a.labels),
+            "bce": binary_cross_entropy(_up(x, a), a.targets),
             "kd": binary_distillation(_up(x, a), _up(a.old, a)),
         },
     ),
     "lwf-mc-c": (
-        lambda x, a: fused_binary_losses(x, a.labels, a.old, targets="teacher_but_background"),
+        lambda x, a: fused_binary_losses(x, a.targets, a.old, old_targets="teacher_but_background"),
         lambda x, a: {"bce": _mixed(x, a, labelled_background=True)},
     ),
     "lwf-mc-d": (
-        lambda x, a: fused_binary_losses(x, a.labels, a.old, targets="teacher"),
+        lambda x, a: fused_binary_losses(x, a.targets, a.old, old_targets="teacher"),
         lambda x, a: {"bce": _mixed(x, a, labelled_background=False)},
     ),
 }
@@ -160,7 +162,7 @@ problems = st.builds(
     Problem,
     low=sides,
     high=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    known=st.integers(1, 4),
+    num_old=st.integers(1, 4),
     new=st.integers(0, 3),
     images=st.integers(1, 3),
     seed=st.integers(0, 2**31),
@@ -185,7 +187,7 @@ def test_equals_plain_in_float64(
 def test_equals_plain_in_float32(
     fused: Losses, plain: Losses, low: tuple[int, int], high: tuple[int, int]
 ) -> None:
-    a = Problem(low, high, known=16, new=5, dtype=torch.float32)
+    a = Problem(low, high, num_old=16, new=5, dtype=torch.float32)
     assert_same(fused, plain, a, 1e-5)
 
 
@@ -216,7 +218,7 @@ def test_extreme_logits(fused: Losses, plain: Losses, dtype: torch.dtype) -> Non
 @every_case
 def test_all_ignored_gives_zero(fused: Losses, plain: Losses) -> None:
     a = Problem()
-    a.labels = torch.full_like(a.labels, IGNORED)
+    a.targets = torch.full_like(a.targets, IGNORE_INDEX)
     x = a.logits.requires_grad_()
     losses = fused(x, a)
     for name in {"ce", "bce"} & losses.keys():
@@ -229,27 +231,28 @@ def test_all_ignored_gives_zero(fused: Losses, plain: Losses) -> None:
 def test_parts_of_a_batch_add_up_to_the_whole(function: Callable[..., dict[str, Tensor]]) -> None:
     a = Problem(images=5)
     name = "ce" if function is fused_losses else "bce"
-    pixels = (a.labels != IGNORED).sum()
+    num_pixels = (a.targets != IGNORE_INDEX).sum()
     parts = [
-        function(a.logits[s], a.labels[s], pixels=pixels)[name] for s in (slice(0, 1), slice(1, 5))
+        function(a.logits[s], a.targets[s], num_pixels=num_pixels)[name]
+        for s in (slice(0, 1), slice(1, 5))
     ]
-    whole = function(a.logits, a.labels)[name]
+    whole = function(a.logits, a.targets)[name]
     torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-12, atol=0)
 
 
 def test_another_value_can_be_the_ignored_one() -> None:
     a = Problem()
-    labels = torch.where(a.labels == IGNORED, -1, a.labels.int())
+    targets = torch.where(a.targets == IGNORE_INDEX, -1, a.targets.int())
     for function in (fused_losses, fused_binary_losses):
-        assert function(a.logits, labels, ignored=-1) == function(a.logits, a.labels)
+        assert function(a.logits, targets, ignore_index=-1) == function(a.logits, a.targets)
 
 
 def test_background_can_be_ignored() -> None:
     a = Problem()
-    a.labels = torch.where(a.labels == IGNORED, 1, a.labels)
-    actual = fused_losses(a.logits, a.labels, ce="unbiased", known=3, ignored=0)["ce"]
+    a.targets = torch.where(a.targets == IGNORE_INDEX, 1, a.targets)
+    actual = fused_losses(a.logits, a.targets, ce="unbiased", num_old=3, ignore_index=0)["ce"]
     full = upsample(a.logits, (17, 23))
-    expected = unbiased_cross_entropy(full, a.labels, 3, ignored=0)
+    expected = unbiased_cross_entropy(full, a.targets, 3, ignore_index=0)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
 
 
@@ -301,13 +304,13 @@ def test_arguments_are_left_alone(fused: Losses, plain: Losses) -> None:
     values_and_gradient(fused, a)
     assert torch.equal(a.logits, same.logits)
     assert torch.equal(a.old, same.old)
-    assert torch.equal(a.labels, same.labels)
+    assert torch.equal(a.targets, same.targets)
 
 
 def test_second_derivative_is_refused() -> None:
     a = Problem()
     x = a.logits.requires_grad_()
-    loss = fused_losses(x, a.labels)["ce"]
+    loss = fused_losses(x, a.targets)["ce"]
     with pytest.raises(RuntimeError, match=r"cannot be differentiated twice.*nacre\.losses\.plain"):
         torch.autograd.grad(loss, x, create_graph=True)
 
@@ -351,21 +354,21 @@ def test_teacher_may_have_another_resolution() -> None:
 
 def test_columns_in_memory_order_do_not_matter() -> None:
     a = Problem()
-    expected = fused_losses(a.logits, a.labels, a.old, ce="unbiased", kd="unbiased")
+    expected = fused_losses(a.logits, a.targets, a.old, ce="unbiased", kd="unbiased")
     a.logits = a.logits.to(memory_format=torch.channels_last)
     a.old = a.old.to(memory_format=torch.channels_last)
-    actual = fused_losses(a.logits, a.labels, a.old, ce="unbiased", kd="unbiased")
+    actual = fused_losses(a.logits, a.targets, a.old, ce="unbiased", kd="unbiased")
     assert actual == expected
 
 
 def test_what_is_missing_is_told() -> None:
     a = Problem()
     with pytest.raises(AssertionError, match="needs known or old_logits"):
-        fused_losses(a.logits, a.labels, ce="unbiased")
+        fused_losses(a.logits, a.targets, ce="unbiased")
     with pytest.raises(AssertionError, match="needs old_logits"):
-        fused_losses(a.logits, a.labels, kd="plain")
+        fused_losses(a.logits, a.targets, kd="plain")
     with pytest.raises(AssertionError, match="need old_logits"):
-        fused_binary_losses(a.logits, a.labels, distil=True)
+        fused_binary_losses(a.logits, a.targets, distil=True)
 
 
 @pytest.mark.parametrize("name", ["ft", "mib", "lwf-mc", "lwf-mc-c"])
@@ -390,6 +393,9 @@ def test_what_cannot_be_compiled_is_one_sentence(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(compiling, "BACKEND", without_a_compiler)
     compiling._compiled.cache_clear()
-    a = Problem(known=2, new=7)
-    with compiled_strips(), pytest.raises(NacreError, match=r"^train.compile: .* cannot be comp"):
-        fused_losses(a.logits, a.labels)
+    a = Problem(num_old=2, new=7)
+    with (
+        compiled_strips(),
+        pytest.raises(NacreError, match=r"^train.compile_losses: .* cannot be comp"),
+    ):
+        fused_losses(a.logits, a.targets)

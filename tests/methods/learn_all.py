@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from nacre.runs.run import run_scenario
-from nacre.training.config import gather
+from nacre.training.config import build_config
 
 for path in sorted(Path(sys.argv[1]).glob("*.yaml")):
-    run_scenario(gather(file=path), path.with_suffix(""))
+    run_scenario(build_config(file=path), path.with_suffix(""))

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nacre.data.sampler import BatchOrder
+from nacre.data.sampler import StepSampler
 from nacre.errors import NacreError
 from nacre.methods import METHODS
 from nacre.methods.ewc import Ewc, EwcConfig
@@ -15,9 +15,9 @@ from nacre.models.io import load_model
 from nacre.models.network import build_network, upsample
 from nacre.runs.run import run_scenario
 from nacre.training.config import TrainConfig
-from nacre.training.distributed import Processes
-from nacre.training.trainer import Learner
+from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision
+from nacre.utils.distributed import Distributed
 from tiny_runs import tiny_config
 
 CPU = torch.device("cpu")
@@ -41,18 +41,18 @@ class Watching(Ewc):
 
 def learner_of(parts, scaler=None):
     torch.manual_seed(1)
-    config = ModelConfig(backbone="tiny", head_width=8, dilations=(1, 2, 3))
+    config = ModelConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
     network = build_network(config, 3, 32)
     method = Watching(EwcConfig(), 0)
-    learner = Learner(
+    learner = Trainer(
         step=0,
         network=network,
         teacher=None,
         method=method,
         config=TrainConfig(batch=4, micro_batch=4 // parts, lr=0.01),
         lr=0.01,
-        order=BatchOrder(images=4, batch=4, epochs=2, seed=1, part=4 // parts),
-        processes=Processes(0, 1, CPU),
+        order=StepSampler(images=4, batch=4, epochs=2, seed=1, part=4 // parts),
+        processes=Distributed(0, 1, CPU),
         precision=Precision(torch.float32, "a test"),
     )
     network.eval()  # with the statistics of a batch, its parts would not add up to the whole
@@ -139,11 +139,11 @@ def test_a_step_0_that_has_more_is_as_good_as_ones_own(bases, tmp_path, method, 
     own, taken = (tmp_path / name / "step-1" / "model.safetensors" for name in ("own", "taken"))
     assert own.read_bytes() == taken.read_bytes()
     kept = {key.partition(".")[0] for key in load_model(taken)[2]}
-    assert kept == METHODS[method].collects
+    assert kept == METHODS[method].persistent_state
 
 
 def test_what_only_later_steps_use_may_differ_from_the_base(bases, tmp_path):
-    changed = {"next_lr": 0.002, "next_epochs": 2, "log_every": 5}
+    changed = {"incremental_lr": 0.002, "incremental_epochs": 2, "log_freq": 5}
     config = tiny_config(**SHORT, method="ft", train=changed)
     metrics = run_scenario(config, tmp_path / "run", base=bases / "ft")
     one, two = bases / "ft" / "step-0", tmp_path / "run" / "step-0"

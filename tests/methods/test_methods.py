@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from nacre.methods import METHODS, Method, all_methods, find_method
-from nacre.methods._regularizer import normalised
+from nacre.methods._regularizer import normalize
 from nacre.models.io import find_model, load_model
+from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.terminal.methods import explain, methods_table
-from nacre.training.config import merge
-from nacre.training.events import read_events
-from nacre.training.trainer import Interrupted
+from nacre.training.config import deep_merge
+from nacre.training.step import Interrupted
 from tiny_runs import TINY, tiny_config
 
 LEARN_ALL = Path(__file__).with_name("learn_all.py")
@@ -25,7 +25,7 @@ LEARN_ALL = Path(__file__).with_name("learn_all.py")
 # Small steps: with large ones, rounding alone sends two runs of such a network apart.
 TWO_STEPS = {
     "scenario": "scenes/4-4/overlapped",
-    "train": {**TINY["train"], "lr": 0.0005, "next_lr": 0.0005},
+    "train": {**TINY["train"], "lr": 0.0005, "incremental_lr": 0.0005},
 }
 
 
@@ -48,7 +48,7 @@ def by_two(tmp_path_factory):
     """The folder of the same runs, carried out by two processes."""
     folder = tmp_path_factory.mktemp("two")
     for name in METHODS:
-        (folder / f"{name}.yaml").write_text(json.dumps(merge(TINY, values_of(name))))
+        (folder / f"{name}.yaml").write_text(json.dumps(deep_merge(TINY, values_of(name))))
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launch += ["--master-port", str(20000 + os.getpid() % 20000), str(LEARN_ALL), str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -61,7 +61,7 @@ def test_losses_are_finite_and_named(run):
     name, out = run
     events = [event for event in read_events(out / "events.jsonl") if event["event"] == "train"]
     assert events
-    assert {event["step"] for event in events} == ({0} if METHODS[name].merges_steps else {0, 1})
+    assert {event["step"] for event in events} == ({0} if METHODS[name].is_joint else {0, 1})
     for event in events:
         assert event["losses"]
         assert all(torch.isfinite(torch.tensor(list(event["losses"].values()))))
@@ -71,7 +71,7 @@ def test_resumes_exactly(run, tmp_path):
     name, out = run
     config = tiny_config(**values_of(name))
     again = RunFolder(tmp_path / "run")
-    for step in {0} if METHODS[name].merges_steps else {0, 1}:
+    for step in {0} if METHODS[name].is_joint else {0, 1}:
         with pytest.raises(Interrupted):
             run_scenario(config, again.path, should_stop=StopIn(again, step))
         assert again.resume.exists(), "stopped in the middle of a step"
@@ -92,12 +92,12 @@ class StopIn:
 
 
 def test_the_saved_model_says_what_the_metrics_say(run):
-    from nacre.runs.evaluate import retest
+    from nacre.runs.evaluate import evaluate_checkpoint
 
     _, out = run
     model = find_model(out)
     metrics = json.loads((model.parent / "metrics.json").read_text())
-    assert retest(out, {})["iou"] == metrics["iou"]
+    assert evaluate_checkpoint(out, {})["iou"] == metrics["iou"]
 
 
 def test_two_processes_learn_what_one_does(run, by_two):
@@ -106,8 +106,8 @@ def test_two_processes_learn_what_one_does(run, by_two):
     networks = [network.state_dict() for network, _, _ in pairs]
     for key, value in networks[0].items():
         torch.testing.assert_close(value, networks[1][key], rtol=1e-4, atol=1e-4)
-    for kind in METHODS[name].collects:
-        one, two = (collected(state, kind) for _, _, state in pairs)
+    for kind in METHODS[name].persistent_state:
+        one, two = (require_state(state, kind) for _, _, state in pairs)
         assert (one - two).norm() < 0.01 * one.norm(), kind
         assert one.norm() > 0
     tested = [
@@ -118,9 +118,9 @@ def test_two_processes_learn_what_one_does(run, by_two):
     assert pixels[0] == pixels[1], "every test image counts exactly once"
 
 
-def collected(state, kind):
+def require_state(state, kind):
     """All importances of a kind, each tensor's brought to 0..1 as the penalty does."""
-    tables = [normalised(state[key]) for key in sorted(state) if key.startswith(f"{kind}.")]
+    tables = [normalize(state[key]) for key in sorted(state) if key.startswith(f"{kind}.")]
     return torch.cat([table.flatten() for table in tables])
 
 

@@ -19,7 +19,7 @@ def test_channels_stand_in_the_order_of_the_steps() -> None:
     classifier.grow(1)
     after = classifier(x)
     assert classifier.classes == [3, 2, 1]
-    assert classifier.known == after.shape[1] == 6
+    assert classifier.num_classes == after.shape[1] == 6
     assert torch.equal(after[:, :3], before)
 
 

@@ -10,17 +10,19 @@ from rich.console import Console
 from torch import nn
 
 from nacre.errors import NacreError
-from nacre.models.abn import Norm
+from nacre.models.abn import ABN
 from nacre.models.config import ModelConfig
 from nacre.models.describe import describe, kept_bytes
-from nacre.models.inplace_abn import InPlaceNorm
+from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.network import build_network
 from nacre.terminal.model import table
 
 
 @pytest.mark.parametrize("norm", ["bn", "abn", "iabn"])
 def test_memory_is_that_of_a_real_network(norm: str) -> None:
-    config = ModelConfig.model_validate({"backbone": "resnet18", "norm": norm, "head_width": 8})
+    config = ModelConfig.model_validate(
+        {"backbone": "resnet18", "norm": norm, "decoder_channels": 8}
+    )
     network = build_network(config, 5, crop=64)
     images = torch.zeros(2, 3, 64, 64)
     described = describe(config, 5, crop=64, batch=2)
@@ -28,8 +30,8 @@ def test_memory_is_that_of_a_real_network(norm: str) -> None:
     assert sum(described.parameters.values()) == sum(p.numel() for p in network.parameters())
 
 
-@pytest.mark.parametrize(("norm", "more"), [(Norm, 64 + 2 * 2), (InPlaceNorm, 2)])
-def test_kept_bytes_counted_by_hand(norm: type[Norm], more: int) -> None:
+@pytest.mark.parametrize(("norm", "more"), [(ABN, 64 + 2 * 2), (InPlaceABN, 2)])
+def test_kept_bytes_counted_by_hand(norm: type[ABN], more: int) -> None:
     """The convolutions keep their inputs of 32 and 64 floats.
 
     Batch norm adds its own input of 64, a mean and 1 / std of 2 channels; in-place ABN adds
@@ -40,15 +42,15 @@ def test_kept_bytes_counted_by_hand(norm: type[Norm], more: int) -> None:
 
 
 def test_in_place_keeps_less_in_a_whole_network() -> None:
-    described = describe(ModelConfig(backbone="resnet50", head_width=8), 5, crop=64, batch=2)
+    described = describe(ModelConfig(backbone="resnet50", decoder_channels=8), 5, crop=64, batch=2)
     assert described.kept_inplace is not None
     assert described.kept == described.kept_plain
     assert described.kept_inplace < 0.65 * described.kept_plain
 
 
 def test_checkpointing_keeps_less() -> None:
-    plain = ModelConfig(backbone="resnet50", norm="iabn", head_width=8)
-    thrifty = plain.model_copy(update={"checkpointing": True})
+    plain = ModelConfig(backbone="resnet50", norm="iabn", decoder_channels=8)
+    thrifty = plain.model_copy(update={"grad_checkpointing": True})
     assert describe(thrifty, 5, crop=64, batch=2).kept < describe(plain, 5, crop=64, batch=2).kept
 
 
@@ -65,7 +67,7 @@ def test_the_papers_network() -> None:
 
 def test_flops_of_a_convolution_count_two_a_multiplication() -> None:
     few, many = (
-        describe(ModelConfig(backbone="resnet18", head_width=8), classes, crop=64, batch=2)
+        describe(ModelConfig(backbone="resnet18", decoder_channels=8), classes, crop=64, batch=2)
         for classes in (3, 4)
     )
     assert many.flops - few.flops == 2 * 8 * (64 // 16) ** 2  # one more 1x1 filter of 8 channels

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.models.head import DeepLabHead, default_dilations
+from nacre.models.head import DeepLabHead, default_atrous_rates
 
 
 def features(*shape: int) -> Tensor:
@@ -17,7 +17,7 @@ def features(*shape: int) -> Tensor:
 
 def head(window: int | None = 4) -> DeepLabHead:
     torch.manual_seed(0)
-    return DeepLabHead(6, width=3, dilations=(1, 2, 3), window=window)
+    return DeepLabHead(6, width=3, atrous_rates=(1, 2, 3), window=window)
 
 
 def by_hand(net: DeepLabHead, x: Tensor, pooled: Tensor) -> Tensor:
@@ -68,6 +68,6 @@ def test_training_with_one_image_says_what_is_needed() -> None:
 
 
 def test_dilations_reach_equally_far_at_every_stride() -> None:
-    assert default_dilations(16) == (6, 12, 18)
-    assert default_dilations(8) == (12, 24, 36)
-    assert default_dilations(32) == (3, 6, 9)
+    assert default_atrous_rates(16) == (6, 12, 18)
+    assert default_atrous_rates(8) == (12, 24, 36)
+    assert default_atrous_rates(32) == (3, 6, 9)

@@ -16,14 +16,14 @@ from torch.utils.checkpoint import checkpoint
 from nacre.errors import NacreError
 from nacre.models import inplace_abn
 from nacre.models.abn import Activation
-from nacre.models.inplace_abn import InPlaceNorm
+from nacre.models.inplace_abn import InPlaceABN
 
 WEIGHT = (1.5, -0.7, 0.0, 0.2)  # of either sign, and 0
 BIAS = (-0.3, 0.1, 0.5, 0.0)
 
 
-def make(activation: Activation = "leaky_relu") -> InPlaceNorm:
-    norm = InPlaceNorm(4, activation=activation)
+def make(activation: Activation = "leaky_relu") -> InPlaceABN:
+    norm = InPlaceABN(4, activation=activation)
     with torch.no_grad():
         norm.weight.copy_(torch.tensor(WEIGHT))
         norm.bias.copy_(torch.tensor(BIAS))
@@ -37,7 +37,7 @@ def pixels(*shape: int, seed: int = 0) -> Tensor:
 class Plain(nn.Module):
     """The same function, differentiated by autograd."""
 
-    def __init__(self, norm: InPlaceNorm) -> None:
+    def __init__(self, norm: InPlaceABN) -> None:
         super().__init__()
         self.load = nn.BatchNorm2d(4)
         self.load.load_state_dict(norm.state_dict())

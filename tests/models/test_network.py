@@ -23,7 +23,7 @@ def images(*size: int) -> torch.Tensor:
 
 def small(backbone: BackboneName = "resnet18", classes: int = 5) -> Network:
     torch.manual_seed(0)
-    return build_network(ModelConfig(backbone=backbone, head_width=8), classes, crop=64)
+    return build_network(ModelConfig(backbone=backbone, decoder_channels=8), classes, crop=64)
 
 
 @pytest.mark.parametrize("backbone", SMALL)
@@ -56,7 +56,7 @@ def test_pixels_are_normalised_as_the_backbone_expects() -> None:
 
 @pytest.mark.parametrize("norm", ["abn", "iabn"])
 def test_logits_are_float32_under_autocast(norm: str) -> None:
-    config = ModelConfig.model_validate({"backbone": "tiny", "norm": norm, "head_width": 8})
+    config = ModelConfig.model_validate({"backbone": "tiny", "norm": norm, "decoder_channels": 8})
     network = build_network(config, 5, crop=32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = network(images(32, 32))
@@ -76,7 +76,7 @@ def test_growth_keeps_the_old_logits() -> None:
 
 
 def test_pooling_window_is_the_crop() -> None:
-    config = ModelConfig(backbone="resnet18", head_width=8)
+    config = ModelConfig(backbone="resnet18", decoder_channels=8)
     assert build_network(config, 3, crop=512).head.window == 32
     assert build_network(config, 3, crop=8).head.window == 1
     assert build_network(config, 3).head.window is None
@@ -99,7 +99,7 @@ def test_weights_that_are_not_there() -> None:
         {"backbone": "resnet19"},
         {"stride": 16},
         {"backbone": "tiny", "output_stride": 8},
-        {"backbone": "tiny", "checkpointing": True},
+        {"backbone": "tiny", "grad_checkpointing": True},
         {"backbone": "lite0", "norm": "iabn"},
     ],
 )
@@ -116,9 +116,11 @@ def test_config_does_not_import_torch() -> None:
 @pytest.mark.parametrize("backbone", ["resnet18", "lite0"])
 def test_checkpointing_changes_nothing_but_memory(backbone: BackboneName) -> None:
     states = []
-    for checkpointing in (False, True):
+    for grad_checkpointing in (False, True):
         torch.manual_seed(0)
-        config = ModelConfig(backbone=backbone, head_width=8, checkpointing=checkpointing)
+        config = ModelConfig(
+            backbone=backbone, decoder_channels=8, grad_checkpointing=grad_checkpointing
+        )
         network = build_network(config, 5, crop=64)
         network(images(64, 64)).logits.square().sum().backward()
         grads = {name: p.grad for name, p in network.named_parameters()}
@@ -132,7 +134,9 @@ def test_checkpointing_changes_nothing_but_memory(backbone: BackboneName) -> Non
 def test_networks_of_all_norms_train() -> None:
     for norm in NORMS:
         torch.manual_seed(0)
-        config = ModelConfig.model_validate({"backbone": "resnet18", "norm": norm, "head_width": 8})
+        config = ModelConfig.model_validate(
+            {"backbone": "resnet18", "norm": norm, "decoder_channels": 8}
+        )
         network = build_network(config, 5, crop=64)
         network(images(64, 64)).logits.logsumexp(1).mean().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())

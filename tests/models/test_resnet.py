@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nacre.models.abn import Norm
+from nacre.models.abn import ABN
 from nacre.models.resnet import Depth, ResNet
 
 NAMES = Path(__file__).parent / "resnet101_names.txt"
@@ -84,7 +84,7 @@ def test_dilated_stages_of_the_paper() -> None:
 
 def test_activation_follows_the_norm() -> None:
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    relu = ResNet(18, width=4, norm=partial(Norm, activation="relu"))
-    leaky = ResNet(18, width=4, norm=partial(Norm, activation="leaky_relu", slope=0.01))
+    relu = ResNet(18, width=4, norm=partial(ABN, activation="relu"))
+    leaky = ResNet(18, width=4, norm=partial(ABN, activation="leaky_relu", slope=0.01))
     assert relu(x).min() == 0
     assert -0.1 < leaky(x).min() < 0

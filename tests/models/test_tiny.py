@@ -33,6 +33,6 @@ def test_normalisation_fits_the_scenes() -> None:
 
     drawn = torch.stack([torch.from_numpy(render(0, index, 32)[0]) for index in range(60)])
     pixels = drawn.flatten(0, 2).float() / 255
-    normalised = (pixels - torch.tensor(Tiny.mean)) / torch.tensor(Tiny.std)
-    assert normalised.mean(0).abs().max() < 0.25
-    assert (normalised.std(0) - 1).abs().max() < 0.35
+    normalize = (pixels - torch.tensor(Tiny.mean)) / torch.tensor(Tiny.std)
+    assert normalize.mean(0).abs().max() < 0.25
+    assert (normalize.std(0) - 1).abs().max() < 0.35

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.abn import Norm, NormFactory
-from nacre.models.inplace_abn import InPlaceNorm
+from nacre.models.abn import ABN, NormFactory
+from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.lite0 import Lite0
 from nacre.models.resnet import ResNet
 from nacre.models.weights import convert_norms, from_release_name, load_backbone
@@ -23,9 +23,9 @@ from nacre.models.weights import convert_norms, from_release_name, load_backbone
 NAMES = Path(__file__).parent / "resnet101_names.txt"
 BLOCKS = (3, 4, 6, 3)
 WIDTH = 4
-BN: NormFactory = partial(Norm, activation="relu")
-ABN: NormFactory = partial(Norm, activation="leaky_relu")
-IABN: NormFactory = partial(InPlaceNorm, activation="leaky_relu")
+BN: NormFactory = partial(ABN, activation="relu")
+ABN: NormFactory = partial(ABN, activation="leaky_relu")
+IABN: NormFactory = partial(InPlaceABN, activation="leaky_relu")
 
 State = dict[str, Tensor]
 
@@ -148,7 +148,7 @@ def test_conversion_holds_in_training() -> None:
     """Turning signs before the norm keeps the function with batch statistics too."""
     plain = ResNet(18, norm=ABN, width=WIDTH)
     for module in plain.modules():
-        if isinstance(module, Norm):
+        if isinstance(module, ABN):
             nn.init.uniform_(module.weight, -1.5, 0.5)
     own = ResNet(18, norm=IABN, width=WIDTH)
     own.load_state_dict(convert_norms(own, plain.state_dict(), from_abn=False))
@@ -166,7 +166,7 @@ def test_converted_forth_and_back_is_the_same_function() -> None:
 
 
 def test_scales_below_eps_become_eps() -> None:
-    norm = nn.Sequential(nn.Conv2d(1, 3, 1, bias=False), InPlaceNorm(3))
+    norm = nn.Sequential(nn.Conv2d(1, 3, 1, bias=False), InPlaceABN(3))
     state = norm.state_dict() | {"1.weight": torch.tensor([0.0, -1e-6, 2.0])}
     norm.load_state_dict(convert_norms(norm, state, from_abn=False))
     gain = norm[1].gain()  # type: ignore[operator]
@@ -174,7 +174,7 @@ def test_scales_below_eps_become_eps() -> None:
 
 
 def test_negative_scale_without_a_convolution_before() -> None:
-    norm = nn.Sequential(nn.ReLU(), InPlaceNorm(2))
+    norm = nn.Sequential(nn.ReLU(), InPlaceABN(2))
     state = norm.state_dict() | {"1.weight": torch.tensor([-1.0, 1.0])}
     with pytest.raises(NacreError, match=r"1\.weight has 1 negative .* use norm 'abn'"):
         convert_norms(norm, state, from_abn=False)

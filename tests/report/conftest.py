@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from nacre.data import DATASETS
-from nacre.evaluation.metrics import step_metrics, summarise
+from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.methods import find_method
 from nacre.models.io import ModelInfo, save_model
 from nacre.models.network import build_network
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.scenario import Scenario, make_scenario, read_scenario
-from nacre.training.config import RunConfig, gather
+from nacre.training.config import RunConfig, build_config
 from nacre.training.events import EventFile, Recorder
 from nacre.utils.io import save_json
 
@@ -31,10 +31,10 @@ def make_config(method: Any, seed: int, scenario: str = SCENARIO, **overrides: A
         "method": method,
         "seed": seed,
         "data": own,
-        "model": {"backbone": BACKBONE, "head_width": 4},
-        "pictures": {"crop": 32},
+        "model": {"backbone": BACKBONE, "decoder_channels": 4},
+        "images": {"crop": 32},
     }
-    return gather(preset="demo", overrides=values | overrides)
+    return build_config(preset="demo", overrides=values | overrides)
 
 
 def write_run(
@@ -45,8 +45,8 @@ def write_run(
     scenario = scenario_of(config)
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
-    folder.claim(config, {"background": 0, "steps": []})
-    folder.note_start({"device": "cpu", "seed": seed, "precision": "float32: no GPU"})
+    folder.bind_config(config, {"background": 0, "steps": []})
+    folder.append_start({"device": "cpu", "seed": seed, "precision": "float32: no GPU"})
     _write_events(folder, config, len(scenario.classes.steps))
     draw = torch.Generator().manual_seed(seed * 100 + len(config.method.name))
     steps = []
@@ -63,7 +63,7 @@ def write_run(
         "seed": seed,
         "groups": [[names[label] for label in labels] for labels in scenario.groups],
         "conventions": {"border": "background", "unseen": "ignored", "test": "crop"},
-        **summarise(steps),
+        **summarize(steps),
     }
     save_json(folder.metrics, summary)
     return path
@@ -75,14 +75,14 @@ def scenario_of(config: RunConfig) -> Scenario:
     data = DATASETS[written.data]
     assert data.space is not None
     scenario = make_scenario(config.scenario, written, data.space, data.tasks())
-    return scenario.merged() if find_method(config.method.name).merges_steps else scenario
+    return scenario.merged() if find_method(config.method.name).is_joint else scenario
 
 
 def _metrics(scenario: Scenario, step: int, draw: torch.Generator) -> dict[str, Any]:
     channels = scenario.classes.channels(step)
     confusion = torch.randint(0, 50, (channels, channels), generator=draw)
     confusion += torch.diag(torch.randint(0, 900, (channels,), generator=draw))
-    metrics = step_metrics(scenario.classes, scenario.groups, step, confusion)
+    metrics = compute_metrics(scenario.classes, scenario.groups, step, confusion)
     conventions = {"border": "background", "unseen": "ignored", "test": "crop"}
     return metrics | {"images": 12, "conventions": conventions}
 
@@ -104,16 +104,16 @@ def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, ste
     classes = scenario.classes
     sizes = [1 + len(classes.new(0)), *(len(one) for one in classes.steps[1 : step + 1])]
     torch.manual_seed(config.seed * 10 + len(config.method.name))
-    network = build_network(config.model, sizes, config.pictures.crop)
+    network = build_network(config.model, sizes, config.images.crop_size)
     info = ModelInfo(
         classes=list(classes.names(step)),
         colors=list(classes.colors(step)),
-        labels=[classes.space.background, *classes.known(step)],
+        labels=[classes.space.background, *classes.seen(step)],
         steps=sizes,
         history=[],
         model=config.model.model_dump(mode="json"),
-        crop=config.pictures.crop,
-        config=config.plain(),
+        crop=config.images.crop_size,
+        config=config.to_dict(),
     )
     save_model(folder.model(step), network, info, {})
 

@@ -3,7 +3,13 @@ import torch
 import yaml
 
 from nacre.errors import NacreError
-from nacre.training.config import differences, gather, merge, parse_assignment, resolve_config
+from nacre.training.config import (
+    build_config,
+    deep_merge,
+    differences,
+    parse_assignment,
+    resolve_config,
+)
 from nacre.training.presets import PRESETS
 
 SCENES = {"scenario": "scenes/4-2-2/overlapped"}
@@ -18,32 +24,38 @@ def test_the_scenario_and_the_method_choose_their_configs():
 
 
 def test_plain_config_survives_a_round_trip():
-    config = gather(preset="demo", overrides=SCENES)
-    again = resolve_config(yaml.safe_load(yaml.safe_dump(config.plain())))
-    assert again.plain() == config.plain()
+    config = build_config(preset="demo", overrides=SCENES)
+    again = resolve_config(yaml.safe_load(yaml.safe_dump(config.to_dict())))
+    assert again.to_dict() == config.to_dict()
 
 
 def test_later_sources_lie_over_earlier_ones(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("scenario: scenes/4-4/overlapped\ntrain: {batch: 8, lr: 1e-3}\n")
-    config = gather(preset="demo", file=file, assignments=["train.batch=4", "train.clip=1e1"])
-    assert (config.train.batch, config.train.lr, config.train.clip) == (4, 0.001, 10.0)
+    config = build_config(
+        preset="demo", file=file, assignments=["train.batch_size=4", "train.grad_clip_norm=1e1"]
+    )
+    assert (config.train.batch_size, config.train.lr, config.train.grad_clip_norm) == (
+        4,
+        0.001,
+        10.0,
+    )
     assert config.model.backbone == "tiny"
 
 
 def test_another_method_leaves_no_values_of_the_first_behind():
     below = {"method": {"name": "lwf", "weight": 3}}
-    assert merge(below, {"method": {"name": "mib"}}) == {"method": {"name": "mib"}}
-    assert merge(below, {"method": "mib"}) == {"method": {"name": "mib"}}
-    assert merge(below, {"method": {"weight": 4}})["method"] == {"name": "lwf", "weight": 4}
-    kept = merge({"method": {"weight": 3}}, {"method": {"name": "mib"}})
+    assert deep_merge(below, {"method": {"name": "mib"}}) == {"method": {"name": "mib"}}
+    assert deep_merge(below, {"method": "mib"}) == {"method": {"name": "mib"}}
+    assert deep_merge(below, {"method": {"weight": 4}})["method"] == {"name": "lwf", "weight": 4}
+    kept = deep_merge({"method": {"weight": 3}}, {"method": {"name": "mib"}})
     assert kept["method"] == {"name": "mib", "weight": 3}
 
 
 def test_values_set_for_a_method_stay_with_the_method_that_is_asked_for(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("scenario: scenes/4-4/overlapped\nmethod: {name: mib, init: random}\n")
-    config = gather(
+    config = build_config(
         file=file, assignments=["method.weight=5"], overrides={"method": {"name": "lwf"}}
     )
     assert (config.method.name, config.method.model_dump()["weight"]) == ("lwf", 5.0)
@@ -52,9 +64,9 @@ def test_values_set_for_a_method_stay_with_the_method_that_is_asked_for(tmp_path
 def test_the_papers_weight_for_15_1():
     for task, weight in (("15-1", 100), ("15-5", 10)):
         raw = {"scenario": f"voc/{task}/overlapped", "data": {"root": "x"}}
-        assert gather(preset="paper", overrides=raw).method.model_dump()["weight"] == weight
+        assert build_config(preset="paper", overrides=raw).method.model_dump()["weight"] == weight
     lwf = {**raw, "scenario": "voc/15-1/overlapped", "method": {"name": "lwf"}}
-    assert gather(preset="paper", overrides=lwf).method.name == "lwf"
+    assert build_config(preset="paper", overrides=lwf).method.name == "lwf"
 
 
 def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
@@ -88,7 +100,7 @@ def test_mistakes_are_one_sentence(raw, message):
         resolve_config(raw)
 
 
-@pytest.mark.parametrize("text", ["train.batch", "=3", "train.=3", ".a=1"])
+@pytest.mark.parametrize("text", ["train.batch_size", "=3", "train.=3", ".a=1"])
 def test_assignments_need_a_key_and_a_value(text):
     with pytest.raises(NacreError, match="is not of the form"):
         parse_assignment(text)
@@ -99,7 +111,7 @@ def test_damaged_config_files(tmp_path, content):
     file = tmp_path / "a.yaml"
     file.write_text(content)
     with pytest.raises(NacreError, match=r"config file .*a.yaml"):
-        gather(file=file)
+        build_config(file=file)
 
 
 def test_differences_name_the_place_and_both_values():
@@ -113,24 +125,24 @@ def test_every_preset_is_valid(preset, data):
     raw = {"scenario": f"{data}/4-2-2/overlapped"}
     if data != "scenes":
         raw["data"] = {"root": "x"}
-    config = gather(preset=preset, overrides=raw)
+    config = build_config(preset=preset, overrides=raw)
     if preset == "paper":
         assert config.train.epochs == (60 if data == "ade20k" else 30)
 
 
 def test_unknown_preset():
     with pytest.raises(NacreError, match=r"unknown preset 'papr' \(did you mean 'paper'\?\)"):
-        gather(preset="papr", overrides=SCENES)
+        build_config(preset="papr", overrides=SCENES)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize(("method", "most_important"), [("ewc", 1), ("pi", 1), ("rw", 2)])
 def test_a_preset_does_not_let_a_penalty_overshoot(preset, method, most_important):
-    config = gather(preset=preset, overrides={**SCENES, "method": method})
+    config = build_config(preset=preset, overrides={**SCENES, "method": method})
     hardness = config.method.weight * most_important
     theta = torch.ones(1, dtype=torch.float64, requires_grad=True)
     train = config.train
-    sgd = torch.optim.SGD([theta], train.next_lr, momentum=train.momentum, nesterov=True)
+    sgd = torch.optim.SGD([theta], train.incremental_lr, momentum=train.momentum, nesterov=True)
     for _ in range(100):
         sgd.zero_grad()
         (hardness * theta**2).sum().backward()
@@ -140,8 +152,8 @@ def test_a_preset_does_not_let_a_penalty_overshoot(preset, method, most_importan
 
 def test_a_weight_of_ones_own_lies_over_the_presets():
     raw = {**SCENES, "method": {"name": "ewc", "weight": 3}}
-    assert gather(preset="small", overrides=raw).method.weight == 3
-    assert gather(preset="small", overrides={**SCENES, "method": "ewc"}).method.weight == 50
-    assert gather(overrides={**SCENES, "method": "ewc"}).method.weight == 500
-    ilt = gather(preset="small", overrides={**SCENES, "method": "ilt"}).method
+    assert build_config(preset="small", overrides=raw).method.weight == 3
+    assert build_config(preset="small", overrides={**SCENES, "method": "ewc"}).method.weight == 50
+    assert build_config(overrides={**SCENES, "method": "ewc"}).method.weight == 500
+    ilt = build_config(preset="small", overrides={**SCENES, "method": "ilt"}).method
     assert (ilt.weight, ilt.feature_weight) == (100, 1)

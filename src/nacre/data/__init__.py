@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from nacre.data.source import DataConfig, Source, Split
 from nacre.data.sources import ade20k, folder, scenes, voc
+from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.data.validate import FileSource
 from nacre.errors import NacreError, unknown_name
 from nacre.scenarios.classes import LabelSpace, NamedTask
@@ -35,6 +36,8 @@ class DataSet:
         space: Its classes, where they are known without the data.
         tasks: Tasks with published class lists, by name.
         examples: Tasks to show to people.
+        setups: Setups to show to people.
+        paper_epochs: Passes over the images of a step in the paper, where it used the data.
     """
 
     about: str
@@ -43,12 +46,14 @@ class DataSet:
     space: LabelSpace | None = None
     tasks: Callable[[], dict[str, NamedTask]] = dict
     examples: tuple[str, ...] = ()
+    setups: tuple[str, ...] = ("disjoint", "overlapped")
+    paper_epochs: int | None = None
 
 
 DATASETS: dict[str, DataSet] = {
     "scenes": DataSet(
         "generated scenes, no files needed",
-        scenes.ScenesConfig,
+        ScenesConfig,
         scenes.Scenes,
         space=scenes.SPACE,
         examples=("4-2-2", "4-4", "4-1"),
@@ -65,6 +70,7 @@ DATASETS: dict[str, DataSet] = {
         voc.Voc,
         space=voc.SPACE,
         examples=("19-1", "15-5", "15-1", "10-10", "10-5", "10-1", "5-3", "2-2"),
+        paper_epochs=30,
     ),
     "ade20k": DataSet(
         "ADE20K, 150 classes",
@@ -73,6 +79,8 @@ DATASETS: dict[str, DataSet] = {
         space=ade20k.SPACE,
         tasks=ade20k.named_tasks,
         examples=("100-50", "100-10", "50-50", "100-5", "100-10b"),
+        setups=("disjoint", "overlapped", "partition"),
+        paper_epochs=60,
     ),
 }
 

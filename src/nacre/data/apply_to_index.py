@@ -22,10 +22,7 @@ def apply_to_index(text: str, path: Path, lists: Path | None) -> tuple[Scenario,
     """Return a scenario, the index and the images of each step, all checked."""
     scenario, index = _without_pictures(text), read_index(path)
     _check_labels(path, index, scenario)
-    if lists is None:
-        images = step_images(scenario, index)
-    else:
-        images = read_lists(lists, scenario, index)
+    images = step_images(scenario, index) if lists is None else read_lists(lists, scenario, index)
     check_images(scenario, index, images)
     return scenario, index, images
 

@@ -1,9 +1,7 @@
-"""From images of a step to batches: what comes when depends on the seed alone.
+"""From images of a step to batches of tensors.
 
-The order of the images depends on (seed, epoch) and the augmentation of an image on (seed,
-epoch, image), so neither worker processes nor the number of training processes nor a restart
-in the middle of an epoch changes what is learnt from. A batch of the whole run is dealt to the
-training processes in slices, and each slice is cut into parts that fit the device.
+The augmentation of an image depends on (seed, epoch, image), so that neither worker processes
+nor the number of training processes nor a restart changes what is learnt from.
 """
 
 import zlib
@@ -14,94 +12,121 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nacre.data.sampler import BatchOrder, _Sampler
-from nacre.data.source import Source
-from nacre.data.transforms import PicturesConfig, eval_sample, train_sample
-from nacre.data.worker_monitor import Desk
+from nacre.data.sampler import LoaderSampler, StepSampler
+from nacre.data.source import Source, Split
+from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
+from nacre.data.worker_monitor import WorkerMonitor
 from nacre.errors import NacreError
-from nacre.scenarios.classes import IGNORED, LabelTable
+from nacre.scenarios.classes import IGNORE_INDEX, LabelTable
 
 Sample = tuple[Tensor, Tensor]
+"""An image (3,H,W) and its targets (H,W), both uint8; or a batch of them."""
 
 
 class TrainDataset(Dataset[Sample]):
-    """The images of a step, augmented; indexed by (epoch, image)."""
+    """The images of a step, augmented; indexed by (epoch, image).
+
+    Args:
+        source: Where pictures come from.
+        names: The images.
+        lut: Label value -> target.
+        config: How pictures are cut.
+        seed: Of the augmentation.
+    """
 
     def __init__(
         self,
         source: Source,
         names: Sequence[str],
-        table: LabelTable,
-        pictures: PicturesConfig,
+        lut: LabelTable,
+        config: ImagesConfig,
         seed: int,
     ) -> None:
-        self.source, self.names, self.table = source, names, table
-        self.pictures, self.seed = pictures, seed
-
-    def __getitem__(self, key: tuple[int, int]) -> Sample:
-        """Return the image (3,H,W) and its channels (H,W), both uint8."""
-        epoch, at = key
-        name = self.names[at]
-        rng = np.random.default_rng([self.seed, epoch, zlib.crc32(name.encode())])
-        image, mask = self.source.image("train", name), self.source.mask("train", name)
-        # What is beside the picture is ignored, whatever the border's convention is.
-        return _tensors(
-            train_sample(image, mask, self.pictures, rng, pad=IGNORED, table=self.table)
-        )
-
-
-class EvalDataset(Dataset[Sample]):
-    """The test images of a step, as they are tested."""
-
-    def __init__(
-        self, source: Source, names: Sequence[str], table: LabelTable, pictures: PicturesConfig
-    ) -> None:
-        self.source, self.names, self.table, self.pictures = source, names, table, pictures
+        self.source, self.names, self.lut = source, names, lut
+        self.config, self.seed = config, seed
 
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.names)
 
-    def __getitem__(self, at: int) -> Sample:
-        """Return the image (3,H,W) and its channels (H,W), both uint8."""
-        name = self.names[at]
-        image, mask = self.source.image("val", name), self.source.mask("val", name)
-        return _tensors(eval_sample(image, mask, self.pictures, table=self.table))
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
+        """Return the image and its targets in an epoch."""
+        epoch, i = key
+        name = self.names[i]
+        rng = np.random.default_rng([self.seed, epoch, zlib.crc32(name.encode())])
+        image, mask = self.source.image("train", name), self.source.mask("train", name)
+        # What is beside the picture is ignored, whatever the border's convention is.
+        return _tensors(
+            train_sample(image, mask, self.config, rng, pad=IGNORE_INDEX, table=self.lut)
+        )
+
+
+class EvalDataset(Dataset[Sample]):
+    """Images as a network is tested on them: the same square of each, not augmented.
+
+    Args:
+        source: Where pictures come from.
+        names: The images.
+        lut: Label value -> target.
+        config: How pictures are cut.
+        split: Where the images lie: training images can be held out for tests.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        names: Sequence[str],
+        lut: LabelTable,
+        config: ImagesConfig,
+        split: Split = "val",
+    ) -> None:
+        self.source, self.names, self.lut, self.config = source, names, lut, config
+        self.split: Split = split
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.names)
+
+    def __getitem__(self, i: int) -> Sample:
+        """Return the image and its targets."""
+        name = self.names[i]
+        image, mask = self.source.image(self.split, name), self.source.mask(self.split, name)
+        return _tensors(eval_sample(image, mask, self.config, table=self.lut))
 
 
 def train_batches(
-    data: TrainDataset, order: BatchOrder, start: int, workers: int, pin: bool
+    dataset: TrainDataset, sampler: StepSampler, start: int, num_workers: int, pin: bool
 ) -> Iterator[list[Sample]]:
-    """Yield, for each update from ``start`` on, the parts of this process's share of the batch."""
+    """Yield, for each update from ``start`` on, the micro-batches of this process."""
     # The sampler is the whole order, so a restart goes on in the middle of an epoch.
     loader = DataLoader(
-        data,
-        batch_sampler=_Sampler(order, start),
-        num_workers=workers,
+        dataset,
+        batch_sampler=LoaderSampler(sampler, start),
+        num_workers=num_workers,
         pin_memory=pin,
-        worker_init_fn=(desk := Desk(workers)),
+        worker_init_fn=(monitor := WorkerMonitor(num_workers)),
     )
-    parts = _plain_errors(loader)
-    for _ in range(start, order.iterations):
-        yield [next(parts) for _ in range(order.parts_per_batch)]
-    desk.clear()
+    micro_batches = _plain_errors(loader)
+    for _ in range(start, sampler.iterations):
+        yield [next(micro_batches) for _ in range(sampler.micro_batches)]
+    monitor.clear()
 
 
 def eval_batches(
-    data: EvalDataset, batch: int, rank: int, processes: int, workers: int
+    dataset: EvalDataset, batch_size: int, rank: int, world_size: int, num_workers: int
 ) -> Iterator[Sample]:
     """Yield batches of this process's test images: every image once over all processes."""
-    mine = range(rank, len(data), processes)
-    size = batch if data.pictures.test == "crop" else 1
-    groups = [list(mine[at : at + size]) for at in range(0, len(mine), size)]
+    mine = range(rank, len(dataset), world_size)
+    size = batch_size if dataset.config.eval_mode == "crop" else 1
+    groups = [list(mine[i : i + size]) for i in range(0, len(mine), size)]
     loader = DataLoader(
-        data,
+        dataset,
         batch_sampler=groups,
-        num_workers=workers,
-        worker_init_fn=(desk := Desk(workers)),
+        num_workers=num_workers,
+        worker_init_fn=(monitor := WorkerMonitor(num_workers)),
     )
     yield from _plain_errors(loader)
-    desk.clear()
+    monitor.clear()
 
 
 def _plain_errors(loader: DataLoader[Sample]) -> Iterator[Sample]:

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nacre.data.index.png import plain_rows
 from nacre.data.source import Mask
-from nacre.data.worker_monitor import note_reading
+from nacre.data.worker_monitor import set_current_file
 from nacre.errors import NacreError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -35,7 +35,7 @@ _BAD_FILE = (OSError, SyntaxError, ValueError, struct.error, Image.Decompression
 def _naming(path: Path | str, kind: str) -> Iterator[None]:
     """Turn whatever Pillow raises for a bad file into one sentence that names it."""
     if path != IN_MEMORY:
-        note_reading(f"the {kind} {path}")
+        set_current_file(f"the {kind} {path}")
     try:
         yield
     except NacreError:

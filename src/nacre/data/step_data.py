@@ -7,7 +7,7 @@ from typing import Any
 
 from nacre.data.dataset import EvalDataset, TrainDataset
 from nacre.data.source import Source
-from nacre.data.transforms import PicturesConfig
+from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelTable
 from nacre.scenarios.conventions import Conventions
@@ -31,7 +31,7 @@ class ScenarioData:
         source: Where pictures come from.
         task: Its classes and steps.
         scenario: The same, merged into one step for joint training.
-        pictures: How pictures are cut.
+        config: How pictures are cut.
         conventions: How labels are seen.
         seed: Of the augmentation.
         lists: Folder with published image lists, instead of the setup's.
@@ -40,7 +40,7 @@ class ScenarioData:
     source: Source
     task: Scenario
     scenario: Scenario
-    pictures: PicturesConfig
+    config: ImagesConfig
     conventions: Conventions
     seed: int
     lists: Path | None = None
@@ -56,7 +56,7 @@ class ScenarioData:
         return self.source.index("val")
 
     @cached_property
-    def images(self) -> ImageLists:
+    def image_lists(self) -> ImageLists:
         """The training images of each step, checked."""
         if self.lists is None:
             lists = step_images(self.scenario, self.train_index)
@@ -83,13 +83,13 @@ class ScenarioData:
                     "images": len(images),
                     "sha256": digest([names[at] for at in images]),
                 }
-                for step, images in enumerate(self.images)
+                for step, images in enumerate(self.image_lists)
             ],
         }
 
-    def check_tests(self) -> None:
-        """Refuse data without a test image for a step: its figures would be empty."""
-        for step in range(self.num_steps):
+    def check_tests(self, num_steps: int) -> None:
+        """Refuse data without a test image for one of the first steps: no figures without."""
+        for step in range(num_steps):
             if not len(self.eval_dataset(step)):
                 raise NacreError(
                     f"scenario {self.scenario.name!r}: no test image holds a class that is known "
@@ -98,15 +98,15 @@ class ScenarioData:
 
     def train_dataset(self, step: int) -> TrainDataset:
         """Return the images a step learns from."""
-        names = [self.train_index.names[at] for at in self.images[step]]
-        table = self.scenario.classes.training_table(step, self.conventions.border)
-        return TrainDataset(self.source, names, table, self.pictures, self.seed)
+        names = [self.train_index.names[at] for at in self.image_lists[step]]
+        lut = self.scenario.classes.training_table(step, self.conventions.border)
+        return TrainDataset(self.source, names, lut, self.config, self.seed)
 
     def eval_dataset(self, step: int) -> EvalDataset:
         """Return the images that the network is tested on after a step."""
         positions = images_to_test(self.scenario.classes, step, self.val_index)
         names = [self.val_index.names[at] for at in positions]
-        return EvalDataset(self.source, names, self._testing_table(step), self.pictures)
+        return EvalDataset(self.source, names, self._testing_table(step), self.config)
 
     def _testing_table(self, step: int) -> LabelTable:
         return self.scenario.classes.testing_table(step, self.conventions.unseen)

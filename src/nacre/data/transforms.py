@@ -40,23 +40,23 @@ FILL = (124, 116, 104)
 _TRIES = 10
 
 
-class PicturesConfig(BaseModel):
+class ImagesConfig(BaseModel):
     """How pictures are cut for training and testing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    crop: int = Field(512, ge=8, le=8192, description="side of the square crops in pixels")
+    crop_size: int = Field(512, ge=8, le=8192, description="side of the square crops in pixels")
     augmentation: Literal["paper", "deeplab", "flip"] = Field(
         "paper",
         description="paper: random area and aspect, as the paper's released implementation; "
         "deeplab: random scale 0.5 to 2, as the paper's text; flip: no scaling; all with flips",
     )
-    test: Literal["crop", "full", "sliding"] = Field(
+    eval_mode: Literal["crop", "full", "sliding"] = Field(
         "crop",
-        description="crop: shorter side to `crop`, then the centre, as the paper; full: whole "
-        "pictures at their own size; sliding: the same through windows of `crop`",
+        description="crop: shorter side to `crop_size`, then the centre, as the paper; full: whole "
+        "pictures at their own size; sliding: the same through windows of `crop_size`",
     )
-    cache: int = Field(
+    cache_mib: int = Field(
         0, ge=0, description="MiB of decoded pictures that each loading process keeps in memory"
     )
 
@@ -84,7 +84,7 @@ class Placement(NamedTuple):
 def train_sample(
     image: Image.Image,
     mask: Mask,
-    config: PicturesConfig,
+    config: ImagesConfig,
     rng: np.random.Generator,
     pad: int,
     table: LabelTable | None = None,
@@ -105,21 +105,21 @@ def train_sample(
     """
     width, height = _common_size(image, mask)
     if config.augmentation == "paper":
-        place = Placement(_draw_box(width, height, rng), config.crop, config.crop)
+        place = Placement(_draw_box(width, height, rng), config.crop_size, config.crop_size)
     else:
         low, high = SCALE if config.augmentation == "deeplab" else (1.0, 1.0)
-        place = _draw_crop(width, height, rng.uniform(low, high), config.crop, rng)
+        place = _draw_crop(width, height, rng.uniform(low, high), config.crop_size, rng)
     if rng.random() < 0.5:
-        place = place._replace(flip=True, left=config.crop - place.left - place.width)
-    pixels = _place_image(_scaled(image, place), place, config.crop)
-    labels = _place_mask(_nearest(mask, place, table), place, config.crop, pad)
+        place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
+    pixels = _place_image(_scaled(image, place), place, config.crop_size)
+    labels = _place_mask(_nearest(mask, place, table), place, config.crop_size, pad)
     return pixels, labels
 
 
 def eval_sample(
     image: Image.Image,
     mask: Mask,
-    config: PicturesConfig,
+    config: ImagesConfig,
     table: LabelTable | None = None,
 ) -> Sample:
     """Return a picture and its mask as they are tested: the centre, or everything.
@@ -132,10 +132,10 @@ def eval_sample(
     """
     width, height = _common_size(image, mask)
     whole = Box(0, 0, width, height)
-    if config.test != "crop":
+    if config.eval_mode != "crop":
         place = Placement(whole, width, height)
         return _scaled(image, place), np.ascontiguousarray(_nearest(mask, place, table))
-    crop = config.crop
+    crop = config.crop_size
     # The longer side is rounded down and the middle to even, as is usual, so that the pixels
     # are those that published results were measured on.
     shorter = min(width, height)

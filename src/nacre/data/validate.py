@@ -42,14 +42,14 @@ class SplitReport:
     Attributes:
         split: Its name.
         images: How many images it names.
-        known: How many it has where the data set is whole; None if nobody can know.
+        expected: How many it has where the data set is whole; None if nobody can know.
         index: Labels and pixels of the images that could be read.
         problems: What is wrong, one at most for an image.
     """
 
     split: Split
     images: int
-    known: int | None
+    expected: int | None
     index: Index
     problems: tuple[Problem, ...]
 
@@ -74,7 +74,7 @@ class DataReport:
     @property
     def whole(self) -> bool:
         """True if no split has another number of images than is known of the data set."""
-        return all(split.known in (None, split.images) for split in self.splits)
+        return all(split.expected in (None, split.images) for split in self.splits)
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def _split_as_dict(split: SplitReport, space: LabelSpace) -> dict[str, Any]:
     return {
         "split": split.split,
         "images": split.images,
-        "known": split.known,
+        "known": split.expected,
         "images_by_class": {name: images[label] for label, name in space.names.items()},
         "problems": [
             {"kind": one.kind, "image": one.name, "text": one.text} for one in split.problems

@@ -20,17 +20,17 @@ from nacre.errors import NacreError
 
 _ROOM = 1024
 _place: memoryview | None = None  # of this process, if it loads for another
-_desks: "weakref.WeakSet[Desk]" = weakref.WeakSet()
+_desks: "weakref.WeakSet[WorkerMonitor]" = weakref.WeakSet()
 
 
-def note_reading(what: str) -> None:
+def set_current_file(what: str) -> None:
     """Leave word of what this process begins to read."""
     if _place is not None:
         word = f"{os.getpid()} {what}".encode(errors="replace")[:_ROOM]
         _place[:] = word.ljust(_ROOM, b"\0")
 
 
-class Desk:
+class WorkerMonitor:
     """Places for so many loading processes; each takes its own when it begins."""
 
     def __init__(self, workers: int) -> None:
@@ -41,7 +41,7 @@ class Desk:
         """Begin as a worker, in the new process."""
         global _place
         _place = memoryview(self._memory).cast("B")[worker * _ROOM : (worker + 1) * _ROOM]
-        note_reading("")
+        set_current_file("")
         # Ctrl-C reaches every process, but only the trainer can save.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -58,7 +58,7 @@ class Desk:
 
 
 @contextlib.contextmanager
-def deaths_explained() -> Iterator[None]:
+def explain_worker_crash() -> Iterator[None]:
     """Have the death of a loading process meanwhile told in one sentence, with the file."""
     try:
         yield
@@ -74,7 +74,8 @@ def deaths_explained() -> Iterator[None]:
         began = f"; the last file it began to read is {dead}" if dead else ""
         raise NacreError(
             f"a process that loads pictures died{f' ({how})' if how else ''}{began}; if memory ran "
-            "out, fewer train.workers need less, and with 0 the run itself reads and tells errors"
+            "out, fewer train.num_workers need less, and with 0 the run itself reads and tells "
+            "errors"
         ) from error
     finally:
         _desks.clear()

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from nacre.evaluation.inference import predict_labels, sliding_labels
+from nacre.evaluation.inference import predict_classes, sliding_classes
 from nacre.evaluation.metrics import confusion_matrix
 from nacre.models.network import Network
 
 
 @torch.inference_mode()
-def confusion_of(
+def evaluate(
     network: Network,
     batches: Iterable[tuple[Tensor, Tensor]],
     device: torch.device,
@@ -29,15 +29,15 @@ def confusion_of(
     """
     was_training = network.training
     network.eval()
-    channels = network.classifier.known
+    channels = network.classifier.num_classes
     total = torch.zeros(channels, channels, dtype=torch.int64)
     for images, truth in batches:
         images = images.to(device)
         if window is None:
             size = (truth.shape[-2], truth.shape[-1])
-            predicted = predict_labels(network(images).logits, size)
+            predicted = predict_classes(network(images).logits, size)
         else:
-            predicted = sliding_labels(network, images, window)
+            predicted = sliding_classes(network, images, window)
         total += confusion_matrix(truth.to(device), predicted, channels).cpu()
         on_images(len(images))
     network.train(was_training)

@@ -23,7 +23,7 @@ from nacre.ops.strip_upsample import StripUpsampler
 
 
 @torch.no_grad()
-def predict_labels(logits: Tensor, size: tuple[int, int]) -> Tensor:
+def predict_classes(logits: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the labels that `upsample(logits, size).argmax(1)` would give.
 
     Where two upsampled logits differ by no more than rounding, either channel may be the label.
@@ -50,12 +50,12 @@ def predict_labels(logits: Tensor, size: tuple[int, int]) -> Tensor:
     return labels
 
 
-def sliding_labels(network: Network, images: Tensor, window: int) -> Tensor:
+def sliding_classes(network: Network, images: Tensor, window: int) -> Tensor:
     """Return the channel of each pixel of N,3,H,W images, seen through square windows."""
     height, width = images.shape[-2:]
     if height <= window and width <= window:
-        return predict_labels(network(images).logits, (height, width))
-    channels = network.classifier.known
+        return predict_classes(network(images).logits, (height, width))
+    channels = network.classifier.num_classes
     total = torch.zeros(len(images), channels, height, width, device=images.device)
     for top in starts(height, window):
         for left in starts(width, window):

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nacre.scenarios.classes import BACKGROUND, IGNORED, ClassTable, Steps
+from nacre.scenarios.classes import BACKGROUND, IGNORE_INDEX, ClassTable, StepLabels
 
 WITHOUT, WITH = "without_background", "with_background"
 
 Ious = dict[str, float | None]
 
 
-def step_metrics(
-    classes: ClassTable, groups: Steps, step: int, confusion: Tensor
+def compute_metrics(
+    classes: ClassTable, groups: StepLabels, step: int, confusion: Tensor
 ) -> dict[str, Any]:
     """Return the metrics of a network after a step.
 
@@ -42,10 +42,10 @@ def step_metrics(
     }
 
 
-def class_groups(classes: ClassTable, groups: Steps, step: int) -> dict[str, list[str]]:
+def class_groups(classes: ClassTable, groups: StepLabels, step: int) -> dict[str, list[str]]:
     """Return the class names that each mean covers, background aside."""
     name = classes.space.names
-    known = set(classes.known(step))
+    known = set(classes.seen(step))
     by_step = [[name[label] for label in labels if label in known] for labels in groups]
     by_step = [names for names in by_step if names]
     old = [one for names in by_step[:-1] for one in names]
@@ -63,7 +63,7 @@ def group_means(iou: Ious, groups: dict[str, list[str]]) -> dict[str, float | No
     return means
 
 
-def summarise(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what only several steps together show: the step x class matrix and forgetting.
 
     Forgetting of a class is its best IoU after an earlier step minus its IoU after the last.
@@ -108,7 +108,7 @@ def confusion_matrix(truth: Tensor, predicted: Tensor, channels: int) -> Tensor:
     truth, predicted = truth.reshape(-1), predicted.reshape(-1)
     overflow = channels * channels
     cell = truth.to(torch.int64) * channels + predicted
-    cell = torch.where(truth == IGNORED, overflow, cell)
+    cell = torch.where(truth == IGNORE_INDEX, overflow, cell)
     return torch.bincount(cell, minlength=overflow + 1)[:overflow].view(channels, channels)
 
 

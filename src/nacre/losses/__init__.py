@@ -1,7 +1,7 @@
 """The maths of the methods: pure functions of tensors, with the paper's equation numbers.
 
-The functions of `plain` take full-resolution logits and are there to be read; `fused_losses` and
-`fused_binary_losses` take low-resolution logits and are there to be fast.
+The functions of `reference` take full-resolution logits and are there to be read; `fused_losses`
+and `fused_binary_losses` take low-resolution logits and are there to be fast.
 """
 
 from nacre.losses.compile import compiled_strips
@@ -16,11 +16,10 @@ from nacre.losses.reference import (
     unbiased_distillation,
     upsample,
 )
-from nacre.models.initialization import split_background
-from nacre.scenarios.classes import IGNORED
+from nacre.scenarios.classes import IGNORE_INDEX
 
 __all__ = [
-    "IGNORED",
+    "IGNORE_INDEX",
     "binary_cross_entropy",
     "binary_distillation",
     "binary_mixed",
@@ -29,7 +28,6 @@ __all__ = [
     "distillation",
     "fused_binary_losses",
     "fused_losses",
-    "split_background",
     "unbiased_cross_entropy",
     "unbiased_distillation",
     "upsample",

@@ -40,9 +40,9 @@ def as_wanted(kernel: StripKernel) -> Callable[..., Sums]:
 @lru_cache(maxsize=4)
 def _compiled(kernel: StripKernel) -> Callable[..., Sums]:
     def strip(
-        x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+        x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
     ) -> Sums:
-        return kernel(x, z, labels, scratch, gradients)
+        return kernel(x, z, targets, scratch, gradients)
 
     # torch gives up on code that it had to compile for many cases, and every step is a new case:
     # so each has code of its own.
@@ -57,8 +57,8 @@ def _compiled(kernel: StripKernel) -> Callable[..., Sums]:
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise NacreError(
-                f"train.compile: the losses cannot be compiled here ({reason}); "
-                "train.compile=false does without"
+                f"train.compile_losses: the losses cannot be compiled here ({reason}); "
+                "train.compile_losses=false does without"
             ) from error
 
     return run

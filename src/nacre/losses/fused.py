@@ -17,110 +17,112 @@ import torch
 from torch import Tensor
 
 from nacre.losses.compile import as_wanted
-from nacre.losses.kernels import SigmoidKernel, SoftmaxKernel, StripKernel, Targets, Variant
+from nacre.losses.kernels import OldTargets, SigmoidKernel, SoftmaxKernel, StripKernel, Variant
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.ops.strip_upsample import StripGradient, StripUpsampler
-from nacre.scenarios.classes import IGNORED
+from nacre.scenarios.classes import IGNORE_INDEX
 
 _BITS = math.log2(math.e)
 
 
 def fused_losses(
     logits: Tensor,
-    labels: Tensor,
+    targets: Tensor,
     old_logits: Tensor | None = None,
     *,
     ce: Variant | None = "plain",
     kd: Variant | None = None,
-    known: int | None = None,
-    pixels: float | Tensor | None = None,
-    ignored: int = IGNORED,
+    num_old: int | None = None,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> dict[str, Tensor]:
     """Cross-entropy and distillation, plain or unbiased, eq. 2 to 7.
 
     Args:
         logits: the student's, N,C,h,w.
-        labels: N,H,W, channel numbers of any integer type.
+        targets: N,H,W, channel numbers of any integer type.
         old_logits: the teacher's, N,K,h,w (h and w may differ from the student's); needed for a
             distillation. No gradient flows into them.
         ce: which cross-entropy, if any.
         kd: which distillation, if any.
-        known: number of old channels, background included; the teacher's K if not given.
-        pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
+        num_old: number of old channels, background included; the teacher's K if not given.
+        num_pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
             number of pixels that are not ignored.
-        ignored: the label of pixels that do not count in the cross-entropy.
+        ignore_index: the label of pixels that do not count in the cross-entropy.
 
     Returns:
         `ce` and `kd` as far as asked for, not weighted; each may be weighted and added at will,
         but differentiated only once.
     """
-    teacher_or_known = old_logits is not None or known is not None
+    teacher_or_known = old_logits is not None or num_old is not None
     assert ce != "unbiased" or teacher_or_known, "the unbiased ce needs known or old_logits"
-    known = _known(logits, old_logits, known)
+    num_old = _num_old(logits, old_logits, num_old)
     assert ce or kd, "no loss was asked for"
     assert kd is None or old_logits is not None, "a distillation needs old_logits"
     logits = at_least_float32(logits)
     # The kernel works in bits; the divisors bring its results back to nats.
     divisors = {}
     if ce:
-        divisors["ce"] = pixel_count(logits, labels, pixels, ignored) * _BITS
+        divisors["ce"] = pixel_count(logits, targets, num_pixels, ignore_index) * _BITS
     if kd:
-        divisors["kd"] = logits.new_tensor(labels.numel() * known * _BITS)
+        divisors["kd"] = logits.new_tensor(targets.numel() * num_old * _BITS)
     teacher = _teacher(old_logits, logits) if kd else None
-    kernel = SoftmaxKernel(ce=ce, kd=kd, known=known, ignored=ignored)
+    kernel = SoftmaxKernel(ce=ce, kd=kd, num_old=num_old, ignore_index=ignore_index)
     return _losses(
-        kernel, logits * _BITS, None if teacher is None else teacher * _BITS, labels, divisors
+        kernel, logits * _BITS, None if teacher is None else teacher * _BITS, targets, divisors
     )
 
 
 def fused_binary_losses(
     logits: Tensor,
-    labels: Tensor,
+    targets: Tensor,
     old_logits: Tensor | None = None,
     *,
-    targets: Targets = "labels",
+    old_targets: OldTargets = "labels",
     distil: bool = False,
-    pixels: float | Tensor | None = None,
-    ignored: int = IGNORED,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> dict[str, Tensor]:
     """Binary cross-entropy and distillation of one sigmoid a channel (LwF-MC).
 
     Args:
         logits: the student's, N,C,h,w.
-        labels: N,H,W, channel numbers of any integer type.
+        targets: N,H,W, channel numbers of any integer type.
         old_logits: the teacher's, N,K,h,w (h and w may differ from the student's); needed for a
             distillation and for targets of the teacher's. No gradient flows into them.
-        targets: of the old channels in the cross-entropy: the labels', the teacher's (variant D),
-            or the teacher's but the labels' for background (variant C).
+        old_targets: of the old channels in the cross-entropy: the labels', the teacher's (variant
+            D), or the teacher's but the labels' for background (variant C).
         distil: the distillation on top of the cross-entropy to labels.
-        pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
+        num_pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
             number of pixels that are not ignored.
-        ignored: the label of pixels that do not count in the cross-entropy.
+        ignore_index: the label of pixels that do not count in the cross-entropy.
 
     Returns:
         `bce` and, if asked for, `kd`, not weighted; each may be weighted and added at will, but
         differentiated only once.
     """
-    known = _known(logits, old_logits, None)
-    needs_teacher = distil or targets != "labels"
+    num_old = _num_old(logits, old_logits, None)
+    needs_teacher = distil or old_targets != "labels"
     assert not needs_teacher or old_logits is not None, "these losses need old_logits"
-    assert not distil or targets == "labels", "the teacher is in the targets already"
+    assert not distil or old_targets == "labels", "the teacher is in the targets already"
     logits = at_least_float32(logits)
-    divisors = {"bce": pixel_count(logits, labels, pixels, ignored)}
+    divisors = {"bce": pixel_count(logits, targets, num_pixels, ignore_index)}
     if distil:
-        divisors["kd"] = logits.new_tensor(float(labels.numel()))
-    kernel = SigmoidKernel(targets=targets, distil=distil, known=known, ignored=ignored)
+        divisors["kd"] = logits.new_tensor(float(targets.numel()))
+    kernel = SigmoidKernel(
+        old_targets=old_targets, distil=distil, num_old=num_old, ignore_index=ignore_index
+    )
     teacher = _teacher(old_logits, logits) if needs_teacher else None
-    return _losses(kernel, logits, teacher, labels, divisors)
+    return _losses(kernel, logits, teacher, targets, divisors)
 
 
-def _known(logits: Tensor, old_logits: Tensor | None, known: int | None) -> int:
+def _num_old(logits: Tensor, old_logits: Tensor | None, num_old: int | None) -> int:
     if old_logits is not None:
-        assert known in (None, old_logits.shape[1]), (known, old_logits.shape)
-        known = old_logits.shape[1]
-    known = 1 if known is None else known
-    assert 1 <= known <= logits.shape[1], (known, logits.shape)
-    return known
+        assert num_old in (None, old_logits.shape[1]), (num_old, old_logits.shape)
+        num_old = old_logits.shape[1]
+    num_old = 1 if num_old is None else num_old
+    assert 1 <= num_old <= logits.shape[1], (num_old, logits.shape)
+    return num_old
 
 
 def _teacher(old_logits: Tensor | None, logits: Tensor) -> Tensor | None:
@@ -131,11 +133,11 @@ def _losses(
     kernel: StripKernel,
     logits: Tensor,
     old_logits: Tensor | None,
-    labels: Tensor,
+    targets: Tensor,
     divisors: dict[str, Tensor],
 ) -> dict[str, Tensor]:
     """The kernel's sums over all pixels, each divided by its divisor."""
-    sums = _StripSums.apply(kernel, logits, old_logits, labels)  # type: ignore[no-untyped-call]
+    sums = _StripSums.apply(kernel, logits, old_logits, targets)  # type: ignore[no-untyped-call]
     return {
         name: total / divisor for total, (name, divisor) in zip(sums, divisors.items(), strict=True)
     }
@@ -146,12 +148,12 @@ class _StripSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kernel: StripKernel, logits: Tensor, old_logits: Tensor | None, labels: Tensor
+        ctx: Any, kernel: StripKernel, logits: Tensor, old_logits: Tensor | None, targets: Tensor
     ) -> tuple[Tensor, ...]:
         with_gradients = ctx.needs_input_grad[1]
         # Autocast would take the matrix products to half precision.
         with torch.autocast(logits.device.type, enabled=False):
-            totals, gradients = _run(kernel, logits, old_logits, labels, with_gradients)
+            totals, gradients = _run(kernel, logits, old_logits, targets, with_gradients)
         ctx.save_for_backward(*gradients)
         return tuple(totals)
 
@@ -173,11 +175,11 @@ def _run(
     kernel: StripKernel,
     logits: Tensor,
     old_logits: Tensor | None,
-    labels: Tensor,
+    targets: Tensor,
     with_gradients: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The terms' sums over all pixels and, if wanted, their gradients, N,C,h,w each."""
-    size = (labels.shape[1], labels.shape[2])
+    size = (targets.shape[1], targets.shape[2])
     student = StripUpsampler(logits, size)
     teacher = None if old_logits is None else StripUpsampler(old_logits, size)
     totals = [logits.new_zeros(()) for _ in range(kernel.terms)]
@@ -189,7 +191,9 @@ def _run(
         z = None if teacher is None else teacher.lines(strip)
         if len(scratch) < len(x):
             scratch = torch.empty_like(x)
-        values, found = compute(x, z, strip.lines(labels).long(), scratch[: len(x)], with_gradients)
+        values, found = compute(
+            x, z, strip.lines(targets).long(), scratch[: len(x)], with_gradients
+        )
         for total, value in zip(totals, values, strict=True):
             total.add_(value)
         for gradient, part in zip(gradients, found, strict=True):

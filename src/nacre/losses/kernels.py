@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 Variant = Literal["plain", "unbiased"]
-Targets = Literal["labels", "teacher", "teacher_but_background"]
+OldTargets = Literal["labels", "teacher", "teacher_but_background"]
 Sums = tuple[list[Tensor], list[Tensor]]
 """One scalar and, if gradients are wanted, one gradient L,C,W for each term."""
 
@@ -45,14 +45,14 @@ class StripKernel(Protocol):
         """How many losses."""
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+        self, x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
     ) -> Sums:
         """Sum up the losses over a strip.
 
         Args:
             x: the student's logits L,C,W; overwritten.
             z: the teacher's logits L,K,W if there are any; overwritten.
-            labels: L,W, int64.
+            targets: L,W, int64.
             scratch: room of the shape of x.
             gradients: whether gradients are wanted; they lie in x and in scratch.
         """
@@ -64,8 +64,8 @@ class SoftmaxKernel:
 
     ce: Variant | None
     kd: Variant | None
-    known: int
-    ignored: int
+    num_old: int
+    ignore_index: int
 
     @property
     def terms(self) -> int:
@@ -73,13 +73,13 @@ class SoftmaxKernel:
         return (self.ce is not None) + (self.kd is not None)
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+        self, x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
     ) -> Sums:
         """Sum up the losses over a strip, as `StripKernel` says."""
-        label = _Label(x, labels, self.ignored)
+        label = _Label(x, targets, self.ignore_index)
         minus_p = None if z is None else _minus_softmax2_(z)
         minus_p_times_x = None if minus_p is None else self._dot(x, minus_p, scratch)
-        student = _Exponentials(x, self.known, gradients)
+        student = _Exponentials(x, self.num_old, gradients)
         values, found = [], []
         if self.ce:
             values.append(self._cross_entropy(student, label))
@@ -94,7 +94,7 @@ class SoftmaxKernel:
 
     def _dot(self, x: Tensor, minus_p: Tensor, scratch: Tensor) -> Tensor:
         """Sum of -p x over the old channels, without background in the unbiased variant."""
-        channels = slice(1 if self.kd == "unbiased" else 0, self.known)
+        channels = slice(1 if self.kd == "unbiased" else 0, self.num_old)
         return _dot(x[:, channels], minus_p[:, channels], scratch[:, channels])
 
     def _cross_entropy(self, student: _Exponentials, label: _Label) -> Tensor:
@@ -139,12 +139,12 @@ class SoftmaxKernel:
 class _Exponentials:
     """A strip's exponentials by group (in the place of its logits) and their log-sum-exps."""
 
-    def __init__(self, x: Tensor, known: int, gradients: bool) -> None:
+    def __init__(self, x: Tensor, num_old: int, gradients: bool) -> None:
         background = x[:, 0].clone()
-        old_peak, log_old = _exponentiate_(x[:, 1:known])
-        new_peak, log_new = _exponentiate_(x[:, known:])
+        old_peak, log_old = _exponentiate_(x[:, 1:num_old])
+        new_peak, log_new = _exponentiate_(x[:, num_old:])
         self.exponentials = x
-        self.known = known
+        self.num_old = num_old
         self.peaks = (background, old_peak, new_peak)
         self.log_old = torch.logaddexp2(background, log_old)
         self.log_new = torch.logaddexp2(background, log_new)
@@ -168,12 +168,12 @@ class _Exponentials:
     ) -> None:
         """Multiply each group's exponentials by a factor per pixel (None: by 0), and add."""
         out[:, 0] = b
-        exponentials, into = self.exponentials[:, 1 : self.known], out[:, 1 : self.known]
+        exponentials, into = self.exponentials[:, 1 : self.num_old], out[:, 1 : self.num_old]
         if add_to_old is None:
             _into(into, torch.mul, exponentials, old.unsqueeze(1))
         else:
             _into(into, torch.addcmul, add_to_old, exponentials, old.unsqueeze(1))
-        exponentials, into = self.exponentials[:, self.known :], out[:, self.known :]
+        exponentials, into = self.exponentials[:, self.num_old :], out[:, self.num_old :]
         if new is None:
             into.zero_()
         else:
@@ -183,12 +183,12 @@ class _Exponentials:
 class _Label:
     """What a strip's labels mean for its logits; yes and no are 1 and 0."""
 
-    def __init__(self, x: Tensor, labels: Tensor, ignored: int) -> None:
-        counted = labels != ignored
-        self.index = (labels * counted).unsqueeze(1)
+    def __init__(self, x: Tensor, targets: Tensor, ignore_index: int) -> None:
+        counted = targets != ignore_index
+        self.index = (targets * counted).unsqueeze(1)
         self.logit = x.gather(1, self.index).squeeze(1)
         self.counts = counted.to(x.dtype)
-        self.is_background = (labels == 0).to(x.dtype).mul_(self.counts)
+        self.is_background = (targets == 0).to(x.dtype).mul_(self.counts)
 
     def subtract_one_hot(self, gradient: Tensor, hits: Tensor) -> None:
         """Subtract hits (L,W) from the channels of the labels."""
@@ -215,10 +215,10 @@ def _minus_softmax2_(logits: Tensor) -> Tensor:
 class SigmoidKernel:
     """Binary cross-entropy to labels, teacher or both, and distillation; one sigmoid a channel."""
 
-    targets: Targets
+    old_targets: OldTargets
     distil: bool
-    known: int
-    ignored: int
+    num_old: int
+    ignore_index: int
 
     @property
     def terms(self) -> int:
@@ -226,10 +226,10 @@ class SigmoidKernel:
         return 1 + self.distil
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+        self, x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
     ) -> Sums:
         """Sum up the losses over a strip, as `StripKernel` says."""
-        label = _Label(x, labels, self.ignored)
+        label = _Label(x, targets, self.ignore_index)
         taught = self._taught_channels()
         from_label = (label.index < taught.start) | (label.index >= taught.stop)
         hits = label.counts * from_label.squeeze(1)
@@ -237,19 +237,21 @@ class SigmoidKernel:
 
         softplus = _into(scratch, torch.logaddexp, x, x.new_zeros(()))
         by_pixel = softplus.sum(1)
-        old_by_pixel = softplus[:, : self.known].sum(1) if self.distil else None
+        old_by_pixel = softplus[:, : self.num_old].sum(1) if self.distil else None
         by_pixel -= _dot(x[:, taught], t[:, taught], scratch[:, taught])
         values = [(by_pixel * label.counts - label.logit * hits).sum()]
         if old_by_pixel is not None:
-            old = slice(0, self.known)
+            old = slice(0, self.num_old)
             values.append((old_by_pixel - _dot(x[:, old], t, scratch[:, old])).sum())
         found = self._gradients(x.sigmoid_(), t, label, hits, scratch) if gradients else []
         return values, found
 
     def _taught_channels(self) -> slice:
         """The channels whose target in the cross-entropy is the teacher's."""
-        first = {"labels": self.known, "teacher": 0, "teacher_but_background": 1}[self.targets]
-        return slice(first, self.known)
+        first = {"labels": self.num_old, "teacher": 0, "teacher_but_background": 1}[
+            self.old_targets
+        ]
+        return slice(first, self.num_old)
 
     def _gradients(
         self, sigmoid: Tensor, t: Tensor, label: _Label, hits: Tensor, scratch: Tensor
@@ -261,8 +263,8 @@ class SigmoidKernel:
         label.subtract_one_hot(gradient, hits)
         if not self.distil:
             return [gradient]
-        sigmoid[:, : self.known].sub_(t)
-        sigmoid[:, self.known :] = 0
+        sigmoid[:, : self.num_old].sub_(t)
+        sigmoid[:, self.num_old :] = 0
         return [gradient, sigmoid]
 
 

@@ -24,56 +24,60 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.scenarios.classes import IGNORED
+from nacre.scenarios.classes import IGNORE_INDEX
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, *, pixels: float | Tensor | None = None, ignored: int = IGNORED
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Cross-entropy, eq. 2.
 
     Args:
         logits: N,C,H,W.
-        labels: N,H,W, channel numbers of any integer type.
-        pixels: what the sum over the pixels is divided by, instead of the number of pixels that
+        targets: N,H,W, channel numbers of any integer type.
+        num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
             are not ignored. With the count of a whole batch here, the losses of its parts add up
             to the loss of the whole.
-        ignored: the label of pixels that do not count.
+        ignore_index: the label of pixels that do not count.
 
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
     log_q = at_least_float32(logits).log_softmax(1)
-    return _mean_negative(log_q, labels, pixels, ignored)
+    return _mean_negative(log_q, targets, num_pixels, ignore_index)
 
 
 def unbiased_cross_entropy(
     logits: Tensor,
-    labels: Tensor,
-    known: int,
+    targets: Tensor,
+    num_old: int,
     *,
-    pixels: float | Tensor | None = None,
-    ignored: int = IGNORED,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Cross-entropy where background may be any old class, eq. 3 and 4.
 
     Args:
         logits: N,C,H,W.
-        labels: N,H,W, channel numbers of any integer type.
-        known: number of old channels, background included; with 1 nothing is old and the result
+        targets: N,H,W, channel numbers of any integer type.
+        num_old: number of old channels, background included; with 1 nothing is old and the result
             is that of `cross_entropy`.
-        pixels: as in `cross_entropy`.
-        ignored: the label of pixels that do not count.
+        num_pixels: as in `cross_entropy`.
+        ignore_index: the label of pixels that do not count.
 
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
-    assert 1 <= known <= logits.shape[1], (known, logits.shape)
+    assert 1 <= num_old <= logits.shape[1], (num_old, logits.shape)
     logits = at_least_float32(logits)
     everything = logits.logsumexp(1, keepdim=True)
-    background_or_old = logits[:, :known].logsumexp(1, keepdim=True)
+    background_or_old = logits[:, :num_old].logsumexp(1, keepdim=True)
     log_q = torch.cat([background_or_old, logits[:, 1:]], dim=1) - everything
-    return _mean_negative(log_q, labels, pixels, ignored)
+    return _mean_negative(log_q, targets, num_pixels, ignore_index)
 
 
 def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
@@ -86,9 +90,9 @@ def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
     Returns:
         The mean over all pixels and over the K old channels.
     """
-    known = _known(logits, old_logits)
+    num_old = _num_old(logits, old_logits)
     p = at_least_float32(old_logits.detach()).softmax(1)
-    log_q = at_least_float32(logits)[:, :known].log_softmax(1)
+    log_q = at_least_float32(logits)[:, :num_old].log_softmax(1)
     return -(p * log_q).mean()
 
 
@@ -103,32 +107,38 @@ def unbiased_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
     Returns:
         The mean over all pixels and over the K old channels.
     """
-    known = _known(logits, old_logits)
+    num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
     everything = logits.logsumexp(1, keepdim=True)
-    background_or_new = torch.cat([logits[:, :1], logits[:, known:]], 1).logsumexp(1, keepdim=True)
+    background_or_new = torch.cat([logits[:, :1], logits[:, num_old:]], 1).logsumexp(
+        1, keepdim=True
+    )
     p = at_least_float32(old_logits.detach()).softmax(1)
-    log_q = torch.cat([background_or_new, logits[:, 1:known]], dim=1) - everything
+    log_q = torch.cat([background_or_new, logits[:, 1:num_old]], dim=1) - everything
     return -(p * log_q).mean()
 
 
 def binary_cross_entropy(
-    logits: Tensor, labels: Tensor, *, pixels: float | Tensor | None = None, ignored: int = IGNORED
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Binary cross-entropy of one sigmoid per channel, summed over the channels.
 
     Args:
         logits: N,C,H,W.
-        labels: N,H,W, channel numbers of any integer type.
-        pixels: as in `cross_entropy`.
-        ignored: the label of pixels that do not count.
+        targets: N,H,W, channel numbers of any integer type.
+        num_pixels: as in `cross_entropy`.
+        ignore_index: the label of pixels that do not count.
 
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
     logits = at_least_float32(logits)
-    targets = _one_hot(labels, logits, ignored)
-    return _binary_mean(logits, targets, labels, pixels, ignored)
+    old_targets = _one_hot(targets, logits, ignore_index)
+    return _binary_mean(logits, old_targets, targets, num_pixels, ignore_index)
 
 
 def binary_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
@@ -141,41 +151,41 @@ def binary_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
     Returns:
         The mean over all pixels.
     """
-    known = _known(logits, old_logits)
-    targets = at_least_float32(old_logits.detach()).sigmoid()
-    old_channels = at_least_float32(logits)[:, :known]
-    return known * F.binary_cross_entropy_with_logits(old_channels, targets)
+    num_old = _num_old(logits, old_logits)
+    old_targets = at_least_float32(old_logits.detach()).sigmoid()
+    old_channels = at_least_float32(logits)[:, :num_old]
+    return num_old * F.binary_cross_entropy_with_logits(old_channels, old_targets)
 
 
 def binary_mixed(
     logits: Tensor,
-    labels: Tensor,
+    targets: Tensor,
     old_logits: Tensor,
     *,
     labelled_background: bool,
-    pixels: float | Tensor | None = None,
-    ignored: int = IGNORED,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Binary cross-entropy to the labels for new channels, to the teacher's sigmoids for old ones.
 
     Args:
         logits: the student's, N,C,H,W.
-        labels: N,H,W, channel numbers of any integer type.
+        targets: N,H,W, channel numbers of any integer type.
         old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
         labelled_background: background's target is the label's (LwF-MC's variant C), not the
             teacher's (variant D).
-        pixels: as in `cross_entropy`.
-        ignored: the label of pixels that do not count.
+        num_pixels: as in `cross_entropy`.
+        ignore_index: the label of pixels that do not count.
 
     Returns:
         The mean over the pixels that are not ignored of the sum over channels; 0 if all are.
     """
-    known = _known(logits, old_logits)
+    num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
     first = 1 if labelled_background else 0
-    targets = _one_hot(labels, logits, ignored)
-    targets[:, first:known] = at_least_float32(old_logits.detach()).sigmoid()[:, first:]
-    return _binary_mean(logits, targets, labels, pixels, ignored)
+    old_targets = _one_hot(targets, logits, ignore_index)
+    old_targets[:, first:num_old] = at_least_float32(old_logits.detach()).sigmoid()[:, first:]
+    return _binary_mean(logits, old_targets, targets, num_pixels, ignore_index)
 
 
 def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
@@ -192,41 +202,45 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def _known(logits: Tensor, old_logits: Tensor) -> int:
-    known = old_logits.shape[1]
-    assert known <= logits.shape[1], (logits.shape, old_logits.shape)
+def _num_old(logits: Tensor, old_logits: Tensor) -> int:
+    num_old = old_logits.shape[1]
+    assert num_old <= logits.shape[1], (logits.shape, old_logits.shape)
     assert logits.shape[2:] == old_logits.shape[2:], (logits.shape, old_logits.shape)
-    return known
+    return num_old
 
 
 def _mean_negative(
-    log_q: Tensor, labels: Tensor, pixels: float | Tensor | None, ignored: int
+    log_q: Tensor, targets: Tensor, num_pixels: float | Tensor | None, ignore_index: int
 ) -> Tensor:
     """Mean of -log_q at the labels over the pixels that are not ignored."""
-    total = F.nll_loss(log_q, labels.long(), ignore_index=ignored, reduction="sum")
-    return total / pixel_count(log_q, labels, pixels, ignored)
+    total = F.nll_loss(log_q, targets.long(), ignore_index=ignore_index, reduction="sum")
+    return total / pixel_count(log_q, targets, num_pixels, ignore_index)
 
 
 def _binary_mean(
-    logits: Tensor, targets: Tensor, labels: Tensor, pixels: float | Tensor | None, ignored: int
+    logits: Tensor,
+    old_targets: Tensor,
+    targets: Tensor,
+    num_pixels: float | Tensor | None,
+    ignore_index: int,
 ) -> Tensor:
     """Binary cross-entropy, summed over channels, mean over the pixels that are not ignored."""
-    by_channel = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    total = (by_channel.sum(1) * (labels != ignored)).sum()
-    return total / pixel_count(logits, labels, pixels, ignored)
+    by_channel = F.binary_cross_entropy_with_logits(logits, old_targets, reduction="none")
+    total = (by_channel.sum(1) * (targets != ignore_index)).sum()
+    return total / pixel_count(logits, targets, num_pixels, ignore_index)
 
 
-def _one_hot(labels: Tensor, logits: Tensor, ignored: int) -> Tensor:
+def _one_hot(targets: Tensor, logits: Tensor, ignore_index: int) -> Tensor:
     """Targets in the shape of the logits; all 0 where the label is ignored."""
-    counted = (labels != ignored).unsqueeze(1)
-    index = labels.long().unsqueeze(1) * counted
+    counted = (targets != ignore_index).unsqueeze(1)
+    index = targets.long().unsqueeze(1) * counted
     return torch.zeros_like(logits).scatter_(1, index, counted.to(logits.dtype))
 
 
 def pixel_count(
-    logits: Tensor, labels: Tensor, pixels: float | Tensor | None, ignored: int
+    logits: Tensor, targets: Tensor, num_pixels: float | Tensor | None, ignore_index: int
 ) -> Tensor:
     """What sums over pixels are divided by: 1 in place of 0, so that an empty sum gives 0."""
-    count = (labels != ignored).sum() if pixels is None else pixels
+    count = (targets != ignore_index).sum() if num_pixels is None else num_pixels
     count = torch.as_tensor(count, dtype=logits.dtype, device=logits.device)
     return torch.where(count > 0, count, 1)

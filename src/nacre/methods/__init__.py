@@ -7,7 +7,7 @@ A method from another package joins the table through the entry point group ``na
 from importlib.metadata import entry_points
 
 from nacre.errors import NacreError, unknown_name
-from nacre.methods.base import Batch, Method, MethodConfig
+from nacre.methods.base import Batch, Method, MethodConfig, Step
 from nacre.methods.ewc import Ewc
 from nacre.methods.ft import FineTuning
 from nacre.methods.ilt import Ilt
@@ -18,17 +18,18 @@ from nacre.methods.mib import Mib
 from nacre.methods.pi import Pi
 from nacre.methods.rw import Rw
 
-__all__ = ["METHODS", "Batch", "Method", "MethodConfig", "all_methods", "find_method"]
+__all__ = ["METHODS", "Batch", "Method", "MethodConfig", "Step", "all_methods", "find_method"]
 
+# In the order of the paper's tables, in which tables and pages show them.
 METHODS: dict[str, type[Method]] = {
     "ft": FineTuning,
-    "ewc": Ewc,
     "pi": Pi,
+    "ewc": Ewc,
     "rw": Rw,
     "lwf": Lwf,
     "lwf-mc": LwfMc,
-    "lwf-mc-c": LwfMcC,
     "lwf-mc-d": LwfMcD,
+    "lwf-mc-c": LwfMcC,
     "ilt": Ilt,
     "mib": Mib,
     "joint": Joint,

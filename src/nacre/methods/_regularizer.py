@@ -14,10 +14,11 @@ The parameters of the new classes' classifier have no past and are not held.
 
 The weight goes with the learning rate lr: with a momentum of 0.9 the penalty alone overshoots,
 further with every update, where lr * weight * omega is above 0.68. The paper's 0.001 * 500 is
-below it; with ten times the rate take a tenth of the weight.
+below it; with ten times the rate take a tenth of the weight, as the presets `small` and `demo` do:
+more lets the penalty overshoot until nothing is finite.
 
 What a method remembers are tables: a tensor for each parameter, by the parameter's name. All of
-them go into a checkpoint; those in `collects` remain at the end of a step.
+them go into a checkpoint; those in `persistent_state` remain at the end of a step.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
+from nacre.methods.base import Batch, Method, MethodConfig, Step, label_cross_entropy
 from nacre.models.network import Network, Output
 
 Table = dict[str, Tensor]
@@ -37,43 +38,43 @@ FISHER_SHARE = 0.9
 """Share of the present gradient in the running Fisher information."""
 
 
-class HoldingConfig(MethodConfig):
+class RegularizerConfig(MethodConfig):
     """The weight of the penalty."""
 
     weight: float = Field(1.0, ge=0, description="weight of the penalty")
 
 
-class Holding(Method):
+class ParameterRegularizer(Method):
     """Cross-entropy and a penalty on what moves important parameters."""
 
-    weights = ("weight",)
-    parked: ClassVar[frozenset[str]] = frozenset()
+    tunable = ("weight",)
+    offloaded: ClassVar[frozenset[str]] = frozenset()
     """Tables that are seldom read and therefore lie in the CPU's memory."""
-    config: HoldingConfig
+    config: RegularizerConfig
 
-    def __init__(self, config: MethodConfig, old: int) -> None:
-        super().__init__(config, old)
+    def __init__(self, config: MethodConfig, num_old: int) -> None:
+        super().__init__(config, num_old)
         self.tables: dict[str, Table] = {}
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 2."""
         return label_cross_entropy(batch, student)
 
-    def penalties(self, network: Network) -> dict[str, Tensor]:
+    def penalties(self, step: Step) -> dict[str, Tensor]:
         """Return the weighted squares of how far the old parameters have moved."""
         if "omega" not in self.tables:
             return {}
         omega, anchor = self.tables["omega"], self.tables["anchor"]
         squares: list[Tensor] = [
             _WeightedSquare.apply(parameter, anchor[name], omega[name])  # type: ignore[no-untyped-call]
-            for name, parameter in network.named_parameters()
+            for name, parameter in step.network.named_parameters()
             if name in omega
         ]
         return {self.name: self.config.weight * torch.stack(squares).sum()}
 
-    def end_step(self, network: Network) -> None:
+    def end_step(self, step: Step) -> None:
         """Forget what only this step needed."""
-        self.tables = {kind: self.tables[kind] for kind in self.collects}
+        self.tables = {kind: self.tables[kind] for kind in self.persistent_state}
 
     def state(self) -> dict[str, Tensor]:
         """Return all tables as one."""
@@ -86,16 +87,16 @@ class Holding(Method):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the tables back, each to where it belongs."""
         # A table that is empty, as a score is in step 0, leaves no trace in a state.
-        self.tables = {kind: {} for kind in self.collects}
+        self.tables = {kind: {} for kind in self.persistent_state}
         for key, value in state.items():
             kind, _, name = key.partition(".")
-            place = torch.device("cpu") if kind in self.parked else value.device
+            place = torch.device("cpu") if kind in self.offloaded else value.device
             self.tables.setdefault(kind, {})[name] = value.to(place)
 
-    def collected(self, kind: str) -> Table:
+    def require_state(self, kind: str) -> Table:
         """Return what the steps before collected; there is nothing before step 0."""
         found = self.tables.get(kind, {})
-        if self.old and not found:
+        if self.num_old and not found:
             raise NacreError(
                 f"{self.name} needs {kind!r} of the steps before this one, and their model has "
                 f"none: learn step 0 with {self.name} too"
@@ -133,12 +134,12 @@ def with_gradients(network: Network) -> Iterator[tuple[str, Tensor, Tensor]]:
             yield name, parameter.detach(), parameter.grad
 
 
-def copied(table: Table, device: str | None = None) -> Table:
+def copy_table(table: Table, device: str | None = None) -> Table:
     """Return a table of copies, in the CPU's memory if asked for."""
     return {name: value.to(device or value.device, copy=True) for name, value in table.items()}
 
 
-def normalised(importance: Tensor) -> Tensor:
+def normalize(importance: Tensor) -> Tensor:
     """Bring the importances of one tensor to 0..1."""
     low, high = importance.aminmax()
     return (importance - low).div_(high - low + 1e-8)

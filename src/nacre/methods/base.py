@@ -2,17 +2,16 @@
 
 The trainer owns everything else. For a step it does, in this order::
 
-    method = Method(config, old)             # old = channels known before this step, 0 in step 0
-    method.grow(network.classifier, new)     # only after step 0
-    method.begin_step(network)
+    method = Method(config, num_old)         # channels known before this step, 0 in step 0
+    method.grow(network.classifier, num_new) # only after step 0
+    method.begin_step(step)
     for batch in batches:
         losses = method.losses(batch, student, teacher)
-        sum(losses.values()).backward()      # the trainer's, once or over parts of a batch
-        method.after_backward(network)
-        sum(method.penalties(network).values()).backward()
-        optimiser.step()
-        method.after_update(network)
-    method.end_step(network)
+        sum(losses.values()).backward()      # the trainer's, once or over micro-batches
+        method.after_backward(step)
+        sum(method.penalties(step).values()).backward()
+        optimizer.step()
+    method.end_step(step)
 
 A method returns named values and never calls ``backward()``. `student` and `teacher` are the
 outputs of the networks, at low resolution; the fused losses upsample them strip by strip and are
@@ -21,8 +20,9 @@ equal to the plain functions of `nacre.losses` on upsampled logits. The teacher 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -30,6 +30,7 @@ from torch import Tensor
 from nacre.losses.fused import fused_losses
 from nacre.models.classifier import Classifier
 from nacre.models.network import Network, Output
+from nacre.utils.distributed import Distributed
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,42 @@ class Batch:
 
     Attributes:
         images: N,3,H,W, uint8 RGB.
-        labels: N,H,W, channel numbers; 255 is ignored.
-        pixels: How many pixels a loss on the labels is averaged over. It is the share of the
-            whole batch, so that gradient accumulation and several processes change nothing.
+        targets: N,H,W, channel numbers; 255 is ignored.
+        num_valid_pixels: How many pixels a loss on the targets is averaged over. It is the share
+            of the whole batch, so that gradient accumulation and several processes change nothing.
     """
 
     images: Tensor
-    labels: Tensor
-    pixels: float | None = None
+    targets: Tensor
+    num_valid_pixels: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step that is being learnt, as the hooks of a method see it.
+
+    Attributes:
+        index: Its number; 0 is the base.
+        class_names: Class name by channel, all that is known after the step.
+        num_old: Channels known before the step, background included; 0 in step 0.
+        network: The student, already grown.
+        teacher: The frozen network of the step before, where the method uses one.
+        dist: Who computes, and where.
+        iterations: Updates of the whole step.
+    """
+
+    index: int
+    class_names: tuple[str, ...]
+    num_old: int
+    network: Network
+    teacher: Network | None
+    dist: Distributed
+    iterations: int
+
+    @property
+    def num_new(self) -> int:
+        """Channels that the step adds; in step 0 all of them."""
+        return len(self.class_names) - self.num_old
 
 
 class MethodConfig(BaseModel):
@@ -69,57 +98,58 @@ class DistillingConfig(MethodConfig):
         description="distillation: mean over old classes and pixels, or pixels alone (eq. 5)",
     )
 
-    def distillation_weight(self, old: int) -> float:
+    def distillation_weight(self, num_old: int) -> float:
         """Return the factor of a distillation that is averaged over so many old channels."""
-        return self.weight * old if self.average == "pixels" else self.weight
+        return self.weight * num_old if self.average == "pixels" else self.weight
 
 
 class Method(ABC):
     """The base of all methods: says what is learnt; remembers nothing unless told to."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    """As tables write it."""
     summary: ClassVar[str]
     paper: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]
-    regularises: ClassVar[str] = "nothing"
-    weights: ClassVar[tuple[str, ...]] = ()
+    regularizes: ClassVar[str] = "nothing"
+    tunable: ClassVar[tuple[str, ...]] = ()
     """The keys of the config that weigh remembering against learning."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values of its config under a preset, by ``preset`` or ``preset data/task``."""
     uses_teacher: ClassVar[bool] = False
-    copies: ClassVar[int] = 0
+    extra_param_copies: ClassVar[int] = 0
     """Tensors as large as the parameters that it keeps on the device, beside a teacher."""
-    merges_steps: ClassVar[bool] = False
+    is_joint: ClassVar[bool] = False
     """True for joint training: all classes are learnt in one step."""
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
-    collects: ClassVar[frozenset[str]] = frozenset()
+    persistent_state: ClassVar[frozenset[str]] = frozenset()
     """What `state` holds at the end of a step: the parts of its keys before the first dot."""
 
-    def __init__(self, config: MethodConfig, old: int) -> None:
+    def __init__(self, config: MethodConfig, num_old: int) -> None:
         self.config = config
-        self.old = old
+        self.num_old = num_old
 
-    def grow(self, classifier: Classifier, new: int) -> None:
+    def grow(self, classifier: Classifier, num_new: int) -> None:
         """Give the classifier its new channels; by default at random."""
-        classifier.grow(new)
+        classifier.grow(num_new)
 
     @abstractmethod
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the named losses of a batch, already weighted: the trainer sums them."""
 
-    def penalties(self, network: Network) -> dict[str, Tensor]:
+    def penalties(self, step: Step) -> dict[str, Tensor]:
         """Return named losses on the parameters, already weighted; asked for once a batch."""
         return {}
 
-    def begin_step(self, network: Network) -> None:
+    def begin_step(self, step: Step) -> None:
         """Called when the network has grown, before the first iteration of a step."""
 
-    def after_backward(self, network: Network) -> None:
+    def after_backward(self, step: Step) -> None:
         """Called when the gradients of a batch's `losses` are there, without the penalties'."""
 
-    def after_update(self, network: Network) -> None:
-        """Called when the optimiser has changed the parameters."""
-
-    def end_step(self, network: Network) -> None:
+    def end_step(self, step: Step) -> None:
         """Called after the last iteration of a step."""
 
     def state(self) -> dict[str, Tensor]:
@@ -133,10 +163,10 @@ class Method(ABC):
 
 def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
     """Return the cross-entropy on the labels, eq. 2: all of fine-tuning and of joint training."""
-    return fused_losses(student.logits, batch.labels, pixels=batch.pixels)
+    return fused_losses(student.logits, batch.targets, num_pixels=batch.num_valid_pixels)
 
 
-def seen_by(teacher: Output | None) -> Output:
+def require_teacher(teacher: Output | None) -> Output:
     """Return the teacher's output; a method that uses one always has it after step 0."""
     assert teacher is not None, "the trainer evaluates the teacher where `uses_teacher` is set"
     return teacher

@@ -22,46 +22,48 @@ import torch
 from pydantic import Field
 
 from nacre.methods._regularizer import (
-    Holding,
-    HoldingConfig,
+    ParameterRegularizer,
+    RegularizerConfig,
     begin_fisher,
-    copied,
+    copy_table,
     learnt,
-    normalised,
+    normalize,
     update_fisher,
 )
-from nacre.models.network import Network
+from nacre.methods.base import Step
 
 
-class EwcConfig(HoldingConfig):
+class EwcConfig(RegularizerConfig):
     """The weight of the penalty."""
 
     name: Literal["ewc"] = Field("ewc", description="elastic weight consolidation")
     weight: float = Field(500.0, ge=0, description="weight of the penalty (paper: 500)")
 
 
-class Ewc(Holding):
+class Ewc(ParameterRegularizer):
     """Holds parameters by their Fisher information."""
 
     name = "ewc"
+    title = "EWC"
     summary = "holds parameters whose gradients were large"
-    regularises = "parameters with large gradients"
+    regularizes = "parameters with large gradients"
     paper = "Kirkpatrick et al. 2017"
     Config = EwcConfig
-    collects = frozenset({"fisher"})
-    copies = 3
+    presets = {"small": {"weight": 50}, "demo": {"weight": 8}}
+    persistent_state = frozenset({"fisher"})
+    extra_param_copies = 3
 
     @torch.no_grad()
-    def begin_step(self, network: Network) -> None:
+    def begin_step(self, step: Step) -> None:
         """Freeze the importance found so far, and go on measuring it."""
-        fisher = self.collected("fisher")
-        self.tables = {"fisher": begin_fisher(fisher, network)}
-        if self.old:
-            parameters = learnt(network)
-            self.tables["omega"] = {name: normalised(value) for name, value in fisher.items()}
-            self.tables["anchor"] = copied({name: parameters[name] for name in fisher})
+        fisher = self.require_state("fisher")
+        self.tables = {"fisher": begin_fisher(fisher, step.network)}
+        if self.num_old:
+            parameters = learnt(step.network)
+            self.tables["omega"] = {name: normalize(value) for name, value in fisher.items()}
+            self.tables["anchor"] = copy_table({name: parameters[name] for name in fisher})
 
     @torch.no_grad()
-    def after_backward(self, network: Network) -> None:
+    def after_backward(self, step: Step) -> None:
         """Count a batch."""
-        update_fisher(self.tables["fisher"], network)
+        update_fisher(self.tables["fisher"], step.network)

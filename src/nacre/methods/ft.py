@@ -19,6 +19,7 @@ class FineTuning(Method):
     """Cross-entropy alone: learns the new classes and forgets the old ones."""
 
     name = "ft"
+    title = "FT"
     summary = "cross-entropy alone; forgets"
     paper = "baseline FT"
     Config = FineTuningConfig

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nacre.losses.fused import fused_losses
 from nacre.losses.reference import at_least_float32
-from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, seen_by
+from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, require_teacher
 from nacre.models.network import Output
 
 
@@ -35,31 +35,35 @@ class Ilt(Method):
     """Cross-entropy, plain distillation and a distance between features."""
 
     name = "ilt"
+    title = "ILT"
     summary = "distillation of the old channels and of the features"
-    regularises = "outputs of old channels, features"
+    regularizes = "outputs of old channels, features"
     paper = "Michieli and Zanuttigh 2019"
     Config = IltConfig
-    weights = ("weight", "feature_weight")
+    # The features of lite0 end in no activation and are large: with the paper's 100, their distance
+    # is all that is learnt.
+    presets = {"small": {"feature_weight": 1}}
+    tunable = ("weight", "feature_weight")
     uses_teacher = True
     config: IltConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy and both distillations."""
-        if not self.old:
+        if not self.num_old:
             return label_cross_entropy(batch, student)
-        seen = seen_by(teacher)
+        seen = require_teacher(teacher)
         losses = fused_losses(
             student.logits,
-            batch.labels,
+            batch.targets,
             seen.logits,
             ce="plain",
             kd="plain",
-            pixels=batch.pixels,
+            num_pixels=batch.num_valid_pixels,
         )
         distance = self._features(student) - self._features(seen)
         return {
             "ce": losses["ce"],
-            "kd": self.config.distillation_weight(self.old) * losses["kd"],
+            "kd": self.config.distillation_weight(self.num_old) * losses["kd"],
             "features": self.config.feature_weight * distance.square().mean(),
         }
 

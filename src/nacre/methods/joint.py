@@ -19,10 +19,11 @@ class Joint(Method):
     """Cross-entropy on a scenario whose steps are merged into one."""
 
     name = "joint"
+    title = "Joint"
     summary = "all classes at once, with all labels; the upper bound"
     paper = "baseline Joint"
     Config = JointConfig
-    merges_steps = True
+    is_joint = True
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 2."""

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
-from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, seen_by
+from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, require_teacher
 from nacre.models.network import Output
 
 
@@ -30,25 +30,26 @@ class Lwf(Method):
     """Cross-entropy and plain distillation."""
 
     name = "lwf"
+    title = "LwF"
     summary = "distillation of the old channels"
-    regularises = "outputs of old channels"
+    regularizes = "outputs of old channels"
     paper = "Li and Hoiem 2017"
     Config = LwfConfig
-    weights = ("weight",)
+    tunable = ("weight",)
     uses_teacher = True
     config: LwfConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 2, and the distillation, eq. 5 and 6."""
-        if not self.old:
+        if not self.num_old:
             return label_cross_entropy(batch, student)
         losses = fused_losses(
             student.logits,
-            batch.labels,
-            seen_by(teacher).logits,
+            batch.targets,
+            require_teacher(teacher).logits,
             ce="plain",
             kd="plain",
-            pixels=batch.pixels,
+            num_pixels=batch.num_valid_pixels,
         )
-        factor = self.config.distillation_weight(self.old)
+        factor = self.config.distillation_weight(self.num_old)
         return {"ce": losses["ce"], "kd": factor * losses["kd"]}

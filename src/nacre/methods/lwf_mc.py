@@ -26,8 +26,8 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_binary_losses
-from nacre.losses.kernels import Targets
-from nacre.methods.base import Batch, Method, MethodConfig, seen_by
+from nacre.losses.kernels import OldTargets
+from nacre.methods.base import Batch, Method, MethodConfig, require_teacher
 from nacre.models.network import Output
 
 
@@ -59,9 +59,9 @@ class _Binary(Method):
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the binary cross-entropy in step 0, later the variant's losses."""
-        if self.old:
-            return self.later_losses(batch, student, seen_by(teacher))
-        return fused_binary_losses(student.logits, batch.labels, pixels=batch.pixels)
+        if self.num_old:
+            return self.later_losses(batch, student, require_teacher(teacher))
+        return fused_binary_losses(student.logits, batch.targets, num_pixels=batch.num_valid_pixels)
 
     @abstractmethod
     def later_losses(self, batch: Batch, student: Output, teacher: Output) -> dict[str, Tensor]:
@@ -72,16 +72,21 @@ class LwfMc(_Binary):
     """Binary cross-entropy to the labels and to the teacher, weighted."""
 
     name = "lwf-mc"
+    title = "LwF-MC"
     summary = "distillation with a sigmoid a class"
-    regularises = "outputs of old channels"
+    regularizes = "outputs of old channels"
     Config = LwfMcConfig
-    weights = ("weight",)
+    tunable = ("weight",)
     config: LwfMcConfig
 
     def later_losses(self, batch: Batch, student: Output, teacher: Output) -> dict[str, Tensor]:
         """Return both sums, the teacher's weighted."""
         losses = fused_binary_losses(
-            student.logits, batch.labels, teacher.logits, distil=True, pixels=batch.pixels
+            student.logits,
+            batch.targets,
+            teacher.logits,
+            distil=True,
+            num_pixels=batch.num_valid_pixels,
         )
         return {"bce": losses["bce"], "kd": self.config.weight * losses["kd"]}
 
@@ -89,12 +94,16 @@ class LwfMc(_Binary):
 class _Mixed(_Binary):
     """One sum, whose targets are the teacher's for old channels and the labels' for new ones."""
 
-    targets: ClassVar[Targets]
+    old_targets: ClassVar[OldTargets]
 
     def later_losses(self, batch: Batch, student: Output, teacher: Output) -> dict[str, Tensor]:
         """Return the sum over all channels."""
         return fused_binary_losses(
-            student.logits, batch.labels, teacher.logits, targets=self.targets, pixels=batch.pixels
+            student.logits,
+            batch.targets,
+            teacher.logits,
+            old_targets=self.old_targets,
+            num_pixels=batch.num_valid_pixels,
         )
 
 
@@ -102,17 +111,19 @@ class LwfMcC(_Mixed):
     """The background's target is the label's."""
 
     name = "lwf-mc-c"
+    title = "LwF-MC-C"
     summary = "lwf-mc with the background from the labels"
-    regularises = "outputs of old classes"
+    regularizes = "outputs of old classes"
     Config = LwfMcCConfig
-    targets = "teacher_but_background"
+    old_targets = "teacher_but_background"
 
 
 class LwfMcD(_Mixed):
     """The background's target is the teacher's."""
 
     name = "lwf-mc-d"
+    title = "LwF-MC-D"
     summary = "lwf-mc with the background from the teacher"
-    regularises = "outputs of old channels"
+    regularizes = "outputs of old channels"
     Config = LwfMcDConfig
-    targets = "teacher"
+    old_targets = "teacher"

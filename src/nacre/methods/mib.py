@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
-from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, seen_by
+from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, require_teacher
 from nacre.models.classifier import Classifier
 from nacre.models.network import Output
 
@@ -51,32 +51,35 @@ class Mib(Method):
     """Cross-entropy and distillation that know what the background may hide."""
 
     name = "mib"
+    title = "MiB"
     summary = "losses and initialisation that model what the background hides"
-    regularises = "outputs of old channels, unbiased"
+    regularizes = "outputs of old channels, unbiased"
     paper = "Cermelli et al. 2020"
     Config = MibConfig
-    weights = ("weight",)
+    # The one task for which the paper's figures were made with another weight.
+    presets = {"paper voc/15-1": {"weight": 100}}
+    tunable = ("weight",)
     uses_teacher = True
     config: MibConfig
 
-    def grow(self, classifier: Classifier, new: int) -> None:
+    def grow(self, classifier: Classifier, num_new: int) -> None:
         """Share the background's probability among the new classes, eq. 8 and 9."""
         if self.config.init == "background":
-            classifier.grow_from_background(new)
+            classifier.grow_from_background(num_new)
         else:
-            classifier.grow(new)
+            classifier.grow(num_new)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 3 and 4, and the distillation, eq. 5 and 7."""
-        if not self.old:
+        if not self.num_old:
             return label_cross_entropy(batch, student)
         losses = fused_losses(
             student.logits,
-            batch.labels,
-            seen_by(teacher).logits,
+            batch.targets,
+            require_teacher(teacher).logits,
             ce=self.config.ce,
             kd=self.config.kd,
-            pixels=batch.pixels,
+            num_pixels=batch.num_valid_pixels,
         )
-        factor = self.config.distillation_weight(self.old)
+        factor = self.config.distillation_weight(self.num_old)
         return {"ce": losses["ce"], "kd": factor * losses["kd"]}

@@ -24,67 +24,69 @@ import torch
 from pydantic import Field
 
 from nacre.methods._regularizer import (
-    Holding,
-    HoldingConfig,
-    copied,
+    ParameterRegularizer,
+    RegularizerConfig,
+    copy_table,
     learnt,
-    normalised,
+    normalize,
     with_gradients,
 )
-from nacre.models.network import Network
+from nacre.methods.base import Step
 
 EPSILON = 1e-20
 
 
-class PiConfig(HoldingConfig):
+class PiConfig(RegularizerConfig):
     """The weight of the penalty."""
 
     name: Literal["pi"] = Field("pi", description="path integral")
     weight: float = Field(500.0, ge=0, description="weight of the penalty (paper: 500)")
 
 
-class Pi(Holding):
+class Pi(ParameterRegularizer):
     """Holds parameters by what their movement gained."""
 
     name = "pi"
+    title = "PI"
     summary = "holds parameters whose movement lowered the loss"
-    regularises = "parameters that lowered the loss"
+    regularizes = "parameters that lowered the loss"
     paper = "Zenke et al. 2017"
     Config = PiConfig
-    collects = frozenset({"score"})
-    parked = frozenset({"score"})
-    copies = 4
+    presets = {"small": {"weight": 50}, "demo": {"weight": 8}}
+    persistent_state = frozenset({"score"})
+    offloaded = frozenset({"score"})
+    extra_param_copies = 4
 
     @torch.no_grad()
-    def begin_step(self, network: Network) -> None:
+    def begin_step(self, step: Step) -> None:
         """Freeze the score found so far, and begin a path."""
-        score = self.collected("score")
-        parameters = learnt(network)
+        score = self.require_state("score")
+        parameters = learnt(step.network)
         self.tables = {
             "score": score,
-            "anchor": copied(parameters),
-            "previous": copied(parameters),
+            "anchor": copy_table(parameters),
+            "previous": copy_table(parameters),
             "path": {name: torch.zeros_like(value) for name, value in parameters.items()},
         }
-        if self.old:
+        if self.num_old:
             self.tables["omega"] = {
-                name: normalised(value.to(parameters[name].device)) for name, value in score.items()
+                name: normalize(value.to(parameters[name].device)) for name, value in score.items()
             }
 
     @torch.no_grad()
-    def after_backward(self, network: Network) -> None:
+    def after_backward(self, step: Step) -> None:
         """Add to the path integral what the last update moved."""
         path, previous = self.tables["path"], self.tables["previous"]
-        for name, value, gradient in with_gradients(network):
+        for name, value, gradient in with_gradients(step.network):
             path[name].addcmul_(gradient, previous[name].sub_(value))
             previous[name].copy_(value)
 
     @torch.no_grad()
-    def end_step(self, network: Network) -> None:
+    def end_step(self, step: Step) -> None:
         """Add this step's score to the earlier ones."""
         path, start, score = (self.tables[kind] for kind in ("path", "anchor", "score"))
-        for name, value in learnt(network).items():
+        for name, value in learnt(step.network).items():
             moved = (value - start[name]).square_().add_(EPSILON)
             found = path[name].div(moved).clamp_(min=0)
             score[name] = found + score[name].to(found.device) if name in score else found
-        super().end_step(network)
+        super().end_step(step)

@@ -26,67 +26,70 @@ import torch
 from pydantic import Field
 
 from nacre.methods._regularizer import (
-    Holding,
-    HoldingConfig,
+    ParameterRegularizer,
+    RegularizerConfig,
     begin_fisher,
-    copied,
+    copy_table,
     learnt,
-    normalised,
+    normalize,
     update_fisher,
     with_gradients,
 )
+from nacre.methods.base import Step
 from nacre.models.network import Network
 
 EPSILON = 1e-8
 EVERY = 10
 
 
-class RwConfig(HoldingConfig):
+class RwConfig(RegularizerConfig):
     """The weight of the penalty."""
 
     name: Literal["rw"] = Field("rw", description="Riemannian walk")
     weight: float = Field(100.0, ge=0, description="weight of the penalty (paper: 100)")
 
 
-class Rw(Holding):
+class Rw(ParameterRegularizer):
     """Holds parameters by their Fisher information and by what their movement gained."""
 
     name = "rw"
+    title = "RW"
     summary = "ewc and a score along the path of learning"
-    regularises = "parameters, both ways"
+    regularizes = "parameters, both ways"
     paper = "Chaudhry et al. 2018"
     Config = RwConfig
-    collects = frozenset({"fisher", "walk_score"})
-    parked = frozenset({"walk_score", "previous", "count"})
-    copies = 4
+    presets = {"small": {"weight": 10}, "demo": {"weight": 1.6}}
+    persistent_state = frozenset({"fisher", "walk_score"})
+    offloaded = frozenset({"walk_score", "previous", "count"})
+    extra_param_copies = 4
 
     @torch.no_grad()
-    def begin_step(self, network: Network) -> None:
+    def begin_step(self, step: Step) -> None:
         """Freeze what was found so far, and begin a walk."""
-        fisher, score = self.collected("fisher"), self.collected("walk_score")
-        parameters = learnt(network)
+        fisher, score = self.require_state("fisher"), self.require_state("walk_score")
+        parameters = learnt(step.network)
         self.tables = {
-            "fisher": begin_fisher(fisher, network),
+            "fisher": begin_fisher(fisher, step.network),
             "walk_score": score,
             "walk": {name: torch.zeros_like(value) for name, value in parameters.items()},
-            "previous": copied(parameters, "cpu"),
+            "previous": copy_table(parameters, "cpu"),
             "count": {"iterations": torch.zeros((), dtype=torch.int64)},
         }
-        if self.old:
+        if self.num_old:
             self.tables["omega"] = {
-                name: normalised(value) + normalised(score[name].to(value.device))
+                name: normalize(value) + normalize(score[name].to(value.device))
                 for name, value in fisher.items()
             }
-            self.tables["anchor"] = copied({name: parameters[name] for name in fisher})
+            self.tables["anchor"] = copy_table({name: parameters[name] for name in fisher})
 
     @torch.no_grad()
-    def after_backward(self, network: Network) -> None:
+    def after_backward(self, step: Step) -> None:
         """Count a batch."""
         iterations = self.tables["count"]["iterations"]
         if iterations and iterations % EVERY == 0:
-            self._walk(network)
+            self._walk(step.network)
         iterations += 1
-        update_fisher(self.tables["fisher"], network)
+        update_fisher(self.tables["fisher"], step.network)
 
     def _walk(self, network: Network) -> None:
         fisher, walk, previous = (self.tables[kind] for kind in ("fisher", "walk", "previous"))
@@ -97,11 +100,11 @@ class Rw(Holding):
             previous[name].copy_(value)
 
     @torch.no_grad()
-    def end_step(self, network: Network) -> None:
+    def end_step(self, step: Step) -> None:
         """Average this step's score with the earlier one."""
         score = self.tables["walk_score"]
         for name, value in self.tables["walk"].items():
             found = value.clamp_(min=0)
             past = score.get(name)
             score[name] = found if past is None else found.add_(past.to(found.device)).mul_(0.5)
-        super().end_step(network)
+        super().end_step(step)

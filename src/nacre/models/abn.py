@@ -32,7 +32,7 @@ _PER_CHANNEL = (0, 2, 3)  # the dimensions that a channel's statistics are taken
 class NormFactory(Protocol):
     """Makes the normalisation layer of so many channels; `activation` overrides the usual one."""
 
-    def __call__(self, channels: int, *, activation: Activation = ...) -> Norm:
+    def __call__(self, channels: int, *, activation: Activation = ...) -> ABN:
         """Return the layer."""
 
 
@@ -126,19 +126,19 @@ class _SyncedNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale, count = ctx.saved_tensors
         dy = grads[0]
-        normalised = (x - per_channel(mean)) * per_channel(scale)
-        dx, dweight, dbias = norm_backward(dy, normalised, weight * scale, count)
+        normalize = (x - per_channel(mean)) * per_channel(scale)
+        dx, dweight, dbias = norm_backward(dy, normalize, weight * scale, count)
         return dx.to(x.dtype), dweight, dbias, None, None, None
 
 
 def norm_backward(
-    dy: Tensor, normalised: Tensor, gain: Tensor, count: Tensor
+    dy: Tensor, normalize: Tensor, gain: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of batch normalisation from its normalised input.
 
     Args:
         dy: gradient of the output.
-        normalised: (x - mean) / sqrt(var + eps), of this process.
+        normalize: (x - mean) / sqrt(var + eps), of this process.
         gain: weight / sqrt(var + eps).
         count: values a channel over all processes.
 
@@ -148,10 +148,10 @@ def norm_backward(
     """
     wide = _wide(dy)
     sum_dy = dy.sum(_PER_CHANNEL, dtype=wide)
-    sum_product = (dy * normalised).sum(_PER_CHANNEL, dtype=wide)
+    sum_product = (dy * normalize).sum(_PER_CHANNEL, dtype=wide)
     joined = sum_over_processes(torch.cat([sum_dy, sum_product])) / count.clamp(min=1)
     mean_dy, mean_product = joined.to(gain.dtype).view(2, -1, 1, 1)
-    dx = torch.addcmul(dy - mean_dy, normalised, mean_product, value=-1) * per_channel(gain)
+    dx = torch.addcmul(dy - mean_dy, normalize, mean_product, value=-1) * per_channel(gain)
     return dx, sum_product.to(gain.dtype), sum_dy.to(gain.dtype)
 
 
@@ -164,7 +164,7 @@ def recomputing() -> bool:
     return task_id is not None and task_id() != -1
 
 
-class Norm(nn.Module):
+class ABN(nn.Module):
     """Batch normalisation and activation in one module, synchronised over processes.
 
     Args:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Colour = tuple[float, float, float]
+Color = tuple[float, float, float]
 
 
 class Backbone(nn.Module):
@@ -20,26 +20,26 @@ class Backbone(nn.Module):
         stride: input pixels a feature; sizes that it does not divide are rounded up.
         mean: of the pixels that its weights expect, RGB in 0..1.
         std: of the pixels that its weights expect, RGB in 0..1.
-        checkpointing: whether blocks are computed again in the backward pass.
+        grad_checkpointing: whether blocks are computed again in the backward pass.
     """
 
     channels: int
     stride: int
-    mean: Colour
-    std: Colour
-    checkpointing: bool = False
+    mean: Color
+    std: Color
+    grad_checkpointing: bool = False
 
     def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-        """Pass features through blocks, keeping only what goes in if `checkpointing` is on."""
+        """Pass features through blocks, keeping only what goes in if `grad_checkpointing` is on."""
         for block in blocks:
-            if self.checkpointing and torch.is_grad_enabled():
+            if self.grad_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x)
         return x
 
 
-def initialise(backbone: nn.Module) -> None:
+def initialize(backbone: nn.Module) -> None:
     """Draw the weights of all convolutions so that the variance stays about the same."""
     for module in backbone.modules():
         if isinstance(module, nn.Conv2d):

@@ -33,7 +33,7 @@ class Classifier(nn.Module):
         return [step.out_channels for step in self._convs()]
 
     @property
-    def known(self) -> int:
+    def num_classes(self) -> int:
         """Channels of all steps, the background's included."""
         return sum(self.classes)
 

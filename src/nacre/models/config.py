@@ -27,8 +27,10 @@ class ModelConfig(BaseModel):
         "abn: batch norm + leaky ReLU 0.01; iabn: the paper's, as abn but keeping half as much "
         "for the backward pass. `lite0` has ReLU6 in its backbone and cannot have iabn",
     )
-    head_width: int = Field(default=256, ge=1, description="channels of each branch of the head")
-    dilations: tuple[PositiveInt, PositiveInt, PositiveInt] | None = Field(
+    decoder_channels: int = Field(
+        default=256, ge=1, description="channels of each branch of the head"
+    )
+    atrous_rates: tuple[PositiveInt, PositiveInt, PositiveInt] | None = Field(
         default=None,
         description="of the head's 3x3 convolutions; by default 6, 12, 18 at output stride 16, "
         "and in proportion at others",
@@ -39,7 +41,7 @@ class ModelConfig(BaseModel):
         "brings them: lite0), or the path of a weight file",
     )
 
-    checkpointing: bool = Field(
+    grad_checkpointing: bool = Field(
         default=False,
         description="keep only the input of each block of the backbone and compute the rest "
         "again in the backward pass: less memory, about a third more time",
@@ -49,7 +51,7 @@ class ModelConfig(BaseModel):
     def _check_backbone(self) -> ModelConfig:
         if self.backbone == "tiny" and self.output_stride is not None:
             raise ValueError("output_stride cannot be chosen for backbone 'tiny': leave it out")
-        if self.backbone == "tiny" and self.checkpointing:
+        if self.backbone == "tiny" and self.grad_checkpointing:
             raise ValueError("checkpointing is not needed by backbone 'tiny': leave it out")
         if self.backbone == "lite0" and self.norm == "iabn":
             raise ValueError(

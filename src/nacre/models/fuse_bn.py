@@ -15,7 +15,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from nacre.models.abn import Activation, Norm, activate_
+from nacre.models.abn import ABN, Activation, activate_
 from nacre.models.head import DeepLabHead
 from nacre.models.network import Network
 
@@ -40,7 +40,7 @@ def fold(network: Network) -> Network:
     The copy cannot be trained: none of its parameters takes a gradient.
     """
     folded = copy.deepcopy(network).eval().requires_grad_(False)
-    folded.backbone.checkpointing = False
+    folded.backbone.grad_checkpointing = False
     _fold_head(folded.head)
     for conv, norm, name in _pairs(folded):
         scale, shift = _affine(norm)
@@ -49,7 +49,7 @@ def fold(network: Network) -> Network:
     return folded
 
 
-def _affine(norm: Norm) -> tuple[Tensor, Tensor]:
+def _affine(norm: ABN) -> tuple[Tensor, Tensor]:
     # in float64, so that folding rounds each weight only once
     scale = norm.gain().double() * (norm.running_var.double() + norm.eps).rsqrt()
     return scale, norm.bias.double() - scale * norm.running_mean.double()
@@ -64,14 +64,14 @@ def _scale(conv: nn.Conv2d, scale: Tensor, shift: Tensor | None) -> None:
         conv.bias = nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
 
 
-def _rest(norm: Norm) -> Activate:
+def _rest(norm: ABN) -> Activate:
     return Activate(norm.activation, norm.slope)
 
 
-def _pairs(network: Network) -> list[tuple[nn.Conv2d, Norm, str]]:
+def _pairs(network: Network) -> list[tuple[nn.Conv2d, ABN, str]]:
     """Find each norm that takes exactly what a convolution puts out, by watching a forward pass."""
     made: dict[int, tuple[nn.Conv2d, Tensor]] = {}
-    pairs: list[tuple[nn.Conv2d, Norm, str]] = []
+    pairs: list[tuple[nn.Conv2d, ABN, str]] = []
     names = {module: name for name, module in network.named_modules()}
 
     def after_conv(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -79,12 +79,12 @@ def _pairs(network: Network) -> list[tuple[nn.Conv2d, Norm, str]]:
         made[id(output)] = (module, output)  # held, so that no other tensor gets its id
 
     def before_norm(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(module, Norm)
+        assert isinstance(module, ABN)
         if id(args[0]) in made:
             pairs.append((made[id(args[0])][0], module, names[module]))
 
     hooks = [m.register_forward_hook(after_conv) for m in names if isinstance(m, nn.Conv2d)]
-    hooks += [m.register_forward_pre_hook(before_norm) for m in names if isinstance(m, Norm)]
+    hooks += [m.register_forward_pre_hook(before_norm) for m in names if isinstance(m, ABN)]
     network(torch.zeros(1, 3, 32, 32, device=network.pixel_scale.device))
     for hook in hooks:
         hook.remove()

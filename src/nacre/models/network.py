@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from nacre.losses.reference import upsample
-from nacre.models.abn import Norm, NormFactory
+from nacre.models.abn import ABN, NormFactory
 from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
 from nacre.models.config import ModelConfig
-from nacre.models.head import DeepLabHead, default_dilations
-from nacre.models.inplace_abn import InPlaceNorm
+from nacre.models.head import DeepLabHead, default_atrous_rates
+from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.lite0 import Lite0
 from nacre.models.resnet import ResNet
 from nacre.models.tiny import Tiny
@@ -93,9 +93,9 @@ BACKBONES: dict[str, Callable[[int, NormFactory], Backbone]] = {
 }
 
 NORMS: dict[str, NormFactory] = {
-    "bn": partial(Norm, activation="relu"),
-    "abn": partial(Norm, activation="leaky_relu", slope=0.01),
-    "iabn": partial(InPlaceNorm, activation="leaky_relu", slope=0.01),
+    "bn": partial(ABN, activation="relu"),
+    "abn": partial(ABN, activation="leaky_relu", slope=0.01),
+    "iabn": partial(InPlaceABN, activation="leaky_relu", slope=0.01),
 }
 
 
@@ -113,13 +113,13 @@ def build_network(
     """
     norm = NORMS[config.norm]
     backbone = BACKBONES[config.backbone](config.output_stride or 16, norm)
-    backbone.checkpointing = config.checkpointing
+    backbone.grad_checkpointing = config.grad_checkpointing
     if load:
         load_backbone(backbone, config.backbone, config.weights)
     head = DeepLabHead(
         backbone.channels,
-        width=config.head_width,
-        dilations=config.dilations or default_dilations(backbone.stride),
+        width=config.decoder_channels,
+        atrous_rates=config.atrous_rates or default_atrous_rates(backbone.stride),
         window=None if crop is None else -(-crop // backbone.stride),
         norm=norm,
     )

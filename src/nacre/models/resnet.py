@@ -14,8 +14,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from nacre.models.abn import Norm, NormFactory
-from nacre.models.backbone import Backbone, initialise
+from nacre.models.abn import ABN, NormFactory
+from nacre.models.backbone import Backbone, initialize
 
 Depth = Literal[18, 34, 50, 101]
 
@@ -114,7 +114,7 @@ class ResNet(Backbone):
     std = IMAGENET_STD
 
     def __init__(
-        self, depth: Depth, *, stride: int = 16, norm: NormFactory = Norm, width: int = 64
+        self, depth: Depth, *, stride: int = 16, norm: NormFactory = ABN, width: int = 64
     ) -> None:
         super().__init__()
         assert stride in _STAGES, stride
@@ -134,7 +134,7 @@ class ResNet(Backbone):
                 inputs = (width << number) * block.expansion
             self.add_module(f"layer{number + 1}", stage)
         self.channels = inputs
-        initialise(self)
+        initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of normalised pixels."""

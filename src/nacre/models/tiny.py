@@ -7,7 +7,7 @@ Two strided convolutions, then two residual blocks
 of which the second halves the size once more: output stride 8.
 
 The convolutions keep the weights that torch draws. They are smaller by sqrt(6) than those that
-keep the variance (`nacre.models.backbone.initialise`); before a normalisation the scale of a
+keep the variance (`nacre.models.backbone.initialize`); before a normalisation the scale of a
 weight does not change the output but divides the gradient, so learning is 6 times as quick.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from nacre.models.abn import Norm, NormFactory
+from nacre.models.abn import ABN, NormFactory
 from nacre.models.backbone import Backbone
 
 
@@ -59,7 +59,7 @@ class Tiny(Backbone):
     std = (0.25, 0.25, 0.25)
 
     def __init__(
-        self, *, widths: tuple[int, int, int] = (16, 48, 96), norm: NormFactory = Norm
+        self, *, widths: tuple[int, int, int] = (16, 48, 96), norm: NormFactory = ABN
     ) -> None:
         super().__init__()
         first, second, third = widths

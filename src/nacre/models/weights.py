@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.abn import Norm
+from nacre.models.abn import ABN
 from nacre.models.backbone import Backbone
-from nacre.models.inplace_abn import InPlaceNorm
+from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.lite0 import from_package_name, imagenet_file
 from nacre.models.weight_files import WeightFile, read_weights
 
@@ -164,11 +164,11 @@ def convert_norms(backbone: nn.Module, state: State, *, from_abn: bool) -> State
     converted = dict(state)
     before: tuple[str, nn.Module] = ("", backbone)
     for name, module in backbone.named_modules():
-        if isinstance(module, Norm):
+        if isinstance(module, ABN):
             weight = state[f"{name}.weight"]
-            if from_abn and not isinstance(module, InPlaceNorm):
+            if from_abn and not isinstance(module, InPlaceABN):
                 converted[f"{name}.weight"] = weight.abs() + module.eps
-            elif not from_abn and isinstance(module, InPlaceNorm):
+            elif not from_abn and isinstance(module, InPlaceABN):
                 converted[f"{name}.weight"] = (weight.abs() - module.eps).clamp(min=0)
                 if bool((weight < 0).any()):
                     _flip(converted, weight < 0, name, *before)

@@ -36,13 +36,13 @@ class Strip:
     images: slice
     rows: slice
 
-    def lines(self, labels: Tensor) -> Tensor:
+    def lines(self, targets: Tensor) -> Tensor:
         """The strip of labels N,H,W as L,W."""
-        return labels[self.images, self.rows].transpose(0, 1).flatten(0, 1)
+        return targets[self.images, self.rows].transpose(0, 1).flatten(0, 1)
 
-    def put(self, lines: Tensor, labels: Tensor) -> None:
+    def put(self, lines: Tensor, targets: Tensor) -> None:
         """Write lines L,W into their place in labels N,H,W."""
-        place = labels[self.images, self.rows].transpose(0, 1)
+        place = targets[self.images, self.rows].transpose(0, 1)
         place.copy_(lines.view(place.shape))
 
 

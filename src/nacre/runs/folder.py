@@ -6,6 +6,7 @@ events.jsonl             what happened
 step-0/model.safetensors the network after the step (and model.json, for people)
 step-0/metrics.json      how it tests
 metrics.json             what all steps together show
+facts.json               which classes are learnt from which images
 resume.safetensors       the state in the middle of a step, while there is one
 """
 
@@ -24,9 +25,10 @@ import numpy as np
 import torch
 import yaml
 
-import nacre
+from nacre.version import __version__
 from nacre.errors import NacreError
 from nacre.utils.io import load_json, read_yaml, save_json, save_text
+from nacre.utils.affects import deciding
 from nacre.training.config import RunConfig, differences, resolve_config
 
 
@@ -65,7 +67,7 @@ class RunFolder:
         return self.path / f"step-{step}" / "metrics.json"
 
     @property
-    def facts(self) -> Path:
+    def fingerprint(self) -> Path:
         """Which classes are learnt from which images."""
         return self.path / "facts.json"
 
@@ -74,33 +76,37 @@ class RunFolder:
         """Whether no step and no part of one is there yet."""
         return not self.resume.exists() and not any(self.path.glob("step-*"))
 
-    def claim(self, config: RunConfig, facts: dict[str, Any]) -> None:
+    def bind_config(self, config: RunConfig, fingerprint: dict[str, Any]) -> None:
         """Make the folder this config's, or refuse if it is another's.
+
+        Keys that change no result may differ: the run goes on with the new values.
 
         Args:
             config: What is asked for.
-            facts: The classes and images of each step, which the config only points at.
+            fingerprint: The classes and images of each step, which the config only points at.
         """
         if self.config.exists() and not self.nothing_learnt:
-            changed = differences(read_config(self.path).plain(), config.plain())
-            if self.facts.exists():
-                changed += _changed_facts(load_json(self.facts), facts)
-            if changed:
-                raise NacreError(
-                    f"{self.path} holds a run with another config ({'; '.join(changed)}); "
-                    "choose another --out, or give the folder's own values to go on"
-                )
-            return
-        if not self.config.exists() and any(self.path.iterdir()):
+            self._check_same(config, fingerprint)
+        elif not self.config.exists() and any(self.path.iterdir()):
             raise NacreError(
                 f"{self.path} is not empty and not a run folder (it has no config.yaml); "
                 "choose another --out"
             )
-        save_text(self.config, yaml.safe_dump(config.plain(), sort_keys=False))
-        save_json(self.facts, facts)
+        save_text(self.config, yaml.safe_dump(config.to_dict(), sort_keys=False))
+        save_json(self.fingerprint, fingerprint)
+
+    def _check_same(self, config: RunConfig, fingerprint: dict[str, Any]) -> None:
+        changed = differences(deciding(read_config(self.path)), deciding(config))
+        if self.fingerprint.exists():
+            changed += _changed_data(load_json(self.fingerprint), fingerprint)
+        if changed:
+            raise NacreError(
+                f"{self.path} holds a run with another config ({'; '.join(changed)}); "
+                "choose another --out, or give the folder's own values to go on"
+            )
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep other processes from working in the folder, which is made if need be."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -124,11 +130,11 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def note_start(self, facts: dict[str, Any]) -> None:
+    def append_start(self, values: dict[str, Any]) -> None:
         """Add this start to run.json."""
         path = self.path / "run.json"
         starts = load_json(path)["starts"] if path.exists() else []
-        save_json(path, {"starts": [*starts, {**_versions(), **facts}]})
+        save_json(path, {"starts": [*starts, {**_versions(), **values}]})
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -145,7 +151,7 @@ def read_plain_config(folder: Path) -> dict[str, Any]:
     return read_yaml(path, "the run's config", "the config of a run")
 
 
-def _changed_facts(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _changed_data(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Say where the classes or images of a run are not those that it began with."""
     if len(before["steps"]) != len(now["steps"]):
         return [f"steps: {len(before['steps'])} -> {len(now['steps'])}"]
@@ -169,7 +175,7 @@ def _versions() -> dict[str, Any]:
     return {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "nacre": nacre.__version__,
+        "nacre": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

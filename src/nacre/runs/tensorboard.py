@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.training.events import Event
+from nacre.training.events import Event, StepBegan, StepSkipped, StepTested, Trained
 
 
 class TensorBoard:
@@ -28,23 +28,22 @@ class TensorBoard:
 
     def __call__(self, event: Event) -> None:
         """Write an event that has something to show."""
-        kind = event["event"]
-        if kind == "begin":
-            self.in_step = event["iterations"]
-        elif kind == "skipped":
-            self.before += event["iterations"]
-        elif kind == "train":
+        if isinstance(event, StepBegan):
+            self.in_step = event.iterations
+        elif isinstance(event, StepSkipped):
+            self.before += event.iterations
+        elif isinstance(event, Trained):
             self._train(event)
-        elif kind == "end":
+        elif isinstance(event, StepTested):
             self.before += self.in_step
-            for name, value in event["mean_iou"].items():
+            for name, value in event.mean_iou.items():
                 if value is not None:
-                    self.writer.add_scalar(f"miou/{name}", value, event["step"])
+                    self.writer.add_scalar(f"miou/{name}", value, event.step)
             self.writer.flush()
 
-    def _train(self, event: Event) -> None:
-        at = self.before + event["iteration"]
-        for name, value in event["losses"].items():
-            self.writer.add_scalar(f"loss/{name}", value, at)
-        self.writer.add_scalar("learning rate", event["lr"], at)
-        self.writer.add_scalar("images a second", event["images_per_second"], at)
+    def _train(self, event: Trained) -> None:
+        iteration = self.before + event.iteration
+        for name, value in event.losses.items():
+            self.writer.add_scalar(f"loss/{name}", value, iteration)
+        self.writer.add_scalar("learning rate", event.lr, iteration)
+        self.writer.add_scalar("images per second", event.images_per_second, iteration)

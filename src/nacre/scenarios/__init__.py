@@ -1,1 +1,1 @@
-"""Label spaces, class tables, tasks and setups: which class is which channel when, which images a step gets."""
+"""Which class is which channel when, and which images a step gets."""

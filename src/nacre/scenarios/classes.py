@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nacre.errors import NacreError, did_you_mean
 
-IGNORED = 255
+IGNORE_INDEX = 255
 """The channel number of a pixel that does not count; so there are at most 254 classes."""
 
 BACKGROUND = "background"
@@ -26,7 +26,7 @@ UnseenRule = Literal["ignored", "background"]
 
 LabelTable = npt.NDArray[np.uint8]
 
-Steps = tuple[tuple[int, ...], ...]
+StepLabels = tuple[tuple[int, ...], ...]
 """The labels that each step learns."""
 
 
@@ -112,7 +112,7 @@ class ClassTable:
     """
 
     space: LabelSpace
-    steps: Steps
+    steps: StepLabels
 
     def __post_init__(self) -> None:
         """Refuse empty steps, repeated classes and more channels than a uint8 can name."""
@@ -127,8 +127,8 @@ class ClassTable:
                 if label in learnt:
                     raise NacreError(f"class {name!r} is learnt twice; step {step} repeats it")
                 learnt.add(label)
-        if len(learnt) >= IGNORED:
-            raise NacreError(f"{len(learnt)} classes are too many; at most {IGNORED - 1}")
+        if len(learnt) >= IGNORE_INDEX:
+            raise NacreError(f"{len(learnt)} classes are too many; at most {IGNORE_INDEX - 1}")
 
     def new(self, step: int) -> tuple[int, ...]:
         """Labels learnt in this step."""
@@ -138,7 +138,7 @@ class ClassTable:
         """Labels learnt before this step."""
         return tuple(label for labels in self.steps[:step] for label in labels)
 
-    def known(self, step: int) -> tuple[int, ...]:
+    def seen(self, step: int) -> tuple[int, ...]:
         """Labels learnt up to and with this step, in channel order (channel 1 first)."""
         return self.old(step) + self.new(step)
 
@@ -148,7 +148,7 @@ class ClassTable:
 
     def channels(self, step: int) -> int:
         """How many channels the network has in this step, background included."""
-        return 1 + len(self.known(step))
+        return 1 + len(self.seen(step))
 
     def old_channels(self, step: int) -> int:
         """How many channels it had before this step; 0 in step 0, where nothing is known."""
@@ -156,7 +156,7 @@ class ClassTable:
 
     def names(self, step: int) -> tuple[str, ...]:
         """Class name by channel."""
-        return (BACKGROUND, *(self.space.names[label] for label in self.known(step)))
+        return (BACKGROUND, *(self.space.names[label] for label in self.seen(step)))
 
     def colors(self, step: int) -> tuple[tuple[int, int, int], ...]:
         """RGB by channel: the data set's palette, else colours spread over the hues."""
@@ -165,7 +165,7 @@ class ClassTable:
         background = self.space.background
         return (
             (0, 0, 0) if background is None else own.get(background, (0, 0, 0)),
-            *(own.get(label, spread[at + 1]) for at, label in enumerate(self.known(step))),
+            *(own.get(label, spread[at + 1]) for at, label in enumerate(self.seen(step))),
         )
 
     def training_table(self, step: int, border: BorderRule) -> LabelTable:
@@ -179,7 +179,7 @@ class ClassTable:
         for channel, label in enumerate(self.new(step), start=start):
             table[label] = channel
         if border == "ignored" and self.space.ignored is not None:
-            table[self.space.ignored] = IGNORED
+            table[self.space.ignored] = IGNORE_INDEX
         return table
 
     def testing_table(self, step: int, unseen: UnseenRule) -> LabelTable:
@@ -187,22 +187,22 @@ class ClassTable:
 
         Classes not seen yet are ignored as in the paper, or background as in later papers.
         """
-        table = np.full(65536, IGNORED if unseen == "ignored" else 0, np.uint8)
-        for channel, label in enumerate(self.known(step), start=1):
+        table = np.full(65536, IGNORE_INDEX if unseen == "ignored" else 0, np.uint8)
+        for channel, label in enumerate(self.seen(step), start=1):
             table[label] = channel
         background = self.space.background
         # What no step ever names (a class outside the task) is background by definition.
-        for label in set(self.space.names) - set(self.known(len(self.steps) - 1)):
+        for label in set(self.space.names) - set(self.seen(len(self.steps) - 1)):
             table[label] = 0
         if background is not None:
-            table[background] = IGNORED if self.space.ignore_background_in_tests else 0
+            table[background] = IGNORE_INDEX if self.space.ignore_background_in_tests else 0
         if self.space.ignored is not None:
-            table[self.space.ignored] = IGNORED
+            table[self.space.ignored] = IGNORE_INDEX
         return table
 
     def merged(self) -> "ClassTable":
         """All classes in one step, for joint training."""
-        return ClassTable(self.space, (self.known(len(self.steps) - 1),))
+        return ClassTable(self.space, (self.seen(len(self.steps) - 1),))
 
 
 @dataclass(frozen=True)
@@ -211,11 +211,11 @@ class NamedTask:
 
     Attributes:
         steps: The labels of each step.
-        dealt_as: The finer steps that the partition rule is run on, if not on `steps` itself.
+        partition_as: The finer steps that the partition rule is run on, if not on `steps` itself.
     """
 
-    steps: Steps
-    dealt_as: Steps | None = None
+    steps: StepLabels
+    partition_as: StepLabels | None = None
 
 
 def map_labels(mask: npt.NDArray[np.integer], table: LabelTable) -> npt.NDArray[np.uint8]:

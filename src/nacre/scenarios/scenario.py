@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nacre.errors import NacreError, describe_errors, did_you_mean, unknown_name
-from nacre.scenarios.classes import ClassTable, LabelSpace, NamedTask, Steps, resolve_labels
+from nacre.scenarios.classes import ClassTable, LabelSpace, NamedTask, StepLabels, resolve_labels
 from nacre.scenarios.label_index import Index
 from nacre.utils.io import read_yaml
 
@@ -63,7 +63,7 @@ class Scenario:
         data: Name of the data set.
         setup: Which images a step gets.
         classes: Which class is learnt when.
-        dealt_as: The finer steps of the partition rule, see `NamedTask`.
+        partition_as: The finer steps of the partition rule, see `NamedTask`.
         groups: The steps of the original task; those of `classes` unless they were merged.
     """
 
@@ -71,12 +71,12 @@ class Scenario:
     data: str
     setup: Setup
     classes: ClassTable
-    groups: Steps
-    dealt_as: Steps | None = None
+    groups: StepLabels
+    partition_as: StepLabels | None = None
 
     def merged(self) -> "Scenario":
         """Return all classes as one step, for joint training; the groups stay for the report."""
-        return replace(self, classes=self.classes.merged(), setup="overlapped", dealt_as=None)
+        return replace(self, classes=self.classes.merged(), setup="overlapped", partition_as=None)
 
 
 def read_scenario(text: str) -> ScenarioFile:
@@ -121,19 +121,21 @@ def make_scenario(
     name: str, written: ScenarioFile, space: LabelSpace, named: dict[str, NamedTask]
 ) -> Scenario:
     """Apply a written scenario to a data set's classes and its named tasks."""
-    dealt_as: Steps | None = None
+    partition_as: StepLabels | None = None
     if written.steps is not None:
         steps = tuple(resolve_labels(space, step) for step in written.steps)
     elif written.task in named and written.order is None:
-        steps, dealt_as = named[written.task].steps, named[written.task].dealt_as
+        steps, partition_as = named[written.task].steps, named[written.task].partition_as
     else:
         assert written.task is not None
         order = space.labels if written.order is None else resolve_labels(space, written.order)
-        steps = deal(written.task, order, tuple(named))
-    return Scenario(name, written.data, written.setup, ClassTable(space, steps), steps, dealt_as)
+        steps = split_classes(written.task, order, tuple(named))
+    return Scenario(
+        name, written.data, written.setup, ClassTable(space, steps), steps, partition_as
+    )
 
 
-def deal(task: str, order: Sequence[int], named: Sequence[str] = ()) -> Steps:
+def split_classes(task: str, order: Sequence[int], named: Sequence[str] = ()) -> StepLabels:
     """Deal an ordered class list to steps: ``15-1`` repeats its last number, ``4-2-2`` does not."""
     total = len(order)
     also = f" or one of {', '.join(named)}" if named else ""
@@ -163,7 +165,7 @@ def deal(task: str, order: Sequence[int], named: Sequence[str] = ()) -> Steps:
 def step_images(scenario: Scenario, index: Index) -> ImageLists:
     """Return, for each step, the positions in the index of the images it learns from."""
     if scenario.setup == "partition":
-        return _merge(partition(scenario.dealt_as or scenario.classes.steps, index), scenario)
+        return _merge(partition(scenario.partition_as or scenario.classes.steps, index), scenario)
     lists: list[tuple[int, ...]] = []
     for step in range(len(scenario.classes.steps)):
         new = frozenset(scenario.classes.new(step))
@@ -181,7 +183,7 @@ def step_images(scenario: Scenario, index: Index) -> ImageLists:
     return tuple(lists)
 
 
-def partition(steps: Steps, index: Index) -> ImageLists:
+def partition(steps: StepLabels, index: Index) -> ImageLists:
     """Deal each image to one step, as the paper's ADE20K lists were made.
 
     Images are visited class by class, in order within a class, each at its first visit only.
@@ -218,7 +220,7 @@ def partition(steps: Steps, index: Index) -> ImageLists:
 
 def _merge(lists: ImageLists, scenario: Scenario) -> ImageLists:
     """Join the lists of the finer steps that the partition was dealt on."""
-    fine = scenario.dealt_as or scenario.classes.steps
+    fine = scenario.partition_as or scenario.classes.steps
     owner = {c: step for step, labels in enumerate(scenario.classes.steps) for c in labels}
     merged: list[list[int]] = [[] for _ in scenario.classes.steps]
     for labels, images in zip(fine, lists, strict=True):
@@ -228,7 +230,7 @@ def _merge(lists: ImageLists, scenario: Scenario) -> ImageLists:
 
 def images_to_test(classes: ClassTable, step: int, index: Index) -> tuple[int, ...]:
     """Return the positions of the test images of a step: those that hold a known class."""
-    known = frozenset(classes.known(step))
+    known = frozenset(classes.seen(step))
     return tuple(at for at, labels in enumerate(index.labels) if labels & known)
 
 

@@ -16,7 +16,7 @@ from nacre.report.tables.cells import steps_table
 from nacre.sweeps.grid import GridConfig, last_words, make_jobs, run_grid
 from nacre.terminal.grid import GridDisplay
 from nacre.terminal.tables import to_rich
-from nacre.training.trainer import Interrupted
+from nacre.training.step import Interrupted
 from nacre.utils.system import usable_cores
 
 METHODS = ("ft", "lwf", "mib", "joint")

@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nacre.errors import NacreError, describe_errors
 from nacre.methods import find_method
+from nacre.runs.base import step_0_key
 from nacre.runs.folder import RunFolder
-from nacre.runs.run import classes_ever, decides_step_0
-from nacre.runs.scenario_data import batch_order, open_scenario
-from nacre.training.config import RunConfig, gather, merge
+from nacre.runs.scenario_data import open_scenario, step_sampler
+from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.utils.io import read_yaml, save_text
 from nacre.utils.system import usable_cores
 
@@ -67,9 +67,9 @@ class Job:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
-    def collects(self) -> frozenset[str]:
+    def persistent_state(self) -> frozenset[str]:
         """What its method collects in a step for later ones."""
-        return find_method(self.config.method.name).collects
+        return find_method(self.config.method.name).persistent_state
 
     @property
     def to_learn(self) -> tuple[int, ...]:
@@ -135,8 +135,8 @@ def make_jobs(grid: GridConfig, out: Path) -> list[Job]:
 def _share_step_0(group: Sequence[Job]) -> None:
     """Of runs with one step 0, let the one that collects the most for later learn it."""
     for job in group:
-        serving = [other for other in group if other.collects >= job.collects]
-        best = max(serving, key=lambda other: len(other.collects))  # the first of several
+        serving = [other for other in group if other.persistent_state >= job.persistent_state]
+        best = max(serving, key=lambda other: len(other.persistent_state))  # the first of several
         job.base = None if best is job else best
 
 
@@ -145,8 +145,8 @@ def _job(
 ) -> tuple[Job, str | None]:
     """Return a run and what tells its step 0 from others; None if it has no step 0 to share."""
     values = {"scenario": scenario, "method": method, "seed": seed}
-    config = gather(preset=grid.preset, overrides=merge(grid.config, values))
-    prepared = open_scenario(config)
+    config = build_config(preset=grid.preset, overrides=deep_merge(grid.config, values))
+    data = open_scenario(config)
     variant = _variant(method)
     place = scenario.removesuffix(".yaml").strip("./").replace("/", "_")
     job = Job(
@@ -155,16 +155,13 @@ def _job(
         folder=RunFolder(out / place / f"{variant}-{seed}"),
         base=None,
         iterations=tuple(
-            batch_order(config, len(images), step).iterations
-            for step, images in enumerate(prepared.images)
+            step_sampler(config, len(images), step).iterations
+            for step, images in enumerate(data.image_lists)
         ),
     )
-    kind = find_method(config.method.name)
-    if kind.merges_steps:
+    if find_method(config.method.name).is_joint:
         return job, None
-    facts = prepared.fingerprint()
-    recipe = decides_step_0(config.plain())
-    return job, yaml.safe_dump([kind.step_0, recipe, facts["steps"][0], classes_ever(facts)])
+    return job, yaml.safe_dump(step_0_key(config, data.fingerprint()))
 
 
 def _variant(method: str | dict[str, Any]) -> str:
@@ -208,7 +205,7 @@ def run_grid(
 def _start(job: Job, at_once: int) -> None:
     job.folder.path.parent.mkdir(parents=True, exist_ok=True)
     config = job.log.with_suffix(".yaml")
-    save_text(config, yaml.safe_dump(job.config.plain(), sort_keys=False))
+    save_text(config, yaml.safe_dump(job.config.to_dict(), sort_keys=False))
     command = [sys.executable, "-m", "nacre", "run", "--config", str(config)]
     command += ["--out", str(job.folder.path)]
     if job.base is not None and job.has_base() and not job.has_step_0:

@@ -28,8 +28,10 @@ def _files_table(report: DataReport) -> Any:
     for split in report.splits:
         table.add_column(split.split, justify="right")
     table.add_row("images", *(f"{split.images:,}" for split in report.splits))
-    if any(split.known is not None for split in report.splits):
-        known = (f"{split.known:,}" if split.known is not None else "" for split in report.splits)
+    if any(split.expected is not None for split in report.splits):
+        known = (
+            f"{split.expected:,}" if split.expected is not None else "" for split in report.splits
+        )
         table.add_row("in the whole data set", *known)
     for kind in get_args(ProblemKind):
         counts = [split.count(kind) for split in report.splits]
@@ -71,10 +73,10 @@ def _sentences(report: DataReport) -> Iterator[str]:
         if len(split.problems) > _SHOWN:
             yield f"{split.split}: and {len(split.problems) - _SHOWN:,} more"
     for split in report.splits:
-        if split.known not in (None, split.images):
+        if split.expected not in (None, split.images):
             yield (
                 f"{split.split} has {split.images:,} images, the whole data set has "
-                f"{split.known:,}: results on it cannot be compared with published ones"
+                f"{split.expected:,}: results on it cannot be compared with published ones"
             )
     if report.empty_classes:
         yield f"no pixel in training: {', '.join(report.empty_classes)}"

@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from nacre.runs.event_file import read_events
 from nacre.sweeps.grid import Job
 from nacre.terminal.progress import LINE_SECONDS, Display, one_line
-from nacre.training.events import read_events
+from nacre.training.events import Trained
 from nacre.utils.io import load_json
 
 STYLES = {"waiting": "dim", "running": "bold", "done": "", "failed": "red"}
@@ -75,9 +76,9 @@ def _in_step(events: Path, step: int) -> int:
     if not events.exists():
         return 0
     reached = [
-        event["iteration"]
+        event.iteration
         for event in read_events(events)
-        if event["event"] == "train" and event["step"] == step
+        if isinstance(event, Trained) and event.step == step
     ]
     return max(reached, default=0)
 

@@ -36,7 +36,7 @@ def methods_table(methods: dict[str, type[Method]]) -> RenderableType:
     for column in ("weight", "time", "memory"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, method in methods.items():
-        row = (method.regularises, method.paper, _weights(method))
+        row = (method.regularizes, method.paper, _weights(method))
         table.add_row(name, *row, time_factor(method), extra_memory(method))
     return table
 
@@ -48,7 +48,7 @@ def time_factor(method: type[Method]) -> str:
 
 def extra_memory(method: type[Method]) -> str:
     """Return what a method keeps on the device, in sizes of the parameters."""
-    return f"+ {method.copies + method.uses_teacher}"
+    return f"+ {method.extra_param_copies + method.uses_teacher}"
 
 
 def explain(method: type[Method]) -> RenderableType:
@@ -68,7 +68,7 @@ def explain(method: type[Method]) -> RenderableType:
 
 
 def _weights(method: type[Method]) -> str:
-    defaults = {method.Config.model_fields[key].default for key in method.weights}
+    defaults = {method.Config.model_fields[key].default for key in method.tunable}
     return ", ".join(f"{value:g}" for value in defaults) or "–"
 
 

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from nacre.data import DATASETS
 from nacre.scenarios.plan import StepPlan
-from nacre.scenarios.scenario import SETUPS, Scenario, read_scenario, shipped_scenarios
+from nacre.scenarios.scenario import Scenario, read_scenario, shipped_scenarios
 
 
 def render_plan(scenario: Scenario, plan: list[StepPlan]) -> RenderableType:
@@ -72,8 +72,7 @@ def scenarios_table() -> RenderableType:
     for column in ("data", "what it is", "tasks, for example", "setups"):
         data.add_column(column)
     for name, one in DATASETS.items():
-        setups = SETUPS if name == "ade20k" else SETUPS[:2]
-        data.add_row(name, one.about, ", ".join(one.examples), ", ".join(setups))
+        data.add_row(name, one.about, ", ".join(one.examples), ", ".join(one.setups))
     files = Table(title="scenarios that come with nacre", title_justify="left")
     for column in ("name", "data", "setup", "what it is"):
         files.add_column(column)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,7 +18,18 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from nacre.training.events import Event
+from nacre.training.events import (
+    Event,
+    ImagesTested,
+    Iterated,
+    RunBegan,
+    Saved,
+    StepBegan,
+    StepLearnt,
+    StepSkipped,
+    StepTested,
+    Trained,
+)
 
 LINE_SECONDS = 30
 """Time between two lines where the output is not a terminal."""
@@ -47,15 +59,10 @@ class Display:
 
 
 class RunDisplay(Display):
-    """Follows one run, or several one after another, by their events.
+    """Follows a run by its events."""
 
-    Args:
-        console: Where to show.
-        total: Iterations of everything that will be followed, if there are several runs.
-    """
-
-    def __init__(self, console: Console, total: int | None = None) -> None:
-        self.total = total
+    def __init__(self, console: Console) -> None:
+        self.total = 0
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -71,8 +78,6 @@ class RunDisplay(Display):
         )
         super().__init__(console, self.progress)
         self.whole: TaskID | None = None
-        if total is not None:
-            self.whole = self.progress.add_task("everything", total=total, note="")
         self.now: TaskID | None = None
         self.label = ""
         self.began = self.last_line = time.monotonic()
@@ -80,70 +85,82 @@ class RunDisplay(Display):
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
-        handler: Callable[[Event], None] | None = getattr(self, f"_on_{event['event']}", None)
+        handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
 
-    def _on_run(self, event: Event) -> None:
-        self.label = event["method"]
-        place = f"{event['device']}, {event['processes']} process(es)"
+    @property
+    def _handlers(self) -> dict[type[Event], Callable[[Any], None]]:
+        return {
+            RunBegan: self._on_run,
+            StepSkipped: self._on_skipped,
+            StepBegan: self._on_begin,
+            Iterated: self._on_iteration,
+            Trained: self._on_train,
+            StepLearnt: self._on_learnt,
+            ImagesTested: self._on_tested,
+            StepTested: self._on_end,
+            Saved: self._on_saved,
+        }
+
+    def _on_run(self, event: RunBegan) -> None:
+        self.label = event.method
+        place = f"{event.device}, {event.processes} process(es)"
         self.console.print(
-            f"[bold]{event['method']}[/] on {event['scenario']}, seed {event['seed']}, {place}; "
-            f"{event['precision']}",
+            f"[bold]{escape(event.method)}[/] on {escape(event.scenario)}, seed {event.seed}, "
+            f"{place}; {event.precision}",
             highlight=False,
         )
-        if event.get("weights", "").startswith("random"):
-            self.console.print(f"  weights: {event['weights']}", style="yellow", highlight=False)
-        if self.total is None:
-            self.whole = self.progress.add_task(
-                "all steps", total=sum(event["iterations"]), note=""
-            )
-            self.total = sum(event["iterations"])
+        if event.weights.startswith("random"):
+            self.console.print(f"  weights: {event.weights}", style="yellow", highlight=False)
+        self.total = sum(event.iterations)
+        self.whole = self.progress.add_task("all steps", total=self.total, note="")
 
-    def _on_skipped(self, event: Event) -> None:
-        self._advance(event["iterations"])
-        taken = event.get("taken_from")
-        how = f"taken over from {taken}, not learnt again" if taken else "done before"
-        self.console.print(f"  step {event['step']}: {how}", style="dim", highlight=False)
+    def _on_skipped(self, event: StepSkipped) -> None:
+        self._advance(event.iterations)
+        taken = event.taken_from
+        how = f"taken over from {escape(taken)}, not learnt again" if taken else "done before"
+        self.console.print(f"  step {event.step}: {how}", style="dim", highlight=False)
 
-    def _on_begin(self, event: Event) -> None:
-        classes = event["classes"]
-        shown = ", ".join(classes[:6]) + (f" and {len(classes) - 6} more" * (len(classes) > 6))
-        again = f", going on at iteration {event['first']}" if event["first"] else ""
+    def _on_begin(self, event: StepBegan) -> None:
+        shown = ", ".join(event.classes[:6])
+        more = f" and {len(event.classes) - 6} more" if len(event.classes) > 6 else ""
+        again = f", going on at iteration {event.first}" if event.first else ""
         self.console.print(
-            f"  step {event['step']}: {shown} ({event['images']:,} images){again}", highlight=False
+            f"  step {event.step}: {escape(shown)}{more} ({event.images:,} images){again}",
+            highlight=False,
         )
-        self._advance(event["first"])
-        self._replace(f"{self.label} step {event['step']}", event["iterations"], event["first"])
+        self._advance(event.first)
+        self._replace(f"{self.label} step {event.step}", event.iterations, event.first)
 
-    def _on_iteration(self, event: Event) -> None:
+    def _on_iteration(self, event: Iterated) -> None:
         self._advance(1)
         if self.now is not None:
-            self.progress.update(self.now, completed=event["iteration"])
+            self.progress.update(self.now, completed=event.iteration)
         if not self.console.is_terminal and time.monotonic() - self.last_line > LINE_SECONDS:
             self._line(event)
 
-    def _on_train(self, event: Event) -> None:
-        losses = "  ".join(f"{name} {value:.3f}" for name, value in event["losses"].items())
+    def _on_train(self, event: Trained) -> None:
+        losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
         if self.now is not None:
             self.progress.update(self.now, note=losses)
 
-    def _on_learnt(self, event: Event) -> None:
-        self._replace(f"{self.label} step {event['step']}: testing", 1, 0)
+    def _on_learnt(self, event: StepLearnt) -> None:
+        self._replace(f"{self.label} step {event.step}: testing", 1, 0)
 
-    def _on_tested(self, event: Event) -> None:
+    def _on_tested(self, event: ImagesTested) -> None:
         if self.now is not None:
-            self.progress.update(self.now, total=event["of"], advance=event["images"])
+            self.progress.update(self.now, total=event.of, advance=event.images)
 
-    def _on_end(self, event: Event) -> None:
-        self.console.print(f"  step {event['step']}: {one_line(event['mean_iou'])}")
+    def _on_end(self, event: StepTested) -> None:
+        self.console.print(f"  step {event.step}: {one_line(event.mean_iou)}")
         if self.now is not None:
             self.progress.remove_task(self.now)
             self.now = None
 
-    def _on_saved(self, event: Event) -> None:
+    def _on_saved(self, event: Saved) -> None:
         self.console.print(
-            f"  saved in step {event['step']} at iteration {event['iteration']}", style="dim"
+            f"  saved in step {event.step} at iteration {event.iteration}", style="dim"
         )
 
     def _replace(self, description: str, total: int, completed: int) -> None:
@@ -156,12 +173,12 @@ class RunDisplay(Display):
         if self.whole is not None:
             self.progress.advance(self.whole, count)
 
-    def _line(self, event: Event) -> None:
+    def _line(self, event: Iterated) -> None:
         self.last_line = time.monotonic()
-        share = self.done / max(self.total or 1, 1)
+        share = self.done / max(self.total, 1)
         left = (self.last_line - self.began) * (1 - share) / max(share, 1e-9)
         self.console.print(
-            f"  {self.label} step {event['step']}: iteration {event['iteration']}, "
+            f"  {self.label} step {event.step}: iteration {event.iteration}, "
             f"{share:.0%} of everything, about {left / 60:.1f} min left",
             highlight=False,
         )

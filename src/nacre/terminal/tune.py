@@ -7,7 +7,7 @@ from rich.table import Table
 from nacre.sweeps.tune.result import Trial, Tuning, verdict
 from nacre.sweeps.tune.search import TOLERATED
 from nacre.terminal.progress import Display
-from nacre.training.events import Event
+from nacre.training.events import Event, Iterated, StepBegan, StepLearnt
 
 STYLES = {"learning": "bold", "chosen": "green", "too low": "dim", "diverged": "red"}
 
@@ -38,11 +38,13 @@ class TuneDisplay(Display):
 
     def observe(self, event: Event) -> None:
         """Show how far the present run is."""
-        if event["event"] == "begin":
-            self.of = event["iterations"]
-        elif event["event"] in ("iteration", "learnt"):
-            at = f"{event['iteration']:,}/{self.of:,}" if "iteration" in event else "testing"
-            self.now = f"step {event['step']}: {at}"
+        if isinstance(event, StepBegan):
+            self.of = event.iterations
+        elif isinstance(event, Iterated | StepLearnt):
+            progress = "testing"
+            if isinstance(event, Iterated):
+                progress = f"{event.iteration:,}/{self.of:,}"
+            self.now = f"step {event.step}: {progress}"
             if self.console.is_terminal:
                 self.live.update(trials_table(self.tuning, self.now))
 

@@ -14,16 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from nacre.data import DATASETS
 from nacre.data.source import DataConfig
-from nacre.data.transforms import PicturesConfig
+from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, describe_errors, unknown_name
 from nacre.methods import MethodConfig, find_method
 from nacre.models.config import ModelConfig
 from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.presets import preset_values
+from nacre.utils.affects import LATER, NOTHING
 from nacre.utils.io import read_yaml
 
-Raw = dict[str, Any]
+ConfigValues = dict[str, Any]
 
 
 class TrainConfig(BaseModel):
@@ -32,63 +33,89 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: int = Field(30, ge=1, description="passes over a step's images")
-    next_epochs: int | None = Field(
-        None, ge=1, description="passes in the steps after step 0, if other than `epochs`"
+    incremental_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="passes in the steps after step 0, if other than `epochs`",
+        json_schema_extra=LATER,
     )
-    batch: int = Field(24, ge=1, description="images an update, over all processes together")
+    batch_size: int = Field(24, ge=1, description="images per update, over all processes together")
     micro_batch: int | None = Field(
-        None, ge=1, description="images a process holds at once; gradients add up to `batch`"
+        None, ge=1, description="images a process holds at once; gradients add up to `batch_size`"
     )
     lr: float = Field(0.01, gt=0, description="learning rate of step 0")
-    next_lr: float = Field(0.001, gt=0, description="learning rate of the later steps")
+    incremental_lr: float = Field(
+        0.001, gt=0, description="learning rate of the later steps", json_schema_extra=LATER
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum")
     weight_decay: float = Field(1e-4, ge=0, description="weight decay on every parameter")
-    power: float = Field(0.9, ge=0, description="power of the poly schedule, per iteration")
-    clip: float | None = Field(None, gt=0, description="largest gradient norm; none by default")
+    poly_power: float = Field(0.9, ge=0, description="power of the poly schedule, per iteration")
+    grad_clip_norm: float | None = Field(
+        None, gt=0, description="largest gradient norm; none by default"
+    )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: bfloat16 or float16 on CUDA, float32 elsewhere"
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
-    compile: bool = Field(
-        False, description="compile the losses with torch.compile, for long runs on a GPU"
+    device: str = Field(
+        "auto", description="auto, cpu, cuda, cuda:1, mps", json_schema_extra=NOTHING
     )
-    workers: int = Field(0, ge=0, description="processes that load pictures, per process")
-    save_minutes: float = Field(10, gt=0, description="minutes between saves within a step")
-    log_every: int = Field(10, ge=1, description="iterations between two lines of events")
+    compile_losses: bool = Field(
+        False,
+        description="compile the losses with torch.compile, for long runs on a GPU",
+        json_schema_extra=NOTHING,
+    )
+    num_workers: int = Field(
+        0, ge=0, description="processes that load pictures, per process", json_schema_extra=NOTHING
+    )
+    checkpoint_minutes: float = Field(
+        10, gt=0, description="minutes between saves within a step", json_schema_extra=NOTHING
+    )
+    log_freq: int = Field(
+        10, ge=1, description="iterations between two lines of events", json_schema_extra=NOTHING
+    )
 
 
-class RunConfig(BaseModel):
-    """Everything that decides what a run computes."""
+class Recipe(BaseModel):
+    """How steps are learnt and tested, whatever their data: what decides what a step computes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    scenario: str = Field(description="data/task/setup, a shipped scenario or a .yaml file")
     seed: int = Field(
         1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
     )
-    lists: Path | None = Field(
-        None, description="folder with published image lists train-K.npy, instead of the setup's"
-    )
-    data: DataConfig
-    method: MethodConfig
+    method: MethodConfig = Field(json_schema_extra=LATER)
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
-    pictures: PicturesConfig = Field(default_factory=PicturesConfig)
+    images: ImagesConfig = Field(default_factory=ImagesConfig)
     conventions: Conventions = Field(default_factory=Conventions)
 
-    def measured_under(self) -> Raw:
+    def measured_under(self) -> ConfigValues:
         """Return every convention that a figure depends on, for the metrics files."""
-        pictures = {"crop", "augmentation", "test"}
-        return self.conventions.model_dump() | self.pictures.model_dump(include=pictures)
+        images = {"crop_size", "augmentation", "eval_mode"}
+        return self.conventions.model_dump() | self.images.model_dump(include=images)
 
     @property
     def test_window(self) -> int | None:
         """Side of the windows that test pictures are seen through, where they are."""
-        return self.pictures.crop if self.pictures.test == "sliding" else None
+        return self.images.crop_size if self.images.eval_mode == "sliding" else None
 
-    def plain(self) -> Raw:
+    def to_dict(self) -> ConfigValues:
         """Return the config as plain data, as it is saved and compared."""
         return self.model_dump(mode="json")
+
+
+class RunConfig(Recipe):
+    """Everything that decides what a run computes: a recipe, a scenario and its data."""
+
+    scenario: str = Field(
+        description="data/task/setup, a shipped scenario or a .yaml file", json_schema_extra=LATER
+    )
+    lists: Path | None = Field(
+        None,
+        description="folder with published image lists train-K.npy, instead of the setup's",
+        json_schema_extra=NOTHING,
+    )
+    data: DataConfig
 
 
 class _ModelAlone(BaseModel):
@@ -116,9 +143,9 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
 
 def resolve_model(backbone: str, assignments: Iterable[str]) -> ModelConfig:
     """Return the config of a network alone, from ``model.key=value`` strings."""
-    raw: Raw = {"model": {"backbone": backbone}}
+    raw: ConfigValues = {"model": {"backbone": backbone}}
     for text in assignments:
-        raw = merge(raw, parse_assignment(text))
+        raw = deep_merge(raw, parse_assignment(text))
     try:
         return _ModelAlone.model_validate(raw).model
     except ValidationError as error:
@@ -137,7 +164,7 @@ def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
     return data, find_method(str(method)).name
 
 
-def _section(raw: Mapping[str, Any], key: str) -> Raw:
+def _section(raw: Mapping[str, Any], key: str) -> ConfigValues:
     """Return a section as a mapping; ``method: mib`` is short for ``method: {name: mib}``."""
     section = raw.get(key) or {}
     if isinstance(section, str):
@@ -147,7 +174,7 @@ def _section(raw: Mapping[str, Any], key: str) -> Raw:
     return dict(section)
 
 
-def gather(
+def build_config(
     *,
     preset: str | None = None,
     file: Path | None = None,
@@ -156,21 +183,23 @@ def gather(
 ) -> RunConfig:
     """Put a config together from a preset, a file, ``a.b=value`` strings and plain values."""
     overrides = overrides or {}
-    written: Raw = read_yaml(file, "config file", "sections, such as `train:`") if file else {}
+    written: ConfigValues = (
+        read_yaml(file, "config file", "sections, such as `train:`") if file else {}
+    )
     # Twice: a method named here is the one that the assignments speak of, and has the last word.
-    written = merge(written, overrides)
+    written = deep_merge(written, overrides)
     for text in assignments:
-        written = merge(written, parse_assignment(text))
-    written = merge(written, overrides)
+        written = deep_merge(written, parse_assignment(text))
+    written = deep_merge(written, overrides)
     if preset is not None:
         scenario = written.get("scenario")
         known = read_scenario(scenario) if isinstance(scenario, str) else None
         method = str(_section(written, "method").get("name", "mib"))
-        written = merge(preset_values(preset, known, method), written)
+        written = deep_merge(preset_values(preset, known, method), written)
     return resolve_config(written)
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
+def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValues:
     """Lay one plain config over another, section by section.
 
     A section that names another method or data set replaces the one below entirely: values of
@@ -185,7 +214,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
             if isinstance(old, Mapping) and isinstance(value, Mapping) and _renames(old, value):
                 old = None
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merge(old, value)
+            value = deep_merge(old, value)
         result[key] = value
     return result
 
@@ -195,7 +224,7 @@ def _renames(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
     return None not in names and names[0] != names[1]
 
 
-def parse_assignment(text: str) -> Raw:
+def parse_assignment(text: str) -> ConfigValues:
     """Read ``a.b=value`` as ``{"a": {"b": value}}``, the value being YAML."""
     path, sign, value = text.partition("=")
     keys = path.strip().split(".")

@@ -1,31 +1,153 @@
-"""Events: what happens in a run, as named values that any number of observers receive.
+"""Events: what happens in a run, as typed values that any number of observers receive.
 
 The trainer and the methods know nothing of files, bars or dashboards. An observer is a function
-of one event, a plain dictionary with its kind under ``event``:
-
-    run       scenario, method, seed, iterations in all, device, precision and its reason
-    skipped   step, iterations, taken_from: the run whose step 0 this is, if it is another's
-    begin     step, classes, images, iterations, first iteration
-    train     step, iteration, lr, losses by name, seconds, images a second
-    iteration step, iteration (every one; for progress bars, not written to the file)
-    tested    step, images so far (for progress bars, not written to the file)
-    end       step, mean IoUs, seconds
-    saved     step, iteration
+of one event. In a run's ``events.jsonl`` an event is a line of JSON: its kind under ``event``, its
+fields and the time; transient events, which are there for progress bars, are not written.
 """
 
-import json
-import os
-import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
 
-from nacre.errors import NacreError
 
-Event = dict[str, Any]
+@dataclass(frozen=True)
+class Event:
+    """Something that happened."""
+
+    kind: ClassVar[str]
+    is_transient: ClassVar[bool] = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as plain data."""
+        return {"event": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class RunBegan(Event):
+    """A run began, or goes on."""
+
+    kind = "run"
+    scenario: str
+    method: str
+    seed: int
+    device: str
+    processes: int
+    precision: str
+    weights: str
+    iterations: list[int]
+
+
+@dataclass(frozen=True)
+class StepSkipped(Event):
+    """A step is there already; `taken_from` is the run whose step 0 it is, if another's."""
+
+    kind = "skipped"
+    step: int
+    iterations: int
+    taken_from: str | None = None
+
+
+@dataclass(frozen=True)
+class StepBegan(Event):
+    """A step begins at its iteration `first`: 0, or where it was interrupted."""
+
+    kind = "begin"
+    step: int
+    classes: list[str]
+    images: int
+    iterations: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Iterated(Event):
+    """An update was made."""
+
+    kind = "iteration"
+    is_transient = True
+    step: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Trained(Event):
+    """Means over the updates since the last such event."""
+
+    kind = "train"
+    step: int
+    iteration: int
+    lr: float
+    losses: dict[str, float]
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class Saved(Event):
+    """The state in the middle of a step was saved."""
+
+    kind = "saved"
+    step: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class StepLearnt(Event):
+    """The last update of a step was made."""
+
+    kind = "learnt"
+    step: int
+    seconds: float
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class ImagesTested(Event):
+    """So many images more were tested."""
+
+    kind = "tested"
+    is_transient = True
+    step: int
+    images: int
+    of: int
+
+
+@dataclass(frozen=True)
+class StepTested(Event):
+    """A step is finished: its mean IoUs."""
+
+    kind = "end"
+    step: int
+    mean_iou: dict[str, float | None]
+
+
+EVENTS: dict[str, type[Event]] = {
+    kind.kind: kind
+    for kind in (
+        RunBegan,
+        StepSkipped,
+        StepBegan,
+        Iterated,
+        Trained,
+        Saved,
+        StepLearnt,
+        ImagesTested,
+        StepTested,
+    )
+}
+
 Observer = Callable[[Event], None]
 
-TRANSIENT = {"iteration", "tested"}
+
+def from_dict(content: dict[str, Any]) -> Event | None:
+    """Return the event that `to_dict` wrote; None for one that this version does not know."""
+    kind = EVENTS.get(content.get("event", ""))
+    if kind is None:
+        return None
+    names = {field.name for field in fields(kind)}
+    try:
+        return kind(**{key: value for key, value in content.items() if key in names})
+    except TypeError:
+        return None
 
 
 class Recorder:
@@ -34,51 +156,7 @@ class Recorder:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self.observers = list(observers)
 
-    def __call__(self, event: str, **values: Any) -> None:
-        """Report an event."""
-        content = {"event": event, **values}
-        for observer in self.observers:
-            observer(content)
-
-
-class EventFile:
-    """Writes events as lines of JSON; a run that goes on cuts off what it will write again."""
-
-    def __init__(self, path: Path, keep: int | None = None) -> None:
-        self.path = path
-        path.touch()
-        # Without a checkpoint, a step that was begun begins anew.
-        keep = _end_of_last_step(path) if keep is None else keep
-        os.truncate(path, min(keep, path.stat().st_size))
-
     def __call__(self, event: Event) -> None:
-        """Append an event."""
-        if event["event"] in TRANSIENT:
-            return
-        line = json.dumps({"time": round(time.time(), 3), **event}, default=str)
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            raise NacreError(f"could not write {self.path}: {error.strerror}") from error
-
-    @property
-    def size(self) -> int:
-        """How long the file is: what a checkpoint must remember to cut off the rest later."""
-        return self.path.stat().st_size
-
-
-def _end_of_last_step(path: Path) -> int:
-    """Return the position after the last line that ends a step."""
-    position = kept = 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        position += len(line)
-        if b'"event": "end"' in line:
-            kept = position
-    return kept
-
-
-def read_events(path: Path) -> list[Event]:
-    """Read the events of a run."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line]
+        """Report an event."""
+        for observer in self.observers:
+            observer(event)

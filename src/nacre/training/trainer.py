@@ -1,38 +1,33 @@
-"""Learning one step: the loop over batches, from images to updated parameters.
+"""The trainer: from a batch to updated parameters, for one step.
 
-    for each batch:                       (parts: what fits the device; their gradients add up)
+    for each batch:                       (micro-batches fit the device; their gradients add up)
         lr = lr0 * (1 - iteration / iterations) ** power
-        for each part:
-            losses = method.losses(part, student(part), teacher(part))
-            (sum of the losses / number of parts).backward()
-        method.after_backward(student)    (sees the gradients of these losses alone)
-        sum(method.penalties(student)).backward()
+        for each micro-batch:
+            losses = method.losses(batch, student(images), teacher(images))
+            (sum of the losses / number of micro-batches).backward()
+        method.after_backward(step)       (sees the gradients of these losses alone)
+        sum(method.penalties(step)).backward()
         update by SGD with Nesterov momentum
 
-Losses on labels are averaged over the pixels of the whole batch, over all its parts and all
-processes, so that neither accumulation nor the number of processes changes the gradient.
+Losses on targets are averaged over the pixels of the whole batch, over all its micro-batches and
+all processes, so that neither accumulation nor the number of processes changes the gradient.
 """
 
 import contextlib
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nacre.data.dataset import Sample, TrainDataset, train_batches
-from nacre.data.sampler import BatchOrder
+from nacre.data.dataset import Sample
 from nacre.errors import NacreError
 from nacre.losses.compile import compiled_strips
-from nacre.methods import Batch, Method
-from nacre.models.network import Network, Output
-from nacre.scenarios.classes import IGNORED
+from nacre.methods import Batch, Method, Step
+from nacre.models.network import Output
+from nacre.scenarios.classes import IGNORE_INDEX
 from nacre.training.config import TrainConfig
-from nacre.training.distributed import Processes
-from nacre.training.events import Recorder
 from nacre.utils.device import Precision
 from nacre.utils.tensor_file import Tensors
 
@@ -40,130 +35,86 @@ from nacre.utils.tensor_file import Tensors
 LAYOUT = torch.channels_last
 
 
-class Interrupted(Exception):
-    """The user asked to stop; what was learnt so far is saved."""
-
-
 class NotFinite(NacreError):
     """A loss is not a number any more: the step cannot be learnt with this config."""
 
 
 @dataclass
-class Learner:
+class Trainer:
     """A step in the course of being learnt.
 
     Attributes:
-        step: Its number.
-        network: The student, already grown.
-        teacher: The frozen network of the step before, where the method uses one.
-        method: What is learnt and kept.
-        config: How.
+        step: The student, the teacher and what is learnt.
+        method: How.
+        config: With which recipe.
         lr: The step's first learning rate.
-        order: Which images come when.
-        processes: Who computes.
         precision: In which numbers.
     """
 
-    step: int
-    network: Network
-    teacher: Network | None
+    step: Step
     method: Method
     config: TrainConfig
     lr: float
-    order: BatchOrder
-    processes: Processes
     precision: Precision
 
     def __post_init__(self) -> None:
-        """Make the optimiser and, for several processes, the wrapper that adds gradients."""
+        """Make the optimizer and, for several processes, the wrapper that adds gradients."""
         self.iteration = 0
+        self.dist, self.network = self.step.dist, self.step.network
         self.network.train()
         self.network.to(memory_format=LAYOUT)  # type: ignore[call-overload]
         self.student: torch.nn.Module = self.network
-        if self.processes.size > 1:
+        if self.dist.world_size > 1:
             # Buffers are the same everywhere: the normalisation is synchronised.
             self.student = DistributedDataParallel(self.network, broadcast_buffers=False)
-        self.optimiser = torch.optim.SGD(
+        self.optimizer = torch.optim.SGD(
             self.network.parameters(),
             lr=self.lr,
             momentum=self.config.momentum,
             weight_decay=self.config.weight_decay,
             nesterov=self.config.momentum > 0,
         )
-        device = self.processes.device.type
+        device = self.dist.device.type
         self.scaler = torch.amp.GradScaler(device, enabled=self.precision.needs_scaling)
 
-    def learn(
-        self,
-        data: TrainDataset,
-        recorder: Recorder,
-        should_stop: Callable[[], bool],
-        save: Callable[["Learner"], None],
-    ) -> None:
-        """Learn from the present iteration to the last.
+    @property
+    def is_done(self) -> bool:
+        """Whether the last update was made."""
+        return self.iteration >= self.step.iterations
 
-        Raises:
-            Interrupted: when ``should_stop`` said so; the state was saved.
-        """
-        saved = time.monotonic()
-        window = _Window(self.config.log_every)
-        pin = self.processes.device.type == "cuda"
-        batches = train_batches(data, self.order, self.iteration, self.config.workers, pin)
-        for parts in batches:
-            losses = self.update(parts)
-            self.iteration += 1
-            recorder("iteration", step=self.step, iteration=self.iteration)
-            if window.add(losses, self.order.batch, self.iteration):
-                means = self._over_processes(window.means())
-                recorder(
-                    "train",
-                    step=self.step,
-                    iteration=self.iteration,
-                    lr=self.optimiser.param_groups[0]["lr"],
-                    losses=means,
-                    images_per_second=round(window.restart(), 2),
-                )
-            due = time.monotonic() - saved > 60 * self.config.save_minutes
-            stop = self.processes.any(should_stop())
-            if (due or stop) and self.iteration < self.order.iterations:
-                save(self)
-                saved = time.monotonic()
-                recorder("saved", step=self.step, iteration=self.iteration)
-                if stop:
-                    raise Interrupted
-
-    def update(self, parts: list[Sample]) -> dict[str, float]:
+    def update(self, micro_batches: list[Sample]) -> dict[str, float]:
         """Learn from one batch; return its named losses."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = self._rate()
-        self.optimiser.zero_grad(set_to_none=True)
-        pixels = self._pixels(parts)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._current_lr()
+        self.optimizer.zero_grad(set_to_none=True)
+        num_valid = self._num_valid_pixels(micro_batches)
         totals: dict[str, float] = {}
-        for at, (images, labels) in enumerate(parts):
-            with self._gradients_added_up(last=at + 1 == len(parts)):
-                losses = self._losses(images, labels, pixels)
+        count = len(micro_batches)
+        for i, (images, targets) in enumerate(micro_batches):
+            with self._accumulating(is_last=i + 1 == count):
+                losses = self._losses(images, targets, num_valid)
                 values = {name: float(value.detach()) for name, value in losses.items()}
-                self._check(values)
-                total = torch.stack(list(losses.values())).sum() / len(parts)
+                self._check_finite(values)
+                total = torch.stack(list(losses.values())).sum() / count
                 torch.autograd.backward(self.scaler.scale(total))
             for name, value in values.items():
-                totals[name] = totals.get(name, 0.0) + value / len(parts)
-        self.scaler.unscale_(self.optimiser)
+                totals[name] = totals.get(name, 0.0) + value / count
+        self.scaler.unscale_(self.optimizer)
         if self._gradients_are_finite():
-            self.method.after_backward(self.network)
-        totals |= self._penalise()
-        if self.config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
-        self.scaler.step(self.optimiser)
+            self.method.after_backward(self.step)
+        totals |= self._penalize()
+        if self.config.grad_clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.grad_clip_norm)
+        self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.method.after_update(self.network)
+        self.iteration += 1
         return totals
 
     def state(self) -> Tensors:
         """Return every tensor that decides how learning goes on."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         for name, parameter in self.network.named_parameters():
-            momentum = self.optimiser.state[parameter].get("momentum_buffer")
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")
             if momentum is not None:
                 tensors[f"momentum.{name}"] = momentum
         return tensors | {f"method.{name}": value for name, value in self.method.state().items()}
@@ -177,34 +128,34 @@ class Learner:
         self.network.load_state_dict(split["network"])
         parameters = dict(self.network.named_parameters())
         for name, momentum in split["momentum"].items():
-            self.optimiser.state[parameters[name]]["momentum_buffer"] = momentum
+            self.optimizer.state[parameters[name]]["momentum_buffer"] = momentum
         self.method.load_state(split["method"])
         if scaler:
             self.scaler.load_state_dict(scaler)
         self.iteration = iteration
 
-    def _rate(self) -> float:
-        left: float = 1 - self.iteration / self.order.iterations
-        return self.lr * left**self.config.power
+    def _current_lr(self) -> float:
+        left: float = 1 - self.iteration / self.step.iterations
+        return self.lr * left**self.config.poly_power
 
-    def _losses(self, images: Tensor, labels: Tensor, pixels: float) -> dict[str, Tensor]:
-        device = self.processes.device
+    def _losses(self, images: Tensor, targets: Tensor, num_valid: float) -> dict[str, Tensor]:
+        device = self.dist.device
         images = images.to(device, non_blocking=True, memory_format=LAYOUT)
-        batch = Batch(images, labels.to(device, non_blocking=True), pixels)
+        batch = Batch(images, targets.to(device, non_blocking=True), num_valid)
         with self._mixed():
             student: Output = self.student(images)
         teacher = self._ask_teacher(images)
-        with compiled_strips(self.config.compile):
+        with compiled_strips(self.config.compile_losses):
             return self.method.losses(batch, student, teacher)
 
-    def _penalise(self) -> dict[str, float]:
-        """Add the gradients of the losses on parameters, once a batch; return these losses.
+    def _penalize(self) -> dict[str, float]:
+        """Add the gradients of the losses on parameters, once per batch; return these losses.
 
         They are equal in all processes and never scaled, so there is nothing to exchange.
         """
-        losses = self.method.penalties(self.network)
+        losses = self.method.penalties(self.step)
         values = {name: float(value.detach()) for name, value in losses.items()}
-        self._check(values)
+        self._check_finite(values)
         if losses:
             torch.autograd.backward(torch.stack(list(losses.values())).sum())
         return values
@@ -213,71 +164,40 @@ class Learner:
         """Whether this update will be made: a loss scale that is too large makes it skipped."""
         if not self.scaler.is_enabled():
             return True
-        found = [one.grad for one in self.network.parameters() if one.grad is not None]
-        return bool(torch.nn.utils.get_total_norm(found).isfinite())
+        grads = [one.grad for one in self.network.parameters() if one.grad is not None]
+        return bool(torch.nn.utils.get_total_norm(grads).isfinite())
 
     def _ask_teacher(self, images: Tensor) -> Output | None:
-        if self.teacher is None:
+        if self.step.teacher is None:
             return None
-        with torch.inference_mode(), self._mixed():
-            output: Output = self.teacher(images)
+        with torch.no_grad(), self._mixed():
+            output: Output = self.step.teacher(images)
         return output
 
     def _mixed(self) -> contextlib.AbstractContextManager[object]:
         if not self.precision.is_mixed:
             return contextlib.nullcontext()
-        return torch.autocast(self.processes.device.type, self.precision.dtype)
+        return torch.autocast(self.dist.device.type, self.precision.dtype)
 
-    def _gradients_added_up(self, last: bool) -> contextlib.AbstractContextManager[object]:
-        """Exchange gradients between the processes only with the last part of a batch."""
-        if last or not isinstance(self.student, DistributedDataParallel):
+    def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
+        """Exchange gradients between the processes only with the last micro-batch of a batch."""
+        if is_last or not isinstance(self.student, DistributedDataParallel):
             return contextlib.nullcontext()
         no_sync: contextlib.AbstractContextManager[object] = self.student.no_sync()
         return no_sync
 
-    def _pixels(self, parts: list[Sample]) -> float:
-        """Return the labelled pixels a part and process, on average over the whole batch."""
-        count = torch.stack([(labels != IGNORED).sum() for _, labels in parts]).sum()
-        return float(self.processes.sum(count)) / (len(parts) * self.processes.size)
+    def _num_valid_pixels(self, micro_batches: list[Sample]) -> float:
+        """Return the labelled pixels per micro-batch and process, a mean over the whole batch."""
+        count = torch.stack([(targets != IGNORE_INDEX).sum() for _, targets in micro_batches]).sum()
+        return float(self.dist.sum(count)) / (len(micro_batches) * self.dist.world_size)
 
-    def _check(self, losses: dict[str, float]) -> None:
+    def _check_finite(self, losses: dict[str, float]) -> None:
         if all(math.isfinite(value) for value in losses.values()):
             return
         named = ", ".join(f"{name} = {value}" for name, value in losses.items())
-        weights = "".join(f"a smaller method.{weight}, " for weight in self.method.weights)
+        weights = "".join(f"a smaller method.{key}, " for key in self.method.tunable)
         raise NotFinite(
-            f"the loss is not a finite number in step {self.step}, iteration {self.iteration}: "
-            f"{named}; {weights if self.step else ''}a smaller learning rate or train.clip may help"
+            f"the loss is not a finite number in step {self.step.index}, iteration "
+            f"{self.iteration}: {named}; {weights if self.step.index else ''}a smaller learning "
+            "rate or train.grad_clip_norm may help"
         )
-
-    def _over_processes(self, losses: dict[str, float]) -> dict[str, float]:
-        values = self.processes.sum(torch.tensor(list(losses.values()), dtype=torch.float32))
-        means = (values / self.processes.size).tolist()
-        return {name: round(value, 6) for name, value in zip(losses, means, strict=True)}
-
-
-class _Window:
-    """Means of the losses and the speed since the last line of events."""
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self.sums: dict[str, float] = {}
-        self.count = self.images = 0
-        self.began = time.monotonic()
-
-    def add(self, losses: dict[str, float], images: int, iteration: int) -> bool:
-        """Add a batch; return whether a line is due."""
-        for name, value in losses.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        self.count += 1
-        self.images += images
-        return iteration % self.every == 0
-
-    def means(self) -> dict[str, float]:
-        return {name: value / self.count for name, value in self.sums.items()}
-
-    def restart(self) -> float:
-        """Begin anew; return the images a second of the window that ends."""
-        speed = self.images / max(time.monotonic() - self.began, 1e-9)
-        self.sums, self.count, self.images, self.began = {}, 0, 0, time.monotonic()
-        return speed

@@ -1,4 +1,7 @@
-"""Tensors and plain JSON in one safetensors file: whole or not there, and opening it runs no code."""
+"""Tensors and plain JSON in one safetensors file.
+
+The file is whole or not there at all, and opening it runs no code.
+"""
 
 import json
 from pathlib import Path
@@ -19,6 +22,7 @@ Tensors = dict[str, Tensor]
 
 
 def write_tensors(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:
+    """Write tensors, and plain data in the header."""
     metadata = {"nacre": json.dumps({"format": FORMAT, **content}, default=str)}
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save(path, lambda temporary: save_file(stored, temporary, metadata=metadata))
@@ -27,6 +31,7 @@ def write_tensors(path: Path, tensors: Tensors, content: dict[str, Any]) -> None
 def read_tensors(
     path: Path, kind: str, device: torch.device | str
 ) -> tuple[Tensors, dict[str, Any]]:
+    """Read the tensors of a file of a kind, and its plain data."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nacre.data.index.scan import Pair, Record, stamp_of
+from nacre.data.index.scan import Pair, Record, file_signature
 from nacre.errors import NacreError
 from nacre.utils.io import load_json, save_text
 
@@ -51,7 +51,7 @@ def load_records(
         true = {
             key: record
             for key, record in kept.items()
-            if key in pairs and record.stamp == stamp_of(pairs[key])
+            if key in pairs and record.stamp == file_signature(pairs[key])
         }
         fresh.update(true)
         complete |= path.exists() and len(true) == len(kept) == len(pairs)

@@ -46,7 +46,7 @@ class Pair(NamedTuple):
     mask: Path | None
 
 
-Stamp = tuple[int, int, int, int]
+FileSignature = tuple[int, int, int, int]
 """Size and time of change (ns) of the picture and of the mask."""
 
 
@@ -62,7 +62,7 @@ class Problem:
 class Record(NamedTuple):
     """What is known of one image: when its files changed last, and its pixels by label."""
 
-    stamp: Stamp
+    stamp: FileSignature
     pixels: dict[int, int]
 
 
@@ -77,7 +77,7 @@ class Work(NamedTuple):
 _work = Work((), False, 1)
 
 
-def stamp_of(pair: Pair) -> Stamp | None:
+def file_signature(pair: Pair) -> FileSignature | None:
     """Return by what a change of the pair's files is noticed; None if one is missing."""
     if pair.image is None or pair.mask is None:
         return None
@@ -148,7 +148,7 @@ def _examine(pair: Pair, decode: bool) -> Record | Problem:
     return Record(_stamp(image_state, mask_state), pixels)
 
 
-def _stamp(image: os.stat_result, mask: os.stat_result) -> Stamp:
+def _stamp(image: os.stat_result, mask: os.stat_result) -> FileSignature:
     return image.st_size, image.st_mtime_ns, mask.st_size, mask.st_mtime_ns
 
 

@@ -19,8 +19,9 @@ from nacre.data.index.build import build_index
 from nacre.data.index.scan import Pair
 from nacre.data.source import DataConfig, Mask, Split
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelSpace, NamedTask, Steps
+from nacre.scenarios.classes import LabelSpace, NamedTask, StepLabels
 from nacre.scenarios.label_index import Index
+from nacre.utils.affects import NOTHING
 
 KNOWN_COUNTS: dict[Split, int] = {"train": 20_210, "val": 2_000}
 
@@ -51,11 +52,11 @@ SPACE = LabelSpace(
 
 def named_tasks() -> dict[str, NamedTask]:
     """Return the tasks of the paper by name, each in the orders a, b and c."""
-    steps: dict[str, Steps] = {
+    steps: dict[str, StepLabels] = {
         name: tuple(tuple(step) for step in lists) for name, lists in _facts()["tasks"].items()
     }
     return {
-        name: NamedTask(lists, dealt_as=steps.get(name.replace("100-50", "100-10")))
+        name: NamedTask(lists, partition_as=steps.get(name.replace("100-50", "100-10")))
         if name.startswith("100-50")
         else NamedTask(lists)
         for name, lists in steps.items()
@@ -66,7 +67,9 @@ class AdeConfig(DataConfig):
     """Where ADE20K is."""
 
     name: Literal["ade20k"] = Field("ade20k", description="the data set: ADE20K")
-    root: Path = Field(description="the folder ADEChallengeData2016, or the one above")
+    root: Path = Field(
+        description="the folder ADEChallengeData2016, or the one above", json_schema_extra=NOTHING
+    )
 
 
 class Ade20k:

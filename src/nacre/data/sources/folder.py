@@ -24,6 +24,7 @@ from nacre.data.sources.classes_yaml import read_classes
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace
 from nacre.scenarios.label_index import Index
+from nacre.utils.affects import NOTHING
 from nacre.utils.io import read_text
 
 _TEST_BYTES = 51
@@ -34,9 +35,13 @@ class FolderConfig(DataConfig):
     """Where your own pictures are."""
 
     name: Literal["folder"] = Field("folder", description="the data set: your own folder")
-    root: Path = Field(description="folder with images/, masks/ and classes.yaml")
+    root: Path = Field(
+        description="folder with images/, masks/ and classes.yaml", json_schema_extra=NOTHING
+    )
     classes: Path | None = Field(
-        None, description="classes.yaml, if it does not lie in the folder itself"
+        None,
+        description="classes.yaml, if it does not lie in the folder itself",
+        json_schema_extra=NOTHING,
     )
 
 

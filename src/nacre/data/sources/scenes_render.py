@@ -194,7 +194,7 @@ def render(seed: int, index: int, size: int, stream: int = 0) -> tuple[Bytes, By
 
 def _background(rng: np.random.Generator, size: int) -> Floats:
     """Two colours mixed by smooth noise and a grating."""
-    first, second = _two_colours(rng.random(6, dtype=np.float32))
+    first, second = _two_colors(rng.random(6, dtype=np.float32))
     cells = int(rng.integers(3, 9))
     noise = rng.random((cells, cells), dtype=np.float32) * 2 - 1
     blend = _upsampling(cells, size)
@@ -220,7 +220,7 @@ def _draw(image: Floats, mask: Bytes, kind: int, thrown: Floats) -> None:
     zoom = np.float32(radius / (TEXTURE_RADIUS * size))
     texture = _KINDS[kind].texture(u * zoom, v * zoom, rho * zoom, theta)
     cover = np.clip(outline * np.float32(radius) + 0.5, 0, 1)
-    first, second = _two_colours(thrown[6:12])
+    first, second = _two_colors(thrown[6:12])
     # A slope of light across the thing, so that its colours are not flat.
     surface = _mixed(first, second, texture) * (1 + (light - 0.5) * local[0] * 0.5)[..., None]
     patch = image[rows, columns]
@@ -241,7 +241,7 @@ def _local_coordinates(
     return u, v, np.sqrt(u * u + v * v), np.arctan2(v, u)
 
 
-def _two_colours(thrown: Floats) -> tuple[Floats, Floats]:
+def _two_colors(thrown: Floats) -> tuple[Floats, Floats]:
     """Two colours that differ enough for a texture between them to be seen."""
     first = 30 + 195 * thrown[:3]
     second = 30 + 195 * thrown[3:6]

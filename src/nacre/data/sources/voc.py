@@ -20,6 +20,7 @@ from nacre.data.source import DataConfig, Mask, Split
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace
 from nacre.scenarios.label_index import Index
+from nacre.utils.affects import NOTHING
 from nacre.utils.io import read_text
 
 # fmt: off
@@ -70,7 +71,9 @@ class VocConfig(DataConfig):
     """Where Pascal VOC 2012 is."""
 
     name: Literal["voc"] = Field("voc", description="the data set: Pascal VOC 2012")
-    root: Path = Field(description="the folder VOC2012, VOCdevkit, or the one above")
+    root: Path = Field(
+        description="the folder VOC2012, VOCdevkit, or the one above", json_schema_extra=NOTHING
+    )
 
 
 class Voc:

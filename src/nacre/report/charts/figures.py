@@ -9,6 +9,7 @@ from nacre.report.charts.svg import STYLES, Axis, Frame, percent_axis, value_axi
 from nacre.report.page.summary import percent
 from nacre.report.results.aggregate import Row, ScenarioResults
 from nacre.report.results.runs import RunResult
+from nacre.training.events import RunBegan, Trained
 
 GROUPS = {
     "old": "Old classes",
@@ -108,11 +109,11 @@ def loss_chart(row: Row) -> str:
     starts = _starts(run)
     lines: dict[str, list[Point]] = {}
     for event in run.events:
-        if event["event"] != "train":
+        if not isinstance(event, Trained) or event.step >= len(starts):
             continue
-        x = starts[event["step"]] + event["iteration"]
-        for name, value in event["losses"].items():
-            told = f"{name} {value:.4g}, step {event['step']}, iteration {event['iteration']}"
+        x = starts[event.step] + event.iteration
+        for name, value in event.losses.items():
+            told = f"{name} {value:.4g}, step {event.step}, iteration {event.iteration}"
             lines.setdefault(name, []).append(Point(x, value, told))
     if not lines:
         return ""
@@ -141,7 +142,7 @@ def _styled(results: ScenarioResults) -> list[tuple[Row, int | None]]:
 def _starts(run: RunResult) -> list[int]:
     """Return how many iterations lie before each step."""
     counts: list[int] = next(
-        (event["iterations"] for event in run.events if event["event"] == "run"), []
+        (event.iterations for event in run.events if isinstance(event, RunBegan)), []
     )
     return [sum(counts[:step]) for step in range(max(len(counts), 1))]
 

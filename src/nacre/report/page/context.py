@@ -22,11 +22,14 @@ from nacre.report.pictures.by_step import Growth, growth_of
 from nacre.report.pictures.grids import growth_grid, has_untested, legend_of, sheet_grid, shift_grid
 from nacre.report.pictures.predict import open_data
 from nacre.report.pictures.sheet import Sheet, comparison_sheet
-from nacre.report.results.aggregate import IMMATERIAL, SEEDS, Row, ScenarioResults, shown_name
+from nacre.report.results.aggregate import SEEDS, Row, ScenarioResults, shown_name
 from nacre.report.results.runs import RunResult
 from nacre.report.tables.cells import ResultTable, steps_table
 from nacre.report.tables.kinds import make_tables
 from nacre.scenarios.plan import StepPlan, make_plan
+from nacre.training.config import RunConfig
+from nacre.training.events import StepLearnt, Trained
+from nacre.utils.affects import immaterial_keys
 
 GROWN = 2
 """Pictures of the sheet that are shown after every step."""
@@ -67,7 +70,7 @@ def make_section(results: ScenarioResults, pictures: int, paper: bool) -> Sectio
     # A report can be made where the data or the models are not; the page says what is missing.
     try:
         prepared = open_data(results.rows)
-        plan = tuple(make_plan(prepared.scenario, prepared.train_index, prepared.images))
+        plan = tuple(make_plan(prepared.scenario, prepared.train_index, prepared.image_lists))
         section = Section(results, paper, plan)
         if not pictures:
             return section
@@ -175,14 +178,14 @@ def _losses_of(results: ScenarioResults) -> dict[str, Any]:
 def _time(row: Row) -> dict[str, Any]:
     """Return time and memory of the steps of a row's first run, where it learnt them itself."""
     run = row.runs[0]
-    learnt = {event["step"]: event for event in run.events if event["event"] == "learnt"}
-    speeds = [e["images_per_second"] for e in run.events if e["event"] == "train"]
+    learnt = {event.step: event for event in run.events if isinstance(event, StepLearnt)}
+    speeds = [e.images_per_second for e in run.events if isinstance(e, Trained)]
     at_task = [learnt.get(0 if run.merged else at) if run.after(at) else None for at in _steps(run)]
-    memory = [e["peak_memory_bytes"] for e in learnt.values() if e.get("peak_memory_bytes")]
+    memory = [e.peak_memory_bytes for e in learnt.values() if e.peak_memory_bytes]
     return {
         "name": row.name,
-        "steps": [event and event["seconds"] for event in at_task],
-        "total": sum(event["seconds"] for event in learnt.values()),
+        "steps": [event and event.seconds for event in at_task],
+        "total": sum(event.seconds for event in learnt.values()),
         "speed": sum(speeds) / len(speeds) if speeds else None,
         "memory": max(memory) / 2**20 if memory else None,
         "device": run.starts[-1].get("device", "") if run.starts else "",
@@ -197,7 +200,7 @@ def _differences(results: ScenarioResults) -> list[tuple[str, list[str]]]:
     """Return the config values that are not the same in all rows."""
     configs = [row.runs[0].flat_config for row in results.rows]
     names = dict.fromkeys(name for config in configs for name in config)
-    skipped = {*SEEDS, *IMMATERIAL, "method.name"}
+    skipped = {*SEEDS, *immaterial_keys(RunConfig), "method.name"}
     found = []
     for name in names:
         values = ["" if name not in config else str(config[name]) for config in configs]

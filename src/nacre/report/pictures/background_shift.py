@@ -13,7 +13,7 @@ from nacre.data.source import Mask
 from nacre.data.step_data import ScenarioData
 from nacre.data.transforms import eval_sample
 from nacre.report.pictures.predict import UNTESTED, Color, Pixels
-from nacre.scenarios.classes import IGNORED, map_labels
+from nacre.scenarios.classes import IGNORE_INDEX, map_labels
 
 SAMPLE = 60
 """Images of a step among which one is chosen."""
@@ -53,13 +53,13 @@ def background_shift(data: ScenarioData, seed: int = 0) -> list[Shift]:
 
 
 def _shift(data: ScenarioData, step: int, seed: int) -> Shift:
-    images = data.images[step]
+    images = data.image_lists[step]
     rng = np.random.default_rng([seed, step])
     sample = sorted(images[at] for at in rng.permutation(len(images))[:SAMPLE])
     names = [data.train_index.names[at] for at in sample]
     best = max(names, key=lambda name: _telling(data, step, _mask(data, name)))
     picture = data.source.image("train", best)
-    pixels, mask = eval_sample(picture, _mask(data, best), data.pictures)
+    pixels, mask = eval_sample(picture, _mask(data, best), data.config)
     classes, border = data.scenario.classes, data.conventions.border
     last = data.num_steps - 1
     return Shift(
@@ -96,5 +96,5 @@ def painted_hidden(shift: Shift, colors: tuple[Color, Color]) -> Pixels:
     for kind, color in zip((OLD, FUTURE), colors, strict=True):
         at = shift.hidden == kind
         grey[at] = grey[at] * 0.4 + np.asarray(color, np.float32) * 0.8
-    grey[shift.labels == IGNORED] = UNTESTED
+    grey[shift.labels == IGNORE_INDEX] = UNTESTED
     return grey.round().clip(0, 255).astype(np.uint8)

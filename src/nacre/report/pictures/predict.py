@@ -19,7 +19,7 @@ from nacre.models.network import Network
 from nacre.report.results.aggregate import Row
 from nacre.runs.folder import read_config
 from nacre.runs.scenario_data import open_scenario
-from nacre.scenarios.classes import IGNORED
+from nacre.scenarios.classes import IGNORE_INDEX
 from nacre.utils.device import choose_device
 
 Pixels = npt.NDArray[np.uint8]
@@ -49,7 +49,7 @@ class TestImage:
     @property
     def tested(self) -> npt.NDArray[np.bool_]:
         """Which pixels count."""
-        return self.truth != IGNORED
+        return self.truth != IGNORE_INDEX
 
 
 def open_data(rows: Sequence[Row]) -> ScenarioData:

@@ -16,7 +16,7 @@ from nacre.models.network import Network
 from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network, read_images
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.runs.folder import RunFolder
-from nacre.scenarios.classes import IGNORED
+from nacre.scenarios.classes import IGNORE_INDEX
 
 DIFFERENT, RANDOM = "methods differ most", "drawn at random"
 
@@ -68,7 +68,7 @@ class Sheet:
         """Return the channels that stand anywhere on the sheet."""
         masks = [mask for seen in self.pictures for mask in (*seen.masks, seen.image.truth)]
         found: set[int] = set().union(*(np.unique(mask).tolist() for mask in masks))
-        return sorted(found - {IGNORED})
+        return sorted(found - {IGNORE_INDEX})
 
 
 def comparison_sheet(
@@ -83,10 +83,10 @@ def comparison_sheet(
         seed: Of the random sample.
     """
     step = data.num_steps - 1
-    data, classes = data.eval_dataset(step), data.scenario.classes
+    dataset, classes = data.eval_dataset(step), data.scenario.classes
     rng = np.random.default_rng(seed)
-    sample = np.sort(rng.permutation(len(data))[: _sample_size(data.pictures.crop)])
-    images = read_images(data, [int(at) for at in sample])
+    sample = np.sort(rng.permutation(len(dataset))[: _sample_size(data.config.crop_size)])
+    images = read_images(dataset, [int(at) for at in sample])
     masks = [look(network, images) for network in last_networks(results, classes.names(step))]
     rivals = [masks[at] for at, row in enumerate(results.rows) if not row.merged]
     scores = [disagreement(image, at, rivals) for at, image in enumerate(images)]

@@ -12,39 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nacre.data import DATASETS
 from nacre.errors import NacreError
-from nacre.methods import find_method
+from nacre.methods import METHODS, find_method
 from nacre.report.results.runs import RunResult, load_runs
-
-NAMES = {
-    "ft": "FT",
-    "pi": "PI",
-    "ewc": "EWC",
-    "rw": "RW",
-    "lwf": "LwF",
-    "lwf-mc": "LwF-MC",
-    "lwf-mc-d": "LwF-MC-D",
-    "lwf-mc-c": "LwF-MC-C",
-    "ilt": "ILT",
-    "mib": "MiB",
-    "joint": "Joint",
-}
-"""How the paper writes the methods, in the order of its tables."""
+from nacre.training.config import RunConfig
+from nacre.utils.affects import immaterial_keys
 
 SEEDS = ("seed", "data.seed")
-IMMATERIAL = (
-    "train.device",
-    "train.compile",
-    "train.workers",
-    "train.micro_batch",
-    "train.save_minutes",
-    "train.log_every",
-    "pictures.cache",
-)
-"""What may differ between two runs of one row: neither changes what is measured."""
-
-PUBLISHED = ("voc", "ade20k")
-"""Data that is the same wherever it lies."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +115,11 @@ def average(values: Sequence[float | None]) -> float | None:
 
 
 def shown_name(method: str) -> str:
-    """Return a method's name as the paper writes it."""
-    return NAMES.get(method.replace("_", "-"), method)
+    """Return a method's title; its name where its package is not installed."""
+    try:
+        return find_method(method).title
+    except NacreError:
+        return method
 
 
 def _rows(runs: Sequence[RunResult]) -> list[Row]:
@@ -158,9 +136,10 @@ def _rows(runs: Sequence[RunResult]) -> list[Row]:
 
 
 def _identity(run: RunResult) -> list[tuple[str, str]]:
-    skipped = {*SEEDS, *IMMATERIAL}
-    if run.flat_config.get("data.name") in PUBLISHED:
-        skipped.add("data.root")
+    skipped = {*SEEDS, *immaterial_keys(RunConfig)}
+    data = DATASETS.get(run.flat_config.get("data.name", ""))
+    if data is not None and data.space is not None:
+        skipped.add("data.root")  # published data is the same wherever it lies
     return [(key, repr(value)) for key, value in run.flat_config.items() if key not in skipped]
 
 
@@ -188,6 +167,5 @@ def _defaults(method: str) -> dict[str, Any]:
 
 
 def _place(method: str) -> tuple[int, str]:
-    names = list(NAMES)
-    known = method.replace("_", "-")
-    return (names.index(known) if known in names else names.index("mib"), method)
+    names = list(METHODS)
+    return (names.index(method) if method in names else len(names), method)

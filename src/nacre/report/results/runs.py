@@ -8,9 +8,10 @@ from typing import Any
 
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious
+from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.training.config import resolve_config
-from nacre.training.events import Event, read_events
+from nacre.training.events import Event
 from nacre.utils.io import load_json
 
 
@@ -141,7 +142,7 @@ def _whole_config(path: Path) -> dict[str, Any]:
     """Read a run's config, with the defaults of what was added since it was written."""
     plain = read_plain_config(path)
     try:
-        return resolve_config(plain).plain()
+        return resolve_config(plain).to_dict()
     except NacreError:
         # What a run was made with need not be known here any more to show what it measured.
         return plain

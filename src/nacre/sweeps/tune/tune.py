@@ -7,8 +7,8 @@
        highest one that keeps 80 % of fine-tuning's accuracy is chosen, for all later steps too.
 
 The accuracy is the mean IoU of the new classes, without the background, on a fifth of the step's
-images, which is held out (`nacre.sweeps.tune.trial`). Both weights of `ilt` are tried as one value, as
-in the supplement. A method whose step 0 is not learnt by cross-entropy (`lwf-mc`) is measured
+images, which is held out (`nacre.sweeps.tune.trial`). Both weights of `ilt` are tried as one value,
+as in the supplement. A method whose step 0 is not learnt by cross-entropy (`lwf-mc`) is measured
 against itself with the weight 0, which is fine-tuning with its own loss: step 0 stays the same.
 
 Every trial is a folder of its own, so that a search that was interrupted goes on where it stopped.
@@ -23,14 +23,15 @@ import yaml
 
 from nacre.errors import NacreError
 from nacre.methods import find_method
+from nacre.runs.run import Run
 from nacre.runs.scenario_data import open_scenario
 from nacre.sweeps.tune.result import Trial, Tuning, as_comment, as_plain
 from nacre.sweeps.tune.search import GRID, highest, least_accuracy, next_weight
-from nacre.sweeps.tune.trial import FIRST, PartialRun, StepZero, accuracy, trial_data
-from nacre.training.config import RunConfig, merge, resolve_config
-from nacre.training.distributed import join_processes
+from nacre.sweeps.tune.trial import FIRST, accuracy, trial_data
+from nacre.training.config import RunConfig, deep_merge, resolve_config
 from nacre.training.events import Observer
 from nacre.training.trainer import NotFinite
+from nacre.utils.distributed import init_distributed
 from nacre.utils.io import save_json, save_text
 
 
@@ -48,37 +49,37 @@ class _Search:
     ) -> None:
         self.config, self.out, self.show = config, out, show
         self.options: dict[str, Any] = {"observers": list(observers), "should_stop": should_stop}
-        self.writes = join_processes(config.train.device).is_first
+        self.writes = init_distributed(config.train.device).is_main
         self.kind = find_method(config.method.name)
         self.whole = open_scenario(config)
+        self.trial_data = trial_data(self.whole)
         self._check()
         self.tuning = Tuning(config.method.name)
         self.base = base
 
     def _check(self) -> None:
-        if not self.kind.weights:
+        if not self.kind.tunable:
             raise NacreError(f"method {self.kind.name!r} has no weight to choose")
-        if self.whole.steps <= FIRST:
+        if self.whole.num_steps <= FIRST:
             raise NacreError(
                 f"scenario {self.config.scenario!r} has one step; weights are chosen in the second"
             )
 
     def _learn_step_0(self) -> Path:
-        whole, folder = self.whole, self.out / "base"
-        data = StepZero(self.config, whole.source, whole.task, whole.scenario)
-        PartialRun(data, folder, **self.options)()
+        folder = self.out / "base"
+        Run(self.config, folder, data=self.whole, num_steps=1, **self.options).learn_steps()
         return folder
 
     def fine_tuning(self, rate: float) -> Trial:
         """Measure what can be learnt when nothing is to be kept."""
         values: dict[str, Any] = {"method": {"name": "ft"}}
         if find_method("ft").step_0 != self.kind.step_0:
-            values = {"method": dict.fromkeys(self.kind.weights, 0.0)}
+            values = {"method": dict.fromkeys(self.kind.tunable, 0.0)}
         return self._try(Trial(f"ft-lr-{rate:g}", rate), values)
 
     def weighted(self, weight: float, rate: float) -> Trial:
         """Try a weight."""
-        values = {"method": dict.fromkeys(self.kind.weights, weight)}
+        values = {"method": dict.fromkeys(self.kind.tunable, weight)}
         return self._try(Trial(f"weight-{weight:g}", rate, weight), values)
 
     def _try(self, trial: Trial, values: dict[str, Any]) -> Trial:
@@ -94,12 +95,19 @@ class _Search:
         return trial
 
     def _learn(self, trial: Trial, config: RunConfig, folder: Path) -> Trial:
-        run = PartialRun(trial_data(config, self.whole), folder, base=self.base, **self.options)
+        run = Run(
+            config,
+            folder,
+            base=self.base,
+            data=self.trial_data,
+            num_steps=FIRST + 1,
+            **self.options,
+        )
         try:
-            return replace(trial, accuracy=accuracy(run()))
+            return replace(trial, accuracy=accuracy(run.learn_steps()))
         except NotFinite as error:
             # With several processes the others cannot know: then it is an error like any other.
-            if run.processes.size > 1:
+            if run.dist.world_size > 1:
                 raise
             save_json(folder / "diverged.json", {"error": str(error)})
             return trial
@@ -107,7 +115,9 @@ class _Search:
     def changed(self, values: dict[str, Any], rate: float) -> RunConfig:
         """Return the config with other values and a learning rate for the incremental steps."""
         return resolve_config(
-            merge(self.config.plain(), merge(values, {"train": {"next_lr": rate}}))
+            deep_merge(
+                self.config.to_dict(), deep_merge(values, {"train": {"incremental_lr": rate}})
+            )
         )
 
     def _note(self, **values: Any) -> None:
@@ -137,10 +147,10 @@ class _Search:
                 f"no weight of {self.kind.name!r} keeps enough of fine-tuning's accuracy, not even "
                 f"{GRID[0]:g}; see {self.out / 'tuning.json'}"
             )
-        config = self.changed({"method": dict.fromkeys(self.kind.weights, weight)}, rate)
+        config = self.changed({"method": dict.fromkeys(self.kind.tunable, weight)}, rate)
         self._note(weight=weight, config=self.out / "tuned.yaml")
         if self.writes:
-            content = yaml.safe_dump(config.plain(), sort_keys=False)
+            content = yaml.safe_dump(config.to_dict(), sort_keys=False)
             save_text(self.out / "tuned.yaml", as_comment(self.tuning) + content)
 
 
@@ -169,7 +179,7 @@ def tune(
     """
     search = _Search(config, out, base, observers, should_stop, show)
     try:
-        return search.search(rates or (config.train.next_lr,), full)
+        return search.search(rates or (config.train.incremental_lr,), full)
     finally:
         if search.writes:
             save_json(out / "tuning.json", as_plain(search.tuning))

@@ -67,14 +67,14 @@ def learn(name, change_at=None):
 
         network.grow(count)
         method = make()
-        optimiser = torch.optim.SGD(network.parameters(), LR, MOMENTUM, 0, DECAY, nesterov=True)
+        optimizer = torch.optim.SGD(network.parameters(), LR, MOMENTUM, 0, DECAY, nesterov=True)
         penalties.append([])
         for at, (x, y) in enumerate(batches(step)):
             if (step, at) == change_at:
                 middle = {key: value.clone() for key, value in method.state().items()}
                 method = make()
                 method.load_state(middle)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss_of(dict(network.named_parameters()), x, y).backward()
             method.after_backward(network)
             penalty = method.penalties(network)
@@ -82,7 +82,7 @@ def learn(name, change_at=None):
                 (value,) = penalty.values()
                 value.backward()
                 penalties[-1].append(value.item())
-            optimiser.step()
+            optimizer.step()
             method.after_update(network)
         method.end_step(network)
         state = method.state()
@@ -207,7 +207,7 @@ def test_goes_on_exactly_from_its_state_in_the_middle_of_a_step(learnt, change_a
 
 def test_a_finished_step_keeps_only_what_the_next_one_needs(learnt):
     method, network, states, _ = learnt
-    kinds = METHODS[method].collects
+    kinds = METHODS[method].persistent_state
     names = {name for name, _ in network.named_parameters()}
     assert set(states[-1]) == {f"{kind}.{name}" for kind in kinds for name in names}
 
@@ -226,8 +226,8 @@ def second_step(method, states):
 def test_it_keeps_as_many_copies_of_the_parameters_as_the_table_of_methods_says(learnt):
     method, _, states, _ = learnt
     again, network = second_step(method, states)
-    tables = {kind: table for kind, table in again.tables.items() if kind not in again.parked}
-    assert len(tables) == again.copies
+    tables = {kind: table for kind, table in again.tables.items() if kind not in again.offloaded}
+    assert len(tables) == again.extra_param_copies
     known = {name for name, _ in network.named_parameters()}
     assert all(set(table) <= known for table in tables.values())
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
-from nacre.training.config import gather
-from nacre.training.events import read_events
+from nacre.training.config import build_config
 
 IMAGES = 48  # two batches of 24 for each of the two steps
 SIZE = (500, 375)
@@ -37,7 +37,7 @@ def make_voc(root):
 
 def paper_config(root, **train):
     values = {"scenario": "voc/15-5/overlapped", "data": {"root": str(root)}, "train": train}
-    return gather(preset="paper", overrides=values)
+    return build_config(preset="paper", overrides=values)
 
 
 def test_the_preset_is_the_papers(tmp_path):
@@ -47,14 +47,14 @@ def test_the_preset_is_the_papers(tmp_path):
         16,
         "iabn",
     )
-    assert (config.train.batch, config.train.epochs) == (24, 30)
-    assert (config.train.lr, config.train.next_lr) == (0.01, 0.001)
-    assert (config.train.momentum, config.train.weight_decay, config.train.power) == (
+    assert (config.train.batch_size, config.train.epochs) == (24, 30)
+    assert (config.train.lr, config.train.incremental_lr) == (0.01, 0.001)
+    assert (config.train.momentum, config.train.weight_decay, config.train.poly_power) == (
         0.9,
         1e-4,
         0.9,
     )
-    assert (config.pictures.crop, config.pictures.augmentation) == (512, "paper")
+    assert (config.images.crop_size, config.images.augmentation) == (512, "paper")
     assert config.method.model_dump()["weight"] == 10
 
 
@@ -65,7 +65,7 @@ def test_two_iterations_a_step_at_full_size(tmp_path):
 
     torch.set_num_threads(2)
     make_voc(tmp_path / "VOC2012")
-    config = paper_config(tmp_path / "VOC2012", epochs=1, micro_batch=2, log_every=1)
+    config = paper_config(tmp_path / "VOC2012", epochs=1, micro_batch=2, log_freq=1)
     run_scenario(config, tmp_path / "run")
     events = read_events(tmp_path / "run" / "events.jsonl")
     trained = [(one["step"], one["iteration"]) for one in events if one["event"] == "train"]

@@ -4,9 +4,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nacre.errors import NacreError
+from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
 from nacre.runs.tensorboard import TensorBoard
-from nacre.training.events import read_events
 from tiny_runs import tiny_config
 
 

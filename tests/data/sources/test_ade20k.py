@@ -51,8 +51,8 @@ def test_100_50_is_dealt_as_100_10() -> None:
     tasks = named_tasks()
     for order in ("", "b", "c"):
         fine, coarse = tasks[f"100-10{order}"], tasks[f"100-50{order}"]
-        assert coarse.dealt_as == fine.steps
-        assert fine.dealt_as is None
+        assert coarse.partition_as == fine.steps
+        assert fine.partition_as is None
         assert coarse.steps[0] == fine.steps[0]
         assert {*coarse.steps[1]} == {label for step in fine.steps[1:] for label in step}
 

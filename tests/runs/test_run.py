@@ -8,10 +8,11 @@ import torch
 from nacre.errors import NacreError
 from nacre.losses import compile as compiling
 from nacre.models.io import find_model, load_model
+from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
-from nacre.training.events import read_events
-from nacre.training.trainer import Interrupted, Learner
+from nacre.training.step import Interrupted
+from nacre.training.trainer import Trainer
 from tiny_runs import StopAfter, tiny_config, tiny_run
 
 
@@ -71,7 +72,7 @@ def test_metrics_have_every_mean_with_and_without_background(finished):
 def test_the_model_file_explains_itself(finished):
     network, info, state = load_model(find_model(finished))
     assert info.classes[0] == "background"
-    assert len(info.classes) == network.classifier.known == 9
+    assert len(info.classes) == network.classifier.num_classes == 9
     assert info.steps == [5, 2, 2]
     assert [len(one["classes"]) for one in info.history] == [4, 2, 2]
     assert info.config["method"]["name"] == "mib"
@@ -131,7 +132,7 @@ def test_a_config_without_a_value_means_its_default(finished, tmp_path):
 
 def test_two_runs_do_not_work_in_one_folder(finished):
     with (
-        RunFolder(finished).hold(),
+        RunFolder(finished).lock(),
         pytest.raises(NacreError, match="is in use: another `nacre run` works in it"),
     ):
         tiny_run(finished)
@@ -154,7 +155,7 @@ def test_a_folder_in_which_nothing_was_learnt_can_be_claimed_anew(tmp_path):
     with pytest.raises(NacreError, match=r"nothing\.pth"):
         tiny_run(
             tmp_path / "run",
-            model={"backbone": "resnet18", "weights": "nothing.pth"} | {"dilations": [1, 2, 3]},
+            model={"backbone": "resnet18", "weights": "nothing.pth"} | {"atrous_rates": [1, 2, 3]},
         )
     tiny_run(tmp_path / "run")
 
@@ -192,7 +193,7 @@ def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
 
 
-_make = Learner.__post_init__
+_make = Trainer.__post_init__
 
 
 def _frozen_statistics(self):

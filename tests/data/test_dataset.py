@@ -10,16 +10,16 @@ from small_data import blocks, make_pairs
 from nacre.data import dataset as loading
 from nacre.data.dataset import TrainDataset, train_batches
 from nacre.data.image_io import open_image, read_mask
-from nacre.data.sampler import BatchOrder
+from nacre.data.sampler import StepSampler
 from nacre.data.sources.scenes import SPACE, Scenes
 from nacre.data.sources.scenes_render import ScenesConfig
-from nacre.data.transforms import PicturesConfig
-from nacre.data.worker_monitor import deaths_explained
+from nacre.data.transforms import ImagesConfig
+from nacre.data.worker_monitor import explain_worker_crash
 from nacre.errors import NacreError
-from nacre.scenarios.classes import IGNORED, ClassTable
+from nacre.scenarios.classes import IGNORE_INDEX, ClassTable
 
 TABLE = ClassTable(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
-PICTURES = PicturesConfig(crop=24, augmentation="paper")
+PICTURES = ImagesConfig(crop=24, augmentation="paper")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def training_set(scenes, seed=1):
 
 def order(**changes):
     values = {"images": 13, "batch": 4, "epochs": 3, "seed": 1}
-    return BatchOrder(**{**values, **changes})
+    return StepSampler(**{**values, **changes})
 
 
 def joined(data, order, start=0, workers=0):
@@ -86,7 +86,7 @@ def test_a_sample_is_a_picture_and_its_channels(scenes):
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_every_test_image_is_tested_once(scenes, test, processes):
     names = scenes.index("val").names
-    pictures = PicturesConfig(crop=24, test=test)
+    pictures = ImagesConfig(crop=24, test=test)
     data = loading.EvalDataset(scenes, names, TABLE.testing_table(0, "ignored"), pictures)
     seen = [
         labels
@@ -95,8 +95,8 @@ def test_every_test_image_is_tested_once(scenes, test, processes):
         for labels in batch
     ]
     assert len(seen) == len(names)
-    expected = sum(int((data[at][1] != IGNORED).sum()) for at in range(len(names)))
-    assert sum(int((labels != IGNORED).sum()) for labels in seen) == expected
+    expected = sum(int((data[at][1] != IGNORE_INDEX).sum()) for at in range(len(names)))
+    assert sum(int((labels != IGNORE_INDEX).sum()) for labels in seen) == expected
     side = 24 if test == "crop" else 32
     assert all(labels.shape == (side, side) for labels in seen)
 
@@ -172,7 +172,7 @@ def test_a_worker_that_dies_is_reported_with_the_file(tmp_path, end, busy, worke
             while time.monotonic() < end_of_work:
                 sum(range(1000))
 
-    with pytest.raises(NacreError) as found, deaths_explained():
+    with pytest.raises(NacreError) as found, explain_worker_crash():
         learn()
     file = source.pairs["05"].mask
     assert re.match(
@@ -183,13 +183,13 @@ def test_a_worker_that_dies_is_reported_with_the_file(tmp_path, end, busy, worke
 
 
 def test_other_errors_pass_as_they_are():
-    with pytest.raises(RuntimeError, match="other"), deaths_explained():
+    with pytest.raises(RuntimeError, match="other"), explain_worker_crash():
         raise RuntimeError("other")
-    with pytest.raises(FileNotFoundError), deaths_explained():
+    with pytest.raises(FileNotFoundError), explain_worker_crash():
         open("/no/such/file").close()
 
 
 def test_workers_that_ended_as_they_should_are_not_dead(scenes):
     joined(training_set(scenes), order(), workers=2)
-    with pytest.raises(ConnectionResetError), deaths_explained():
+    with pytest.raises(ConnectionResetError), explain_worker_crash():
         raise ConnectionResetError

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nacre.planning import planned
 
 from nacre.data.index.build import read_index
 from nacre.errors import NacreError
-from nacre.planning import planned
 from nacre.scenarios.plan import make_plan, plan_as_json
 from nacre.scenarios.published_lists import compare_lists, read_lists
 
-FACTS = Path(__file__).parent / "facts"
+FACTS = Path(__file__).parents[1] / "facts"
 SPLITS = list(csv.DictReader((FACTS / "published_splits.csv").open()))
 INDEX_OF = {"voc": "voc_train_aug", "ade20k": "ade20k_train"}
 

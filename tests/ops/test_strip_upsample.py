@@ -92,6 +92,6 @@ def test_strips_touch_few_input_rows(images: int, lines: int, touched: int) -> N
 
 
 def test_lines_are_all_first_rows_then_all_second_rows() -> None:
-    labels = torch.arange(3 * 4 * 2).view(3, 4, 2)
-    lines = Strip(slice(1, 3), slice(2, 4)).lines(labels)
+    targets = torch.arange(3 * 4 * 2).view(3, 4, 2)
+    lines = Strip(slice(1, 3), slice(2, 4)).lines(targets)
     assert lines.tolist() == [[12, 13], [20, 21], [14, 15], [22, 23]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nacre.errors import NacreError
-from nacre.models.abn import Activation, Norm
+from nacre.models.abn import ABN, Activation
 
 ACTIVATIONS = {
     "leaky_relu": lambda y: F.leaky_relu(y, 0.01),
@@ -23,8 +23,8 @@ ACTIVATIONS = {
 }
 
 
-def make(channels: int = 3, activation: Activation = "leaky_relu") -> Norm:
-    norm = Norm(channels, activation=activation)
+def make(channels: int = 3, activation: Activation = "leaky_relu") -> ABN:
+    norm = ABN(channels, activation=activation)
     with torch.no_grad():
         norm.weight.uniform_(-1, 2, generator=torch.Generator().manual_seed(1))
         norm.bias.uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
@@ -52,13 +52,13 @@ def test_equals_batch_norm_and_activation(activation: Activation) -> None:
 
 
 def test_names_are_those_of_batch_norm() -> None:
-    assert list(Norm(3).state_dict()) == list(nn.BatchNorm2d(3).state_dict())
+    assert list(ABN(3).state_dict()) == list(nn.BatchNorm2d(3).state_dict())
 
 
 def test_one_value_a_channel_is_refused_with_the_batch_size() -> None:
     with pytest.raises(NacreError, match=r"batch size 1 .* 1 x 3 x 1 x 1.* 2 or more"):
-        Norm(3)(torch.ones(1, 3, 1, 1))
-    assert Norm(3).eval()(torch.ones(1, 3, 1, 1)).shape == (1, 3, 1, 1)
+        ABN(3)(torch.ones(1, 3, 1, 1))
+    assert ABN(3).eval()(torch.ones(1, 3, 1, 1)).shape == (1, 3, 1, 1)
 
 
 def test_empty_batch_changes_nothing() -> None:
@@ -84,7 +84,7 @@ def test_checkpointing_counts_a_batch_once(reentrant: bool) -> None:
         assert torch.equal(norm.state_dict()[name], value), name
 
 
-def _train(norm: Norm, x: Tensor, shortcut: Tensor | None) -> dict[str, Any]:
+def _train(norm: ABN, x: Tensor, shortcut: Tensor | None) -> dict[str, Any]:
     """Two training steps; the loss is a sum, so that its gradient needs no weighting."""
     x = x.clone().requires_grad_()
     # Weights that differ by position keep the gradient of the statistics from vanishing.
@@ -124,11 +124,11 @@ def _share(rank: int) -> dict[str, Any]:
         _case(*case, slice(0, case[0][0]) if rank == 0 else slice(case[0][0], None))
         for case in CASES
     ]
-    far = Norm(1, activation="identity")
+    far = ABN(1, activation="identity")
     far(FAR_FROM_ZERO[rank : rank + 1])
-    one_each = Norm(2)(torch.full((1, 2, 1, 1), float(rank)))
+    one_each = ABN(2)(torch.full((1, 2, 1, 1), float(rank)))
     try:
-        Norm(2)(torch.ones(1 - rank, 2, 1, 1))
+        ABN(2)(torch.ones(1 - rank, 2, 1, 1))
         message = "no error"
     except NacreError as error:
         message = str(error)

@@ -47,7 +47,7 @@ def test_background_label_is_likely_where_the_teacher_was_sure_of_an_old_class()
     weight, bias = old_logits.view(2, 1, 1, 1), torch.zeros(2)
     logits = F.conv2d(torch.ones(1, 1, 1, 1), *grown(weight, bias, 1))
     label = torch.zeros(1, 1, 1, dtype=torch.uint8)
-    assert unbiased_cross_entropy(logits, label, known=2) < 1e-6
+    assert unbiased_cross_entropy(logits, label, num_old=2) < 1e-6
 
 
 def test_results_share_nothing_with_the_teacher() -> None:

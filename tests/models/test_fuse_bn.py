@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nacre.models.abn import Norm
+from nacre.models.abn import ABN
 from nacre.models.config import ModelConfig
 from nacre.models.fuse_bn import fold
 from nacre.models.network import Network, build_network
@@ -23,10 +23,10 @@ def pictures(*size: int) -> Tensor:
 def trained(backbone: str, norm: str) -> Network:
     """A small network whose norms have seen pictures and have scales of either sign."""
     torch.manual_seed(0)
-    config = ModelConfig.model_validate({"backbone": backbone, "norm": norm, "head_width": 8})
+    config = ModelConfig.model_validate({"backbone": backbone, "norm": norm, "decoder_channels": 8})
     network = build_network(config, 4, crop=32)
     for module in network.modules():
-        if isinstance(module, Norm):
+        if isinstance(module, ABN):
             nn.init.uniform_(module.weight, -0.5, 1.5)
             nn.init.uniform_(module.bias, -0.5, 0.5)
             module.momentum = 0.5
@@ -63,7 +63,7 @@ def test_folded_network_is_the_same(backbone: str, norm: str) -> None:
     network = trained(backbone, norm)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     folded = fold(network)
-    assert not any(isinstance(module, Norm) for module in folded.modules())
+    assert not any(isinstance(module, ABN) for module in folded.modules())
     images = pictures(2, 65, 97)
     exact = copy.deepcopy(network).double()
     expected, got = exact(images), folded(images)

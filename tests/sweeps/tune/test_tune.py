@@ -10,8 +10,9 @@ from nacre.sweeps.tune import tune as module
 from nacre.sweeps.tune.trial import PartialRun
 from nacre.sweeps.tune.tune import tune
 from nacre.terminal.tune import TuneDisplay
-from nacre.training.config import gather
-from nacre.training.trainer import Interrupted, NotFinite
+from nacre.training.config import build_config
+from nacre.training.step import Interrupted
+from nacre.training.trainer import NotFinite
 from tiny_runs import StopAfter, tiny_config
 
 FINE_TUNING = 0.5
@@ -26,7 +27,7 @@ def measured(monkeypatch):
     """Learns nothing: accuracies come from a function of method and weight that tests set."""
 
     class Measured(PartialRun):
-        tried: list = []  # noqa: RUF012
+        tried: list = []
         diverges_from = 1e9
 
         def __call__(self):
@@ -34,11 +35,11 @@ def measured(monkeypatch):
             if self.base is None:
                 return {}
             weight = getattr(method, "weight", None)
-            self.tried.append((method.name, weight, self.config.train.next_lr))
+            self.tried.append((method.name, weight, self.config.train.incremental_lr))
             if (weight or 0) >= self.diverges_from:
                 self.folder.path.mkdir(parents=True, exist_ok=True)
                 raise NotFinite("the loss is not a finite number")
-            value = self.accuracy(method, self.config.train.next_lr)
+            value = self.accuracy(method, self.config.train.incremental_lr)
             return {"mean_iou": {"new_without_background": value}}
 
         @staticmethod
@@ -58,9 +59,9 @@ def test_the_highest_weight_that_passes_is_written_as_a_config(measured, tmp_pat
     assert tuning.least == pytest.approx(0.8 * FINE_TUNING)
     assert measured.tried[0] == ("ft", None, 0.01)
     assert len(measured.tried) <= 1 + 4
-    tuned = gather(file=tuning.config)
+    tuned = build_config(file=tuning.config)
     assert tuned.method.weight == 50
-    assert tuned.plain() == config_of({"name": "lwf", "weight": 50}).plain()
+    assert tuned.to_dict() == config_of({"name": "lwf", "weight": 50}).to_dict()
     content = json.loads((tmp_path / "out" / "tuning.json").read_text())
     assert content["weight"] == 50
     assert {one["verdict"] for one in content["trials"]} == {
@@ -83,7 +84,7 @@ def test_fine_tuning_chooses_the_learning_rate(measured, tmp_path):
     assert [rate for name, _, rate in measured.tried if name == "ft"] == [0.01, 0.05, 0.1]
     assert {rate for name, _, rate in measured.tried if name == "mib"} == {0.05}
     tuned = yaml.safe_load(tuning.config.read_text())
-    assert tuned["train"]["next_lr"] == 0.05
+    assert tuned["train"]["incremental_lr"] == 0.05
     assert tuned["method"]["weight"] == 5000
 
 
@@ -177,4 +178,4 @@ def test_step_0_is_learnt_once_and_is_a_base_for_runs(some_accuracy, tmp_path):
     own = tmp_path / "own"
     run_scenario(config_of("mib"), own)
     assert (own / "step-0" / "model.safetensors").read_bytes() == steps.pop()
-    run_scenario(gather(file=tuning.config), tmp_path / "run", base=out / "base")
+    run_scenario(build_config(file=tuning.config), tmp_path / "run", base=out / "base")

@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from nacre.errors import NacreError
-from nacre.scenarios.classes import IGNORED, ClassTable, LabelSpace, distinct_colors, map_labels
+from nacre.scenarios.classes import (
+    IGNORE_INDEX,
+    ClassTable,
+    LabelSpace,
+    distinct_colors,
+    map_labels,
+)
 
 SPACE = LabelSpace(names={1: "cat", 2: "dog", 7: "cow", 9: "sheep"}, background=0, ignored=255)
 TABLE = ClassTable(SPACE, ((2, 1), (9,)))
@@ -20,25 +26,27 @@ def test_training_hides_everything_but_the_new_classes():
     assert map_labels(mask, TABLE.training_table(0, "background")).tolist() == [[0, 2, 1, 0, 0, 0]]
     assert map_labels(mask, TABLE.training_table(1, "background")).tolist() == [[0, 0, 0, 0, 3, 0]]
     assert map_labels(mask, TABLE.training_table(1, "ignored")).tolist() == [
-        [0, 0, 0, 0, 3, IGNORED]
+        [0, 0, 0, 0, 3, IGNORE_INDEX]
     ]
 
 
 def test_testing_ignores_what_is_not_learnt_yet_or_counts_it_as_background():
     mask = np.array([[0, 1, 2, 7, 9, 255]], np.uint8)
     ignored = map_labels(mask, TABLE.testing_table(0, "ignored")).tolist()
-    assert ignored == [[0, 2, 1, 0, IGNORED, IGNORED]]  # cow is outside the task: background
+    assert ignored == [
+        [0, 2, 1, 0, IGNORE_INDEX, IGNORE_INDEX]
+    ]  # cow is outside the task: background
     counted = map_labels(mask, TABLE.testing_table(0, "background")).tolist()
-    assert counted == [[0, 2, 1, 0, 0, IGNORED]]
+    assert counted == [[0, 2, 1, 0, 0, IGNORE_INDEX]]
     assert map_labels(mask, TABLE.testing_table(1, "ignored")).tolist() == [
-        [0, 2, 1, 0, 3, IGNORED]
+        [0, 2, 1, 0, 3, IGNORE_INDEX]
     ]
 
 
 def test_unlabelled_background_does_not_count_in_tests():
     space = LabelSpace({1: "a", 2: "b"}, 0, None, ignore_background_in_tests=True)
     table = ClassTable(space, ((1,), (2,)))
-    assert table.testing_table(1, "ignored")[:3].tolist() == [IGNORED, 1, 2]
+    assert table.testing_table(1, "ignored")[:3].tolist() == [IGNORE_INDEX, 1, 2]
     assert table.training_table(1, "background")[:3].tolist() == [0, 0, 2]
 
 
@@ -46,7 +54,7 @@ def test_data_without_background_maps_the_rest_to_channel_0():
     space = LabelSpace({0: "sky", 1: "road", 2: "car"}, background=None, ignored=11)
     table = ClassTable(space, ((1,), (0, 2)))
     assert table.training_table(0, "background")[[0, 1, 2, 11]].tolist() == [0, 1, 0, 0]
-    assert table.testing_table(0, "background")[[0, 1, 2, 11]].tolist() == [0, 1, 0, IGNORED]
+    assert table.testing_table(0, "background")[[0, 1, 2, 11]].tolist() == [0, 1, 0, IGNORE_INDEX]
     assert table.names(1) == ("background", "road", "sky", "car")
 
 
@@ -54,7 +62,7 @@ def test_16_bit_labels():
     space = LabelSpace({1000: "a", 40000: "b"}, 0, 65535)
     table = ClassTable(space, ((40000,), (1000,)))
     mask = np.array([0, 1000, 40000, 65535], np.uint16)
-    assert map_labels(mask, table.testing_table(1, "ignored")).tolist() == [0, 2, 1, IGNORED]
+    assert map_labels(mask, table.testing_table(1, "ignored")).tolist() == [0, 2, 1, IGNORE_INDEX]
 
 
 def test_merged_learns_all_classes_in_the_same_channels():

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from nacre.planning import planned
+
 from nacre.runs.run import run_scenario
-from nacre.training.config import gather
+from nacre.training.config import build_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -24,10 +24,10 @@ def learn_a_little(scenario, data, tmp_path):
         "scenario": scenario,
         "data": data,
         "lists": str(tmp_path),
-        "pictures": {"crop": 64},
+        "images": {"crop": 64},
         "train": {"epochs": 1, "batch": 4},
     }
-    config = gather(preset="small", overrides=values)
+    config = build_config(preset="small", overrides=values)
     assert config.model.backbone == "lite0"
     run_scenario(config, tmp_path / "run")
     return json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -6,12 +6,12 @@ from nacre.scenarios.classes import LabelSpace, NamedTask
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import (
     check_images,
-    deal,
     images_to_test,
     make_scenario,
     partition,
     read_scenario,
     shipped_scenarios,
+    split_classes,
     step_images,
 )
 
@@ -38,7 +38,7 @@ def scenario(text="voc/1-1/overlapped", space=SPACE, named=None):
     ],
 )
 def test_tasks_deal_the_classes(task, sizes):
-    steps = deal(task, range(1, 21))
+    steps = split_classes(task, range(1, 21))
     assert [len(step) for step in steps] == sizes
     assert [label for step in steps for label in step] == list(range(1, 21))
 
@@ -55,7 +55,7 @@ def test_tasks_deal_the_classes(task, sizes):
 )
 def test_tasks_that_do_not_add_up_are_refused(task, message):
     with pytest.raises(NacreError, match=message):
-        deal(task, range(1, 21))
+        split_classes(task, range(1, 21))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_partition_gives_each_image_to_one_step_and_rare_classes_first():
 
 
 def test_merged_partition_steps_are_those_of_the_finer_task():
-    named = {"1-2": NamedTask(((1,), (2, 3)), dealt_as=((1,), (2,), (3,)))}
+    named = {"1-2": NamedTask(((1,), (2, 3)), partition_as=((1,), (2,), (3,)))}
     images = index({1, 2}, {2, 3}, {3}, {1}, {1, 3}, {2})
     fine = partition(((1,), (2,), (3,)), images)
     merged = step_images(scenario("ade20k/1-2/partition", named=named), images)

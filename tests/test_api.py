@@ -48,14 +48,14 @@ def test_paths_images_and_arrays_are_the_same_picture(model, tmp_path):
 def test_a_prediction_is_that_of_the_test(model):
     from nacre.data.sources.scenes import Scenes
     from nacre.data.sources.scenes_render import ScenesConfig
-    from nacre.evaluation.inference import predict_labels
+    from nacre.evaluation.inference import predict_classes
 
     scene = Scenes(ScenesConfig(train=1, val=1, size=32, seed=3)).image("val", "scene-00000")
     import torch
 
     with torch.inference_mode():
         pixels = torch.from_numpy(np.array(scene)).permute(2, 0, 1)[None]
-        expected = predict_labels(model.network(pixels).logits, (32, 32))[0].numpy()
+        expected = predict_classes(model.network(pixels).logits, (32, 32))[0].numpy()
     assert np.array_equal(model.predict(scene).mask, expected)
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nacre.evaluation.inference import predict_labels
+from nacre.evaluation.inference import predict_classes
 from nacre.losses import strips, upsample
 
 sides = st.integers(1, 8)
@@ -26,7 +26,7 @@ def test_equals_argmax_in_float64(
     logits = torch.randn(2, channels, *low, generator=g, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
-        labels = predict_labels(logits, size)
+        labels = predict_classes(logits, size)
     assert labels.dtype == torch.uint8
     assert torch.equal(labels.long(), upsample(logits, size).argmax(1))
 
@@ -39,7 +39,7 @@ def test_equals_argmax_in_float32_but_for_rounding(
 ) -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 151, *low)
-    labels = predict_labels(logits, size).long()
+    labels = predict_classes(logits, size).long()
     full = upsample(logits, size)
     best, expected = full.max(1)
     assert (labels != expected).sum() <= 2
@@ -48,15 +48,15 @@ def test_equals_argmax_in_float32_but_for_rounding(
 
 def test_first_of_equal_channels_wins() -> None:
     logits = torch.tensor([1.0, 3.0, 3.0, 2.0, 3.0]).view(1, 5, 1, 1)
-    assert (predict_labels(logits, (4, 6)) == 1).all()
-    assert (predict_labels(torch.zeros(1, 5, 2, 2), (4, 6)) == 0).all()
+    assert (predict_classes(logits, (4, 6)) == 1).all()
+    assert (predict_classes(torch.zeros(1, 5, 2, 2), (4, 6)) == 0).all()
 
 
 @pytest.mark.parametrize("channels", [256, 257, 1000])
 def test_last_channel_has_room_in_the_type(channels: int) -> None:
     logits = torch.zeros(1, channels, 2, 2)
     logits[:, -1] = 1
-    labels = predict_labels(logits, (5, 5))
+    labels = predict_classes(logits, (5, 5))
     assert labels.dtype == (torch.uint8 if channels <= 256 else torch.int16)
     assert (labels == channels - 1).all()
 
@@ -64,17 +64,17 @@ def test_last_channel_has_room_in_the_type(channels: int) -> None:
 def test_half_precision_and_autocast_are_computed_in_float32() -> None:
     torch.manual_seed(0)
     logits = torch.randn(1, 21, 6, 6).bfloat16()
-    expected = predict_labels(logits.float(), (50, 50))
+    expected = predict_classes(logits.float(), (50, 50))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(predict_labels(logits, (50, 50)), expected)
-        assert torch.equal(predict_labels(logits.float(), (50, 50)), expected)
+        assert torch.equal(predict_classes(logits, (50, 50)), expected)
+        assert torch.equal(predict_classes(logits.float(), (50, 50)), expected)
 
 
 def test_logits_are_left_alone_in_inference_mode_too() -> None:
     with torch.inference_mode():
         logits = torch.randn(1, 3, 4, 4)
         same = logits.clone()
-        predict_labels(logits, (4, 4))
+        predict_classes(logits, (4, 4))
         assert torch.equal(logits, same)
-    predict_labels(logits, (4, 4))
+    predict_classes(logits, (4, 4))
     assert torch.equal(logits, same)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nacre.losses import (
-    IGNORED,
+    IGNORE_INDEX,
     binary_cross_entropy,
     binary_distillation,
     binary_mixed,
@@ -47,9 +47,9 @@ def pixel_ce(x: list[float], y: int) -> float:
     return -math.log(softmax(x)[y])
 
 
-def pixel_unbiased_ce(x: list[float], y: int, known: int) -> float:
+def pixel_unbiased_ce(x: list[float], y: int, num_old: int) -> float:
     q = softmax(x)
-    return -math.log(sum(q[:known]) if y == 0 else q[y])
+    return -math.log(sum(q[:num_old]) if y == 0 else q[y])
 
 
 def pixel_kd(x: list[float], old: list[float]) -> float:
@@ -58,9 +58,9 @@ def pixel_kd(x: list[float], old: list[float]) -> float:
 
 
 def pixel_unbiased_kd(x: list[float], old: list[float]) -> float:
-    known, p, q = len(old), softmax(old), softmax(x)
-    hat = [q[0] + sum(q[known:]), *q[1:known]]
-    return -sum(pc * math.log(qc) for pc, qc in zip(p, hat, strict=True)) / known
+    num_old, p, q = len(old), softmax(old), softmax(x)
+    hat = [q[0] + sum(q[num_old:]), *q[1:num_old]]
+    return -sum(pc * math.log(qc) for pc, qc in zip(p, hat, strict=True)) / num_old
 
 
 def pixel_bce(x: list[float], y: int) -> float:
@@ -80,7 +80,7 @@ def pixel_mixed(x: list[float], y: int, old: list[float], labelled_background: b
 
 
 def mean_over_pixels(
-    per_pixel: Callable[..., float], labels: Tensor | None, *maps: Tensor
+    per_pixel: Callable[..., float], targets: Tensor | None, *maps: Tensor
 ) -> float:
     """Mean of a per-pixel function over all pixels, or over those that are not ignored."""
     values = []
@@ -89,10 +89,10 @@ def mean_over_pixels(
         for r in range(h):
             for c in range(w):
                 vectors = [m[i, :, r, c].tolist() for m in maps]
-                if labels is None:
+                if targets is None:
                     values.append(per_pixel(*vectors))
-                elif labels[i, r, c] != IGNORED:
-                    values.append(per_pixel(vectors[0], int(labels[i, r, c]), *vectors[1:]))
+                elif targets[i, r, c] != IGNORE_INDEX:
+                    values.append(per_pixel(vectors[0], int(targets[i, r, c]), *vectors[1:]))
     return sum(values) / len(values) if values else 0.0
 
 
@@ -102,18 +102,18 @@ def mean_over_pixels(
 class Problem:
     """Logits of student and teacher and labels with ignored pixels among them."""
 
-    def __init__(self, seed: int, known: int = 3, new: int = 2, scale: float = 3.0) -> None:
+    def __init__(self, seed: int, num_old: int = 3, new: int = 2, scale: float = 3.0) -> None:
         g = torch.Generator().manual_seed(seed)
 
         def pick(low: int, high: int) -> int:
             return int(torch.randint(low, high, (), generator=g))
 
         shape = (pick(1, 3), pick(1, 4), pick(1, 5))
-        self.known = known
-        self.logits = self._normal(g, shape, known + new) * scale
-        self.old = self._normal(g, shape, known) * scale
-        values = torch.tensor([*range(known + new), IGNORED])
-        self.labels = values[torch.randint(0, len(values), shape, generator=g)]
+        self.num_old = num_old
+        self.logits = self._normal(g, shape, num_old + new) * scale
+        self.old = self._normal(g, shape, num_old) * scale
+        values = torch.tensor([*range(num_old + new), IGNORE_INDEX])
+        self.targets = values[torch.randint(0, len(values), shape, generator=g)]
 
     @staticmethod
     def _normal(g: torch.Generator, shape: tuple[int, int, int], channels: int) -> Tensor:
@@ -124,7 +124,7 @@ class Problem:
 problems = st.builds(
     Problem,
     seed=st.integers(0, 2**31),
-    known=st.integers(1, 4),
+    num_old=st.integers(1, 4),
     new=st.integers(0, 3),
     scale=st.sampled_from([0.1, 3.0, 10.0]),
 )
@@ -141,14 +141,16 @@ def close(actual: Tensor, expected: float, tolerance: float = 1e-10) -> None:
 @few
 @given(problems)
 def test_cross_entropy_equals_reference(a: Problem) -> None:
-    close(cross_entropy(a.logits, a.labels), mean_over_pixels(pixel_ce, a.labels, a.logits))
+    close(cross_entropy(a.logits, a.targets), mean_over_pixels(pixel_ce, a.targets, a.logits))
 
 
 @few
 @given(problems)
 def test_unbiased_cross_entropy_equals_reference(a: Problem) -> None:
-    expected = mean_over_pixels(lambda x, y: pixel_unbiased_ce(x, y, a.known), a.labels, a.logits)
-    close(unbiased_cross_entropy(a.logits, a.labels, a.known), expected)
+    expected = mean_over_pixels(
+        lambda x, y: pixel_unbiased_ce(x, y, a.num_old), a.targets, a.logits
+    )
+    close(unbiased_cross_entropy(a.logits, a.targets, a.num_old), expected)
 
 
 @few
@@ -168,7 +170,7 @@ def test_unbiased_distillation_equals_reference(a: Problem) -> None:
 @given(problems)
 def test_binary_losses_equal_reference(a: Problem) -> None:
     x, old = a.logits.clamp(-15, 15), a.old.clamp(-15, 15)
-    close(binary_cross_entropy(x, a.labels), mean_over_pixels(pixel_bce, a.labels, x), 1e-8)
+    close(binary_cross_entropy(x, a.targets), mean_over_pixels(pixel_bce, a.targets, x), 1e-8)
     close(binary_distillation(x, old), mean_over_pixels(pixel_binary_kd, None, x, old), 1e-8)
 
 
@@ -177,9 +179,9 @@ def test_binary_losses_equal_reference(a: Problem) -> None:
 def test_binary_mixed_equals_reference(a: Problem, labelled_background: bool) -> None:
     x, old = a.logits.clamp(-15, 15), a.old.clamp(-15, 15)
     expected = mean_over_pixels(
-        lambda x, y, old: pixel_mixed(x, y, old, labelled_background), a.labels, x, old
+        lambda x, y, old: pixel_mixed(x, y, old, labelled_background), a.targets, x, old
     )
-    actual = binary_mixed(x, a.labels, old, labelled_background=labelled_background)
+    actual = binary_mixed(x, a.targets, old, labelled_background=labelled_background)
     close(actual, expected, 1e-8)
 
 
@@ -188,11 +190,11 @@ def test_binary_mixed_equals_reference(a: Problem, labelled_background: bool) ->
 Loss = Callable[[Tensor, "Problem"], Tensor]
 
 LABELLED: dict[str, Callable[..., Tensor]] = {
-    "ce": lambda x, a, **k: cross_entropy(x, a.labels, **k),
-    "unbiased ce": lambda x, a, **k: unbiased_cross_entropy(x, a.labels, a.known, **k),
-    "bce": lambda x, a, **k: binary_cross_entropy(x, a.labels, **k),
-    "mixed c": lambda x, a, **k: binary_mixed(x, a.labels, a.old, labelled_background=True, **k),
-    "mixed d": lambda x, a, **k: binary_mixed(x, a.labels, a.old, labelled_background=False, **k),
+    "ce": lambda x, a, **k: cross_entropy(x, a.targets, **k),
+    "unbiased ce": lambda x, a, **k: unbiased_cross_entropy(x, a.targets, a.num_old, **k),
+    "bce": lambda x, a, **k: binary_cross_entropy(x, a.targets, **k),
+    "mixed c": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labelled_background=True, **k),
+    "mixed d": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labelled_background=False, **k),
 }
 DISTILLING: dict[str, Loss] = {
     "kd": lambda x, a: distillation(x, a.old),
@@ -229,8 +231,8 @@ def test_extreme_logits_have_the_exact_loss() -> None:
     logits = torch.tensor([1e4, -1e4, 0.0]).view(1, 3, 1, 1)
     label = torch.ones(1, 1, 1, dtype=torch.long)
     assert cross_entropy(logits, label) == 2e4
-    assert unbiased_cross_entropy(-logits, label * 0, known=1) == 2e4
-    assert unbiased_cross_entropy(-logits, label * 0, known=2) == 0
+    assert unbiased_cross_entropy(-logits, label * 0, num_old=1) == 2e4
+    assert unbiased_cross_entropy(-logits, label * 0, num_old=2) == 0
     assert unbiased_distillation(logits, torch.tensor([-1e4, 1e4]).view(1, 2, 1, 1)) == 1e4
 
 
@@ -249,44 +251,44 @@ def test_half_precision_is_computed_in_float32(loss: Loss, dtype: torch.dtype) -
 @labelled_loss
 def test_labels_may_have_any_integer_type(loss: Loss) -> None:
     a = Problem(seed=8)
-    labels, expected = a.labels, loss(a.logits, a)
+    targets, expected = a.targets, loss(a.logits, a)
     for dtype in (torch.uint8, torch.int16, torch.int32):
-        a.labels = labels.to(dtype)
+        a.targets = targets.to(dtype)
         assert loss(a.logits, a) == expected
 
 
 @labelled_loss
 def test_ignored_pixels_change_nothing(loss: Loss) -> None:
     a = Problem(seed=8)
-    assert (a.labels == IGNORED).any()
+    assert (a.targets == IGNORE_INDEX).any()
     before = loss(a.logits, a)
     x = a.logits.clone()
-    x.movedim(1, -1)[a.labels == IGNORED] = 50.0
+    x.movedim(1, -1)[a.targets == IGNORE_INDEX] = 50.0
     x.requires_grad_()
     after = loss(x, a)
     after.backward()
     assert x.grad is not None
     close(after.detach(), float(before), 1e-12)
-    assert (x.grad.movedim(1, -1)[a.labels == IGNORED] == 0).all()
+    assert (x.grad.movedim(1, -1)[a.targets == IGNORE_INDEX] == 0).all()
 
 
 @labelled_loss
 def test_another_value_can_be_the_ignored_one(loss: Callable[..., Tensor]) -> None:
     a = Problem(seed=8)
     expected = loss(a.logits, a)
-    a.labels = torch.where(a.labels == IGNORED, -1, a.labels)
-    assert loss(a.logits, a, ignored=-1) == expected
+    a.targets = torch.where(a.targets == IGNORE_INDEX, -1, a.targets)
+    assert loss(a.logits, a, ignore_index=-1) == expected
 
 
 @labelled_loss
 @pytest.mark.parametrize("pixels", [None, 0, 7.5])
 def test_all_ignored_gives_zero_and_no_gradient(
-    loss: Callable[..., Tensor], pixels: float | None
+    loss: Callable[..., Tensor], num_pixels: float | None
 ) -> None:
     a = Problem(seed=8)
-    a.labels = torch.full_like(a.labels, IGNORED)
+    a.targets = torch.full_like(a.targets, IGNORE_INDEX)
     x = a.logits.requires_grad_()
-    value = loss(x, a, pixels=pixels)
+    value = loss(x, a, num_pixels=num_pixels)
     value.backward()
     assert value == 0
     assert x.grad is not None
@@ -300,14 +302,16 @@ def test_parts_of_a_batch_add_up_to_the_whole(loss: Callable[..., Tensor], as_te
     whole = Problem(seed=0)
     whole.logits = torch.randn(5, 5, 3, 4, generator=g)
     whole.old = torch.randn(5, 3, 3, 4, generator=g)
-    whole.labels = torch.tensor([0, 3, 4, IGNORED])[torch.randint(0, 4, (5, 3, 4), generator=g)]
-    count = (whole.labels != IGNORED).sum()
-    pixels = count if as_tensor else float(count)
+    whole.targets = torch.tensor([0, 3, 4, IGNORE_INDEX])[
+        torch.randint(0, 4, (5, 3, 4), generator=g)
+    ]
+    count = (whole.targets != IGNORE_INDEX).sum()
+    num_pixels = count if as_tensor else float(count)
     parts = []
     for rows in (slice(0, 1), slice(1, 5)):
         part = Problem(seed=0)
-        part.old, part.labels = whole.old[rows], whole.labels[rows]
-        parts.append(loss(whole.logits[rows], part, pixels=pixels))
+        part.old, part.targets = whole.old[rows], whole.targets[rows]
+        parts.append(loss(whole.logits[rows], part, num_pixels=num_pixels))
     assert float(sum(parts)) == pytest.approx(float(loss(whole.logits, whole)), rel=1e-6)
 
 
@@ -325,14 +329,14 @@ def test_no_gradient_reaches_the_teacher(loss: Loss) -> None:
 @few
 @given(problems)
 def test_unbiased_cross_entropy_is_plain_when_nothing_is_old(a: Problem) -> None:
-    plain = cross_entropy(a.logits, a.labels)
-    close(unbiased_cross_entropy(a.logits, a.labels, known=1), float(plain), 1e-12)
+    plain = cross_entropy(a.logits, a.targets)
+    close(unbiased_cross_entropy(a.logits, a.targets, num_old=1), float(plain), 1e-12)
 
 
 @few
 @given(problems)
 def test_unbiased_distillation_is_plain_when_nothing_is_new(a: Problem) -> None:
-    logits = a.logits[:, : a.known]
+    logits = a.logits[:, : a.num_old]
     close(unbiased_distillation(logits, a.old), float(distillation(logits, a.old)), 1e-12)
 
 

@@ -1,0 +1,192 @@
+"""Learning one step: a model (or none) and new data give a model. It knows nothing of scenarios.
+
+start = None
+for spec in steps:                       (a scenario is such a loop, see `nacre.runs.run`)
+    start = learn_step(spec, start, recipe, session)
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from nacre.data.dataset import TrainDataset, train_batches
+from nacre.data.sampler import StepSampler
+from nacre.methods import Method, Step, find_method
+from nacre.models.network import Network, build_network
+from nacre.training.config import Recipe
+from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearnt, Trained
+from nacre.training.resume import Checkpoint
+from nacre.training.trainer import Trainer
+from nacre.utils.device import Precision, peak_memory
+from nacre.utils.distributed import Distributed
+from nacre.utils.tensor_file import Tensors
+
+
+class Interrupted(Exception):
+    """The user asked to stop; what was learnt so far is saved."""
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What a step learns, from what.
+
+    Attributes:
+        index: Its number among the steps that made the model.
+        class_names: Class name by channel after the step, the old ones first.
+        num_old: Channels of the model it starts from, background included; 0 without one.
+        dataset: Its images, with targets.
+        sampler: Which of them come when.
+    """
+
+    index: int
+    class_names: tuple[str, ...]
+    num_old: int
+    dataset: TrainDataset
+    sampler: StepSampler
+
+    @property
+    def new_names(self) -> list[str]:
+        """The classes that are new."""
+        return list(self.class_names[self.num_old or 1 :])
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a step leaves, and what the next one starts from.
+
+    Attributes:
+        network: The network.
+        method_state: What the method keeps for later steps.
+    """
+
+    network: Network
+    method_state: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Who learns, and who is told.
+
+    Attributes:
+        dist: The processes and their device.
+        precision: In which numbers they compute.
+        checkpoint: Where the state in the middle of a step goes.
+        recorder: Receives the events.
+        should_stop: Whether the user wants to stop.
+    """
+
+    dist: Distributed
+    precision: Precision
+    checkpoint: Checkpoint
+    recorder: Recorder
+    should_stop: Callable[[], bool]
+
+
+def learn_step(spec: StepSpec, start: Learnt | None, recipe: Recipe, session: Session) -> Learnt:
+    """Learn a step, or go on where it was interrupted.
+
+    Raises:
+        Interrupted: when the user wanted to stop; the state was saved.
+    """
+    began = time.monotonic()
+    method = find_method(recipe.method.name)(recipe.method, spec.num_old)
+    if start is not None and start.method_state:
+        method.load_state(start.method_state)
+    step = _grow(spec, start, method, recipe, session.dist)
+    train = recipe.train
+    lr = train.incremental_lr if spec.num_old else train.lr
+    trainer = Trainer(step, method, train, lr, session.precision)
+    method.begin_step(step)
+    session.checkpoint.restore(trainer)
+    session.recorder(
+        StepBegan(
+            step=spec.index,
+            classes=spec.new_names,
+            images=len(spec.dataset),
+            iterations=spec.sampler.iterations,
+            first=trainer.iteration,
+        )
+    )
+    _train(trainer, spec, session)
+    method.end_step(step)
+    seconds = round(time.monotonic() - began, 1)
+    session.recorder(StepLearnt(spec.index, seconds, peak_memory(session.dist.device)))
+    return Learnt(step.network, method.state())
+
+
+def _grow(
+    spec: StepSpec, start: Learnt | None, method: Method, recipe: Recipe, dist: Distributed
+) -> Step:
+    """Return the step with its student grown, and a teacher if the method has one."""
+    # All processes draw the same weights, and a step's do not depend on the steps before.
+    torch.manual_seed(recipe.seed * 1000 + spec.index)
+    teacher = None
+    if start is None:
+        crop_size = recipe.images.crop_size
+        network = build_network(recipe.model, len(spec.class_names), crop_size).to(dist.device)
+    else:
+        network = start.network
+        if method.uses_teacher:
+            teacher = copy.deepcopy(network).eval().requires_grad_(False)
+        method.grow(network.classifier, len(spec.class_names) - spec.num_old)
+    iterations = spec.sampler.iterations
+    return Step(spec.index, spec.class_names, spec.num_old, network, teacher, dist, iterations)
+
+
+def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:
+    """Make all updates from the present one to the last."""
+    checkpoint, record = session.checkpoint, session.recorder
+    checkpoint.restart()
+    window = _Window(trainer, spec.sampler.batch_size)
+    pin = session.dist.device.type == "cuda"
+    workers = trainer.config.num_workers
+    for batch in train_batches(spec.dataset, spec.sampler, trainer.iteration, workers, pin):
+        window.add(trainer.update(batch))
+        record(Iterated(spec.index, trainer.iteration))
+        if trainer.iteration % trainer.config.log_freq == 0:
+            record(window.close())
+        # Any process may be told to stop, the main one's clock says when to save: all agree here.
+        stop, is_due = session.dist.any(session.should_stop(), checkpoint.is_due)
+        if (stop or is_due) and not trainer.is_done:
+            checkpoint.save(trainer)
+            record(Saved(spec.index, trainer.iteration))
+            if stop:
+                raise Interrupted
+
+
+class _Window:
+    """Means of the losses and the speed since the last line of events."""
+
+    def __init__(self, trainer: Trainer, batch_size: int) -> None:
+        self.trainer, self.batch_size = trainer, batch_size
+        self._restart()
+
+    def _restart(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.count = 0
+        self.began = time.monotonic()
+
+    def add(self, losses: dict[str, float]) -> None:
+        """Add a batch."""
+        for name, value in losses.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.count += 1
+
+    def close(self) -> Trained:
+        """Return the means over all processes, and begin anew."""
+        trainer, dist = self.trainer, self.trainer.dist
+        sums = torch.tensor(list(self.sums.values()), dtype=torch.float32) / self.count
+        means = (dist.sum(sums) / dist.world_size).tolist()
+        speed = self.count * self.batch_size / max(time.monotonic() - self.began, 1e-9)
+        event = Trained(
+            step=trainer.step.index,
+            iteration=trainer.iteration,
+            lr=trainer.optimizer.param_groups[0]["lr"],
+            losses={name: round(mean, 6) for name, mean in zip(self.sums, means, strict=True)},
+            images_per_second=round(speed, 2),
+        )
+        self._restart()
+        return event

@@ -1,0 +1,86 @@
+"""The processes of a run: one, or those that ``torchrun`` started."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nacre.utils.device import choose_device
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """This process among those of the run.
+
+    Attributes:
+        rank: Its number; 0 writes files and talks to the user.
+        world_size: How many there are.
+        device: Where it computes.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process decides, writes and prints."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add a tensor over the processes."""
+        if self.world_size > 1:
+            # nccl moves only what is on its device, gloo only what is on the CPU.
+            moved = values.to(self.device)
+            dist.all_reduce(moved)
+            values = moved.to(values.device)
+        return values
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Whether each flag is set in any of the processes."""
+        if self.world_size == 1:
+            return flags
+        return tuple(bool(count) for count in self.sum(torch.tensor(flags, dtype=torch.int64)))
+
+    def from_main(self, value: T) -> T:
+        """Return the main process's value in all of them: it decides and tells."""
+        if self.world_size == 1:
+            return value
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, src=0, device=self._exchange)
+        told: T = box[0]
+        return told
+
+    def all(self, value: T) -> list[T]:
+        """Return every process's value, by rank."""
+        values: list[Any] = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    @property
+    def _exchange(self) -> torch.device:
+        return self.device if self.device.type == "cuda" else torch.device("cpu")
+
+
+def init_distributed(device: str) -> Distributed:
+    """Join the processes that torchrun started, or be the only one."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if world_size == 1:
+        return Distributed(0, 1, chosen)
+    if not dist.is_initialized():
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    return Distributed(dist.get_rank(), world_size, chosen)
