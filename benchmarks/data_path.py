@@ -80,7 +80,7 @@ def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
 def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[], object]]:
     source = Folder(FolderConfig(root=root))
     table = CLASSES.training_table(1, "background")
-    fast = TrainDataset(source, names, table, ImagesConfig(crop=crop), seed=0)
+    fast = TrainDataset(source, names, table, ImagesConfig(crop_size=crop), seed=0)
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     scale, shift = 1 / (255 * std), -mean / std
     normalize = torch.empty(3, crop, crop)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
-from methods import learner_of, make_batch
+from methods import make_batch, trainer_of
 from nacre.models.config import ModelConfig
 from nacre.utils.malloc import keep_freed_memory
 
@@ -42,10 +42,10 @@ def update(case: Case, rounds: int) -> tuple[float, float]:
     old = [1 + case.classes // 2] if case.steps == 1 else [2] + [1] * (case.steps - 2)
     new = case.classes - sum(old)
     model = ModelConfig(backbone=case.backbone, decoder_channels=128)
-    learner = learner_of("mib", model, case.crop, 2, old, new)
-    parts = make_batch(case.crop, 2, case.classes, sum(old))
-    learner.update(parts)  # warm-up
-    seconds = take_turns({"update": lambda: learner.update(parts)}, rounds)["update"]
+    trainer = trainer_of("mib", model, case.crop, 2, old, new)
+    micro_batches = make_batch(case.crop, 2, case.classes, sum(old))
+    trainer.update(micro_batches)  # warm-up
+    seconds = take_turns({"update": lambda: trainer.update(micro_batches)}, rounds)["update"]
     return seconds, max(peak_of_process() - before, PAGE) / 2**20
 
 

@@ -10,14 +10,14 @@ classes, 16 of them old. MiB is measured with ResNet-50 and 4 pictures of 256 pi
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from measuring import Row, apart, command, take_turns
 from nacre.data.dataset import Sample
-from nacre.data.sampler import StepSampler
-from nacre.methods import METHODS
+from nacre.methods import METHODS, Step
 from nacre.models.config import ModelConfig
 from nacre.models.network import build_network
 from nacre.training.config import TrainConfig
@@ -29,45 +29,40 @@ from nacre.utils.malloc import keep_freed_memory
 OLD, NEW = 16, 5
 
 
-def learner_of(
+def trainer_of(
     name: str, model: ModelConfig, crop: int, batch: int, old: list[int] | None = None, new: int = 5
 ) -> Trainer:
     """Return the beginning of an incremental step of a method."""
     torch.manual_seed(0)
     old = old or [OLD]
     network = build_network(model, old, crop, load=False)
+    names = tuple(f"class {at}" for at in range(sum(old) + new))
+    dist = Distributed(0, 1, torch.device("cpu"))
+    base = Step(0, names[: sum(old)], 0, network, None, dist, iterations=1000)
     kind = METHODS[name]
     before = kind(kind.Config(), 0)
-    before.begin_step(network)
-    before.end_step(network)
+    before.begin_step(base)
+    before.end_step(base)
     method = kind(kind.Config(), sum(old))
     method.load_state(before.state())
     teacher = None
     if kind.uses_teacher:
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
     method.grow(network.classifier, new)
-    learner = Trainer(
-        step=len(old),
-        network=network,
-        teacher=teacher,
-        method=method,
-        config=TrainConfig(batch=batch),
-        lr=1e-4,
-        order=StepSampler(images=batch, batch=batch, epochs=1000, seed=1),
-        processes=Distributed(0, 1, torch.device("cpu")),
-        precision=Precision(torch.float32, "a benchmark"),
-    )
-    method.begin_step(network)
-    return learner
+    step = replace(base, index=len(old), class_names=names, num_old=sum(old), teacher=teacher)
+    precision = Precision(torch.float32, "a benchmark")
+    trainer = Trainer(step, method, TrainConfig(batch_size=batch), 1e-4, precision)
+    method.begin_step(step)
+    return trainer
 
 
 def make_batch(crop: int, batch: int, classes: int = OLD + NEW, old: int = OLD) -> list[Sample]:
     """Pictures of noise, half of each background and half new classes."""
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (batch, 3, crop, crop), dtype=torch.uint8, generator=g)
-    labels = torch.randint(old, classes, (batch, crop, crop), dtype=torch.int16, generator=g)
-    labels[torch.rand(labels.shape, generator=g) < 0.5] = 0
-    return [(images, labels.to(torch.uint8) if classes <= 255 else labels)]
+    targets = torch.randint(old, classes, (batch, crop, crop), dtype=torch.int16, generator=g)
+    targets[torch.rand(targets.shape, generator=g) < 0.5] = 0
+    return [(images, targets.to(torch.uint8) if classes <= 255 else targets)]
 
 
 def times(names: list[str], case: tuple[str, int, int], rounds: int) -> dict[str, float]:
@@ -75,11 +70,12 @@ def times(names: list[str], case: tuple[str, int, int], rounds: int) -> dict[str
     backbone, crop, batch = case
     keep_freed_memory()
     model = ModelConfig(backbone=backbone, norm="iabn")
-    parts = make_batch(crop, batch)
-    learners = {name: learner_of(name, model, crop, batch) for name in names}
-    for learner in learners.values():
-        learner.update(parts)  # warm-up
-    return take_turns({name: partial(one.update, parts) for name, one in learners.items()}, rounds)
+    micro_batches = make_batch(crop, batch)
+    trainers = {name: trainer_of(name, model, crop, batch) for name in names}
+    for trainer in trainers.values():
+        trainer.update(micro_batches)  # warm-up
+    updates = {name: partial(one.update, micro_batches) for name, one in trainers.items()}
+    return take_turns(updates, rounds)
 
 
 def compare(

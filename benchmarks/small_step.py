@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 
 from measuring import TEST_DATA, Row, apart, command
-from methods import learner_of
+from methods import trainer_of
 from nacre.data.dataset import train_batches
-from nacre.data.step_data import ScenarioData
-from nacre.runs.scenario_data import open_scenario
-from nacre.training.config import build_config
+from nacre.runs.scenario_data import open_scenario, step_sampler
+from nacre.training.config import RunConfig, build_config
 from nacre.utils.malloc import keep_freed_memory
 
 NETWORKS = ("student forward", "teacher forward", "backward")
@@ -45,7 +45,7 @@ class Stopwatch:
         return run
 
 
-def data_of_step(tiny: bool) -> ScenarioData:
+def config_of_step(tiny: bool) -> RunConfig:
     root = TEST_DATA / "voc2012-part"
     values: dict[str, Any] = {"scenario": "voc-animals-4-2", "data": {"root": str(root)}}
     if tiny:
@@ -53,21 +53,22 @@ def data_of_step(tiny: bool) -> ScenarioData:
             "scenario": "scenes/4-4/overlapped",
             "data": {"train": 48, "val": 12, "size": 32},
             "model": {"backbone": "tiny", "weights": "none"},
-            "images": {"crop": 32},
+            "images": {"crop_size": 32},
         }
     elif not root.exists():
         values = {"scenario": "scenes/4-4/overlapped", "data": {"size": 256}}
-    return open_scenario(build_config(preset="small", overrides=values))
+    return build_config(preset="small", overrides=values)
 
 
 def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
     """Return the seconds of each part of so many updates."""
     if keep:
         keep_freed_memory()
-    prepared = data_of_step(tiny)
-    config, classes = prepared.config, prepared.scenario.classes
+    config = config_of_step(tiny)
+    data = open_scenario(config)
+    classes = data.scenario.classes
     new = len(classes.new(1))
-    learner = learner_of(
+    trainer = trainer_of(
         "mib",
         config.model,
         config.images.crop_size,
@@ -75,19 +76,22 @@ def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
         [classes.channels(0)],
         new,
     )
-    reading = train_batches(prepared.train_dataset(1), prepared.order(1), 0, 0, pin=False)
-    learner.update(next(reading))
+    dataset = data.train_dataset(1)
+    sampler = step_sampler(config, len(dataset), 1)
+    reading = train_batches(dataset, sampler, 0, 0, pin=False)
+    trainer.update(next(reading))
     watch = Stopwatch()
-    assert learner.teacher is not None
-    learner.student = watch.timed("student forward", learner.network)
-    learner.teacher = watch.timed("teacher forward", learner.teacher)
-    learner.method.losses = watch.timed("losses", learner.method.losses)
-    learner.scaler.step = watch.timed("optimiser", learner.scaler.step)
+    teacher = trainer.step.teacher
+    assert teacher is not None
+    trainer.student = watch.timed("student forward", trainer.network)
+    trainer.step = replace(trainer.step, teacher=watch.timed("teacher forward", teacher))
+    trainer.method.losses = watch.timed("losses", trainer.method.losses)
+    trainer.scaler.step = watch.timed("optimiser", trainer.scaler.step)
     backward = watch.timed("backward", torch.autograd.backward)
     start = time.perf_counter()
     with mock.patch.object(torch.autograd, "backward", backward):
         for _ in range(batches):
-            learner.update(watch.timed("reading", next)(reading))
+            trainer.update(watch.timed("reading", next)(reading))
     whole = time.perf_counter() - start
     return watch.seconds | {"rest": whole - sum(watch.seconds.values())}
 

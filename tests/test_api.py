@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 import nacre
-from nacre.predict import Prediction
+from nacre.api.model import Prediction
 from tiny_runs import tiny_run
 
 MASK = np.array([[0, 1], [1, 2]], np.uint8)

@@ -160,8 +160,8 @@ def test_pictures_of_one_name_are_refused(nacre, finished):
 
 
 def test_values_on_top_of_a_runs_own_config_are_compared(nacre, finished):
-    done = nacre("run", "--out", finished, "--set", "train.num_workers=1", code=2)
-    assert "train.num_workers: 0 -> 1" in done.stderr
+    done = nacre("run", "--out", finished, "--set", "train.lr=0.5", code=2)
+    assert "train.lr: 0.05 -> 0.5" in done.stderr
     assert "after the last step" in nacre("run", "--out", finished).stdout
 
 

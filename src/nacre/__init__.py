@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from nacre.version import __version__
 
 if TYPE_CHECKING:
-    from nacre.api import run
+    from nacre.api.model import Model, Prediction, load
+    from nacre.api.run import run
     from nacre.errors import NacreError
-    from nacre.predict import Model, Prediction, load
 
 __all__ = ["Model", "NacreError", "Prediction", "__version__", "load", "run"]
 
 _HOMES = {
-    "run": "nacre.api",
+    "run": "nacre.api.run",
     "NacreError": "nacre.errors",
-    "Model": "nacre.predict",
-    "Prediction": "nacre.predict",
-    "load": "nacre.predict",
+    "Model": "nacre.api.model",
+    "Prediction": "nacre.api.model",
+    "load": "nacre.api.model",
 }
 
 

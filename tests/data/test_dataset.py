@@ -19,7 +19,7 @@ from nacre.errors import NacreError
 from nacre.scenarios.classes import IGNORE_INDEX, ClassTable
 
 TABLE = ClassTable(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
-PICTURES = ImagesConfig(crop=24, augmentation="paper")
+PICTURES = ImagesConfig(crop_size=24, augmentation="paper")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def training_set(scenes, seed=1):
 
 
 def order(**changes):
-    values = {"images": 13, "batch": 4, "epochs": 3, "seed": 1}
+    values = {"num_images": 13, "batch_size": 4, "epochs": 3, "seed": 1}
     return StepSampler(**{**values, **changes})
 
 
@@ -43,7 +43,7 @@ def joined(data, order, start=0, workers=0):
 
 
 def test_an_epoch_visits_no_image_twice_and_drops_what_is_left():
-    parts = list(order().parts(0))
+    parts = list(order().starting_at(0))
     assert len(parts) == order().iterations == 9
     for epoch in range(3):
         visited = [image for part in parts[3 * epoch : 3 * epoch + 3] for _, image in part]
@@ -53,8 +53,8 @@ def test_an_epoch_visits_no_image_twice_and_drops_what_is_left():
 
 
 def test_processes_and_parts_share_out_the_same_batches():
-    whole = list(order().parts(0))
-    dealt = [list(order(processes=2, rank=rank, part=1).parts(0)) for rank in (0, 1)]
+    whole = list(order().starting_at(0))
+    dealt = [list(order(world_size=2, rank=rank, micro_batch=1).starting_at(0)) for rank in (0, 1)]
     for at, batch in enumerate(whole):
         mine = [one for rank in dealt for part in rank[2 * at : 2 * at + 2] for one in part]
         assert mine == batch
@@ -65,7 +65,7 @@ def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
     whole = joined(data, order())
     with_workers = joined(data, order(), workers=2)
     restarted = joined(data, order(), start=4)
-    halves = [joined(data, order(processes=2, rank=rank, part=1)) for rank in (0, 1)]
+    halves = [joined(data, order(world_size=2, rank=rank, micro_batch=1)) for rank in (0, 1)]
     for at, batch in enumerate(whole):
         assert torch.equal(batch, with_workers[at])
         assert torch.equal(batch, torch.cat([half[at] for half in halves]))
@@ -86,12 +86,12 @@ def test_a_sample_is_a_picture_and_its_channels(scenes):
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_every_test_image_is_tested_once(scenes, test, processes):
     names = scenes.index("val").names
-    pictures = ImagesConfig(crop=24, test=test)
+    pictures = ImagesConfig(crop_size=24, eval_mode=test)
     data = loading.EvalDataset(scenes, names, TABLE.testing_table(0, "ignored"), pictures)
     seen = [
         labels
         for rank in range(processes)
-        for _, batch in loading.eval_batches(data, 2, rank, processes, workers=0)
+        for _, batch in loading.eval_batches(data, 2, rank, processes, num_workers=0)
         for labels in batch
     ]
     assert len(seen) == len(names)
@@ -122,8 +122,8 @@ def test_a_damaged_picture_is_one_sentence_whoever_reads_it(scenes, workers):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"processes": 3}, "4 images cannot be dealt evenly to 3 processes"),
-        ({"part": 3}, "the 4 images of a process are not a multiple of 3"),
+        ({"world_size": 3}, "4 images cannot be dealt evenly to 3 processes"),
+        ({"micro_batch": 3}, "the 4 images of a process are not a multiple of 3"),
     ],
 )
 def test_batches_that_cannot_be_dealt(changes, message):
@@ -167,7 +167,7 @@ def test_a_worker_that_dies_is_reported_with_the_file(tmp_path, end, busy, worke
     data = TrainDataset(source, list(source.pairs), table, PICTURES, 1)
 
     def learn():
-        for _ in train_batches(data, order(images=8), 0, workers, pin=False):
+        for _ in train_batches(data, order(num_images=8), 0, workers, pin=False):
             end_of_work = time.monotonic() + busy
             while time.monotonic() < end_of_work:
                 sum(range(1000))

@@ -67,7 +67,7 @@ def _assert_aligned(image: np.ndarray, mask: np.ndarray, reach: int, close: int)
 @pytest.mark.parametrize("size", [(90, 130), (130, 90), (40, 50), (300, 200)])
 def test_picture_and_mask_stay_aligned(augmentation: str, size: tuple[int, int]) -> None:
     mask = _patches(*size)
-    config = ImagesConfig(crop=96, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=96, augmentation=augmentation)  # type: ignore[arg-type]
     for seed in range(12):
         rng = np.random.default_rng(seed)
         image, labels = train_sample(_paint(mask), mask, config, rng, PAD)
@@ -77,7 +77,7 @@ def test_picture_and_mask_stay_aligned(augmentation: str, size: tuple[int, int])
 @pytest.mark.parametrize("augmentation", AUGMENTATIONS)
 def test_flips_happen_half_of_the_time_and_to_both(augmentation: str) -> None:
     mask = np.repeat(np.array([[1, 2]], np.uint8), 20, axis=1).repeat(40, axis=0)
-    config = ImagesConfig(crop=40, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=40, augmentation=augmentation)  # type: ignore[arg-type]
     left = []
     for seed in range(300):
         rng = np.random.default_rng(seed)
@@ -95,7 +95,7 @@ def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(augmentation: str) -> N
     mask = _patches(1000, 1400)
     buffer = io.BytesIO()
     _paint(mask).save(buffer, "JPEG", quality=95, subsampling=0)
-    config = ImagesConfig(crop=48, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=48, augmentation=augmentation)  # type: ignore[arg-type]
     smaller = 0
     for seed in range(8):
         image = Image.open(io.BytesIO(buffer.getvalue()))
@@ -118,7 +118,7 @@ def test_any_size_gives_a_whole_crop_from_the_generator_alone(
     height: int, width: int, crop: int, augmentation: str, seed: int, kind: type
 ) -> None:
     mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
-    config = ImagesConfig(crop=crop, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=crop, augmentation=augmentation)  # type: ignore[arg-type]
     first, second = (
         train_sample(_paint(mask), mask, config, np.random.default_rng(seed), PAD) for _ in range(2)
     )
@@ -148,12 +148,12 @@ def test_mapping_on_the_way_is_mapping_before(
     mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
     table = np.zeros(65536, np.uint8)
     table[:5] = [0, 3, 0, 255, 1]
-    config = ImagesConfig(crop=32, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=32, augmentation=augmentation)  # type: ignore[arg-type]
     picture = _paint(mask)
     before = train_sample(picture, table[mask], config, np.random.default_rng(seed), 255)
     on_the_way = train_sample(picture, mask, config, np.random.default_rng(seed), 255, table)
     tested = [
-        transforms.eval_sample(picture, labels, ImagesConfig(crop=32, test=test), mapped)  # type: ignore[arg-type]
+        transforms.eval_sample(picture, labels, ImagesConfig(crop_size=32, eval_mode=test), mapped)  # type: ignore[arg-type]
         for test in ("crop", "full")
         for labels, mapped in ((table[mask], None), (mask, table))
     ]
@@ -168,9 +168,11 @@ def test_mapping_on_the_way_is_mapping_before(
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(8, 40))
 def test_any_size_can_be_tested(height: int, width: int, crop: int) -> None:
     mask = _patches(height, width)
-    image, labels = transforms.eval_sample(_paint(mask), mask, ImagesConfig(crop=crop))
+    image, labels = transforms.eval_sample(_paint(mask), mask, ImagesConfig(crop_size=crop))
     assert (image.shape, labels.shape) == ((3, crop, crop), (crop, crop))
-    image, labels = transforms.eval_sample(_paint(mask), mask, ImagesConfig(crop=crop, test="full"))
+    image, labels = transforms.eval_sample(
+        _paint(mask), mask, ImagesConfig(crop_size=crop, eval_mode="full")
+    )
     np.testing.assert_array_equal(image, COLORS[mask].transpose(2, 0, 1))
     np.testing.assert_array_equal(labels, mask)
 
@@ -180,7 +182,7 @@ def test_the_test_crop_is_the_middle_of_the_scaled_picture(size: tuple[int, int]
     mask = _patches(*size)
     noise = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
     picture = Image.fromarray(noise)
-    image, labels = transforms.eval_sample(picture, mask, ImagesConfig(crop=64))
+    image, labels = transforms.eval_sample(picture, mask, ImagesConfig(crop_size=64))
     height, width = (64 * side // min(size) for side in size)
     left, top = round((width - 64) / 2), round((height - 64) / 2)
     box = (left, top, left + 64, top + 64)
@@ -253,7 +255,7 @@ def test_deeplabs_crops() -> None:
 def test_sizes_that_differ_are_named(tmp_path: Path) -> None:
     image = open_image(save_image(tmp_path / "odd.jpg", 10, 20))
     with pytest.raises(NacreError, match=r"odd\.jpg is 20 x 10, its mask is 10 x 10"):
-        transforms.eval_sample(image, np.zeros((10, 10), np.uint8), ImagesConfig(crop=8))
+        transforms.eval_sample(image, np.zeros((10, 10), np.uint8), ImagesConfig(crop_size=8))
 
 
 def test_a_picture_found_damaged_while_training_is_named(tmp_path: Path) -> None:
@@ -261,4 +263,6 @@ def test_a_picture_found_damaged_while_training_is_named(tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:1200])
     mask = np.zeros((200, 200), np.uint8)
     with pytest.raises(NacreError, match=r"the image .*broken\.jpg is damaged"):
-        train_sample(open_image(path), mask, ImagesConfig(crop=64), np.random.default_rng(0), PAD)
+        train_sample(
+            open_image(path), mask, ImagesConfig(crop_size=64), np.random.default_rng(0), PAD
+        )

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nacre.evaluation.inference import predict_classes
-from nacre.losses import strips, upsample
+from nacre.losses import upsample
+from nacre.ops import strip_upsample
 
 sides = st.integers(1, 8)
 
@@ -25,7 +26,7 @@ def test_equals_argmax_in_float64(
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, channels, *low, generator=g, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
+        patch.setattr(strip_upsample, "_CPU_STRIP_BYTES", strip_bytes)
         labels = predict_classes(logits, size)
     assert labels.dtype == torch.uint8
     assert torch.equal(labels.long(), upsample(logits, size).argmax(1))

@@ -17,16 +17,16 @@ from nacre.losses import (
     binary_distillation,
     binary_mixed,
     compiled_strips,
-    compiling,
     cross_entropy,
     distillation,
     fused_binary_losses,
     fused_losses,
-    strips,
     unbiased_cross_entropy,
     unbiased_distillation,
     upsample,
 )
+from nacre.losses import compile as compile_module
+from nacre.ops import strip_upsample
 
 few = settings(max_examples=25, deadline=None)
 
@@ -176,7 +176,7 @@ def test_equals_plain_in_float64(
     fused: Losses, plain: Losses, a: Problem, strip_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
+        patch.setattr(strip_upsample, "_CPU_STRIP_BYTES", strip_bytes)
         assert_same(fused, plain, a, 1e-10)
 
 
@@ -311,7 +311,9 @@ def test_second_derivative_is_refused() -> None:
     a = Problem()
     x = a.logits.requires_grad_()
     loss = fused_losses(x, a.targets)["ce"]
-    with pytest.raises(RuntimeError, match=r"cannot be differentiated twice.*nacre\.losses\.plain"):
+    with pytest.raises(
+        RuntimeError, match=r"cannot be differentiated twice.*nacre\.losses\.reference"
+    ):
         torch.autograd.grad(loss, x, create_graph=True)
 
 
@@ -374,25 +376,25 @@ def test_what_is_missing_is_told() -> None:
 @pytest.mark.parametrize("name", ["ft", "mib", "lwf-mc", "lwf-mc-c"])
 def test_compiled_strips_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Traced and brought into the compiler's form, but run by torch: a C++ compiler takes a minute.
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling._compiled.cache_clear()
+    monkeypatch.setattr(compile_module, "BACKEND", "aot_eager")
+    compile_module._compiled.cache_clear()
     fused, a = CASES[name][0], Problem()
     values, gradient = values_and_gradient(fused, a)
     with compiled_strips():
         again, same = values_and_gradient(fused, a)
-    assert compiling._compiled.cache_info().misses == 1, "it was compiled"
+    assert compile_module._compiled.cache_info().misses == 1, "it was compiled"
     torch.testing.assert_close(again, values, rtol=1e-12, atol=0)
     torch.testing.assert_close(same, gradient, rtol=1e-10, atol=1e-12)
     values_and_gradient(fused, a)
-    assert compiling._compiled.cache_info().hits == 0, "only where it is wanted"
+    assert compile_module._compiled.cache_info().hits == 0, "only where it is wanted"
 
 
 def test_what_cannot_be_compiled_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_a_compiler(*_: object) -> None:
         raise OSError("no compiler")
 
-    monkeypatch.setattr(compiling, "BACKEND", without_a_compiler)
-    compiling._compiled.cache_clear()
+    monkeypatch.setattr(compile_module, "BACKEND", without_a_compiler)
+    compile_module._compiled.cache_clear()
     a = Problem(num_old=2, new=7)
     with (
         compiled_strips(),

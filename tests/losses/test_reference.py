@@ -281,7 +281,7 @@ def test_another_value_can_be_the_ignored_one(loss: Callable[..., Tensor]) -> No
 
 
 @labelled_loss
-@pytest.mark.parametrize("pixels", [None, 0, 7.5])
+@pytest.mark.parametrize("num_pixels", [None, 0, 7.5])
 def test_all_ignored_gives_zero_and_no_gradient(
     loss: Callable[..., Tensor], num_pixels: float | None
 ) -> None:

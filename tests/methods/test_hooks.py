@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nacre.data.sampler import StepSampler
 from nacre.errors import NacreError
-from nacre.methods import METHODS
+from nacre.methods import METHODS, Step
 from nacre.methods.ewc import Ewc, EwcConfig
 from nacre.models.config import ModelConfig
 from nacre.models.io import load_model
@@ -27,39 +26,40 @@ PULL = 3.0
 class Watching(Ewc):
     """Keeps the gradients it is shown, and pulls all parameters towards 0."""
 
-    def begin_step(self, network):
-        super().begin_step(network)
+    def begin_step(self, step):
+        super().begin_step(step)
         self.shown = []
 
-    def after_backward(self, network):
-        super().after_backward(network)
-        self.shown.append([value.grad.clone() for value in network.parameters()])
+    def after_backward(self, step):
+        super().after_backward(step)
+        self.shown.append([value.grad.clone() for value in step.network.parameters()])
 
-    def penalties(self, network):
-        return {"pull": PULL * torch.stack([v.square().sum() for v in network.parameters()]).sum()}
+    def penalties(self, step):
+        squares = [value.square().sum() for value in step.network.parameters()]
+        return {"pull": PULL * torch.stack(squares).sum()}
 
 
-def learner_of(parts, scaler=None):
+def trainer_of(parts, scaler=None):
     torch.manual_seed(1)
     config = ModelConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
     network = build_network(config, 3, 32)
     method = Watching(EwcConfig(), 0)
-    learner = Trainer(
-        step=0,
+    step = Step(
+        index=0,
+        class_names=("background", "a", "b"),
+        num_old=0,
         network=network,
         teacher=None,
-        method=method,
-        config=TrainConfig(batch=4, micro_batch=4 // parts, lr=0.01),
-        lr=0.01,
-        order=StepSampler(images=4, batch=4, epochs=2, seed=1, part=4 // parts),
-        processes=Distributed(0, 1, CPU),
-        precision=Precision(torch.float32, "a test"),
+        dist=Distributed(0, 1, CPU),
+        iterations=2,
     )
+    train = TrainConfig(batch_size=4, micro_batch=4 // parts, lr=0.01)
+    trainer = Trainer(step, method, train, 0.01, Precision(torch.float32, "a test"))
     network.eval()  # with the statistics of a batch, its parts would not add up to the whole
-    method.begin_step(network)
+    method.begin_step(step)
     if scaler is not None:
-        learner.scaler = scaler
-    return learner
+        trainer.scaler = scaler
+    return trainer
 
 
 def batch(parts):
@@ -78,27 +78,27 @@ SCALERS = {
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_gradients_are_shown_once_a_batch_complete_unscaled_and_without_the_penalty(parts, scaler):
-    learner = learner_of(parts, SCALERS[scaler]())
+    trainer = trainer_of(parts, SCALERS[scaler]())
     cut, images, labels = batch(parts)
-    parameters = list(learner.network.parameters())
-    logits = upsample(learner.network(images).logits, (32, 32))
+    parameters = list(trainer.network.parameters())
+    logits = upsample(trainer.network(images).logits, (32, 32))
     expected = torch.autograd.grad(F.cross_entropy(logits, labels.long()), parameters)
     before = [value.detach().clone() for value in parameters]
-    losses = learner.update(cut)
+    losses = trainer.update(cut)
     assert set(losses) == {"ce", "pull"}
-    (shown,) = learner.method.shown
+    (shown,) = trainer.method.shown
     for gradient, wanted, value, parameter in zip(shown, expected, before, parameters, strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(parameter.grad, gradient + 2 * PULL * value)
 
 
 def test_an_update_that_the_loss_scale_made_impossible_is_not_counted():
-    learner = learner_of(1, torch.amp.GradScaler("cpu", init_scale=float("inf")))
-    before = [value.detach().clone() for value in learner.network.parameters()]
-    learner.update(batch(1)[0])
-    assert learner.method.shown == []
-    assert all(map(torch.equal, before, learner.network.parameters()))
-    assert all(bool((one == 1).all()) for one in learner.method.state().values())
+    trainer = trainer_of(1, torch.amp.GradScaler("cpu", init_scale=float("inf")))
+    before = [value.detach().clone() for value in trainer.network.parameters()]
+    trainer.update(batch(1)[0])
+    assert trainer.method.shown == []
+    assert all(map(torch.equal, before, trainer.network.parameters()))
+    assert all(bool((one == 1).all()) for one in trainer.method.state().values())
 
 
 SHORT = {"scenario": "scenes/4-4/overlapped"}
@@ -116,8 +116,8 @@ def bases(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "base", "message"),
     [
-        ("ewc", "ft", "ewc needs what ft did not collect: fisher"),
-        ("pi", "rw", "pi needs what rw did not collect: score"),
+        ("ewc", "ft", "ewc needs what ft did not keep: fisher"),
+        ("pi", "rw", "pi needs what rw did not keep: score"),
         ("lwf-mc-d", "ft", "its loss: cross-entropy -> binary cross-entropy"),
         ("mib", "lwf-mc", "its loss: binary cross-entropy -> cross-entropy"),
     ],

@@ -17,6 +17,7 @@ from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.terminal.methods import explain, methods_table
 from nacre.training.config import deep_merge
+from nacre.training.events import Trained
 from nacre.training.step import Interrupted
 from tiny_runs import TINY, tiny_config
 
@@ -59,12 +60,12 @@ def by_two(tmp_path_factory):
 
 def test_losses_are_finite_and_named(run):
     name, out = run
-    events = [event for event in read_events(out / "events.jsonl") if event["event"] == "train"]
+    events = [event for event in read_events(out / "events.jsonl") if isinstance(event, Trained)]
     assert events
-    assert {event["step"] for event in events} == ({0} if METHODS[name].is_joint else {0, 1})
+    assert {event.step for event in events} == ({0} if METHODS[name].is_joint else {0, 1})
     for event in events:
-        assert event["losses"]
-        assert all(torch.isfinite(torch.tensor(list(event["losses"].values()))))
+        assert event.losses
+        assert all(torch.isfinite(torch.tensor(list(event.losses.values()))))
 
 
 def test_resumes_exactly(run, tmp_path):

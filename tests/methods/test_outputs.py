@@ -59,7 +59,10 @@ def mean(values):
 def labelled(batch, student, teacher, term):
     """Mean of a term of (label, student's logits, teacher's) over the pixels that count."""
     triples = zip(
-        batch.labels.flatten().tolist(), pixels(student.logits), pixels(teacher.logits), strict=True
+        batch.targets.flatten().tolist(),
+        pixels(student.logits),
+        pixels(teacher.logits),
+        strict=True,
     )
     return mean([term(y, x, t) for y, x, t in triples if y != 255])
 
@@ -204,4 +207,4 @@ def test_weights_are_those_of_the_supplement(name):
         "mib": [10],
     }
     config = METHODS[name].Config()
-    assert [getattr(config, key) for key in METHODS[name].weights] == paper.get(name, [])
+    assert [getattr(config, key) for key in METHODS[name].tunable] == paper.get(name, [])

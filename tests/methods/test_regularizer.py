@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nacre.errors import NacreError
-from nacre.methods import METHODS
+from nacre.methods import METHODS, Step
+from nacre.utils.distributed import Distributed
 
 STEPS = (3, 2, 1)  # channels that each step adds
 ITERATIONS = 23  # RW looks back every tenth
@@ -29,6 +30,19 @@ class Small(nn.Module):
 
     def grow(self, count):
         self.steps.append(nn.Linear(5, count).double())
+
+
+def step_of(network, index):
+    """A step as the hooks see it, of a network that has grown for it."""
+    return Step(
+        index=index,
+        class_names=tuple(f"class {at}" for at in range(sum(STEPS[: index + 1]))),
+        num_old=sum(STEPS[:index]),
+        network=network,
+        teacher=None,
+        dist=Distributed(0, 1, torch.device("cpu")),
+        iterations=ITERATIONS,
+    )
 
 
 def loss_of(parameters, x, y):
@@ -56,35 +70,35 @@ def learn(name, change_at=None):
     kind = METHODS[name]
     config = kind.Config(weight=WEIGHTS[name])
     network, state, states, penalties = Small(), {}, [], []
-    for step, count in enumerate(STEPS):
+    for index, count in enumerate(STEPS):
+        network.grow(count)
+        step = step_of(network, index)
 
-        def make(network=network, step=step, state=state):
-            method = kind(config, sum(STEPS[:step]))
+        def make(step=step, state=state):
+            method = kind(config, step.num_old)
             if state:
                 method.load_state({key: value.clone() for key, value in state.items()})
-            method.begin_step(network)
+            method.begin_step(step)
             return method
 
-        network.grow(count)
         method = make()
         optimizer = torch.optim.SGD(network.parameters(), LR, MOMENTUM, 0, DECAY, nesterov=True)
         penalties.append([])
-        for at, (x, y) in enumerate(batches(step)):
-            if (step, at) == change_at:
+        for at, (x, y) in enumerate(batches(index)):
+            if (index, at) == change_at:
                 middle = {key: value.clone() for key, value in method.state().items()}
                 method = make()
                 method.load_state(middle)
             optimizer.zero_grad()
             loss_of(dict(network.named_parameters()), x, y).backward()
-            method.after_backward(network)
-            penalty = method.penalties(network)
+            method.after_backward(step)
+            penalty = method.penalties(step)
             if penalty:
                 (value,) = penalty.values()
                 value.backward()
                 penalties[-1].append(value.item())
             optimizer.step()
-            method.after_update(network)
-        method.end_step(network)
+        method.end_step(step)
         state = method.state()
         states.append({key: value.clone() for key, value in state.items()})
     return network, states, penalties
@@ -213,36 +227,37 @@ def test_a_finished_step_keeps_only_what_the_next_one_needs(learnt):
 
 
 def second_step(method, states):
-    """The method and a network when the second step begins."""
+    """The method and the second step when it begins."""
     network = Small()
     network.grow(STEPS[0])
     again = METHODS[method](METHODS[method].Config(), STEPS[0])
     again.load_state({key: value.clone() for key, value in states[0].items()})
     network.grow(STEPS[1])
-    again.begin_step(network)
-    return again, network
+    step = step_of(network, 1)
+    again.begin_step(step)
+    return again, step
 
 
 def test_it_keeps_as_many_copies_of_the_parameters_as_the_table_of_methods_says(learnt):
     method, _, states, _ = learnt
-    again, network = second_step(method, states)
+    again, step = second_step(method, states)
     tables = {kind: table for kind, table in again.tables.items() if kind not in again.offloaded}
     assert len(tables) == again.extra_param_copies
-    known = {name for name, _ in network.named_parameters()}
+    known = {name for name, _ in step.network.named_parameters()}
     assert all(set(table) <= known for table in tables.values())
 
 
 def test_new_parameters_are_free(learnt):
     method, _, states, _ = learnt
-    again, network = second_step(method, states)
+    again, step = second_step(method, states)
     with torch.no_grad():
-        for value in network.steps[1].parameters():
+        for value in step.network.steps[1].parameters():
             value.add_(1)
-    (penalty,) = again.penalties(network).values()
+    (penalty,) = again.penalties(step).values()
     assert penalty.item() == 0
 
 
 def test_importances_that_are_missing_are_refused(learnt):
     method, network, _, _ = learnt
     with pytest.raises(NacreError, match=f"learn step 0 with {method} too"):
-        METHODS[method](METHODS[method].Config(), 3).begin_step(network)
+        METHODS[method](METHODS[method].Config(), 3).begin_step(step_of(network, 1))

@@ -24,7 +24,7 @@ NAMES = Path(__file__).parent / "resnet101_names.txt"
 BLOCKS = (3, 4, 6, 3)
 WIDTH = 4
 BN: NormFactory = partial(ABN, activation="relu")
-ABN: NormFactory = partial(ABN, activation="leaky_relu")
+LEAKY: NormFactory = partial(ABN, activation="leaky_relu")
 IABN: NormFactory = partial(InPlaceABN, activation="leaky_relu")
 
 State = dict[str, Tensor]
@@ -132,7 +132,7 @@ def write(path: Path, state: State, form: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("norm", "slope"), [(BN, 0.0), (ABN, 0.01), (IABN, 0.01)])
+@pytest.mark.parametrize(("norm", "slope"), [(BN, 0.0), (LEAKY, 0.01), (IABN, 0.01)])
 @pytest.mark.parametrize("form", ["torchvision", "timm", "release"])
 def test_every_form_into_every_norm(
     tmp_path: Path, form: str, norm: NormFactory, slope: float
@@ -146,7 +146,7 @@ def test_every_form_into_every_norm(
 
 def test_conversion_holds_in_training() -> None:
     """Turning signs before the norm keeps the function with batch statistics too."""
-    plain = ResNet(18, norm=ABN, width=WIDTH)
+    plain = ResNet(18, norm=LEAKY, width=WIDTH)
     for module in plain.modules():
         if isinstance(module, ABN):
             nn.init.uniform_(module.weight, -1.5, 0.5)
@@ -159,7 +159,7 @@ def test_conversion_holds_in_training() -> None:
 def test_converted_forth_and_back_is_the_same_function() -> None:
     state = {k: v for k, v in torchvision_state().items() if not k.startswith("fc")}
     inplace = ResNet(50, stride=32, norm=IABN, width=WIDTH)
-    plain = ResNet(50, stride=32, norm=ABN, width=WIDTH)
+    plain = ResNet(50, stride=32, norm=LEAKY, width=WIDTH)
     there = convert_norms(inplace, state, from_abn=False)
     plain.load_state_dict(convert_norms(plain, there, from_abn=True))
     assert_same(plain, reference(state, pixels(), abn=False, slope=0.01))
@@ -185,8 +185,8 @@ def test_release_names_cover_the_real_network() -> None:
     assert [from_release_name(release_name(n).removeprefix("module.")) for n in names] == names
 
 
-@pytest.mark.parametrize(("norm", "kind"), [(ABN, "abn"), (IABN, "iabn")])
-@pytest.mark.parametrize(("target", "slope"), [(ABN, 0.01), (IABN, 0.01)])
+@pytest.mark.parametrize(("norm", "kind"), [(LEAKY, "abn"), (IABN, "iabn")])
+@pytest.mark.parametrize(("target", "slope"), [(LEAKY, 0.01), (IABN, 0.01)])
 def test_nacre_models(
     tmp_path: Path, norm: NormFactory, kind: str, target: NormFactory, slope: float
 ) -> None:

@@ -12,10 +12,11 @@ from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.methods import find_method
 from nacre.models.io import ModelInfo, save_model
 from nacre.models.network import build_network
+from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.scenario import Scenario, make_scenario, read_scenario
 from nacre.training.config import RunConfig, build_config
-from nacre.training.events import EventFile, Recorder
+from nacre.training.events import Recorder, RunBegan, StepBegan, StepLearnt, Trained
 from nacre.utils.io import save_json
 
 SCENARIO = "scenes/4-2-2/overlapped"
@@ -32,7 +33,7 @@ def make_config(method: Any, seed: int, scenario: str = SCENARIO, **overrides: A
         "seed": seed,
         "data": own,
         "model": {"backbone": BACKBONE, "decoder_channels": 4},
-        "images": {"crop": 32},
+        "images": {"crop_size": 32},
     }
     return build_config(preset="demo", overrides=values | overrides)
 
@@ -88,16 +89,15 @@ def _metrics(scenario: Scenario, step: int, draw: torch.Generator) -> dict[str, 
 
 
 def _write_events(folder: RunFolder, config: RunConfig, steps: int) -> None:
-    recorder = Recorder([EventFile(folder.events)])
-    recorder("run", scenario=config.scenario, iterations=[30] * steps)
+    recorder = Recorder([EventFile(folder.events, Position(0))])
+    name, seed = config.method.name, config.seed
+    recorder(RunBegan(config.scenario, name, seed, "cpu", 1, "float32", "none", [30] * steps))
     for step in range(steps):
-        recorder("begin", step=step, images=40, iterations=30, first=0)
+        recorder(StepBegan(step=step, classes=["a"], images=40, iterations=30, first=0))
         for iteration in (10, 20, 30):
             losses = {"ce": 2.0 / iteration} | ({"kd": 0.5} if step else {})
-            recorder(
-                "train", step=step, iteration=iteration, losses=losses, images_per_second=100.0
-            )
-        recorder("learnt", step=step, seconds=1.5 + step, peak_memory_bytes=3 * 2**20)
+            recorder(Trained(step, iteration, 0.1, losses, images_per_second=100.0))
+        recorder(StepLearnt(step, seconds=1.5 + step, peak_memory_bytes=3 * 2**20))
 
 
 def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, step: int) -> None:

@@ -9,6 +9,7 @@ from PIL import Image
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
+from nacre.training.events import Trained
 
 IMAGES = 48  # two batches of 24 for each of the two steps
 SIZE = (500, 375)
@@ -68,7 +69,7 @@ def test_two_iterations_a_step_at_full_size(tmp_path):
     config = paper_config(tmp_path / "VOC2012", epochs=1, micro_batch=2, log_freq=1)
     run_scenario(config, tmp_path / "run")
     events = read_events(tmp_path / "run" / "events.jsonl")
-    trained = [(one["step"], one["iteration"]) for one in events if one["event"] == "train"]
+    trained = [(one.step, one.iteration) for one in events if isinstance(one, Trained)]
     assert trained == [(0, 1), (0, 2), (1, 1), (1, 2)]
     last = json.loads((tmp_path / "run" / "step-1" / "metrics.json").read_text())
     assert len(last["classes"]) == 21

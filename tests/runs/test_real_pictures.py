@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nacre.planning import planned
 
 from nacre.runs.run import run_scenario
+from nacre.runs.scenario_data import apply_scenario
 from nacre.training.config import build_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -17,15 +17,15 @@ def learn_a_little(scenario, data, tmp_path):
     """Learn a scenario from eight pictures a step with preset small, at 64 pixels."""
     root = Path(data["root"])
     sets = [f"data.classes={data['classes']}"] if "classes" in data else []
-    _, _, images = planned(scenario, root=root, sets=sets)
+    _, _, images = apply_scenario(scenario, root=root, sets=sets)
     for step, positions in enumerate(images):
         np.save(tmp_path / f"train-{step}.npy", np.array(positions[:8]))
     values = {
         "scenario": scenario,
         "data": data,
         "lists": str(tmp_path),
-        "images": {"crop": 64},
-        "train": {"epochs": 1, "batch": 4},
+        "images": {"crop_size": 64},
+        "train": {"epochs": 1, "batch_size": 4},
     }
     config = build_config(preset="small", overrides=values)
     assert config.model.backbone == "lite0"

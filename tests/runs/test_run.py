@@ -11,6 +11,7 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
+from nacre.training.events import Trained
 from nacre.training.step import Interrupted
 from nacre.training.trainer import Trainer
 from tiny_runs import StopAfter, tiny_config, tiny_run
@@ -45,7 +46,7 @@ def test_a_run_leaves_what_it_promises(finished):
     start = json.loads((finished / "run.json").read_text())["starts"][0]
     assert start["seed"] == 1
     assert "mixed precision does not pay on cpu" in start["precision"]
-    kinds = [event["event"] for event in read_events(finished / "events.jsonl")]
+    kinds = [event.kind for event in read_events(finished / "events.jsonl")]
     assert kinds[0] == "run"
     assert kinds.count("begin") == kinds.count("end") == 3
 
@@ -60,9 +61,9 @@ def test_metrics_have_every_mean_with_and_without_background(finished):
     assert metrics["conventions"] == {
         "border": "background",
         "unseen": "ignored",
-        "crop": 32,
+        "crop_size": 32,
         "augmentation": "flip",
-        "test": "crop",
+        "eval_mode": "crop",
     }
     held = [iou[name] for name in metrics["classes"][1:] if iou[name] is not None]
     mean = metrics["mean_iou"]["all_without_background"]
@@ -100,11 +101,14 @@ def test_an_interrupted_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
     same_bytes(finished, out)
     assert not RunFolder(out).resume.exists()
     iterations = [
-        (event["step"], event["iteration"])
+        (event.step, event.iteration)
         for event in read_events(out / "events.jsonl")
-        if event["event"] == "train"
+        if isinstance(event, Trained)
     ]
     assert len(iterations) == len(set(iterations)), "events were written twice"
+    uninterrupted = read_events(finished / "events.jsonl")
+    expected = [(e.step, e.iteration) for e in uninterrupted if isinstance(e, Trained)]
+    assert iterations == expected, "events were lost"
 
 
 def test_a_finished_run_is_not_learnt_again(finished):
@@ -126,7 +130,7 @@ def test_a_config_without_a_value_means_its_default(finished, tmp_path):
     shutil.copytree(finished, run)
     config = run / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
-    config.write_text("".join(line for line in lines if "compile:" not in line))
+    config.write_text("".join(line for line in lines if "compile_losses:" not in line))
     tiny_run(run)
 
 
@@ -168,7 +172,7 @@ def test_a_file_is_not_a_run_folder(tmp_path):
 
 def test_a_run_stopped_before_its_first_save_writes_no_event_twice(tmp_path):
     def stop_in_step_1(event):
-        if event["event"] == "train" and event["step"] == 1:
+        if isinstance(event, Trained) and event.step == 1:
             raise KeyboardInterrupt
 
     out = tmp_path / "run"
@@ -176,7 +180,8 @@ def test_a_run_stopped_before_its_first_save_writes_no_event_twice(tmp_path):
         run_scenario(tiny_config(), out, observers=[stop_in_step_1])
     tiny_run(out)
     events = [
-        (e["event"], e.get("step"), e.get("iteration")) for e in read_events(out / "events.jsonl")
+        (e.kind, getattr(e, "step", None), getattr(e, "iteration", None))
+        for e in read_events(out / "events.jsonl")
     ]
     kept = [event for event in events if event[0] in ("begin", "train")]
     assert len(kept) == len(set(kept))
@@ -184,7 +189,7 @@ def test_a_run_stopped_before_its_first_save_writes_no_event_twice(tmp_path):
 
 def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
     # With frozen statistics the gradient of a batch in parts is that of the whole.
-    monkeypatch.setattr("nacre.training.trainer.Learner.__post_init__", _frozen_statistics)
+    monkeypatch.setattr("nacre.training.trainer.Trainer.__post_init__", _frozen_statistics)
     one, other = tmp_path / "one", tmp_path / "other"
     tiny_run(one, conventions={"border": "ignored"})
     tiny_run(other, conventions={"border": "ignored"}, train={"micro_batch": 2})
@@ -217,7 +222,7 @@ def test_step_0_of_another_run_can_be_taken_over(finished, tmp_path):
     other = tiny_config(scenario="scenes/2-6/overlapped")
     with pytest.raises(NacreError, match="classes of step 0"):
         run_scenario(other, tmp_path / "y", base=finished)
-    disjoint = tiny_config(scenario="scenes/4-2-2/disjoint", train={"batch": 2})
+    disjoint = tiny_config(scenario="scenes/4-2-2/disjoint", train={"batch_size": 2})
     with pytest.raises(NacreError, match=r"images of step 0: \d+ -> \d+, other ones"):
         run_scenario(disjoint, tmp_path / "z", base=finished)
     assert not any((tmp_path / name).exists() for name in "xyz")
@@ -231,8 +236,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"batch": 500}, r"500 is more than the \d+ images of step 0"),
-        ({"batch": 8, "micro_batch": 3}, "not a multiple of 3"),
+        ({"batch_size": 500}, r"500 is more than the \d+ images of step 0"),
+        ({"batch_size": 8, "micro_batch": 3}, "not a multiple of 3"),
         ({"device": "abacus"}, "train.device: 'abacus' cannot be used here"),
     ],
 )
@@ -283,14 +288,10 @@ def test_a_copy_of_a_step_cut_short_is_not_taken_for_a_step(finished, tmp_path):
 def test_losses_can_be_compiled(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     compiling._compiled.cache_clear()
-    tiny_run(tmp_path / "run", train={"compile": True, "epochs": 1})
+    tiny_run(tmp_path / "run", train={"compile_losses": True, "epochs": 1})
     assert compiling._compiled.cache_info().misses == 3, "once a step"
     losses = [
-        [
-            event["losses"]
-            for event in read_events(run / "events.jsonl")
-            if event["event"] == "train"
-        ]
+        [e.losses for e in read_events(run / "events.jsonl") if isinstance(e, Trained)]
         for run in (finished, tmp_path / "run")
     ]
     for one, other in zip(*losses, strict=True):

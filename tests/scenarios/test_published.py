@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nacre.planning import planned
 
+from nacre.data.apply_to_index import apply_to_index
 from nacre.data.index.build import read_index
 from nacre.errors import NacreError
 from nacre.scenarios.plan import make_plan, plan_as_json
@@ -33,7 +33,7 @@ def index_files(tmp_path_factory):
 
 
 def plan_of(text, index_files):
-    scenario, index, images = planned(text, index=index_files / f"{text.split('/')[0]}.csv")
+    scenario, index, images = apply_to_index(text, index_files / f"{text.split('/')[0]}.csv")
     return plan_as_json(scenario, make_plan(scenario, index, images))
 
 
@@ -72,17 +72,17 @@ def test_the_partition_gives_each_labelled_image_once(task, order, index_files):
 
 def test_published_index_files_are_taken_and_checked(index_files, tmp_path):
     text = "voc/15-5/disjoint"
-    scenario, index, ours = planned(text, index=index_files / "voc.csv")
+    scenario, index, ours = apply_to_index(text, index_files / "voc.csv")
     for step, images in enumerate(ours):
         np.save(tmp_path / f"train-{step}.npy", np.array(images))
     assert read_lists(tmp_path, scenario, index) == ours
     assert "are those of the rule" in compare_lists(ours, scenario, index)
     fewer = (ours[0][:-3], ours[1])
     assert "step 0: 0 images more, 3 fewer" in compare_lists(fewer, scenario, index)
-    joined, _, _ = planned("voc/20/disjoint", index=index_files / "voc.csv")
+    joined, _, _ = apply_to_index("voc/20/disjoint", index_files / "voc.csv")
     with pytest.raises(NacreError, match=r"the task has 1 steps, but there is train-1\.npy too"):
         read_lists(tmp_path, joined, index)
-    other, _, _ = planned("voc/15-1/disjoint", index=index_files / "voc.csv")
+    other, _, _ = apply_to_index("voc/15-1/disjoint", index_files / "voc.csv")
     with pytest.raises(NacreError, match=r"train-1\.npy does not fit 'voc/15-1/disjoint'"):
         read_lists(_with_more(tmp_path, ours), other, index)
 
@@ -97,7 +97,7 @@ def test_published_index_files_are_taken_and_checked(index_files, tmp_path):
     ],
 )
 def test_lists_that_do_not_fit_are_refused(content, message, index_files, tmp_path):
-    scenario, index, _ = planned("voc/15-5/overlapped", index=index_files / "voc.csv")
+    scenario, index, _ = apply_to_index("voc/15-5/overlapped", index_files / "voc.csv")
     if content is not None:
         np.save(tmp_path / "train-0.npy", content)
     with pytest.raises(NacreError, match=message):

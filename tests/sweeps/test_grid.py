@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from nacre.errors import NacreError
-from nacre.sweeps.grid import check_grid, last_words, make_jobs, read_grid, run_grid
+from nacre.sweeps.grid import check_grid, last_log_line, make_jobs, read_grid, run_grid
 from nacre.terminal.grid import GridDisplay
 from tiny_runs import TINY
 
@@ -31,7 +31,7 @@ def test_every_combination_is_a_run_and_step_0_is_shared(tmp_path):
 
 def test_other_images_make_another_step_0(tmp_path):
     scenarios = ["scenes/4-4/overlapped", "scenes/4-4/disjoint"]
-    config = {**VALUES, "train": {**VALUES["train"], "batch": 2}}
+    config = {**VALUES, "train": {**VALUES["train"], "batch_size": 2}}
     grid = {**GRID, "scenarios": scenarios, "methods": ["ft"], "config": config}
     assert [job.base for job in make_jobs(check_grid(grid), tmp_path)] == [None, None]
 
@@ -55,7 +55,7 @@ def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     with GridDisplay(console) as display:
         assert run_grid(jobs, 2, show=display)
     assert [job.state for job in jobs] == ["done", "done", "failed"]
-    assert "not a finite number" in last_words(jobs[2])
+    assert "not a finite number" in last_log_line(jobs[2])
     shared = [job.folder.model(0).read_bytes() for job in jobs[:2]]
     assert shared[0] == shared[1]
     before = jobs[1].folder.metrics.stat().st_mtime_ns

@@ -4,28 +4,29 @@ import signal
 from rich.console import Console
 
 from nacre.terminal.progress import RunDisplay, one_line
+from nacre.training.events import (
+    ImagesTested,
+    Iterated,
+    RunBegan,
+    Saved,
+    StepBegan,
+    StepLearnt,
+    StepSkipped,
+    StepTested,
+    Trained,
+)
 from nacre.utils.signals import StopSignal
 
 EVENTS = [
-    {
-        "event": "run",
-        "scenario": "scenes/4-4/overlapped",
-        "method": "mib",
-        "seed": 1,
-        "device": "cpu",
-        "processes": 1,
-        "precision": "float32: because",
-        "iterations": [4, 2],
-    },
-    {"event": "skipped", "step": 0, "iterations": 4},
-    {"event": "begin", "step": 1, "classes": list("abcdefgh"), "images": 99, "iterations": 2}
-    | {"first": 1},
-    {"event": "iteration", "step": 1, "iteration": 2},
-    {"event": "train", "step": 1, "iteration": 2, "losses": {"ce": 0.5}},
-    {"event": "saved", "step": 1, "iteration": 2},
-    {"event": "learnt", "step": 1, "seconds": 3},
-    {"event": "tested", "step": 1, "images": 2, "of": 4},
-    {"event": "end", "step": 1, "mean_iou": {"all_without_background": 0.5}},
+    RunBegan("scenes/4-4/overlapped", "mib", 1, "cpu", 1, "float32: because", "none", [4, 2]),
+    StepSkipped(0, 4),
+    StepBegan(1, list("abcdefgh"), images=99, iterations=2, first=1),
+    Iterated(1, 2),
+    Trained(1, 2, 0.1, {"ce": 0.5}, images_per_second=1.0),
+    Saved(1, 2),
+    StepLearnt(1, 3.0, None),
+    ImagesTested(1, 2, of=4),
+    StepTested(1, {"all_without_background": 0.5}),
 ]
 
 
@@ -49,8 +50,8 @@ def test_a_log_tells_what_happens():
 
 def test_a_step_0_of_another_run_is_told():
     file = io.StringIO()
-    display = RunDisplay(Console(file=file, width=120), total=4)
-    display({"event": "skipped", "step": 0, "iterations": 4, "taken_from": "runs/15-5"})
+    display = RunDisplay(Console(file=file, width=120))
+    display(StepSkipped(0, 4, taken_from="runs/15-5"))
     assert "step 0: taken over from runs/15-5, not learnt again" in file.getvalue()
 
 

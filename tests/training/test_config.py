@@ -31,7 +31,7 @@ def test_plain_config_survives_a_round_trip():
 
 def test_later_sources_lie_over_earlier_ones(tmp_path):
     file = tmp_path / "a.yaml"
-    file.write_text("scenario: scenes/4-4/overlapped\ntrain: {batch: 8, lr: 1e-3}\n")
+    file.write_text("scenario: scenes/4-4/overlapped\ntrain: {batch_size: 8, lr: 1e-3}\n")
     config = build_config(
         preset="demo", file=file, assignments=["train.batch_size=4", "train.grad_clip_norm=1e1"]
     )
@@ -72,14 +72,14 @@ def test_the_papers_weight_for_15_1():
 def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
     raw = {
         **SCENES,
-        "train": {"bach": 3, "lr": -1},
+        "train": {"bach_size": 3, "lr": -1},
         "method": {"name": "mib", "wait": 1},
         "sed": 3,
     }
     with pytest.raises(NacreError) as caught:
         resolve_config(raw)
     message = str(caught.value)
-    assert "train.bach: unknown key (did you mean 'batch'?)" in message
+    assert "train.bach_size: unknown key (did you mean 'batch_size'?)" in message
     assert "train.lr: input should be greater than 0, not -1" in message
     assert "method.wait: unknown key (did you mean 'weight'?); known here: name, weight" in message
     assert "sed: unknown key (did you mean 'seed'?)" in message

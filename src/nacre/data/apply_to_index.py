@@ -18,7 +18,9 @@ from nacre.scenarios.scenario import (
 )
 
 
-def apply_to_index(text: str, path: Path, lists: Path | None) -> tuple[Scenario, Index, ImageLists]:
+def apply_to_index(
+    text: str, path: Path, lists: Path | None = None
+) -> tuple[Scenario, Index, ImageLists]:
     """Return a scenario, the index and the images of each step, all checked."""
     scenario, index = _without_pictures(text), read_index(path)
     _check_labels(path, index, scenario)

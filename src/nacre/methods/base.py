@@ -107,8 +107,8 @@ class Method(ABC):
     """The base of all methods: says what is learnt; remembers nothing unless told to."""
 
     name: ClassVar[str]
-    title: ClassVar[str]
-    """As tables write it."""
+    title: ClassVar[str] = ""
+    """As tables write it; the name where there is none."""
     summary: ClassVar[str]
     paper: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]

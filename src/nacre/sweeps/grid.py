@@ -174,7 +174,7 @@ def _variant(method: str | dict[str, Any]) -> str:
 
 def run_grid(
     jobs: Sequence[Job],
-    at_once: int,
+    max_parallel: int,
     *,
     should_stop: Callable[[], bool] = lambda: False,
     show: Callable[[Sequence[Job]], None] = lambda jobs: None,
@@ -189,20 +189,20 @@ def run_grid(
             _stop(running)
             return False
         for job in running:
-            _look_after(job)
-        free = at_once - sum(job.state == "running" for job in jobs)
+            _poll(job)
+        free = max_parallel - sum(job.state == "running" for job in jobs)
         ready = [job for job in jobs if job.state == "waiting" and job.is_ready]
         waited_for = {id(job.base) for job in jobs if not job.is_ready}
         ready.sort(key=lambda job: id(job) not in waited_for)
         for job in ready[: max(free, 0)]:
-            _start(job, at_once)
+            _start(job, max_parallel)
         show(jobs)
         time.sleep(POLL_SECONDS)
     show(jobs)
     return True
 
 
-def _start(job: Job, at_once: int) -> None:
+def _start(job: Job, max_parallel: int) -> None:
     job.folder.path.parent.mkdir(parents=True, exist_ok=True)
     config = job.log.with_suffix(".yaml")
     save_text(config, yaml.safe_dump(job.config.to_dict(), sort_keys=False))
@@ -211,7 +211,7 @@ def _start(job: Job, at_once: int) -> None:
     if job.base is not None and job.has_base() and not job.has_step_0:
         command += ["--base", str(job.base.folder.path)]
     # Runs side by side must not fight for the same cores.
-    threads = max(1, usable_cores() // at_once)
+    threads = max(1, usable_cores() // max_parallel)
     with job.log.open("ab") as log:
         job.process = subprocess.Popen(
             command,
@@ -223,7 +223,7 @@ def _start(job: Job, at_once: int) -> None:
     job.state = "running"
 
 
-def _look_after(job: Job) -> None:
+def _poll(job: Job) -> None:
     assert job.process is not None
     code = job.process.poll()
     if code is not None:
@@ -241,7 +241,7 @@ def _stop(running: Sequence[Job]) -> None:
         job.state = "waiting"
 
 
-def last_words(job: Job) -> str:
+def last_log_line(job: Job) -> str:
     """Return the last line that a run printed, which is its error if it failed."""
     lines = job.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"

@@ -131,7 +131,7 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
         "RunConfig",
         __base__=RunConfig,
         data=(DATASETS[data_name].config, ...),
-        method=(find_method(method).Config, ...),
+        method=(find_method(method).Config, Field(json_schema_extra=LATER)),
     )
     content = {**raw, "data": {"name": data_name, **_section(raw, "data")}}
     content["method"] = {"name": method, **_section(raw, "method")}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nacre.errors import NacreError
-from nacre.report import page as page_module
+from nacre.report.page import page as page_module
 from nacre.report.page.page import write_report
 from nacre.report.page.summary import percent, summary
 from nacre.report.results.aggregate import load_results

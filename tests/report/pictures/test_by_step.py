@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nacre.api.model import load
 from nacre.errors import NacreError
-from nacre.predict import load
 from nacre.report.pictures.background_shift import (
     FUTURE,
     NOTHING,

@@ -44,7 +44,7 @@ def test_disagreement_is_counted_among_incremental_methods_only(runs: Path) -> N
 def test_masks_are_what_the_networks_say(runs: Path) -> None:
     import torch
 
-    from nacre.predict import load
+    from nacre.api.model import load
 
     sheet = make_sheet([runs], 1)
     seen = sheet.pictures[0]

@@ -21,7 +21,7 @@ def test_reads_what_the_metrics_files_hold(runs: Path) -> None:
     assert run.mean(2, "old", background=True) == on_disk["mean_iou"]["old_with_background"]
     assert run.mean(0, "old") is None
     assert run.starts[0]["device"] == "cpu"
-    assert run.events[0]["event"] == "run"
+    assert run.events[0].kind == "run"
 
 
 def test_joint_training_stands_at_the_last_step_only(runs: Path) -> None:
@@ -68,7 +68,7 @@ def test_runs_that_differ_in_their_seed_are_one_row(make_run: Any) -> None:
 
 
 def test_devices_and_workers_do_not_make_two_rows(make_run: Any) -> None:
-    paths = [make_run("a"), make_run("b", seed=2, train={"workers": 1})]
+    paths = [make_run("a"), make_run("b", seed=2, train={"num_workers": 1})]
     (results,) = group_runs(load_runs(paths))
     assert len(results.rows) == 1
 

@@ -13,18 +13,17 @@ def whole():
 
 @pytest.fixture(scope="module")
 def trial(whole):
-    return trial_data(whole.config, whole)
+    return trial_data(whole)
 
 
 def test_four_fifths_are_learnt_and_one_fifth_is_held_out(whole, trial):
-    kept, held_out = split(whole.images[1], 1)
-    assert sorted(kept + held_out) == list(whole.images[1])
-    assert len(held_out) == round(0.2 * len(whole.images[1]))
-    assert trial.images == (whole.images[0], kept, whole.images[2])
-    assert trial.steps == 2
+    kept, held_out = split(whole.image_lists[1], 1)
+    assert sorted(kept + held_out) == list(whole.image_lists[1])
+    assert len(held_out) == round(0.2 * len(whole.image_lists[1]))
+    assert trial.image_lists == (whole.image_lists[0], kept, whole.image_lists[2])
     assert len(trial.eval_dataset(1)) == len(held_out)
-    assert trial.order(1).images == len(kept)
-    assert split(whole.images[1], 2) != (kept, held_out)
+    assert list(trial.train_dataset(1).names) == [whole.train_index.names[at] for at in kept]
+    assert split(whole.image_lists[1], 2) != (kept, held_out)
 
 
 def test_held_out_images_have_the_labels_of_the_step_alone(whole, trial):
@@ -61,5 +60,5 @@ def test_trials_read_no_old_image_and_no_test_image(whole, trial, monkeypatch):
         _ = learnt[0, at]
     for at in range(len(tested)):
         _ = tested[at]
-    step = {("train", whole.train_index.names[at]) for at in whole.images[1]}
+    step = {("train", whole.train_index.names[at]) for at in whole.image_lists[1]}
     assert read == step

@@ -5,9 +5,8 @@ import yaml
 from rich.console import Console
 
 from nacre.errors import NacreError
-from nacre.runs.run import run_scenario
+from nacre.runs.run import Run, run_scenario
 from nacre.sweeps.tune import tune as module
-from nacre.sweeps.tune.trial import PartialRun
 from nacre.sweeps.tune.tune import tune
 from nacre.terminal.tune import TuneDisplay
 from nacre.training.config import build_config
@@ -26,11 +25,11 @@ def config_of(method, **values):
 def measured(monkeypatch):
     """Learns nothing: accuracies come from a function of method and weight that tests set."""
 
-    class Measured(PartialRun):
+    class Measured(Run):
         tried: list = []
         diverges_from = 1e9
 
-        def __call__(self):
+        def learn_steps(self):
             method = self.config.method
             if self.base is None:
                 return {}
@@ -49,7 +48,7 @@ def measured(monkeypatch):
             return 0.45 if method.weight <= 50 else 0.39
 
     Measured.tried = []
-    monkeypatch.setattr(module, "PartialRun", Measured)
+    monkeypatch.setattr(module, "Run", Measured)
     return Measured
 
 

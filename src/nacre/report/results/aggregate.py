@@ -117,7 +117,7 @@ def average(values: Sequence[float | None]) -> float | None:
 def shown_name(method: str) -> str:
     """Return a method's title; its name where its package is not installed."""
     try:
-        return find_method(method).title
+        return find_method(method).title or method
     except NacreError:
         return method
 

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from nacre.runs.run import run_scenario
+from nacre.terminal.bar import progress_bar
 from nacre.training.config import build_config, deep_merge
+from nacre.utils.progress import show_with
 
 
 def run(
@@ -31,6 +33,7 @@ def run(
     Returns:
         The content of the run's ``metrics.json``.
     """
+    show_with(progress_bar)
     values: dict[str, Any] = {"scenario": scenario, "method": {"name": method}}
     if seed is not None:
         values["seed"] = seed

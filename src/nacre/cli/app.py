@@ -1,0 +1,88 @@
+"""The application, and what all commands share: the console, errors, interruptions."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Teach a segmentation network new classes, step by step, and keep what it knew.
+
+    Begin with:  nacre demo""",
+    epilog="A scenario is data/task/setup: voc/15-5/overlapped learns 15 classes, then 5 more.",
+)
+
+
+def config_values(**given: Any) -> dict[str, Any]:
+    """Return config values from options; those not given are left out."""
+    values = {key: value for key, value in given.items() if value is not None and key != "root"}
+    if "method" in values:
+        values["method"] = {"name": values["method"]}
+    if given.get("root") is not None:
+        values["data"] = {"root": str(given["root"])}
+    return values
+
+
+def command_to_go_on(*arguments: str) -> str:
+    """Return the command that goes on with what was interrupted."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    start = ["nacre"]
+    if size > 1:
+        start = ["torchrun", "--nproc-per-node", str(size), "-m", "nacre"]
+    return shlex.join([*start, *arguments])
+
+
+def until_interrupted(work: Callable[[], T], again: str) -> T:
+    """Do the work; if the user stops it, say how to go on."""
+    from nacre.training.step import Interrupted
+
+    try:
+        return work()
+    except (Interrupted, KeyboardInterrupt) as error:
+        saved = "saved" if isinstance(error, Interrupted) else "the last save is kept"
+        if is_main_process():
+            typer.echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
+        sys.exit(130)
+
+
+def print_json(content: Any) -> None:
+    """Print plain data as JSON."""
+    typer.echo(json.dumps(content, indent=1))
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that talks, where torchrun started several."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def make_console() -> "Console":
+    """Return the console of the process that talks; the others' is silent."""
+    from rich.console import Console
+
+    return Console(quiet=not is_main_process())
+
+
+def show_bars() -> None:
+    """Show long passes over files as bars on the terminal."""
+    from nacre.utils.progress import Progress, show_with
+
+    def bar(title: str) -> AbstractContextManager[Progress]:
+        from nacre.terminal.bar import progress_bar
+
+        return progress_bar(title)
+
+    show_with(bar)

@@ -1,0 +1,118 @@
+"""Commands that look at data, scenarios, methods and networks before anything is learnt."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nacre.cli.app import app, make_console, print_json
+from nacre.cli.options import Config, Lists, Root, Set
+from nacre.errors import NacreError
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(
+    epilog="Examples:  nacre plan voc/15-5/overlapped --root VOC2012;  "
+    "nacre plan ade20k/100-10b/partition --index train.csv --json"
+)
+def plan(
+    scenario: Annotated[str, typer.Argument(help="data/task/setup, a name or a .yaml file.")],
+    root: Root = None,
+    index: Annotated[
+        Path | None, typer.Option(help="CSV `image,labels`: no pictures are needed then.")
+    ] = None,
+    lists: Lists = None,
+    config: Config = None,
+    set_: Set = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show what each step sees: classes, images, and what its background hides."""
+    from nacre.scenarios.plan import make_plan, plan_as_json
+    from nacre.scenarios.published_lists import compare_lists
+    from nacre.terminal.plan import render_plan
+
+    if index is not None:
+        if root is not None or config is not None or set_:
+            raise NacreError(
+                "--index stands for the data: --root, --config and --set do not go with it"
+            )
+        from nacre.data.apply_to_index import apply_to_index
+
+        applied, labels, images = apply_to_index(scenario, index, lists)
+    else:
+        # Only the way through a config needs torch, and an index should be answered at once.
+        from nacre.runs.scenario_data import apply_scenario
+
+        applied, labels, images = apply_scenario(
+            scenario, root=root, lists=lists, file=config, sets=set_ or ()
+        )
+    made = make_plan(applied, labels, images)
+    if json:
+        print_json(plan_as_json(applied, made))
+        return
+    console = make_console()
+    console.print(render_plan(applied, made))
+    if lists is not None:
+        console.print(compare_lists(images, applied, labels))
+
+
+@app.command(epilog="Example:  nacre methods mib")
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
+) -> None:
+    """List the methods, or explain one."""
+    from nacre.methods import all_methods, find_method
+    from nacre.terminal.methods import explain, methods_table
+
+    make_console().print(explain(find_method(name)) if name else methods_table(all_methods()))
+
+
+@app.command(epilog="Example:  nacre scenarios")
+def scenarios() -> None:
+    """List the data sets with their tasks and setups, and the scenarios that come with nacre."""
+    from nacre.terminal.plan import scenarios_table
+
+    make_console().print(scenarios_table())
+
+
+@app.command(epilog="Examples:  nacre data voc --root VOC2012;  nacre data folder --root my-data")
+def data(
+    name: Annotated[str, typer.Argument(help="voc, ade20k or folder.")],
+    root: Annotated[Path, typer.Option(help="Folder of the data set.")],
+    classes: Annotated[
+        Path | None, typer.Option(help="classes.yaml of a folder, if it lies elsewhere.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check a data folder before anything is trained: counts, pairs, sizes, labels, damage."""
+    from nacre.data import open_folder
+    from nacre.data.validate import check_source
+    from nacre.terminal.data import render
+
+    report = check_source(open_folder(name, root, classes))
+    if json:
+        print_json(report.as_dict())
+    else:
+        make_console().print(render(report))
+    if not report.sound:
+        sys.exit(2)
+
+
+@app.command(epilog="Examples:  nacre model resnet101 --classes 21 --batch 4;  nacre model lite0")
+def model(
+    backbone: Annotated[str, typer.Argument(help="tiny, lite0, resnet18, … resnet101.")],
+    classes: Annotated[int, typer.Option(min=2, help="Channels, background included.")] = 21,
+    crop: Annotated[int, typer.Option(min=16, help="Side of the crops in pixels.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Images at once on a device.")] = 24,
+    set_: Set = None,
+) -> None:
+    """Describe a network: parameters, FLOPs and memory, to see whether it fits."""
+    from nacre.models.describe import describe
+    from nacre.terminal.model import table
+    from nacre.training.config import resolve_model
+
+    config = resolve_model(backbone, set_ or ())
+    make_console().print(table(describe(config, classes, crop=crop, batch=batch)))

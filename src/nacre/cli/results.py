@@ -1,0 +1,123 @@
+"""Commands that show and use what was learnt."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nacre.cli.app import app, config_values, make_console, print_json
+from nacre.cli.options import Root, Set
+from nacre.errors import NacreError
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(
+    "eval",
+    epilog="Examples:  nacre eval runs/mib;  "
+    "nacre eval runs/mib/step-0 --set conventions.unseen=background",
+)
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
+    set_: Set = None,
+    root: Root = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+) -> None:
+    """Test the model of a step again, under the same or other conventions."""
+    from nacre.runs.evaluate import evaluate_checkpoint
+    from nacre.terminal.metrics import class_table
+
+    metrics = evaluate_checkpoint(model, config_values(root=root), set_ or ())
+    if json:
+        print_json(metrics)
+    else:
+        make_console().print(class_table(metrics))
+
+
+@app.command(
+    epilog="Examples:  nacre table runs/grid;  nacre table runs/grid --kind voc --paper --as latex"
+)
+def table(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    kind: Annotated[
+        str,
+        typer.Option(help="steps, last, classes; the paper's: voc, ade20k, ablation, lwf-mc."),
+    ] = "steps",
+    paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
+    background: Annotated[bool, typer.Option(help="Count the background in means.")] = False,
+    as_: Annotated[
+        str, typer.Option("--as", help="terminal, markdown, latex or csv.")
+    ] = "terminal",
+) -> None:
+    """Make the paper's tables from run folders."""
+    from nacre.errors import unknown_name
+    from nacre.report.results.aggregate import load_results
+    from nacre.report.tables.kinds import make_tables
+    from nacre.report.tables.render import to_csv, to_latex, to_markdown
+    from nacre.terminal.tables import to_rich
+
+    forms = ("terminal", "markdown", "latex", "csv")
+    if as_ not in forms:
+        raise unknown_name("form", as_, forms)
+    tables = make_tables(load_results(runs), kind, paper=paper, background=background)
+    if as_ == "csv":
+        typer.echo(to_csv(tables))
+        return
+    for one in tables:
+        if as_ == "terminal":
+            make_console().print(to_rich(one))
+        else:
+            typer.echo(to_markdown(one) if as_ == "markdown" else to_latex(one))
+
+
+@app.command(epilog="Example:  nacre film runs/grid --out film")
+def film(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of one scenario.")],
+    out: Annotated[Path, typer.Option(help="The film, without .webp or .mp4.")] = Path("film"),
+    pictures: Annotated[int, typer.Option(min=1, help="How many images it shows.")] = 4,
+) -> None:
+    """Make an animated WebP (and MP4 where ffmpeg is) through the steps and methods."""
+    from nacre.report.pictures.film import write_film
+
+    for path in write_film(runs, out, pictures=pictures):
+        make_console().print(f"film: [bold]{path}[/]", soft_wrap=True)
+
+
+@app.command(epilog="Example:  nacre report runs/grid --out report")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
+    pictures: Annotated[int, typer.Option(min=0, help="Pictures a scenario; 0 for none.")] = 8,
+    paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
+) -> None:
+    """Make one page of finished runs: tables, curves, pictures."""
+    from nacre.report.page.page import write_report
+
+    page = write_report(runs, out, pictures=pictures, paper=paper)
+    make_console().print(f"report: [bold]{page}[/]", soft_wrap=True)
+
+
+@app.command(epilog="Example:  nacre predict runs/mib cat.jpg dog.jpg --out seen")
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Images.")],
+    out: Annotated[Path, typer.Option(help="Folder for the masks and overlays.")] = Path("seen"),
+) -> None:
+    """Say what is in pictures: a mask and an overlay of each, and the classes found."""
+    from nacre.api.model import load, write_prediction
+
+    stems = [picture.stem for picture in pictures]
+    twice = [stem for stem in stems if stems.count(stem) > 1]
+    if twice:
+        raise NacreError(
+            f"two pictures are named {twice[0]!r}, and their results would be too; "
+            "predict them into different folders (--out)"
+        )
+    loaded = load(model)
+    console = make_console()
+    for picture in pictures:
+        shares = write_prediction(loaded, picture, out)
+        seen = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        console.print(f"{picture.name}: {seen}", highlight=False)
+    console.print(f"masks and overlays: {out}")

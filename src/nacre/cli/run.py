@@ -1,0 +1,234 @@
+"""Commands that learn: a run, a grid of runs, a search for a weight, the demo."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nacre.cli.app import (
+    app,
+    command_to_go_on,
+    config_values,
+    is_main_process,
+    make_console,
+    until_interrupted,
+)
+from nacre.cli.options import Base, Config, Lists, MethodName, Preset, Root, Scenario, Seed, Set
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@app.command(epilog="Example:  nacre demo --out my-demo --seed 2")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page and the runs.")] = Path(
+        "nacre-demo"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of the world, the weights, the order.")] = 1,
+) -> None:
+    """Learn generated scenes in three steps with ft, lwf, mib and joint; make a page."""
+    from nacre.report.results.aggregate import load_results
+    from nacre.report.tables.cells import steps_table
+    from nacre.sweeps.demo import ABOUT, run_demo, write_demo_page
+    from nacre.terminal.grid import GridDisplay
+    from nacre.terminal.tables import to_rich
+    from nacre.utils.signals import StopSignal
+
+    console = make_console()
+    console.print(ABOUT)
+    with StopSignal() as stop, GridDisplay(console) as display:
+        runs = until_interrupted(
+            lambda: run_demo(out, seed, should_stop=stop, show=display),
+            command_to_go_on("demo", "--out", str(out), "--seed", str(seed)),
+        )
+    for results in load_results(runs):
+        console.print(to_rich(steps_table(results)))
+    page = write_demo_page(runs, out)
+    console.print(f"The page with pictures: [bold]{page}[/]", soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples:  nacre run scenes/4-2-2/overlapped --method mib --preset demo;  "
+    "nacre run voc/15-5/overlapped --root VOC2012 --preset paper;  "
+    "nacre run --out RUN  goes on with a run"
+)
+def run(
+    scenario: Scenario = None,
+    method: MethodName = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; made if need be.")] = None,
+    preset: Preset = None,
+    config: Config = None,
+    set_: Set = None,
+    root: Root = None,
+    lists: Lists = None,
+    seed: Seed = None,
+    base: Base = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write RUN-tensorboard too (needs the extra).")
+    ] = False,
+) -> None:
+    """Learn all steps of a scenario with one method, or go on with a run."""
+    from nacre.utils.malloc import keep_freed_memory
+
+    keep_freed_memory()
+    from nacre.runs.folder import default_folder
+    from nacre.runs.run import run_scenario
+    from nacre.runs.tensorboard import TensorBoard
+    from nacre.terminal.progress import RunDisplay
+    from nacre.training.config import build_config
+    from nacre.training.events import Observer
+    from nacre.utils.signals import StopSignal
+
+    values = config_values(
+        scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
+    )
+    file = config
+    if out is not None and (out / "config.yaml").exists() and not (scenario or config or preset):
+        # What is said here lies over the folder's own config, and is refused if it differs.
+        file = out / "config.yaml"
+    resolved = build_config(preset=preset, file=file, assignments=set_ or (), overrides=values)
+    folder = out or default_folder(resolved)
+    console = make_console()
+    with StopSignal() as stop, RunDisplay(console) as display:
+        observers: list[Observer] = [display]
+        if tensorboard and is_main_process():
+            observers.append(TensorBoard(folder.with_name(f"{folder.name}-tensorboard")))
+        summary = until_interrupted(
+            lambda: run_scenario(
+                resolved, folder, base=base, observers=observers, should_stop=stop
+            ),
+            command_to_go_on("run", "--out", str(folder)),
+        )
+    if is_main_process():
+        _print_steps(console, folder, summary)
+
+
+@app.command(
+    epilog="Example:  nacre tune voc/15-5/overlapped --method mib --root VOC2012 --preset paper "
+    "--base runs/mib  then  nacre run --config …/tuned.yaml"
+)
+def tune(
+    scenario: Scenario = None,
+    method: MethodName = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the trials and tuned.yaml.")] = None,
+    preset: Preset = None,
+    config: Config = None,
+    set_: Set = None,
+    root: Root = None,
+    lists: Lists = None,
+    seed: Seed = None,
+    base: Base = None,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(help="A learning rate for fine-tuning to choose from; may be repeated."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Try every weight of the grid.")] = False,
+) -> None:
+    """Choose a method's weight on held-out images of the first incremental step."""
+    from nacre.utils.malloc import keep_freed_memory
+
+    keep_freed_memory()
+    from nacre.runs.folder import default_folder
+    from nacre.sweeps.tune.tune import tune as search
+    from nacre.terminal.tune import TuneDisplay
+    from nacre.training.config import build_config
+    from nacre.utils.signals import StopSignal
+
+    values = config_values(
+        scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
+    )
+    resolved = build_config(preset=preset, file=config, assignments=set_ or (), overrides=values)
+    run_folder = default_folder(resolved)
+    folder = out or run_folder.with_name(f"tune-{run_folder.name}")
+    console = make_console()
+    with StopSignal() as stop, TuneDisplay(console) as display:
+        tuning = until_interrupted(
+            lambda: search(
+                resolved,
+                folder,
+                base=base,
+                rates=rate or (),
+                full=full,
+                observers=[display.observe],
+                should_stop=stop,
+                show=display,
+            ),
+            "the same command",
+        )
+    console.print(
+        f"weight {tuning.weight:g}; config for nacre run: {tuning.config}", soft_wrap=True
+    )
+
+
+@app.command(
+    epilog="Examples:  nacre grid grid.yaml --out runs/grid;  nacre grid --scenarios "
+    "scenes/4-2-2/overlapped --methods ft,lwf,mib --seeds 1,2,3 --preset demo --out runs/grid"
+)
+def grid(
+    file: Annotated[Path | None, typer.Argument(help="YAML file; see docs/grids.md.")] = None,
+    scenarios: Annotated[str | None, typer.Option(help="Scenarios, by commas.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, by commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, by commas.")] = None,
+    preset: Preset = None,
+    set_: Set = None,
+    root: Root = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path(
+        "runs/grid"
+    ),
+) -> None:
+    """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
+    from nacre.report.page.page import write_report
+    from nacre.sweeps.grid import last_log_line, make_jobs, run_grid
+    from nacre.terminal.grid import GridDisplay
+    from nacre.utils.signals import StopSignal
+
+    made = _grid(file, scenarios, methods, seeds, preset, set_ or [], root, jobs)
+    runs = make_jobs(made, out)
+    console = make_console()
+    with StopSignal() as stop, GridDisplay(console) as display:
+        finished = run_grid(runs, made.jobs, should_stop=stop, show=display)
+    if not finished:
+        typer.echo("interrupted; saved. The same command goes on.", err=True)
+        sys.exit(130)
+    for job in runs:
+        if job.state == "failed":
+            typer.echo(f"failed: {job.name}: {last_log_line(job)} (see {job.log})", err=True)
+    done = [job.folder.path for job in runs if job.state == "done"]
+    if done:
+        console.print(f"report: [bold]{write_report(done, out)}[/]", soft_wrap=True)
+    if len(done) < len(runs):
+        sys.exit(1)
+
+
+def _grid(
+    file: Path | None,
+    scenarios: str | None,
+    methods: str | None,
+    seeds: str | None,
+    preset: str | None,
+    assignments: list[str],
+    root: Path | None,
+    jobs: int | None,
+) -> Any:
+    """Put a grid together from its file and the options, which lie over it."""
+    from nacre.sweeps.grid import check_grid, read_grid
+    from nacre.training.config import deep_merge, parse_assignment
+
+    content = read_grid(file).model_dump() if file else {}
+    lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
+    content |= {key: text.split(",") for key, text in lists.items() if text is not None}
+    content |= {k: v for k, v in (("preset", preset), ("jobs", jobs)) if v is not None}
+    values = deep_merge(content.get("config", {}), config_values(root=root))
+    for text in assignments:
+        values = deep_merge(values, parse_assignment(text))
+    return check_grid(content | {"config": values})
+
+
+def _print_steps(console: "Console", folder: Path, summary: dict[str, Any]) -> None:
+    from nacre.terminal.progress import one_line
+
+    last = summary["mean_iou_by_step"][-1]
+    console.print(f"after the last step: {one_line(last)}")
+    console.print(f"models, metrics and events: {folder}", soft_wrap=True)

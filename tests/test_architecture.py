@@ -1,0 +1,96 @@
+"""The rooms of `nacre`, in the order in which data flows: none imports one to its right."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "nacre"
+
+ROOMS = (
+    "version",
+    "errors",
+    "utils",
+    "scenarios",
+    "data",
+    "ops",
+    "losses",
+    "models",
+    "methods",
+    "evaluation",
+    "training",
+    "runs",
+    "report",
+    "export",
+    "sweeps",
+    "terminal",
+    "api",
+    "cli",
+)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def imports(path: Path) -> set[str]:
+    """All modules of nacre that a file imports, those within functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name in MODULES} - {"nacre"}
+
+
+GRAPH = {name: imports(path) - {name} for name, path in MODULES.items()}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_module_is_in_a_room():
+    outside = {"", "__main__"}
+    assert {room(name) for name in MODULES} - outside <= set(ROOMS)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if room(name) in ROOMS])
+def test_no_module_imports_one_to_its_right(name):
+    mine = ROOMS.index(room(name))
+    against = [other for other in GRAPH[name] if ROOMS.index(room(other)) > mine]
+    assert not against
+
+
+def test_there_is_no_cycle():
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for other in GRAPH[name]:
+                # A package and its own modules are one thing to Python's import.
+                if not name.startswith(f"{other}."):
+                    visit(other, (*path, name))
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+def test_only_the_terminal_and_the_command_line_use_rich():
+    users = {
+        room(name)
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rich")
+        or (
+            isinstance(node, ast.Import) and any(a.name.split(".")[0] == "rich" for a in node.names)
+        )
+    }
+    assert users <= {"terminal", "cli"}
