@@ -56,12 +56,12 @@ def slow_parts(f: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 def slow_distillation(x: Tensor, z: Tensor) -> Tensor:
     total = x.new_zeros(())
-    pixels = x.shape[0] * x.shape[2] * x.shape[3]
+    num_pixels = x.shape[0] * x.shape[2] * x.shape[3]
     for v, teacher in zip(x.flatten(), z.flatten(), strict=True):
         t = 1 / (1 + math.exp(-float(teacher)))
         s = 1 / (1 + torch.exp(-v))
         total = total - t * s.log() - (1 - t) * (1 - s).log()
-    return total / pixels
+    return total / num_pixels
 
 
 @few

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nacre.losses import (
-    IGNORED,
+    IGNORE_INDEX,
     compiled_strips,
-    compiling,
     cross_entropy,
     distillation,
-    strips,
     upsample,
 )
+from nacre.losses import compile as compiling
 from nacre.losses.label_guided import (
     fused_label_guided_distillation,
     guided_probabilities,
     label_guided_distillation,
     nearest_targets,
 )
+from nacre.ops import strip_upsample as strips
 
 few = settings(max_examples=30, deadline=None)
 
@@ -44,7 +44,7 @@ class Problem:
         g = torch.Generator().manual_seed(seed)
         self.logits = 3 * torch.randn(images, num_old + num_new, *low, generator=g).double()
         self.old = 3 * torch.randn(images, num_old, *low, generator=g).double()
-        values = torch.tensor([0, 0, *range(num_old + num_new), IGNORED], dtype=torch.uint8)
+        values = torch.tensor([0, 0, *range(num_old + num_new), IGNORE_INDEX], dtype=torch.uint8)
         self.targets = values[torch.randint(0, len(values), (images, *high), generator=g)]
 
     def full(self) -> tuple[Tensor, Tensor]:
@@ -82,11 +82,11 @@ def slow_pixel(
 @given(a=problems, weights=st.sampled_from([(1.0, 1.0), (5.0, 0.5), (1.0, 0.0)]))
 def test_equals_the_mean_over_pixels(a: Problem, weights: tuple[float, float]) -> None:
     full, old = a.full()
-    pixels = [x.permute(0, 2, 3, 1).flatten(0, 2).tolist() for x in (full, old)]
+    num_pixels = [x.permute(0, 2, 3, 1).flatten(0, 2).tolist() for x in (full, old)]
     values = [
         slow_pixel(x, z, y, *weights)
-        for x, z, y in zip(*pixels, a.targets.flatten().tolist(), strict=True)
-        if y != IGNORED
+        for x, z, y in zip(*num_pixels, a.targets.flatten().tolist(), strict=True)
+        if y != IGNORE_INDEX
     ]
     old_weight, new_weight = weights
     actual = label_guided_distillation(
@@ -129,7 +129,7 @@ def test_guided_probabilities_sum_to_one_and_never_give_a_new_pixel_to_the_backg
     a = Problem((11, 9))
     guided = guided_probabilities(a.old, a.targets, 5)
     torch.testing.assert_close(guided.sum(1), torch.ones_like(guided[:, 0]))
-    is_new = (a.targets >= 3) & (a.targets != IGNORED)
+    is_new = (a.targets >= 3) & (a.targets != IGNORE_INDEX)
     assert (guided[:, 0][is_new] == 0).all()
     assert (guided[:, 3:].sum(1)[~is_new] == 0).all()
 
@@ -151,19 +151,20 @@ def test_without_new_classes_it_is_the_plain_distillation_summed_over_channels()
 
 def test_parts_of_a_batch_add_up_to_the_whole() -> None:
     a = Problem(images=3)
-    pixels = (a.targets != IGNORED).sum()
+    num_pixels = (a.targets != IGNORE_INDEX).sum()
     for function in (fused_label_guided_distillation, label_guided_distillation):
         size = a.targets.shape[1:] if function is label_guided_distillation else (3, 4)
         x, z = upsample(a.logits, size), upsample(a.old, size)  # type: ignore[arg-type]
         parts = [
-            function(x[s], z[s], a.targets[s], pixels=pixels) for s in (slice(0, 1), slice(1, 3))
+            function(x[s], z[s], a.targets[s], num_pixels=num_pixels)
+            for s in (slice(0, 1), slice(1, 3))
         ]
         torch.testing.assert_close(parts[0] + parts[1], function(x, z, a.targets))
 
 
 def test_all_ignored_gives_zero() -> None:
     a = Problem()
-    a.targets.fill_(IGNORED)
+    a.targets.fill_(IGNORE_INDEX)
     x = a.logits.requires_grad_()
     loss = fused_label_guided_distillation(x, a.old, a.targets)
     assert loss == 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.losses import IGNORED, cross_entropy, strips, upsample
+from nacre.losses import IGNORE_INDEX, cross_entropy, upsample
 from nacre.losses.pseudo_labels import (
     Score,
     TeacherView,
@@ -25,6 +25,7 @@ from nacre.losses.pseudo_labels import (
     teacher_view,
     weighted_cross_entropy,
 )
+from nacre.ops import strip_upsample as strips
 
 few = settings(max_examples=40, deadline=None)
 sides = st.tuples(st.integers(1, 5), st.integers(1, 5))
@@ -71,8 +72,8 @@ def test_the_teachers_view_is_that_of_upsampled_logits(
         patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
         view = teacher_view(logits, size, score)
     full = upsample(logits, size)
-    pixels = full.permute(0, 2, 3, 1).flatten(0, 2).tolist()
-    expected = torch.tensor([slow_score(z, score) for z in pixels], dtype=torch.float64)
+    num_pixels = full.permute(0, 2, 3, 1).flatten(0, 2).tolist()
+    expected = torch.tensor([slow_score(z, score) for z in num_pixels], dtype=torch.float64)
     torch.testing.assert_close(view.scores.flatten(), expected, rtol=1e-10, atol=1e-12)
     # Where two are equal but for rounding, either may be the best.
     greatest = full.gather(1, view.channels.long().unsqueeze(1)).squeeze(1)
@@ -195,7 +196,7 @@ def slow_target(y: int, channel: int, certain: bool, unsure: str) -> int:
         return y
     if certain:
         return channel
-    return IGNORED if unsure == "ignored" else 0
+    return IGNORE_INDEX if unsure == "ignored" else 0
 
 
 @pytest.mark.parametrize("unsure", ["ignored", "kept"])
@@ -204,14 +205,14 @@ def test_targets_are_replaced_where_they_are_background_and_the_teacher_is_certa
     unsure: str, dtype: torch.dtype
 ) -> None:
     g = torch.Generator().manual_seed(3)
-    values = torch.tensor([0, 0, 1, 3, 4, IGNORED], dtype=dtype)
+    values = torch.tensor([0, 0, 1, 3, 4, IGNORE_INDEX], dtype=dtype)
     targets = values[torch.randint(0, len(values), (2, 7, 5), generator=g)]
     channels = torch.randint(0, 3, (2, 7, 5), generator=g).to(torch.uint8)
     certain = torch.rand(2, 7, 5, generator=g) < 0.5
     before = targets.clone()
     found = pseudo_targets(targets, channels, certain, unsure=unsure)  # type: ignore[arg-type]
-    pixels = zip(*(x.flatten().tolist() for x in (targets, channels, certain)), strict=True)
-    assert found.flatten().tolist() == [slow_target(*pixel, unsure) for pixel in pixels]
+    num_pixels = zip(*(x.flatten().tolist() for x in (targets, channels, certain)), strict=True)
+    assert found.flatten().tolist() == [slow_target(*pixel, unsure) for pixel in num_pixels]
     assert found.dtype == dtype
     assert torch.equal(targets, before)
 
@@ -224,7 +225,9 @@ def test_ignored_pixels_stay_ignored_whatever_their_number() -> None:
 
 
 def test_the_factor_of_an_image_is_its_share_of_accepted_pixels() -> None:
-    targets = torch.tensor([[[0, 0, 0, 0, 5, IGNORED]], [[5, 5, 5, 1, 5, 5]]], dtype=torch.uint8)
+    targets = torch.tensor(
+        [[[0, 0, 0, 0, 5, IGNORE_INDEX]], [[5, 5, 5, 1, 5, 5]]], dtype=torch.uint8
+    )
     certain = torch.tensor([[[True, False, True, True, True, True]], [[True] * 6]])
     assert accepted_share(targets, certain).tolist() == pytest.approx([0.75, 0.0], abs=1e-5)
 
@@ -232,12 +235,12 @@ def test_the_factor_of_an_image_is_its_share_of_accepted_pixels() -> None:
 def test_each_images_cross_entropy_has_its_weight() -> None:
     logits = random(3, 4, 2, 3).requires_grad_()
     g = torch.Generator().manual_seed(1)
-    values = torch.tensor([0, 1, 2, 3, IGNORED])
+    values = torch.tensor([0, 1, 2, 3, IGNORE_INDEX])
     targets = values[torch.randint(0, 5, (3, 9, 8), generator=g)]
     weights = torch.tensor([0.0, 0.3, 2.0])
-    actual = weighted_cross_entropy(logits, targets, weights, pixels=100)
+    actual = weighted_cross_entropy(logits, targets, weights, num_pixels=100)
     full = upsample(logits, (9, 8))
-    parts = [cross_entropy(full[n : n + 1], targets[n : n + 1], pixels=100) for n in range(3)]
+    parts = [cross_entropy(full[n : n + 1], targets[n : n + 1], num_pixels=100) for n in range(3)]
     expected = (torch.stack(parts) * weights).sum()
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
     gradients = [torch.autograd.grad(loss, logits)[0] for loss in (actual, expected)]

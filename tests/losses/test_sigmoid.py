@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nacre.losses import (
-    IGNORED,
+    IGNORE_INDEX,
     binary_cross_entropy,
     binary_distillation,
     compiled_strips,
-    compiling,
-    strips,
     upsample,
 )
+from nacre.losses import compile as compiling
 from nacre.losses.sigmoid import (
     NO_CHANNEL,
     fused_split_binary_losses,
@@ -26,6 +25,7 @@ from nacre.losses.sigmoid import (
     new_binary_cross_entropy,
     unknown_targets,
 )
+from nacre.ops import strip_upsample as strips
 
 few = settings(max_examples=30, deadline=None)
 
@@ -47,7 +47,7 @@ class Problem:
         self.first_new, self.num_old = first_new, num_old
         self.logits = 3 * torch.randn(images, num_old + num_new, *low, generator=g).double()
         self.old = 3 * torch.randn(images, num_old, *low, generator=g).double()
-        values = torch.tensor([*range(first_new + num_new), first_new, NO_CHANNEL, IGNORED])
+        values = torch.tensor([*range(first_new + num_new), first_new, NO_CHANNEL, IGNORE_INDEX])
         self.targets = values[torch.randint(0, len(values), (images, *high), generator=g)]
 
     def full(self, logits: Tensor | None = None) -> Tensor:
@@ -66,7 +66,7 @@ problems = st.builds(
     seed=st.integers(0, 2**31),
 )
 positive_weights = st.sampled_from([1.0, 2.0, 35.0])
-ignored_or_not = st.sampled_from([IGNORED, None])
+ignored_or_not = st.sampled_from([IGNORE_INDEX, None])
 
 
 def slow_bce(x: list[float], y: int, first_new: int, positive_weight: float) -> float:
@@ -82,10 +82,10 @@ def slow_bce(x: list[float], y: int, first_new: int, positive_weight: float) -> 
 def test_equals_the_mean_over_pixels(
     a: Problem, positive_weight: float, ignore_index: int | None
 ) -> None:
-    pixels = a.full().permute(0, 2, 3, 1).flatten(0, 2).tolist()
+    num_pixels = a.full().permute(0, 2, 3, 1).flatten(0, 2).tolist()
     values = [
         slow_bce(x, y, a.first_new, positive_weight)
-        for x, y in zip(pixels, a.targets.flatten().tolist(), strict=True)
+        for x, y in zip(num_pixels, a.targets.flatten().tolist(), strict=True)
         if y != ignore_index
     ]
     actual = new_binary_cross_entropy(
@@ -164,9 +164,11 @@ def test_frozen_channels_may_be_left_out() -> None:
 
 def test_parts_of_a_batch_add_up_to_the_whole() -> None:
     a = Problem(images=3)
-    pixels = (a.targets != IGNORED).sum()
+    num_pixels = (a.targets != IGNORE_INDEX).sum()
     parts = [
-        fused_split_binary_losses(a.logits[s], a.targets[s], first_new=4, pixels=pixels)["bce"]
+        fused_split_binary_losses(a.logits[s], a.targets[s], first_new=4, num_pixels=num_pixels)[
+            "bce"
+        ]
         for s in (slice(0, 1), slice(1, 3))
     ]
     whole = fused_split_binary_losses(a.logits, a.targets, first_new=4)["bce"]
@@ -182,7 +184,7 @@ def test_all_ignored_gives_zero_and_extreme_logits_stay_finite() -> None:
     (gradient,) = torch.autograd.grad(losses["bce"] + losses["kd"], x)
     assert torch.isfinite(gradient).all()
     assert torch.isfinite(torch.stack(list(losses.values()))).all()
-    ignored = torch.full_like(a.targets, IGNORED)
+    ignored = torch.full_like(a.targets, IGNORE_INDEX)
     assert fused_split_binary_losses(x, ignored, first_new=4)["bce"] == 0
 
 
@@ -208,8 +210,8 @@ def test_compiled_strips_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slow_unknown(y: int, num_old: int, salient: bool) -> int:
-    if y == IGNORED:
-        return IGNORED
+    if y == IGNORE_INDEX:
+        return IGNORE_INDEX
     if y == 0:
         return 1 if salient else 0
     return NO_CHANNEL if y < num_old else 2 + y - num_old
@@ -219,7 +221,7 @@ def slow_unknown(y: int, num_old: int, salient: bool) -> int:
 @pytest.mark.parametrize("with_saliency", [False, True])
 def test_background_becomes_unknown(num_old: int, with_saliency: bool) -> None:
     g = torch.Generator().manual_seed(0)
-    values = torch.tensor([0, *range(num_old + 2), IGNORED], dtype=torch.uint8)
+    values = torch.tensor([0, *range(num_old + 2), IGNORE_INDEX], dtype=torch.uint8)
     targets = values[torch.randint(0, len(values), (2, 6, 7), generator=g)]
     salient = torch.rand(2, 6, 7, generator=g) < 0.5 if with_saliency else None
     found = unknown_targets(targets, num_old, salient=salient)

@@ -44,7 +44,7 @@ class Problem:
         self.mask = torch.rand(images, side, side + 1, generator=g, dtype=torch.float64)
         self.prototypes = F.normalize(torch.randn(2, depth, generator=g, dtype=torch.float64))
 
-    def pixels(self, target: int) -> list[Tensor]:
+    def num_pixels(self, target: int) -> list[Tensor]:
         """The features of a class, one by one."""
         found = []
         for n, row, column in (self.targets == target).nonzero().tolist():
@@ -69,12 +69,12 @@ problems = st.builds(
 def test_statistics_are_those_of_the_pixels_of_each_class(a: Problem) -> None:
     found = feature_statistics(feature_moments(a.features, a.targets, 3, 2))
     for at, target in enumerate((3, 4)):
-        pixels = a.pixels(target)
-        assert int(found.count[at]) == len(pixels)
-        if not pixels:
+        num_pixels = a.num_pixels(target)
+        assert int(found.count[at]) == len(num_pixels)
+        if not num_pixels:
             assert not any(x[at].any() for x in (found.prototype, found.noise, found.length_mean))
             continue
-        f = torch.stack(pixels)
+        f = torch.stack(num_pixels)
         u = f / f.norm(dim=1, keepdim=True)
         m = u.sum(0) / u.sum(0).norm()
         assert_near(found.prototype[at], m)
@@ -198,15 +198,15 @@ def test_replay_is_weighted_by_its_share_of_pixels(drawn: int, background: int, 
     g = torch.Generator().manual_seed(seed)
     x, z = (torch.randn(n, 3, generator=g, dtype=torch.float64) for n in (drawn, background))
     labelled = torch.rand((), generator=g, dtype=torch.float64)
-    r, pixels = 1.7, 20
-    w_f, w_b = drawn / pixels, r * background / pixels
+    r, num_pixels = 1.7, 20
+    w_f, w_b = drawn / num_pixels, r * background / num_pixels
     expected = float(labelled)
     for weight, logits in ((w_f, x), (w_b, z)):
         for column in logits.t().tolist():
             terms = [math.log(1 + math.exp(v)) for v in column]
             expected += weight * sum(terms) / len(terms) if terms else 0
     expected /= 1 + w_f + w_b
-    actual = replay_cross_entropy(labelled, x, z, background_weight=r, pixels=pixels)
+    actual = replay_cross_entropy(labelled, x, z, background_weight=r, num_pixels=num_pixels)
     assert float(actual) == pytest.approx(expected, rel=1e-12)
 
 
@@ -257,9 +257,9 @@ def test_a_grid_mask_is_between_the_pixels_in_the_middle() -> None:
 def slow_contrast(a: Problem) -> Tensor:
     total = a.features.new_zeros(())
     for target in (3, 4):
-        pixels = a.pixels(target)
-        if pixels:
-            summed = sum(f / f.norm() for f in pixels)
+        num_pixels = a.num_pixels(target)
+        if num_pixels:
+            summed = sum(f / f.norm() for f in num_pixels)
             assert isinstance(summed, Tensor)
             v = summed / summed.norm()
             total = total + 1 / min((v - m).norm() for m in a.prototypes)

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.losses.plain import at_least_float32, upsample
+from nacre.losses.reference import at_least_float32, upsample
 
 
 def decomposed_logits(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

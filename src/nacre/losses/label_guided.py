@@ -32,10 +32,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nacre.classes import IGNORED
 from nacre.losses.fused import _losses
 from nacre.losses.kernels import Sums, _dot
-from nacre.losses.plain import at_least_float32, pixel_count
+from nacre.losses.reference import at_least_float32, pixel_count
+from nacre.scenarios.classes import IGNORE_INDEX
 
 _BITS = math.log2(math.e)
 
@@ -47,8 +47,8 @@ def label_guided_distillation(
     *,
     old_weight: float = 1.0,
     new_weight: float = 1.0,
-    pixels: float | Tensor | None = None,
-    ignore_index: int = IGNORED,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Cross-entropy of all channels to the teacher's, guided by the labels.
 
@@ -58,7 +58,7 @@ def label_guided_distillation(
         targets: N,H,W, channel numbers of any integer type.
         old_weight: weight of pixels labelled background (or with any old target).
         new_weight: weight of pixels labelled with a new class.
-        pixels: what the sum over the pixels is divided by, instead of the number of pixels that
+        num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
             are not ignored.
         ignore_index: the target of pixels that do not count.
 
@@ -71,11 +71,11 @@ def label_guided_distillation(
     is_new = targets >= old_logits.shape[1]
     weights = torch.where(is_new, new_weight, old_weight).to(logits.dtype)
     total = (by_pixel * weights * (targets != ignore_index)).sum()
-    return total / pixel_count(logits, targets, pixels, ignore_index)
+    return total / pixel_count(logits, targets, num_pixels, ignore_index)
 
 
 def guided_probabilities(
-    old_logits: Tensor, targets: Tensor, num_classes: int, *, ignore_index: int = IGNORED
+    old_logits: Tensor, targets: Tensor, num_classes: int, *, ignore_index: int = IGNORE_INDEX
 ) -> Tensor:
     """The teacher's softmax over all channels, its background moved to the class of the label.
 
@@ -101,8 +101,8 @@ def fused_label_guided_distillation(
     *,
     old_weight: float = 1.0,
     new_weight: float = 1.0,
-    pixels: float | Tensor | None = None,
-    ignore_index: int = IGNORED,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """`label_guided_distillation` of upsampled logits, straight from low-resolution ones.
 
@@ -112,14 +112,14 @@ def fused_label_guided_distillation(
         targets: N,H,W, and the rest as in `label_guided_distillation`.
         old_weight: weight of pixels with an old target.
         new_weight: weight of pixels with a new one.
-        pixels: what the sum over the pixels is divided by.
+        num_pixels: what the sum over the pixels is divided by.
         ignore_index: the target of pixels that do not count.
     """
     logits = at_least_float32(logits)
     teacher = old_logits.detach().to(logits.dtype)
     kernel = GuidedKernel(teacher.shape[1], old_weight, new_weight, ignore_index)
     # The kernel works in bits; the divisor brings its result back to nats.
-    divisors = {"kd": pixel_count(logits, targets, pixels, ignore_index) * _BITS}
+    divisors = {"kd": pixel_count(logits, targets, num_pixels, ignore_index) * _BITS}
     return _losses(kernel, logits * _BITS, teacher * _BITS, targets, divisors)["kd"]
 
 
@@ -143,15 +143,15 @@ class GuidedKernel:
     terms = 1
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+        self, x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
     ) -> Sums:
         """Sum up the loss over a strip, as `StripKernel` says."""
         assert z is not None
         old = slice(0, self.num_old)
-        counted = labels != self.ignore_index
-        is_new = counted & (labels >= self.num_old)
+        counted = targets != self.ignore_index
+        is_new = counted & (targets >= self.num_old)
         weights = torch.where(is_new, self.new_weight, self.old_weight).to(x.dtype).mul_(counted)
-        index = (labels * is_new).unsqueeze(1)
+        index = (targets * is_new).unsqueeze(1)
         p = z.sub_(z.amax(1, keepdim=True)).exp2_()
         p.mul_((weights / p.sum(1)).unsqueeze(1))
         moved = p[:, 0] * is_new

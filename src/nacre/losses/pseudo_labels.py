@@ -42,10 +42,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nacre.classes import IGNORED
 from nacre.losses.fused import fused_losses
-from nacre.losses.plain import at_least_float32
-from nacre.losses.strips import StripUpsampler
+from nacre.losses.reference import at_least_float32
+from nacre.ops.strip_upsample import StripUpsampler
+from nacre.scenarios.classes import IGNORE_INDEX
 
 Score = Literal["entropy", "probability", "sigmoid"]
 LEAST_THRESHOLD = 0.001
@@ -187,7 +187,7 @@ def pseudo_targets(
     certain: Tensor,
     *,
     unsure: Literal["ignored", "kept"] = "ignored",
-    ignore_index: int = IGNORED,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Put the teacher's channels where the targets are background and the teacher is certain.
 
@@ -223,8 +223,8 @@ def weighted_cross_entropy(
     targets: Tensor,
     weights: Tensor,
     *,
-    pixels: float | Tensor | None = None,
-    ignore_index: int = IGNORED,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Cross-entropy, eq. 2, in which each image has a weight, from low-resolution logits.
 
@@ -232,16 +232,16 @@ def weighted_cross_entropy(
         logits: the student's, N,C,h,w.
         targets: N,H,W, channel numbers of any integer type.
         weights: one per image, such as `accepted_share`.
-        pixels: what the weighted sum over the pixels is divided by, instead of the number of
+        num_pixels: what the weighted sum over the pixels is divided by, instead of the number of
             pixels that are not ignored. PLOP's is the number before pixels were set aside.
         ignore_index: the target of pixels that do not count.
     """
-    if pixels is None:
-        pixels = (targets != ignore_index).sum()
+    if num_pixels is None:
+        num_pixels = (targets != ignore_index).sum()
     # A pass for each image takes no longer: strips are made of a part of an image anyway.
     images = [slice(n, n + 1) for n in range(len(logits))]
     losses = [
-        fused_losses(logits[n], targets[n], pixels=pixels, ignored=ignore_index)["ce"]
+        fused_losses(logits[n], targets[n], num_pixels=num_pixels, ignore_index=ignore_index)["ce"]
         for n in images
     ]
     return (torch.stack(losses) * weights).sum()

@@ -33,10 +33,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.classes import IGNORED
 from nacre.losses.fused import _losses
 from nacre.losses.kernels import Sums, _dot, _into
-from nacre.losses.plain import at_least_float32, pixel_count
+from nacre.losses.reference import at_least_float32, pixel_count
+from nacre.scenarios.classes import IGNORE_INDEX
 
 NO_CHANNEL = -1
 """The target of a pixel that is none of the channels."""
@@ -48,8 +48,8 @@ def new_binary_cross_entropy(
     first_new: int,
     *,
     positive_weight: float = 1.0,
-    pixels: float | Tensor | None = None,
-    ignore_index: int | None = IGNORED,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int | None = IGNORE_INDEX,
 ) -> Tensor:
     """Binary cross-entropy of the new channels, summed over them.
 
@@ -59,7 +59,7 @@ def new_binary_cross_entropy(
             negative for all.
         first_new: the target that means the first channel.
         positive_weight: weight of the term of a pixel's own channel.
-        pixels: what the sum over the pixels is divided by, instead of the number of pixels that
+        num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
             are not ignored.
         ignore_index: the target of pixels that do not count; None: all count.
 
@@ -76,7 +76,7 @@ def new_binary_cross_entropy(
         reduction="none",
     )
     total = (by_channel.sum(1) * _counted(targets, ignore_index)).sum()
-    return total / _divisor(logits, targets, pixels, ignore_index)
+    return total / _divisor(logits, targets, num_pixels, ignore_index)
 
 
 def fused_split_binary_losses(
@@ -86,8 +86,8 @@ def fused_split_binary_losses(
     *,
     first_new: int,
     positive_weight: float = 1.0,
-    pixels: float | Tensor | None = None,
-    ignore_index: int | None = IGNORED,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int | None = IGNORE_INDEX,
 ) -> dict[str, Tensor]:
     """The split losses of upsampled logits, straight from low-resolution ones.
 
@@ -98,7 +98,7 @@ def fused_split_binary_losses(
             distillation. No gradient flows into them.
         first_new: the target that means the first new channel.
         positive_weight: weight of the term of a pixel's own channel.
-        pixels: as in `new_binary_cross_entropy`.
+        num_pixels: as in `new_binary_cross_entropy`.
         ignore_index: as in `new_binary_cross_entropy`; the distillation is over all pixels.
 
     Returns:
@@ -106,7 +106,7 @@ def fused_split_binary_losses(
         weighted and added at will, but differentiated only once.
     """
     logits = at_least_float32(logits)
-    divisors = {"bce": _divisor(logits, targets, pixels, ignore_index)}
+    divisors = {"bce": _divisor(logits, targets, num_pixels, ignore_index)}
     teacher = None
     if old_logits is not None:
         teacher = old_logits.detach().to(logits.dtype)
@@ -121,7 +121,7 @@ def unknown_targets(
     num_old: int,
     *,
     salient: Tensor | None = None,
-    ignore_index: int = IGNORED,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Targets over all channels as targets over background 0, unknown 1 and the new classes.
 
@@ -164,11 +164,13 @@ def _counted(targets: Tensor, ignore_index: int | None) -> Tensor:
 
 
 def _divisor(
-    logits: Tensor, targets: Tensor, pixels: float | Tensor | None, ignore_index: int | None
+    logits: Tensor, targets: Tensor, num_pixels: float | Tensor | None, ignore_index: int | None
 ) -> Tensor:
-    if ignore_index is None and pixels is None:
+    if ignore_index is None and num_pixels is None:
         return logits.new_full((), targets.numel())
-    return pixel_count(logits, targets, pixels, IGNORED if ignore_index is None else ignore_index)
+    return pixel_count(
+        logits, targets, num_pixels, IGNORE_INDEX if ignore_index is None else ignore_index
+    )
 
 
 @dataclass(frozen=True)
@@ -193,12 +195,12 @@ class SplitSigmoidKernel:
         return 1 + (self.taught > 0)
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, labels: Tensor, scratch: Tensor, gradients: bool
+        self, x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
     ) -> Sums:
         """Sum up the losses over a strip, as `StripKernel` says."""
         old, new = slice(0, self.taught), slice(self.taught, x.shape[1])
-        counted = _counted(labels, self.ignore_index)
-        channel = labels + (self.taught - self.first_new)
+        counted = _counted(targets, self.ignore_index)
+        channel = targets + (self.taught - self.first_new)
         is_new = counted & (channel >= self.taught) & (channel < x.shape[1])
         own = torch.where(is_new, channel, 0).unsqueeze(1)
         counts, hits = counted.to(x.dtype), is_new.to(x.dtype)

@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nacre.losses.feature_statistics import directions
-from nacre.losses.plain import at_least_float32
+from nacre.losses.reference import at_least_float32
 
 
 def replay_counts(stored: Tensor, seen: Tensor, iterations: int) -> Tensor:
@@ -83,7 +83,12 @@ def background_count(stored: float, seen: float, *, overlapped: bool) -> float:
 
 
 def replay_cross_entropy(
-    labelled: Tensor, drawn: Tensor, background: Tensor, *, background_weight: float, pixels: int
+    labelled: Tensor,
+    drawn: Tensor,
+    background: Tensor,
+    *,
+    background_weight: float,
+    num_pixels: int,
 ) -> Tensor:
     """The binary cross-entropy of the new channels with replay.
 
@@ -92,10 +97,10 @@ def replay_cross_entropy(
         drawn: P,C, logits of the new channels on the drawn features.
         background: B,C, those on the batch's background.
         background_weight: r.
-        pixels: N h w, of the batch on the grid of the features.
+        num_pixels: N h w, of the batch on the grid of the features.
     """
-    of_drawn = len(drawn) / pixels
-    of_background = background_weight * len(background) / pixels
+    of_drawn = len(drawn) / num_pixels
+    of_background = background_weight * len(background) / num_pixels
     total = labelled + of_drawn * _negatives(drawn) + of_background * _negatives(background)
     return total / (1 + of_drawn + of_background)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.foreign.small_networks import CLASSES, NETWORKS, Small, conv, make
 from nacre.errors import NacreError
 from nacre.losses.fused import fused_losses
-from nacre.losses.plain import distillation, upsample
+from nacre.losses.reference import distillation, upsample
 from nacre.models.foreign.adapter import Adapter, Pixels, pixels_of
 from nacre.models.foreign.features import as_map, feature_maps
 from nacre.models.foreign.scores import scores_of

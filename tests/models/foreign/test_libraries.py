@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.losses.plain import unbiased_cross_entropy, unbiased_distillation, upsample
+from nacre.losses.reference import unbiased_cross_entropy, unbiased_distillation, upsample
 from nacre.models.foreign.adapter import Adapter, pixels_of
 from nacre.models.foreign.scores import scores_of
 from nacre.models.foreign.teacher import Teacher

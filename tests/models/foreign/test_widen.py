@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from models.foreign.small_networks import CLASSES, NETWORKS, Fcn, Logits, Small, conv, make
 from nacre.errors import NacreError
-from nacre.losses.plain import unbiased_distillation
+from nacre.losses.reference import unbiased_distillation
 from nacre.models.foreign.rows import fit_layers
 from nacre.models.foreign.scores import scores_of
 from nacre.models.foreign.teacher import Teacher

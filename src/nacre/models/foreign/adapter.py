@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.losses.plain import upsample
+from nacre.losses.reference import upsample
 from nacre.models.foreign.features import as_map, captured, check_names
 from nacre.models.foreign.rows import Init, fit_layers
 from nacre.models.foreign.scores import scores_of

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from nacre.errors import NacreError
-from nacre.models.norm import Norm, _SyncedNorm, joined_statistics, world_size
+from nacre.models.abn import ABN, _SyncedNorm, joined_statistics, world_size
 
 
 def synchronise_batch_norm(model: nn.Module) -> None:
@@ -53,7 +53,7 @@ def unsynchronise_batch_norm(model: nn.Module) -> None:
 
 
 def _keeps_statistics(module: nn.Module) -> bool:
-    known = isinstance(module, _BatchNorm | Norm | nn.modules.instancenorm._InstanceNorm)
+    known = isinstance(module, _BatchNorm | ABN | nn.modules.instancenorm._InstanceNorm)
     return (
         not known and isinstance(module._buffers.get("running_mean"), Tensor) and _can_learn(module)
     )
