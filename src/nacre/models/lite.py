@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from nacre.models.backbone import Backbone, initialise
+from nacre.models.backbone import Backbone, initialize
 from nacre.models.dilation import dilate
 from nacre.models.lite0 import InvertedResidual, SameConv2d, _norm
 
@@ -51,7 +51,7 @@ class Lite(Backbone):
         self.bn0 = _norm(_STEM)
         self.blocks = nn.Sequential(*_blocks(size, stride))
         self.channels = _round_channels(_STAGES[-1][-1], _FACTORS[size][0])
-        initialise(self)
+        initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of normalised pixels."""

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from nacre.models.backbone import Backbone, initialise
+from nacre.models.backbone import Backbone, initialize
 from nacre.models.dilation import dilate
 from nacre.models.norm import Activation, Norm
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
@@ -160,7 +160,7 @@ class _MobileNet(Backbone):
             self.features.append(block(inputs, one, step, dilation))
             inputs = one.outputs
         self.channels = inputs
-        initialise(self)
+        initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of normalised pixels."""
@@ -230,7 +230,7 @@ class MobileNetV3Small(_MobileNet):
         last = _conv_norm(self.channels, _V3_SMALL_LAST, 1, _norm_v3, activation="hardswish")
         self.features.append(last)
         self.channels = _V3_SMALL_LAST
-        initialise(last)
+        initialize(last)
 
 
 def _round_to_8(channels: int) -> int:
