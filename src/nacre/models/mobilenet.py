@@ -17,16 +17,16 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from nacre.models.abn import ABN, Activation
 from nacre.models.backbone import Backbone, initialize
 from nacre.models.dilation import dilate
-from nacre.models.norm import Activation, Norm
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 
 NonLinear = Literal["relu6", "relu", "hardswish"]
-NormLayer = Callable[..., Norm]
+NormLayer = Callable[..., ABN]
 
 _STEM_STRIDE = 2
-_norm_v3 = partial(Norm, eps=1e-3, momentum=0.01)
+_norm_v3 = partial(ABN, eps=1e-3, momentum=0.01)
 
 
 class Block(NamedTuple):
@@ -111,9 +111,9 @@ class InvertedResidualV2(_InvertedResidual):
 
     def __init__(self, inputs: int, block: Block, stride: int, dilation: int) -> None:
         width = block.width
-        parts = [_conv_norm(inputs, width, 1, Norm, activation="relu6")] if width > inputs else []
-        parts.append(_depthwise(block, Norm, stride, dilation))
-        last = _conv_norm(width, block.outputs, 1, Norm, activation=None)
+        parts = [_conv_norm(inputs, width, 1, ABN, activation="relu6")] if width > inputs else []
+        parts.append(_depthwise(block, ABN, stride, dilation))
+        last = _conv_norm(width, block.outputs, 1, ABN, activation=None)
         shortcut = block.stride == 1 and inputs == block.outputs
         super().__init__(nn.Sequential(*parts, *last), shortcut=shortcut)
 
@@ -197,7 +197,7 @@ class MobileNetV2(_MobileNet):
     """
 
     def __init__(self, *, stride: int = 16) -> None:
-        stem = _conv_norm(3, 32, 3, Norm, stride=_STEM_STRIDE, activation="relu6")
+        stem = _conv_norm(3, 32, 3, ABN, stride=_STEM_STRIDE, activation="relu6")
         super().__init__(stem, InvertedResidualV2, _plan_v2(), inputs=32, stride=stride)
 
 
