@@ -1,0 +1,84 @@
+"""From a config to the data of its scenario, and the order in which a step sees them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nacre.data import DATASETS, open_source
+from nacre.data.index.build import read_index
+from nacre.data.ram_cache import Cached
+from nacre.data.sampler import StepSampler
+from nacre.data.step_data import ScenarioData
+from nacre.errors import NacreError, unknown_name
+from nacre.methods import find_method
+from nacre.scenarios.classes import ranges
+from nacre.scenarios.label_index import Index
+from nacre.scenarios.published_lists import read_lists
+from nacre.scenarios.scenario import (
+    ImageLists,
+    Scenario,
+    check_images,
+    make_scenario,
+    read_scenario,
+    step_images,
+)
+from nacre.training.config import RunConfig, build_config
+
+
+def open_scenario(config: RunConfig) -> ScenarioData:
+    """Open the data of a config and apply its scenario."""
+    source = open_source(config.data)
+    if config.images.cache_mib:
+        source = Cached(source, config.images.cache_mib << 20)
+    written = read_scenario(config.scenario)
+    tasks = DATASETS[written.data].tasks()
+    task = make_scenario(config.scenario, written, source.space, tasks)
+    merges = find_method(config.method.name).is_joint
+    return ScenarioData(
+        source=source,
+        task=task,
+        scenario=task.merged() if merges else task,
+        config=config.images,
+        conventions=config.conventions,
+        seed=config.seed,
+        lists=config.lists,
+    )
+
+
+def step_sampler(
+    config: RunConfig, num_images: int, step: int, rank: int = 0, world_size: int = 1
+) -> StepSampler:
+    """Return which images of a step come when in a process."""
+    train = config.train
+    if num_images < train.batch_size:
+        raise NacreError(
+            f"train.batch_size: {train.batch_size} is more than the {num_images} images of step "
+            f"{step}; choose a smaller one (--set train.batch_size=…)"
+        )
+    return StepSampler(
+        num_images=num_images,
+        batch_size=train.batch_size,
+        epochs=(train.incremental_epochs or train.epochs) if step else train.epochs,
+        seed=config.seed,
+        rank=rank,
+        world_size=world_size,
+        micro_batch=train.micro_batch,
+    )
+
+
+def apply_scenario(
+    scenario: str,
+    *,
+    root: Path | None = None,
+    lists: Path | None = None,
+    file: Path | None = None,
+    sets: Sequence[str] = (),
+) -> tuple[Scenario, Index, ImageLists]:
+    """Apply a scenario to a data folder; return it, the index and the images of each step."""
+    values: dict[str, Any] = {"scenario": scenario}
+    if lists is not None:
+        values["lists"] = str(lists)
+    if root is not None:
+        values["data"] = {"root": str(root)}
+    data = open_scenario(build_config(file=file, assignments=sets, overrides=values))
+    return data.scenario, data.train_index, data.image_lists
