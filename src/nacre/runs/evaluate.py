@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data.dataset import eval_batches
+from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics
 from nacre.models.io import find_model, load_model
-from nacre.training.config import deep_merge, parse_assignment, resolve_config
-from nacre.data.step_data import ScenarioData
 from nacre.runs.scenario_data import open_scenario
+from nacre.training.config import deep_merge, parse_assignment, resolve_config
 from nacre.utils.device import choose_device
 
 
@@ -26,7 +26,9 @@ def _check_classes(path: Path, known: list[str], data: ScenarioData, step: int) 
     data.check_tests(step + 1)
 
 
-def evaluate_checkpoint(path: Path, values: dict[str, Any], assignments: Sequence[str] = ()) -> dict[str, Any]:
+def evaluate_checkpoint(
+    path: Path, values: dict[str, Any], assignments: Sequence[str] = ()
+) -> dict[str, Any]:
     """Test the model at a path with its own config, changed by plain values and ``a.b=value``."""
     network, info, _ = load_model(find_model(path))
     changed = deep_merge(info.config, values)

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 import yaml
 
-from nacre.version import __version__
 from nacre.errors import NacreError
-from nacre.utils.io import load_json, read_yaml, save_json, save_text
-from nacre.utils.affects import deciding
 from nacre.training.config import RunConfig, differences, resolve_config
+from nacre.utils.affects import deciding
+from nacre.utils.io import load_json, read_yaml, save_json, save_text
+from nacre.version import __version__
 
 
 @dataclass(frozen=True)

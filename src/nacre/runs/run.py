@@ -66,9 +66,7 @@ class Run:
         self.data = data or open_scenario(config)
         self.num_steps = num_steps or self.data.num_steps
         self.observers, self.should_stop = list(observers), should_stop
-        self.checkpoint = Checkpoint(
-            self.folder.resume, self.dist, config.train.checkpoint_minutes
-        )
+        self.checkpoint = Checkpoint(self.folder.resume, self.dist, config.train.checkpoint_minutes)
 
     def learn_steps(self) -> dict[str, Any]:
         """Learn and test the steps that are not there yet; return the last one's metrics."""

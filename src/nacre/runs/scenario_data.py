@@ -5,22 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data import DATASETS, open_source
-from nacre.data.index.build import read_index
 from nacre.data.ram_cache import Cached
 from nacre.data.sampler import StepSampler
 from nacre.data.step_data import ScenarioData
-from nacre.errors import NacreError, unknown_name
+from nacre.errors import NacreError
 from nacre.methods import find_method
-from nacre.scenarios.classes import ranges
 from nacre.scenarios.label_index import Index
-from nacre.scenarios.published_lists import read_lists
 from nacre.scenarios.scenario import (
     ImageLists,
     Scenario,
-    check_images,
     make_scenario,
     read_scenario,
-    step_images,
 )
 from nacre.training.config import RunConfig, build_config
 
