@@ -1,0 +1,106 @@
+"""CVAT "Segmentation mask 1.1", which is Pascal VOC's layout with a map of colours.
+
+``labelmap.txt`` has a line ``name:r,g,b:parts:actions`` for each class, ``SegmentationClass/`` the
+masks, in these colours, ``ImageSets/Segmentation/`` a list of names for each subset, and
+``JPEGImages/`` the pictures, if they were saved too. The line is not the label: only the colour
+tells the class. A picture that a list names and that has no mask has no annotation.
+"""
+
+import re
+
+from nacre.data.importers.catalog import BACKGROUND, Coding, MaskFile
+from nacre.data.importers.export import Finder, clean_parts, split_of
+from nacre.data.importers.problems import shown
+from nacre.data.importers.reading import Source
+from nacre.data.importers.tree import File
+from nacre.errors import NacreError
+
+LABELMAP = "labelmap.txt"
+MASKS = "segmentationclass"
+
+_LINE = re.compile(r"^(.*\S.*?):\s*(\d{1,9})\s*,\s*(\d{1,9})\s*,\s*(\d{1,9})\s*(:.*)?$")
+
+
+def read(source: Source, files: list[File]) -> None:
+    """Read such an export by its ``labelmap.txt``."""
+    labelmap = files[0]
+    coding = Coding("colors", _colors(source, labelmap))
+    root = clean_parts(labelmap.folder)
+    masks, pictures = _below(source, root)
+    finder = Finder(pictures)
+    by_name = {_name_of(file, MASKS): file for file in masks}
+    listed = _lists(source, root)
+    for name, split in listed.items():
+        _add(source, finder, name, split, by_name.pop(name.casefold(), None), coding)
+    for mask in by_name.values():
+        _add(source, finder, _name_of(mask, MASKS, fold=False), None, mask, coding)
+
+
+def _add(
+    source: Source, finder: Finder, name: str, split: str | None, mask: File | None, coding: Coding
+) -> None:
+    source.add_picture(
+        name,
+        split=split,
+        finder=finder,
+        mask=MaskFile(mask, coding) if mask else None,
+        is_labeled=mask is not None,
+    )
+
+
+def _colors(source: Source, labelmap: File) -> dict[int, int]:
+    """Return class number by colour; black is background unless a class has it."""
+    classes: dict[int, int] = {}
+    for at, line in enumerate(source.load_text(labelmap).splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        form = _LINE.match(line.strip())
+        color = tuple(int(form[at]) for at in (2, 3, 4)) if form else ()
+        if form is None or max(color) > 255:
+            raise NacreError(
+                f"{shown(labelmap.path)}, line {at}: {shown(line)!r} is not of the form name:r,g,b:parts:actions"
+            )
+        r, g, b = color
+        number = source.catalog.class_id(form[1], (r, g, b))
+        if classes.setdefault(r | g << 8 | b << 16, number) != number:
+            raise NacreError(f"{shown(labelmap.path)}: two classes have the colour {r},{g},{b}")
+    if not classes:
+        raise NacreError(f"{shown(labelmap.path)} names no class")
+    classes.setdefault(0, BACKGROUND)
+    return classes
+
+
+def _below(source: Source, root: tuple[str, ...]) -> tuple[list[File], list[File]]:
+    """Return the masks, and the files that may be pictures."""
+    masks, pictures = [], []
+    for file in source.export.pictures:
+        parts = [part.casefold() for part in clean_parts(file.folder)]
+        if file.tree == 0 and MASKS in parts and clean_parts(file.path)[: len(root)] == root:
+            masks.append(file)
+        elif file.tree == 1 or "segmentationobject" not in parts:
+            pictures.append(file)
+    return masks, pictures
+
+
+def _lists(source: Source, root: tuple[str, ...]) -> dict[str, str | None]:
+    """Return the split of every name in the lists."""
+    found: dict[str, str | None] = {}
+    for file in source.export.with_suffix(".txt"):
+        parts = [part.casefold() for part in clean_parts(file.folder)]
+        if (
+            parts[-2:] != ["imagesets", "segmentation"]
+            or clean_parts(file.path)[: len(root)] != root
+        ):
+            continue
+        for line in source.load_text(file).splitlines():
+            if line.strip():
+                found.setdefault("/".join(clean_parts(line.strip())), split_of(file.pure.stem))
+    return found
+
+
+def _name_of(file: File, folder: str, fold: bool = True) -> str:
+    """Return a mask's path below its folder without the extension."""
+    parts = clean_parts(file.path)
+    at = max(place for place, part in enumerate(parts) if part.casefold() == folder)
+    name = "/".join(parts[at + 1 :]).rpartition(".")[0]
+    return name.casefold() if fold else name

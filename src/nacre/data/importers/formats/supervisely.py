@@ -1,0 +1,113 @@
+"""Supervisely: ``meta.json`` with the classes, ``<dataset>/img`` and ``<dataset>/ann/<picture>.json``.
+
+Polygons have true holes; a bitmap is a small PNG, compressed and in base64, at an origin. Later
+objects cover earlier ones.
+"""
+
+from typing import Any
+
+from nacre.data.importers import shapes
+from nacre.data.importers.catalog import Picture, color_of, size_of
+from nacre.data.importers.export import Finder, Match, split_of
+from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list
+from nacre.data.importers.shapes import DAMAGED, Shape, decode_base64, inflate, points_of
+from nacre.data.importers.tree import File
+from nacre.errors import NacreError
+
+_KINDS = {"polygon": "polygons", "bitmap": "bitmaps", "rectangle": "boxes"}
+_NO_AREA = {
+    "point": "points",
+    "line": "lines",
+    "polyline": "lines",
+    "cuboid": "cuboids",
+    "graph": "skeletons",
+}
+
+
+def read(source: Source, files: list[File]) -> None:
+    """Read a project by its ``meta.json``."""
+    by_id: dict[Any, Any] = {}
+    for one in as_list(as_dict(source.load_json(files[0])).get("classes")):
+        try:
+            source.catalog.class_id(as_dict(one).get("title"), color_of(as_dict(one).get("color")))
+        except Unusable as problem:
+            raise NacreError(f"{shown(files[0].path)}: {problem.detail}") from None
+        by_id[str(as_dict(one).get("id"))] = as_dict(one).get("title")
+    pictures = [file for file in source.export.pictures if file.tree == 1 or _folder(file) == "img"]
+    finder = Finder(pictures)
+    annotations = [file for file in source.export.with_suffix(".json") if _folder(file) == "ann"]
+    for file in source.each(annotations):
+        _read_one(source, finder, file, by_id)
+    taken = {picture.match.file for picture in source.catalog.pictures if picture.match}
+    for file in pictures:
+        if file not in taken and file.tree == 0:
+            source.catalog.add(
+                Picture(file.path, Match(file, True), is_labeled=False, is_listed=False)
+            )
+
+
+def _folder(file: File) -> str:
+    return file.folder.rpartition("/")[2].casefold()
+
+
+def _read_one(source: Source, finder: Finder, file: File, by_id: dict[Any, Any]) -> None:
+    # ann/a.jpg.json belongs to img/a.jpg; older projects have ann/a.json.
+    near = file.folder.rpartition("/")[0] + "/img"
+    name = f"{near}/{file.pure.stem}".removeprefix("/")
+    index = source.add_picture(name, near=near, split=split_of(near), finder=finder)
+    try:
+        content = as_dict(source.load_json(file))
+    except NacreError as error:
+        source.catalog.spoil(index, Unusable("its annotation cannot be read", str(error)))
+        return
+    size = as_dict(content.get("size"))
+    source.catalog.pictures[index].size = size_of(size.get("width"), size.get("height"))
+    for one in as_list(content.get("objects")):
+        try:
+            _draw(source, index, as_dict(one), by_id)
+        except Unusable as problem:
+            source.catalog.spoil(index, problem)
+
+
+def _draw(source: Source, index: int, item: dict[str, Any], by_id: dict[Any, Any]) -> None:
+    kind = item.get("geometryType") or ("bitmap" if item.get("bitmap") else "polygon")
+    if kind in _NO_AREA:
+        source.catalog.skip(index, NO_AREA.format(_NO_AREA[kind]))
+        return
+    if kind not in _KINDS:
+        source.catalog.skip(index, f"shapes of the kind {shown(kind)!r} are not known")
+        return
+    if kind == "rectangle" and source.boxes == "skip":
+        source.catalog.skip(index, SKIPPED_BOX)
+        return
+    title = item.get("classTitle") or by_id.get(str(item.get("classId")))
+    class_id = source.catalog.class_id(title)
+    shape = _bitmap(class_id, item) if kind == "bitmap" else _outline(class_id, item, kind)
+    if shape is None:
+        source.catalog.skip(index, "outlines with fewer than three corners")
+    else:
+        source.catalog.draw(index, shape, _KINDS[kind])
+
+
+def _outline(class_id: int, item: dict[str, Any], kind: str) -> Shape | None:
+    points = as_dict(item.get("points"))
+    outer = points_of(as_list(points.get("exterior")))
+    if kind == "rectangle":
+        if len(outer) != 2:
+            raise Unusable(DAMAGED, f"a rectangle has {len(outer)} corners, not 2")
+        (left, top), (right, bottom) = outer.min(axis=0).tolist(), outer.max(axis=0).tolist()
+        return shapes.box(class_id, (left, top, right, bottom))
+    holes = [points_of(hole) for hole in as_list(points.get("interior"))]
+    return shapes.rings(class_id, [(outer, holes)]) if len(outer) >= 3 else None
+
+
+def _bitmap(class_id: int, item: dict[str, Any]) -> Shape:
+    content = as_dict(item.get("bitmap"))
+    data = decode_base64(content.get("data"))
+    origin = points_of(as_list(content.get("origin")))
+    if len(origin) != 1:
+        raise Unusable(DAMAGED, f"its bitmap has the origin {shown(content.get('origin'))}")
+    # Not every version compresses the PNG once more.
+    picture = data if data.startswith(b"\x89PNG") else inflate(data)
+    return shapes.bitmap(class_id, picture, int(origin[0, 0]), int(origin[0, 1]))

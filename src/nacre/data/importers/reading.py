@@ -1,0 +1,166 @@
+"""What the readers of all formats share: the export, the catalogue to fill, and small conversions."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from nacre.data.importers import jsonstream, xmlstream
+from nacre.data.importers.catalog import Catalog, Picture
+from nacre.data.importers.export import Export, Finder
+from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.tree import File
+from nacre.errors import NacreError
+
+Boxes = Literal["fill", "skip"]
+Crowd = Literal["class", "ignore"]
+Item = TypeVar("Item")
+
+MOST_LAYERS = 1 << 20
+
+NO_AREA = "{} have no area"
+SKIPPED_BOX = "boxes are not taken (--boxes skip)"
+
+
+@dataclass
+class Source:
+    """What a reader reads, and where it puts what it finds.
+
+    Attributes:
+        export: The export.
+        catalog: To be filled.
+        boxes: Whether rectangles are areas or only frames around an object.
+        crowd: What a region of many objects is.
+        progress: Told how far the reading has come.
+    """
+
+    export: Export
+    catalog: Catalog
+    boxes: Boxes
+    crowd: Crowd
+    progress: Callable[[str, int, int], None]
+
+    def add_picture(
+        self,
+        name: str,
+        *,
+        near: str = "",
+        split: str | None = None,
+        size: tuple[int, int] | None = None,
+        finder: Finder | None = None,
+        **more: Any,
+    ) -> int:
+        """Add a picture that an annotation names, find its file, and return its place.
+
+        Args:
+            name: What the annotation calls it.
+            near: The folder of the annotation.
+            split: The split that it belongs to.
+            size: The size that it was annotated at.
+            finder: Where to look; among all pictures by default.
+            **more: Further fields of the picture.
+        """
+        picture = Picture(name, split=split, size=size, **more)
+        try:
+            picture.match = (finder or self.export.finder).find(name, near, split)
+        except Unusable as problem:
+            picture.problem = problem
+        return self.catalog.add(picture)
+
+    def stream_json(
+        self, file: File, wanted: Collection[jsonstream.Place]
+    ) -> Iterator[tuple[jsonstream.Place, Any]]:
+        """Yield the wanted parts of a JSON file of any size."""
+        with self.export.open(file) as opened:
+            yield from jsonstream.stream(opened, wanted, file.path, self._bytes_of(file))
+
+    def stream_xml(self, file: File) -> Iterator[xmlstream.Element]:
+        """Yield the elements of an XML file of any size."""
+        with self.export.open(file) as opened:
+            yield from xmlstream.stream(opened, file.path, self._bytes_of(file))
+
+    def load_json(self, file: File) -> Any:
+        """Read a small JSON file."""
+        return jsonstream.load_whole(self.export.read(file), file.path)
+
+    def load_text(self, file: File) -> str:
+        """Read a small text file."""
+        return load_text(self.export, file)
+
+    def load_yaml(self, file: File) -> Any:
+        """Read a small YAML file."""
+        return load_yaml(self.export, file)
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield items, telling how far the reading has come."""
+        whole = list(items)
+        for done, item in enumerate(whole):
+            self.progress("reading annotations", done, len(whole))
+            yield item
+
+    def _bytes_of(self, file: File) -> Callable[[int], None]:
+        done = 0
+
+        def tell(count: int) -> None:
+            nonlocal done
+            done += count
+            self.progress(f"reading {shown(file.name)}", done, max(file.size, 1))
+
+        return tell
+
+
+def load_text(export: Export, file: File) -> str:
+    """Read a small text file, with or without a byte order mark."""
+    try:
+        return export.read(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise NacreError(f"{shown(file.path)} is not text in UTF-8") from error
+
+
+def load_yaml(export: Export, file: File) -> Any:
+    """Read a small YAML file without references, which can grow without end."""
+    try:
+        return yaml.load(load_text(export, file), Loader=_PlainLoader)
+    except NacreError:
+        raise
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split()) or "nested too deeply"
+        raise NacreError(
+            f"{shown(file.path)} is not YAML that can be read: {shown(reason)}"
+        ) from error
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a dictionary, an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list, an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def as_key(value: Any) -> str:
+    """Return an identifier as a text, whether the export writes a number or a text."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value)
+
+
+def as_layer(value: Any) -> int:
+    """Return the height of a shape in the stack; 0 for anything that is no number."""
+    try:
+        return max(-MOST_LAYERS, min(MOST_LAYERS, int(float(value))))
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without references from one place to another."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse a reference."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it refers from one place to another")
+        return super().compose_node(parent, index)

@@ -1,0 +1,335 @@
+"""The shapes of annotations, whatever tool drew them, and the pixels that each covers."""
+
+import binascii
+import io
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.rasterize import (
+    LARGEST_COORDINATE,
+    Patch,
+    Points,
+    empty_patch,
+    fill_ellipse,
+    fill_region,
+    fill_ring,
+    rectangle,
+    turned,
+)
+from nacre.data.importers.rle import Runs, decode_brush, decode_columns, decode_rows
+
+Kind = Literal["rings", "box", "ellipse", "columns", "rows", "brush", "bitmap"]
+
+MOST_BITMAP_PIXELS = 178_956_970
+"""Pixels of the largest picture that Pillow opens, and so of the largest that is imported."""
+
+DAMAGED = "a shape is damaged"
+
+_HEADER = 4
+
+
+class Shape(NamedTuple):
+    """One annotated shape.
+
+    Attributes:
+        class_id: Its class, by the number in the catalogue.
+        kind: What the numbers and blobs are, see the functions of the same names.
+        numbers: Positions and sizes.
+        blobs: Coordinates, runs or pictures.
+        is_relative: The coordinates are shares of the picture's width and height.
+        layer: Higher ones lie on top.
+        is_crowd: It is a region of many objects.
+    """
+
+    class_id: int
+    kind: Kind
+    numbers: tuple[float, ...]
+    blobs: tuple[bytes, ...] = ()
+    is_relative: bool = False
+    layer: int = 0
+    is_crowd: bool = False
+
+    def pack(self) -> bytes:
+        """Return the shape as bytes that only `unpack` needs to understand."""
+        lengths = [len(blob) for blob in self.blobs]
+        fields = [
+            self.class_id,
+            self.kind,
+            self.numbers,
+            self.is_relative,
+            self.layer,
+            self.is_crowd,
+        ]
+        header = json.dumps([*fields, lengths], separators=(",", ":")).encode()
+        return len(header).to_bytes(_HEADER, "little") + header + b"".join(self.blobs)
+
+    def patch(self, width: int, height: int) -> Patch:
+        """Return the pixels that it covers in a picture of this size.
+
+        Raises:
+            Unusable: The shape is damaged, or does not belong to a picture of this size.
+        """
+        try:
+            return _PATCHES[self.kind](self, width, height)
+        except ValueError as error:
+            raise Unusable(DAMAGED, str(error)) from error
+
+
+def unpack(data: bytes) -> Shape:
+    """Return the shape that was packed."""
+    end = _HEADER + int.from_bytes(data[:_HEADER], "little")
+    class_id, kind, numbers, is_relative, layer, is_crowd, lengths = json.loads(data[_HEADER:end])
+    blobs = []
+    for length in lengths:
+        blobs.append(data[end : end + length])
+        end += length
+    return Shape(class_id, kind, tuple(numbers), tuple(blobs), is_relative, layer, is_crowd)
+
+
+def points_of(values: Any) -> Points:
+    """Return corners from a flat list of numbers or a list of pairs.
+
+    Raises:
+        Unusable: They are something else.
+    """
+    try:
+        points = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Unusable(DAMAGED, f"its corners are not numbers: {shown(values)}") from error
+    if points.ndim == 1 and points.size % 2 == 0:
+        points = points.reshape(-1, 2)
+    if points.size == 0:
+        return np.zeros((0, 2))
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {shown(values)}")
+    if not np.all(np.abs(points) <= LARGEST_COORDINATE):
+        raise Unusable(
+            DAMAGED, f"a corner lies at {shown(points[np.argmax(np.abs(points).max(1))].tolist())}"
+        )
+    return points
+
+
+def numbers_of(*values: Any) -> tuple[float, ...]:
+    """Return finite numbers from numbers or their texts.
+
+    Raises:
+        Unusable: One is something else.
+    """
+    try:
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Unusable(DAMAGED, f"{shown(values)} are not numbers") from error
+    if not all(abs(number) <= LARGEST_COORDINATE for number in numbers):
+        raise Unusable(DAMAGED, f"{shown(values)} are not sensible numbers")
+    return numbers
+
+
+def rings(
+    class_id: int,
+    parts: Iterable[tuple[Points, Sequence[Points]]],
+    *,
+    is_relative: bool = False,
+    layer: int = 0,
+) -> Shape:
+    """Return a shape of parts that are united, each an outer ring with its holes."""
+    flags: list[float] = []
+    blobs = []
+    for outer, holes in parts:
+        flags += [0, *(1 for _ in holes)]
+        blobs += [ring.astype(np.float64).tobytes() for ring in (outer, *holes)]
+    return Shape(class_id, "rings", tuple(flags), tuple(blobs), is_relative, layer)
+
+
+def box(
+    class_id: int,
+    corners: tuple[float, float, float, float],
+    degrees: float = 0.0,
+    *,
+    about_corner: bool = False,
+    is_relative: bool = False,
+    layer: int = 0,
+) -> Shape:
+    """Return a rectangle (left, top, right, bottom), turned about its centre or first corner."""
+    numbers = (*corners, degrees, float(about_corner))
+    return Shape(class_id, "box", numbers, (), is_relative, layer)
+
+
+def ellipse(
+    class_id: int,
+    center_and_radii: tuple[float, float, float, float],
+    degrees: float = 0.0,
+    *,
+    is_relative: bool = False,
+    layer: int = 0,
+) -> Shape:
+    """Return an ellipse (x, y, radius along, radius across), turned about its centre."""
+    return Shape(class_id, "ellipse", (*center_and_radii, degrees), (), is_relative, layer)
+
+
+def columns(class_id: int, runs: Runs, width: int, height: int, layer: int = 0) -> Shape:
+    """Return runs down the columns of a picture of this size."""
+    return Shape(class_id, "columns", (width, height), (runs.tobytes(),), False, layer)
+
+
+def rows(class_id: int, runs: Runs, place: tuple[int, int, int, int], layer: int = 0) -> Shape:
+    """Return runs along the rows of a box (left, top, width, height)."""
+    return Shape(class_id, "rows", place, (runs.tobytes(),), False, layer)
+
+
+def brush(class_id: int, code: bytes, width: int, height: int) -> Shape:
+    """Return Label Studio's brush on a picture of this size."""
+    return Shape(class_id, "brush", (width, height), (code,))
+
+
+def bitmap(class_id: int, picture: bytes, left: int, top: int, is_whole: bool = False) -> Shape:
+    """Return a small picture that lies at a place; what is not zero (or transparent) is inside.
+
+    Args:
+        class_id: The class.
+        picture: The bytes of the file.
+        left: Where it begins.
+        top: Where it begins.
+        is_whole: It must have the size of the picture.
+    """
+    return Shape(class_id, "bitmap", (left, top, float(is_whole)), (picture,))
+
+
+def decode_base64(text: Any) -> bytes:
+    """Return the bytes of a base64 text, with or without the head of a data address.
+
+    Raises:
+        Unusable: It is damaged.
+    """
+    if not isinstance(text, str):
+        raise Unusable(DAMAGED, f"{shown(text)} is not base64")
+    try:
+        return binascii.a2b_base64(text.partition(",")[2] if text.startswith("data:") else text)
+    except (binascii.Error, ValueError) as error:
+        raise Unusable(DAMAGED, f"its base64 is damaged: {shown(str(error))}") from error
+
+
+def inflate(data: bytes, limit: int = 1 << 28) -> bytes:
+    """Decompress zlib data up to a size.
+
+    Raises:
+        Unusable: They are damaged or larger.
+    """
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(data, limit)
+    except zlib.error as error:
+        raise Unusable(DAMAGED, f"its data cannot be decompressed: {shown(str(error))}") from error
+    if not stream.eof:
+        raise Unusable(DAMAGED, "its data are cut off or too large")
+    return plain
+
+
+def _scaled(shape: Shape, width: int, height: int) -> tuple[float, ...]:
+    """Return the first four numbers in pixels."""
+    if not shape.is_relative:
+        return shape.numbers[:4]
+    x, y, along, across = shape.numbers[:4]
+    return x * width, y * height, along * width, across * height
+
+
+def _rings_patch(shape: Shape, width: int, height: int) -> Patch:
+    parts: list[tuple[Points, list[Points]]] = []
+    for is_hole, blob in zip(shape.numbers, shape.blobs, strict=True):
+        ring = np.frombuffer(blob, np.float64).reshape(-1, 2)
+        if shape.is_relative:
+            ring = ring * (width, height)
+        if is_hole:
+            parts[-1][1].append(ring)
+        else:
+            parts.append((ring, []))
+    return fill_region(parts, width, height)
+
+
+def _box_patch(shape: Shape, width: int, height: int) -> Patch:
+    left, top, right, bottom = _scaled(shape, width, height)
+    degrees, about_corner = shape.numbers[4:]
+    if about_corner:
+        return fill_ring(
+            turned(rectangle(left, top, right, bottom), degrees, (left, top)), width, height
+        )
+    return fill_ring(rectangle(left, top, right, bottom, degrees), width, height)
+
+
+def _ellipse_patch(shape: Shape, width: int, height: int) -> Patch:
+    x, y, along, across = _scaled(shape, width, height)
+    return fill_ellipse((x, y), (along, across), shape.numbers[4], width, height)
+
+
+def _check_size(shape: Shape, width: int, height: int, what: str) -> None:
+    if shape.numbers[:2] != (width, height):
+        own = " x ".join(f"{number:g}" for number in shape.numbers[:2])
+        raise ValueError(f"the {what} is of {own} pixels, not of {width} x {height}")
+
+
+def _columns_patch(shape: Shape, width: int, height: int) -> Patch:
+    _check_size(shape, width, height, "RLE")
+    return decode_columns(np.frombuffer(shape.blobs[0], np.int64), width, height)
+
+
+def _rows_patch(shape: Shape, width: int, height: int) -> Patch:
+    left, top, columns_, rows_ = (int(number) for number in shape.numbers)
+    if columns_ < 0 or rows_ < 0 or columns_ * rows_ > MOST_BITMAP_PIXELS:
+        raise ValueError(f"its box is {columns_} x {rows_} pixels")
+    runs = np.frombuffer(shape.blobs[0], np.int64)
+    return _clip(decode_rows(runs, left, top, columns_, rows_), width, height)
+
+
+def _brush_patch(shape: Shape, width: int, height: int) -> Patch:
+    _check_size(shape, width, height, "brush")
+    return decode_brush(shape.blobs[0], width, height)
+
+
+def _bitmap_patch(shape: Shape, width: int, height: int) -> Patch:
+    left, top, is_whole = shape.numbers
+    bits = _decode_bitmap(shape.blobs[0])
+    if is_whole and bits.shape != (height, width):
+        raise ValueError(f"its bitmap is {bits.shape[1]} x {bits.shape[0]}, not {width} x {height}")
+    return _clip(Patch(int(left), int(top), bits), width, height)
+
+
+def _decode_bitmap(data: bytes) -> Any:
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG", "BMP", "TIFF", "WEBP")) as picture:
+            if picture.width * picture.height > MOST_BITMAP_PIXELS:
+                raise ValueError(f"its bitmap is {picture.width} x {picture.height} pixels")
+            if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+                return np.asarray(picture.convert("RGBA"))[:, :, 3] > 0
+            values = np.asarray(picture)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"its bitmap is not a picture: {shown(str(error))}") from error
+    return values.any(axis=2) if values.ndim == 3 else values > 0
+
+
+def _clip(patch: Patch, width: int, height: int) -> Patch:
+    """Cut off what lies outside the picture."""
+    rows_, columns_ = patch.bits.shape
+    left, top = max(patch.left, 0), max(patch.top, 0)
+    right, bottom = min(patch.left + columns_, width), min(patch.top + rows_, height)
+    if right <= left or bottom <= top:
+        return empty_patch()
+    inside = patch.bits[
+        top - patch.top : bottom - patch.top, left - patch.left : right - patch.left
+    ]
+    return Patch(left, top, inside)
+
+
+_PATCHES = {
+    "rings": _rings_patch,
+    "box": _box_patch,
+    "ellipse": _ellipse_patch,
+    "columns": _columns_patch,
+    "rows": _rows_patch,
+    "brush": _brush_patch,
+    "bitmap": _bitmap_patch,
+}
