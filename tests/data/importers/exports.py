@@ -1,8 +1,8 @@
 """Writes one small world in the form of every annotation tool, as faithfully as is known of them.
 
-Three pictures: ``a`` and ``b`` hold a large cat and, over it, a small dog; ``empty`` holds nothing. ``a``
-is for training, ``b`` for validation where a tool keeps splits. All corners are whole pixels, so that
-every tool must come to the same masks.
+Three pictures: ``a`` and ``b`` hold a large cat and, over it, a small dog; ``empty`` holds
+nothing. ``a`` is for training, ``b`` for validation where a tool keeps splits. All corners are
+whole pixels, so that every tool must come to the same masks.
 """
 
 import base64
@@ -43,6 +43,11 @@ def truth(name: str) -> Mask:
     for label, (left, top, right, bottom) in BOXES[name]:
         mask[top:bottom, left:right] = CLASSES.index(label) + 1
     return mask
+
+
+def hex_of(name: str) -> str:
+    """Return the colour of a class as tools write it."""
+    return "#" + "".join(f"{one:02x}" for one in COLORS[name])
 
 
 def bits_of(name: str, box: tuple[int, int, int, int]) -> Mask:
@@ -135,7 +140,9 @@ def coco_content(names: list[str], rle: str = "", first_id: int = 1) -> dict[str
     images, annotations = [], []
     for at, name in enumerate(names):
         width, height = SIZES[name]
-        images.append({"id": at + first_id, "file_name": f"{name}.jpg", "width": width, "height": height})
+        images.append(
+            {"id": at + first_id, "file_name": f"{name}.jpg", "width": width, "height": height}
+        )
         for label, box in BOXES[name]:
             mask = bits_of(name, box)
             runs = runs_of(mask.reshape(-1, order="F"))
@@ -160,7 +167,8 @@ def coco_content(names: list[str], rle: str = "", first_id: int = 1) -> dict[str
         "licenses": [{"name": "", "id": 0, "url": ""}],
         "info": {"contributor": "", "date_created": ""},
         "categories": [
-            {"id": at + first_id, "name": name, "supercategory": ""} for at, name in enumerate(CLASSES)
+            {"id": at + first_id, "name": name, "supercategory": ""}
+            for at, name in enumerate(CLASSES)
         ],
         "images": images,
         "annotations": annotations[::-1],
@@ -199,7 +207,8 @@ def coco_roboflow(root: Path) -> None:
         names = [name for name in SIZES if SPLITS[name] == split]
         content = coco_content(names)
         content["categories"] = [{"id": 0, "name": "animals", "supercategory": "none"}] + [
-            {"id": at + 1, "name": name, "supercategory": "animals"} for at, name in enumerate(CLASSES)
+            {"id": at + 1, "name": name, "supercategory": "animals"}
+            for at, name in enumerate(CLASSES)
         ]
         save_json(root / folder / "_annotations.coco.json", content)
         for name in names:
@@ -231,7 +240,7 @@ def coco_panoptic(root: Path) -> None:
 def cvat_xml(root: Path) -> None:
     """CVAT for images 1.1: a polygon, a box, an ellipse-free world, and a mask; z_order counts."""
     labels = "".join(
-        f"<label><name>{name}</name><color>#{'%02x%02x%02x' % COLORS[name]}</color><type>any</type>"
+        f"<label><name>{name}</name><color>{hex_of(name)}</color><type>any</type>"
         "<attributes></attributes></label>"
         for name in CLASSES
     )
@@ -242,7 +251,9 @@ def cvat_xml(root: Path) -> None:
     for at, name in enumerate(SIZES):
         width, height = SIZES[name]
         subset = {"train": "Train", "val": "Validation"}[SPLITS[name]]
-        lines.append(f'<image id="{at}" name="{name}.jpg" subset="{subset}" width="{width}" height="{height}">')
+        lines.append(
+            f'<image id="{at}" name="{name}.jpg" subset="{subset}" width="{width}" height="{height}">'
+        )
         for order, (label, box) in reversed(list(enumerate(BOXES[name]))):
             left, top, right, bottom = box
             common = f'label="{label}" source="manual" occluded="0" z_order="{order - 1}"'
@@ -250,7 +261,9 @@ def cvat_xml(root: Path) -> None:
                 points = ";".join(f"{x:.2f},{y:.2f}" for x, y in corners(box))
                 lines.append(f'<polygon {common} points="{points}"></polygon>')
             elif (at + order) % 3 == 1:
-                lines.append(f'<box {common} xtl="{left}" ytl="{top}" xbr="{right}" ybr="{bottom}"></box>')
+                lines.append(
+                    f'<box {common} xtl="{left}" ytl="{top}" xbr="{right}" ybr="{bottom}"></box>'
+                )
             else:
                 size = (right - left) * (bottom - top)
                 lines.append(
@@ -266,7 +279,10 @@ def cvat_masks(root: Path) -> None:
     """CVAT segmentation mask 1.1; the picture without a shape has no mask."""
     colors = {"background": (0, 0, 0)} | COLORS
     lines = ["# label:color_rgb:parts:actions"]
-    lines += [f"{name}:{','.join(map(str, color))}::" for name, color in sorted(colors.items(), reverse=True)]
+    lines += [
+        f"{name}:{','.join(map(str, color))}::"
+        for name, color in sorted(colors.items(), reverse=True)
+    ]
     save_text(root / "labelmap.txt", "\n".join(lines) + "\n")
     for split in ("train", "val"):
         names = [name for name in SIZES if SPLITS[name] == split]
@@ -347,7 +363,9 @@ def ultralytics_masks(root: Path) -> None:
 def roboflow_masks(root: Path) -> None:
     """Roboflow's masks."""
     for split, folder in (("train", "train"), ("val", "valid")):
-        save_text(root / folder / "_classes.csv", "Pixel Value, Class\n0, background\n1, cat\n2, dog\n")
+        save_text(
+            root / folder / "_classes.csv", "Pixel Value, Class\n0, background\n1, cat\n2, dog\n"
+        )
         for name in SIZES:
             if SPLITS[name] == split:
                 save_picture(root / folder / f"{name}.jpg", SIZES[name])
@@ -372,10 +390,16 @@ def label_studio(root: Path) -> None:
             }
             if (at + place) % 3 == 0:
                 points = [[100 * x / width, 100 * y / height] for x, y in corners(box)]
-                result |= {"type": "polygonlabels", "value": {"points": points, "closed": True, "polygonlabels": [label]}}
+                result |= {
+                    "type": "polygonlabels",
+                    "value": {"points": points, "closed": True, "polygonlabels": [label]},
+                }
             elif (at + place) % 3 == 1:
                 code = brush_code(bits_of(name, box))
-                result |= {"type": "brushlabels", "value": {"format": "rle", "rle": code, "brushlabels": [label]}}
+                result |= {
+                    "type": "brushlabels",
+                    "value": {"format": "rle", "rle": code, "brushlabels": [label]},
+                }
             else:
                 value = {
                     "x": 100 * left / width,
@@ -387,14 +411,34 @@ def label_studio(root: Path) -> None:
                 }
                 result |= {"type": "rectanglelabels", "value": value}
             results.append(result)
-        wrong = [{"type": "polygonlabels", "value": {"points": [[0, 0], [100, 0], [50, 50]], "polygonlabels": ["dog"]}}]
+        wrong = [
+            {
+                "type": "polygonlabels",
+                "value": {"points": [[0, 0], [100, 0], [50, 50]], "polygonlabels": ["dog"]},
+            }
+        ]
         tasks.append(
             {
                 "id": at + 1,
                 "annotations": [
-                    {"id": 3, "result": wrong, "was_cancelled": True, "updated_at": "2025-01-01T00:00:00Z"},
-                    {"id": 1, "result": wrong, "was_cancelled": False, "updated_at": "2023-01-01T00:00:00Z"},
-                    {"id": 2, "result": results, "was_cancelled": False, "updated_at": "2024-01-01T00:00:00Z"},
+                    {
+                        "id": 3,
+                        "result": wrong,
+                        "was_cancelled": True,
+                        "updated_at": "2025-01-01T00:00:00Z",
+                    },
+                    {
+                        "id": 1,
+                        "result": wrong,
+                        "was_cancelled": False,
+                        "updated_at": "2023-01-01T00:00:00Z",
+                    },
+                    {
+                        "id": 2,
+                        "result": results,
+                        "was_cancelled": False,
+                        "updated_at": "2024-01-01T00:00:00Z",
+                    },
                 ],
                 "file_upload": f"0123abcd-{name}.jpg",
                 "predictions": [],
@@ -409,7 +453,7 @@ def label_studio(root: Path) -> None:
 def supervisely(root: Path) -> None:
     """Supervisely: polygons and bitmaps in two data sets."""
     classes = [
-        {"title": name, "shape": "any", "color": "#%02X%02X%02X" % COLORS[name], "id": at}
+        {"title": name, "shape": "any", "color": hex_of(name), "id": at}
         for at, name in enumerate(CLASSES)
     ]
     save_json(root / "meta.json", {"classes": classes, "tags": []})
@@ -418,16 +462,28 @@ def supervisely(root: Path) -> None:
         objects = []
         for at, (label, box) in enumerate(BOXES[name]):
             left, top, right, bottom = box
-            item: dict[str, Any] = {"classTitle": label, "classId": CLASSES.index(label), "tags": []}
+            item: dict[str, Any] = {
+                "classTitle": label,
+                "classId": CLASSES.index(label),
+                "tags": [],
+            }
             if at % 2 == 0:
-                item |= {"geometryType": "polygon", "points": {"exterior": corners(box), "interior": []}}
+                item |= {
+                    "geometryType": "polygon",
+                    "points": {"exterior": corners(box), "interior": []},
+                }
             else:
                 inside = np.zeros((bottom - top, right - left, 4), np.uint8)
                 inside[:] = 255
                 data = base64.b64encode(zlib.compress(png_bytes(inside))).decode()
                 item |= {"geometryType": "bitmap", "bitmap": {"data": data, "origin": [left, top]}}
             objects.append(item)
-        content = {"description": "", "tags": [], "size": {"height": height, "width": width}, "objects": objects}
+        content = {
+            "description": "",
+            "tags": [],
+            "size": {"height": height, "width": width},
+            "objects": objects,
+        }
         save_json(root / SPLITS[name] / "ann" / f"{name}.jpg.json", content)
         save_picture(root / SPLITS[name] / "img" / f"{name}.jpg", SIZES[name])
 
@@ -462,7 +518,9 @@ def segments(root: Path) -> None:
                 "labels": {"ground-truth": label},
             }
         )
-    categories = [{"id": at + 1, "name": name, "color": [9, 9, at]} for at, name in enumerate(CLASSES)]
+    categories = [
+        {"id": at + 1, "name": name, "color": [9, 9, at]} for at, name in enumerate(CLASSES)
+    ]
     dataset = {
         "name": "pets",
         "task_type": "segmentation-bitmap",

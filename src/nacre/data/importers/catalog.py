@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nacre.data.importers.export import Match
+from nacre.data.importers.files.export import Match
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.shapes import Shape, unpack
-from nacre.data.importers.tree import File
+from nacre.data.importers.shapes.shape import Shape, unpack
 
 Color = tuple[int, int, int]
 Order = Literal["list", "area"]

@@ -1,4 +1,4 @@
-"""What the readers of all formats share: the export, the catalogue to fill, and small conversions."""
+"""What the readers of all formats share: export, catalogue to fill, small conversions."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from nacre.data.importers import jsonstream, xmlstream
 from nacre.data.importers.catalog import Catalog, Picture
-from nacre.data.importers.export import Export, Finder
+from nacre.data.importers.files import jsonstream, xmlstream
+from nacre.data.importers.files.export import Export, Finder
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.tree import File
 from nacre.errors import NacreError
 
 Boxes = Literal["fill", "skip"]

@@ -1,14 +1,13 @@
 """What an import found, wrote and left out, and why: for people and as plain data."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nacre.data.importers.catalog import BACKGROUND, Catalog
-from nacre.data.importers.classes import Labels
-from nacre.data.importers.paint import MISSING, NOT_LABELED, Outcome
+from nacre.data.importers.catalog import BACKGROUND
+from nacre.data.importers.painting.paint import MISSING, NOT_LABELED, Job, Outcome
 from nacre.data.importers.problems import counted, shown, some
 
 
@@ -75,7 +74,8 @@ class ImportReport:
         ]
         if self.empty:
             found.append(
-                f"{counted(len(self.empty), 'picture')} without any shape: all background ({some(self.empty)})"
+                f"{counted(len(self.empty), 'picture')} without any shape: all background "
+                f"({some(self.empty)})"
             )
         found += _left_out_sentences(self.left_out)
         found += _orientation_sentences(self.turned, self.doubtful)
@@ -84,7 +84,7 @@ class ImportReport:
         ]
         if unseen:
             found.append(
-                f"no pixel has the class {some(unseen, 10)}; --classes chooses the classes to import"
+                f"no pixel has the class {some(unseen, 10)}; --classes chooses what to import"
             )
         return [*found, *self.notes]
 
@@ -122,14 +122,14 @@ class ImportReport:
 def make_report(
     export: Path,
     target: Path,
-    format_title: str,
-    catalog: Catalog,
-    labels: Labels,
+    title: str,
+    job: Job,
     outcomes: Sequence[Outcome],
-    splits: dict[str, int],
+    lists: Mapping[str, Sequence[str]],
     notes: Sequence[str],
 ) -> ImportReport:
     """Sum up what became of the pictures."""
+    catalog, labels = job.catalog, job.labels
     written = [one for one in outcomes if one.problem is None]
     names = [picture.name for picture in catalog.pictures]
     pixels: Counter[int] = Counter()
@@ -144,9 +144,9 @@ def make_report(
     return ImportReport(
         export=export,
         target=target,
-        format=format_title,
+        format=title,
         pictures=len(written),
-        splits=splits,
+        splits={name: len(files) for name, files in lists.items()},
         classes=labels.names,
         pixels=pixels,
         images=images,
@@ -190,13 +190,13 @@ def _orientation_sentences(turned: Sequence[str], doubtful: Sequence[str]) -> li
     found = []
     if turned:
         found.append(
-            f"orientation: {counted(len(turned), 'picture')} were annotated on the pixels as stored, "
-            f"before the camera's turn; their masks are turned with them ({some(turned)})"
+            f"orientation: {counted(len(turned), 'picture')} were annotated on the pixels as "
+            f"stored, before the camera's turn; their masks are turned with them ({some(turned)})"
         )
     if doubtful:
         found.append(
-            f"orientation: {counted(len(doubtful), 'picture')} are turned by the camera, and their size "
-            f"does not tell whether that was done before annotating; taken as drawn on the upright "
-            f"picture, so look at them ({some(doubtful)})"
+            f"orientation: {counted(len(doubtful), 'picture')} are turned by the camera, and their "
+            "size does not tell whether that was done before annotating; taken as drawn on the "
+            f"upright picture, so look at them ({some(doubtful)})"
         )
     return found

@@ -1,12 +1,13 @@
-"""Cityscapes: ``leftImg8bit/<split>/<city>/`` and ``gtFine/<split>/<city>/`` with label or train ids.
+"""Cityscapes: ``leftImg8bit/<split>/<city>/`` and ``gtFine/<split>/<city>/``.
 
-Nineteen of the classes are evaluated; all else, and 255, does not count. There is no background.
+The masks hold label ids or train ids. Nineteen of the classes are evaluated; all else, and 255,
+does not count. There is no background.
 """
 
 from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, Picture
-from nacre.data.importers.export import Match, split_of
+from nacre.data.importers.files.export import Match, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.reading import Source
-from nacre.data.importers.tree import File
 
 CLASSES = {
     7: "road",

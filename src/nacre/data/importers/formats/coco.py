@@ -9,14 +9,14 @@ top, unless the export says by ``z_order``.
 from collections import defaultdict
 from typing import Any
 
-from nacre.data.importers import shapes
 from nacre.data.importers.catalog import BACKGROUND, Picture, clean_name, color_of, size_of
-from nacre.data.importers.export import split_in_name, split_of
+from nacre.data.importers.files.export import split_in_name, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, counted, shown, some
 from nacre.data.importers.reading import Source, as_dict, as_key, as_layer, as_list
-from nacre.data.importers.rle import check_runs, parse_compressed
-from nacre.data.importers.shapes import DAMAGED, Shape, points_of
-from nacre.data.importers.tree import File
+from nacre.data.importers.shapes import shape as shapes
+from nacre.data.importers.shapes.rle import check_runs, parse_compressed
+from nacre.data.importers.shapes.shape import DAMAGED, Shape, points_of
 from nacre.errors import NacreError
 
 NOT_LISTED = "annotations name a picture that the export does not list"
@@ -71,7 +71,8 @@ class _Reader:
             self.catalog.dropped.add(number)
             name = shown(self.catalog.names[number])
             self.catalog.notes.append(
-                f"the category {name!r} names a group of others and no annotation has it: it is no class"
+                f"the category {name!r} names a group of others and no annotation has it: "
+                "it is no class"
             )
 
     def _note_umbrellas(self, categories: dict[str, tuple[int, dict[str, Any]]]) -> None:
@@ -198,8 +199,8 @@ def read_categories(source: Source, file: File) -> dict[str, tuple[int, dict[str
     twice = [name for name, keys in names.items() if len(keys) > 1]
     if twice:
         source.catalog.notes.append(
-            f"{counted(len(twice), 'category', 'categories')} of {shown(file.path)} have one name with another: "
-            f"they are one class ({some(twice)})"
+            f"{counted(len(twice), 'name')} of categories in {shown(file.path)} stand there twice: "
+            f"such categories are one class ({some(twice)})"
         )
     return found
 

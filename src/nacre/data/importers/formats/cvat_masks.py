@@ -9,10 +9,10 @@ tells the class. A picture that a list names and that has no mask has no annotat
 import re
 
 from nacre.data.importers.catalog import BACKGROUND, Coding, MaskFile
-from nacre.data.importers.export import Finder, clean_parts, split_of
+from nacre.data.importers.files.export import Finder, clean_parts, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import shown
 from nacre.data.importers.reading import Source
-from nacre.data.importers.tree import File
 from nacre.errors import NacreError
 
 LABELMAP = "labelmap.txt"
@@ -58,7 +58,8 @@ def _colors(source: Source, labelmap: File) -> dict[int, int]:
         color = tuple(int(form[at]) for at in (2, 3, 4)) if form else ()
         if form is None or max(color) > 255:
             raise NacreError(
-                f"{shown(labelmap.path)}, line {at}: {shown(line)!r} is not of the form name:r,g,b:parts:actions"
+                f"{shown(labelmap.path)}, line {at}: {shown(line)!r} is not of the form "
+                "name:r,g,b:parts:actions"
             )
         r, g, b = color
         number = source.catalog.class_id(form[1], (r, g, b))

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nacre.data.importers import shapes
 from nacre.data.importers.catalog import color_of, size_of
-from nacre.data.importers.export import split_of
+from nacre.data.importers.files.export import split_of
+from nacre.data.importers.files.tree import File
+from nacre.data.importers.files.xmlstream import Element
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_layer
-from nacre.data.importers.rle import check_runs
-from nacre.data.importers.shapes import DAMAGED, Shape, numbers_of, points_of
-from nacre.data.importers.tree import File
-from nacre.data.importers.xmlstream import Element
+from nacre.data.importers.shapes import shape as shapes
+from nacre.data.importers.shapes.rle import check_runs
+from nacre.data.importers.shapes.shape import DAMAGED, Shape, numbers_of, points_of
 from nacre.errors import NacreError
 
 _KINDS = {"polygon": "polygons", "box": "boxes", "ellipse": "ellipses", "mask": "masks (RLE)"}
@@ -51,8 +51,8 @@ def _start(source: Source, file: File, state: _State, element: Element) -> None:
     path, tag = element.path, element.path[-1]
     if path == ("annotations", "track"):
         raise NacreError(
-            f"{shown(file.path)} is CVAT's format for videos; export it as 'CVAT for images 1.1' or "
-            "'Segmentation mask 1.1'"
+            f"{shown(file.path)} is CVAT's format for videos; export it as 'CVAT for images 1.1' "
+            "or 'Segmentation mask 1.1'"
         )
     if path == ("annotations", "image"):
         state.picture = _picture(source, file, element.attributes)

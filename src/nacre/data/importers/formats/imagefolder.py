@@ -1,7 +1,8 @@
-"""Hugging Face imagefolder with masks: ``metadata.csv`` or ``metadata.jsonl`` pair pictures and masks.
+"""Hugging Face imagefolder with masks: pictures and masks are paired by a metadata file.
 
-``file_name`` is the picture, ``mask_file_name`` (or another ``*_file_name``) its mask, both below the
-folder of the metadata. ``id2label.json`` names the classes; without it they are called by their values.
+In ``metadata.csv`` or ``metadata.jsonl``, ``file_name`` is the picture and ``mask_file_name`` (or
+another ``*_file_name``) its mask, both below the folder of the metadata. ``id2label.json`` names
+the classes; without it they are called by their values.
 """
 
 import csv
@@ -14,11 +15,11 @@ import numpy as np
 from PIL import Image
 
 from nacre.data.importers.catalog import BACKGROUND, IGNORED, Coding, MaskFile
-from nacre.data.importers.export import Match, split_of
-from nacre.data.importers.masks import BAD_PICTURE, MASK_FORMATS, stored_values
+from nacre.data.importers.files.export import Match, split_of
+from nacre.data.importers.files.tree import File
+from nacre.data.importers.painting.masks import BAD_PICTURE, MASK_FORMATS, stored_values
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import Source, as_dict
-from nacre.data.importers.tree import File
 from nacre.errors import NacreError
 
 METADATA = ("metadata.csv", "metadata.jsonl")

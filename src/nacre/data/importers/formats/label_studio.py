@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from nacre.data.importers import shapes
 from nacre.data.importers.catalog import size_of
-from nacre.data.importers.export import split_of
+from nacre.data.importers.files.export import split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list
-from nacre.data.importers.shapes import DAMAGED, Shape, decode_base64, numbers_of, points_of
-from nacre.data.importers.tree import File
+from nacre.data.importers.shapes import shape as shapes
+from nacre.data.importers.shapes.shape import DAMAGED, Shape, decode_base64, numbers_of, points_of
 
 _KINDS = {
     "brush": "brush strokes",
@@ -251,7 +251,7 @@ _MAKE = {
 
 
 def _picture_name(data: dict[str, Any], results: list[dict[str, Any]]) -> str:
-    """Return the address of the picture: the one that shapes point to, else the first that is one."""
+    """Return the address of the picture: the one shapes point to, else the first that is one."""
     for one in results:
         key = str(one.get("source", "")).removeprefix("$")
         if isinstance(data.get(key), str):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from nacre.data.importers import shapes
 from nacre.data.importers.catalog import Picture, size_of
-from nacre.data.importers.export import Match, split_of
+from nacre.data.importers.files.export import Match, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list
-from nacre.data.importers.shapes import DAMAGED, Shape, decode_base64, points_of
-from nacre.data.importers.tree import File
+from nacre.data.importers.shapes import shape as shapes
+from nacre.data.importers.shapes.shape import DAMAGED, Shape, decode_base64, points_of
 from nacre.errors import NacreError
 
 _KINDS = {

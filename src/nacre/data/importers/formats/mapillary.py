@@ -8,10 +8,10 @@ import re
 from collections import Counter
 
 from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, Picture, color_of
-from nacre.data.importers.export import Match, clean_parts, split_of
+from nacre.data.importers.files.export import Match, clean_parts, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import Source, as_dict, as_list
-from nacre.data.importers.tree import File
 from nacre.errors import NacreError
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)")

@@ -7,11 +7,11 @@ the JSON file, or beside the pictures.
 from typing import Any
 
 from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, size_of
-from nacre.data.importers.export import Finder, split_in_name, split_of
+from nacre.data.importers.files.export import Finder, split_in_name, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.formats.coco import read_categories
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import Source, as_dict, as_key, as_list
-from nacre.data.importers.tree import File
 from nacre.errors import NacreError
 
 

@@ -7,10 +7,10 @@ name of its class; 0 is the background.
 import csv
 
 from nacre.data.importers.catalog import BACKGROUND, Coding, MaskFile, Picture
-from nacre.data.importers.export import Match, split_of
+from nacre.data.importers.files.export import Match, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import Source
-from nacre.data.importers.tree import File
 from nacre.errors import NacreError
 
 CLASSES = "_classes.csv"

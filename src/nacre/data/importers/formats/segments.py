@@ -1,19 +1,19 @@
 """Segments.ai: a release file, and the pictures and bitmaps that its SDK downloads.
 
-``<name>_label_<labelset>.png`` holds the number of a segment for every pixel; the release says which
-category each has. Samples that nobody labelled are unlabelled, not empty. Polygons ("vector") are read
-from the release itself.
+``<name>_label_<labelset>.png`` holds the number of a segment for every pixel; the release says
+which category each has. Samples that nobody labelled are unlabelled, not empty. Polygons ("vector")
+are read from the release itself.
 """
 
 from typing import Any
 
-from nacre.data.importers import shapes
 from nacre.data.importers.catalog import Coding, MaskFile, color_of
-from nacre.data.importers.export import Finder, split_of
+from nacre.data.importers.files.export import Finder, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_key, as_list
-from nacre.data.importers.shapes import points_of
-from nacre.data.importers.tree import File
+from nacre.data.importers.shapes import shape as shapes
+from nacre.data.importers.shapes.shape import points_of
 from nacre.errors import NacreError
 
 TASKS = ("segmentation-bitmap", "segmentation-bitmap-highres", "vector")
@@ -54,7 +54,8 @@ def _classes(source: Source, file: File) -> dict[str, int]:
     found = {place[-1]: value for place, value in source.stream_json(file, wanted)}
     if found.get("task_type") not in (None, *TASKS):
         raise NacreError(
-            f"{shown(file.path)} is a release of the kind {shown(found['task_type'])}; nacre reads {', '.join(TASKS)}"
+            f"{shown(file.path)} is a release of the kind {shown(found['task_type'])}; "
+            f"nacre reads {', '.join(TASKS)}"
         )
     categories = as_list(
         as_dict(found.get("task_attributes")).get("categories") or found.get("categories")

@@ -1,18 +1,18 @@
-"""Supervisely: ``meta.json`` with the classes, ``<dataset>/img`` and ``<dataset>/ann/<picture>.json``.
+"""Supervisely: ``meta.json`` has the classes, ``<dataset>/ann/<picture>.json`` the objects.
 
-Polygons have true holes; a bitmap is a small PNG, compressed and in base64, at an origin. Later
-objects cover earlier ones.
+The pictures lie in ``<dataset>/img``. Polygons have true holes; a bitmap is a small PNG,
+compressed and in base64, at an origin. Later objects cover earlier ones.
 """
 
 from typing import Any
 
-from nacre.data.importers import shapes
 from nacre.data.importers.catalog import Picture, color_of, size_of
-from nacre.data.importers.export import Finder, Match, split_of
+from nacre.data.importers.files.export import Finder, Match, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list
-from nacre.data.importers.shapes import DAMAGED, Shape, decode_base64, inflate, points_of
-from nacre.data.importers.tree import File
+from nacre.data.importers.shapes import shape as shapes
+from nacre.data.importers.shapes.shape import DAMAGED, Shape, decode_base64, inflate, points_of
 from nacre.errors import NacreError
 
 _KINDS = {"polygon": "polygons", "bitmap": "bitmaps", "rectangle": "boxes"}

@@ -1,8 +1,8 @@
 """The data sets of Ultralytics: YOLO polygons, and masks for its semantic task.
 
-``data.yaml`` names the classes; pictures lie below a folder ``images``, and the labels of each in the
-same place below ``labels`` (a text file) or ``masks`` (a mask). Without ``data.yaml`` the classes are
-the lines of ``classes.txt`` or ``obj.names``.
+``data.yaml`` names the classes; pictures lie below a folder ``images``, and the labels of each in
+the same place below ``labels`` (a text file) or ``masks`` (a mask). Without ``data.yaml`` the
+classes are the lines of ``classes.txt`` or ``obj.names``.
 
 A line of a text file is a class and the corners of an outline as shares of the width and height;
 five numbers are a box. Where outlines overlap, the smaller one lies on top. A mask holds numbers of
@@ -12,13 +12,13 @@ classes, and 255 where nothing counts.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nacre.data.importers import shapes
 from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, Picture
-from nacre.data.importers.export import Match, clean_parts, split_of
+from nacre.data.importers.files.export import Match, clean_parts, split_of
+from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, counted, shown, some
 from nacre.data.importers.reading import Source, as_dict
-from nacre.data.importers.shapes import DAMAGED, points_of
-from nacre.data.importers.tree import File
+from nacre.data.importers.shapes import shape as shapes
+from nacre.data.importers.shapes.shape import DAMAGED, points_of
 from nacre.errors import NacreError
 
 NAME_FILES = ("classes.txt", "obj.names", "labels.txt")
@@ -116,7 +116,8 @@ def _number(source: Source, names: Mapping[int, Any], file: File) -> dict[int, i
     twice = [shown(names[key]) for key in names if list(names.values()).count(names[key]) > 1]
     if twice:
         source.catalog.notes.append(
-            f"{counted(len(twice), 'class', 'classes')} of {shown(file.path)} share a name: {some(twice)}"
+            f"{counted(len(twice), 'class', 'classes')} of {shown(file.path)} share a name: "
+            f"{some(twice)}"
         )
     return numbers
 
@@ -135,7 +136,8 @@ def _values(
             type(wanted) is int and not is_class and wanted not in (-1, _IGNORED_VALUE)
         ):
             raise NacreError(
-                f"{shown(file.path)}: label_mapping has {shown(raw)}: {shown(wanted)}, which is no class"
+                f"{shown(file.path)}: label_mapping has {shown(raw)}: {shown(wanted)}, "
+                "which is no class"
             )
         values[raw] = classes[wanted] if is_class else IGNORED
     return values

@@ -1,33 +1,18 @@
-"""The shapes of annotations, whatever tool drew them, and the pixels that each covers."""
+"""The shapes of annotations, whatever tool drew them; ``patches`` has the pixels they cover."""
 
 import binascii
-import io
 import json
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.rasterize import (
-    LARGEST_COORDINATE,
-    Patch,
-    Points,
-    empty_patch,
-    fill_ellipse,
-    fill_region,
-    fill_ring,
-    rectangle,
-    turned,
-)
-from nacre.data.importers.rle import Runs, decode_brush, decode_columns, decode_rows
+from nacre.data.importers.shapes.rasterize import LARGEST_COORDINATE, Points
+from nacre.data.importers.shapes.rle import Runs
 
 Kind = Literal["rings", "box", "ellipse", "columns", "rows", "brush", "bitmap"]
-
-MOST_BITMAP_PIXELS = 178_956_970
-"""Pixels of the largest picture that Pillow opens, and so of the largest that is imported."""
 
 DAMAGED = "a shape is damaged"
 
@@ -68,17 +53,6 @@ class Shape(NamedTuple):
         ]
         header = json.dumps([*fields, lengths], separators=(",", ":")).encode()
         return len(header).to_bytes(_HEADER, "little") + header + b"".join(self.blobs)
-
-    def patch(self, width: int, height: int) -> Patch:
-        """Return the pixels that it covers in a picture of this size.
-
-        Raises:
-            Unusable: The shape is damaged, or does not belong to a picture of this size.
-        """
-        try:
-            return _PATCHES[self.kind](self, width, height)
-        except ValueError as error:
-            raise Unusable(DAMAGED, str(error)) from error
 
 
 def unpack(data: bytes) -> Shape:
@@ -228,108 +202,3 @@ def inflate(data: bytes, limit: int = 1 << 28) -> bytes:
     if not stream.eof:
         raise Unusable(DAMAGED, "its data are cut off or too large")
     return plain
-
-
-def _scaled(shape: Shape, width: int, height: int) -> tuple[float, ...]:
-    """Return the first four numbers in pixels."""
-    if not shape.is_relative:
-        return shape.numbers[:4]
-    x, y, along, across = shape.numbers[:4]
-    return x * width, y * height, along * width, across * height
-
-
-def _rings_patch(shape: Shape, width: int, height: int) -> Patch:
-    parts: list[tuple[Points, list[Points]]] = []
-    for is_hole, blob in zip(shape.numbers, shape.blobs, strict=True):
-        ring = np.frombuffer(blob, np.float64).reshape(-1, 2)
-        if shape.is_relative:
-            ring = ring * (width, height)
-        if is_hole:
-            parts[-1][1].append(ring)
-        else:
-            parts.append((ring, []))
-    return fill_region(parts, width, height)
-
-
-def _box_patch(shape: Shape, width: int, height: int) -> Patch:
-    left, top, right, bottom = _scaled(shape, width, height)
-    degrees, about_corner = shape.numbers[4:]
-    if about_corner:
-        return fill_ring(
-            turned(rectangle(left, top, right, bottom), degrees, (left, top)), width, height
-        )
-    return fill_ring(rectangle(left, top, right, bottom, degrees), width, height)
-
-
-def _ellipse_patch(shape: Shape, width: int, height: int) -> Patch:
-    x, y, along, across = _scaled(shape, width, height)
-    return fill_ellipse((x, y), (along, across), shape.numbers[4], width, height)
-
-
-def _check_size(shape: Shape, width: int, height: int, what: str) -> None:
-    if shape.numbers[:2] != (width, height):
-        own = " x ".join(f"{number:g}" for number in shape.numbers[:2])
-        raise ValueError(f"the {what} is of {own} pixels, not of {width} x {height}")
-
-
-def _columns_patch(shape: Shape, width: int, height: int) -> Patch:
-    _check_size(shape, width, height, "RLE")
-    return decode_columns(np.frombuffer(shape.blobs[0], np.int64), width, height)
-
-
-def _rows_patch(shape: Shape, width: int, height: int) -> Patch:
-    left, top, columns_, rows_ = (int(number) for number in shape.numbers)
-    if columns_ < 0 or rows_ < 0 or columns_ * rows_ > MOST_BITMAP_PIXELS:
-        raise ValueError(f"its box is {columns_} x {rows_} pixels")
-    runs = np.frombuffer(shape.blobs[0], np.int64)
-    return _clip(decode_rows(runs, left, top, columns_, rows_), width, height)
-
-
-def _brush_patch(shape: Shape, width: int, height: int) -> Patch:
-    _check_size(shape, width, height, "brush")
-    return decode_brush(shape.blobs[0], width, height)
-
-
-def _bitmap_patch(shape: Shape, width: int, height: int) -> Patch:
-    left, top, is_whole = shape.numbers
-    bits = _decode_bitmap(shape.blobs[0])
-    if is_whole and bits.shape != (height, width):
-        raise ValueError(f"its bitmap is {bits.shape[1]} x {bits.shape[0]}, not {width} x {height}")
-    return _clip(Patch(int(left), int(top), bits), width, height)
-
-
-def _decode_bitmap(data: bytes) -> Any:
-    try:
-        with Image.open(io.BytesIO(data), formats=("PNG", "BMP", "TIFF", "WEBP")) as picture:
-            if picture.width * picture.height > MOST_BITMAP_PIXELS:
-                raise ValueError(f"its bitmap is {picture.width} x {picture.height} pixels")
-            if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
-                return np.asarray(picture.convert("RGBA"))[:, :, 3] > 0
-            values = np.asarray(picture)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"its bitmap is not a picture: {shown(str(error))}") from error
-    return values.any(axis=2) if values.ndim == 3 else values > 0
-
-
-def _clip(patch: Patch, width: int, height: int) -> Patch:
-    """Cut off what lies outside the picture."""
-    rows_, columns_ = patch.bits.shape
-    left, top = max(patch.left, 0), max(patch.top, 0)
-    right, bottom = min(patch.left + columns_, width), min(patch.top + rows_, height)
-    if right <= left or bottom <= top:
-        return empty_patch()
-    inside = patch.bits[
-        top - patch.top : bottom - patch.top, left - patch.left : right - patch.left
-    ]
-    return Patch(left, top, inside)
-
-
-_PATCHES = {
-    "rings": _rings_patch,
-    "box": _box_patch,
-    "ellipse": _ellipse_patch,
-    "columns": _columns_patch,
-    "rows": _rows_patch,
-    "brush": _brush_patch,
-    "bitmap": _bitmap_patch,
-}

@@ -16,7 +16,7 @@ from PIL import Image
 
 from nacre.data.importers.catalog import BACKGROUND, Coding
 from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.shapes import MOST_BITMAP_PIXELS
+from nacre.data.importers.shapes.patches import MOST_PIXELS
 
 ClassMap = npt.NDArray[np.uint32]
 
@@ -46,7 +46,7 @@ def read_mask(file: BinaryIO, coding: Coding) -> ClassMap:
     """
     try:
         with Image.open(file, formats=MASK_FORMATS) as image:
-            if image.width * image.height > MOST_BITMAP_PIXELS:
+            if image.width * image.height > MOST_PIXELS:
                 raise Unusable("the mask is too large", f"{image.width} x {image.height} pixels")
             values = _READ[coding.kind](image)
     except BAD_PICTURE as error:

@@ -12,15 +12,16 @@ import numpy.typing as npt
 from PIL import Image
 
 from nacre.data.importers.catalog import Catalog, Order, Picture
-from nacre.data.importers.classes import Labels
-from nacre.data.importers.export import Export
-from nacre.data.importers.jsonstream import load_whole
-from nacre.data.importers.masks import UnknownValues, read_mask
-from nacre.data.importers.naming import written_suffix
-from nacre.data.importers.pictures import Frame, Look, choose_frame, look_at, turn_upright
+from nacre.data.importers.files.export import Export
+from nacre.data.importers.files.jsonstream import load_whole
+from nacre.data.importers.painting.masks import UnknownValues, read_mask
+from nacre.data.importers.painting.pictures import Frame, Look, choose_frame, look_at, turn_upright
 from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import Crowd
-from nacre.data.importers.shapes import Shape
+from nacre.data.importers.shapes.patches import patch_of
+from nacre.data.importers.shapes.shape import Shape
+from nacre.data.importers.writing.classes import Labels
+from nacre.data.importers.writing.naming import written_suffix
 from nacre.errors import NacreError
 
 Unlabeled = Literal["listed", "background", "skip"]
@@ -146,7 +147,7 @@ def paint_shapes(
         levels = np.full((height, width), np.iinfo(kind).min, kind)
     uncovered = 0
     for shape in shapes:
-        patch = shape.patch(width, height)
+        patch = patch_of(shape, width, height)
         bits, area = patch.bits, int(np.count_nonzero(patch.bits))
         if area == 0:
             uncovered += 1

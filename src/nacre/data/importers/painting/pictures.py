@@ -7,6 +7,7 @@ upright, too: one that was drawn on the stored pixels is turned.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from nacre.data.importers.masks import BAD_PICTURE
+from nacre.data.importers.painting.masks import BAD_PICTURE
 from nacre.data.importers.problems import Unusable, shown
 
 Frame = Literal["upright", "stored"]
@@ -111,7 +112,7 @@ def _alike(size: tuple[int, int], other: tuple[int, int]) -> bool:
     return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
 
 
-_TURNS = {
+_TURNS: dict[int, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
     1: lambda mask: mask,
     2: np.fliplr,
     3: lambda mask: np.rot90(mask, 2),

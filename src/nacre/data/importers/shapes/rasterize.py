@@ -1,10 +1,10 @@
 """Filling outlines exactly: a pixel belongs to a shape when its centre lies inside.
 
 Pixel (column c, row r) has its centre at (c + 1/2, r + 1/2); x points right, y down, the corner of
-the picture is the origin. Inside one ring the even-odd rule holds, so that self-crossing outlines and
-keyholes are right and the zero-width bridges with which some tools join parts cover nothing. An edge
-owns its upper end and a pixel whose centre lies on a left edge, so that neighbours that share an edge
-share no pixel and leave none out.
+the picture is the origin. Inside one ring the even-odd rule holds, so that self-crossing outlines
+and keyholes are right and the zero-width bridges with which some tools join parts cover nothing. An
+edge owns its upper end and a pixel whose centre lies on a left edge, so that neighbours that share
+an edge share no pixel and leave none out.
 
 The scan line: every edge toggles, in each row whose centre it crosses, all pixels right of the
 crossing; a running parity along the row is the filled shape. Crossings are computed in doubles; the
@@ -37,7 +37,7 @@ _ROUNDING = 16 * np.finfo(np.float64).eps
 
 
 class Patch(NamedTuple):
-    """The filled part of a shape: where its box begins in the picture, and which pixels it covers."""
+    """The filled part of a shape: where its box begins, and which pixels of the box it covers."""
 
     left: int
     top: int
@@ -226,12 +226,10 @@ def _settle(
         return -(-((x0 - _GRID // 2) * (y1 - y0) + above * (x1 - x0)) // (_GRID * (y1 - y0)))
     if len(rows) > MOST_DOUBTFUL:
         raise ValueError(f"an outline passes {len(rows):,} pixel centres closer than can be told")
-    return [
-        _exact(*map(Fraction, (*a, *b)), int(row))
-        for a, b, row in zip(upper, lower, rows, strict=True)
-    ]
+    return [_exact(a, b, int(row)) for a, b, row in zip(upper, lower, rows, strict=True)]
 
 
-def _exact(x0: Fraction, y0: Fraction, x1: Fraction, y1: Fraction, row: int) -> int:
+def _exact(upper: Points, lower: Points, row: int) -> int:
+    x0, y0, x1, y1 = (Fraction(float(value)) for value in (*upper, *lower))
     x = x0 + (Fraction(2 * row + 1, 2) - y0) * (x1 - x0) / (y1 - y0)
     return ceil(x - Fraction(1, 2))

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from nacre.data.importers.files.tree import File, Tree, open_tree, read_whole
 from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.tree import File, Tree, open_tree, read_whole
 
 Parts = tuple[str, ...]
 

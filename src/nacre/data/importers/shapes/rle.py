@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nacre.data.importers.rasterize import Bits, Patch, empty_patch
+from nacre.data.importers.shapes.rasterize import Bits, Patch, empty_patch
 
 Runs = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ def parse_compressed(text: str) -> Runs:
     return check_runs(lengths)
 
 
-def check_runs(lengths: Sequence[object]) -> Runs:
+def check_runs(lengths: Sequence[object] | npt.NDArray[np.float64]) -> Runs:
     """Return run lengths as an array.
 
     Raises:

@@ -128,9 +128,10 @@ def _check_alike(catalog: Catalog, final: dict[int, str]) -> None:
     for names in spellings.values():
         if len(names) > 1:
             two = " and ".join(repr(shown(name)) for name in names[:2])
+            option = f"--rename {shown(names[1])!r}={shown(clean_name(names[0]))!r}"
             raise NacreError(
-                f"the classes {two} are spelled almost alike; if they are one class say "
-                f"--rename {shown(names[1])!r}={shown(clean_name(names[0]))!r}, else rename one in the tool"
+                f"the classes {two} are spelled almost alike; if they are one class say {option}, "
+                "else rename one in the tool"
             )
 
 

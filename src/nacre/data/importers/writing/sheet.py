@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from nacre.data.importers.catalog import Color
-from nacre.data.importers.pictures import PICTURE_FORMATS
+from nacre.data.importers.painting.pictures import PICTURE_FORMATS
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

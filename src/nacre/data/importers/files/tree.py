@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import IO, BinaryIO, Protocol
 
 from nacre.data.importers.problems import shown
 from nacre.errors import NacreError
@@ -219,7 +219,7 @@ class ZipTree:
 class _Entry(io.RawIOBase):
     """A file of an archive whose damage is told in one sentence."""
 
-    def __init__(self, archive: Path, file: File, entry: "zipfile.ZipExtFile | BinaryIO") -> None:
+    def __init__(self, archive: Path, file: File, entry: IO[bytes]) -> None:
         self.archive = archive
         self.file = file
         self.entry = entry

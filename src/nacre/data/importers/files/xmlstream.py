@@ -1,4 +1,4 @@
-"""Reading XML piece by piece, in bounded memory, without documents types and so without entities."""
+"""Reading XML piece by piece, in bounded memory, without document types and so without entities."""
 
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
@@ -8,7 +8,7 @@ from nacre.data.importers.problems import shown
 from nacre.errors import NacreError
 
 LARGEST_TAG = 1 << 28
-"""Bytes of the largest single tag (a mask is one attribute); a file with a larger one is refused."""
+"""Bytes of the largest single tag (a mask is one attribute); larger ones are refused."""
 
 _CHUNK = 1 << 18
 _DEEPEST = 64

@@ -15,7 +15,7 @@ from itertools import repeat
 from multiprocessing import get_context
 from typing import Any
 
-from nacre.data.importers.paint import Job, Outcome, import_picture
+from nacre.data.importers.painting.paint import Job, Outcome, import_picture
 from nacre.errors import NacreError
 
 _ALONE_SECONDS = 0.5

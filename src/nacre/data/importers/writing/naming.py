@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from nacre.data.importers.catalog import Picture
-from nacre.data.importers.export import clean_parts
-from nacre.data.importers.tree import IMAGE_SUFFIXES
+from nacre.data.importers.files.export import clean_parts
+from nacre.data.importers.files.tree import IMAGE_SUFFIXES
 
 _FORBIDDEN = '<>:"|?*\\/'
 _LONGEST = 120
@@ -19,7 +19,7 @@ _RENAMED = {".jpe": ".jpg", ".jfif": ".jpg", ".jpeg": ".jpg"}
 
 
 def plan_names(pictures: Sequence[Picture]) -> list[str]:
-    """Return a name for each picture, without extension; with folders only where they are needed."""
+    """Return a name for each picture, without extension; with folders only where needed."""
     paths = [_path(picture) for picture in pictures]
     plain = [safe_part(path[-1]) for path in paths]
     if len({name.casefold() for name in plain}) == len(plain):

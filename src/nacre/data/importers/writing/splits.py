@@ -33,5 +33,6 @@ def plan_lists(files: Iterable[tuple[str, str | None]]) -> tuple[dict[str, list[
         return lists, notes
     there = " and ".join(split for split in ("train", "val", "test") if by_split[split])
     return {}, [
-        f"the export has only the split {there}: no lists are written, and one picture in five is for testing"
+        f"the export has only the split {there}: no lists are written, and one picture in five is "
+        "for testing"
     ]

@@ -1,0 +1,79 @@
+"""What must hold before and after painting, so that no mask is silently wrong."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from nacre.data.importers.catalog import Catalog
+from nacre.data.importers.painting.paint import MISSING, Outcome
+from nacre.data.importers.problems import Unusable, counted, shown, some
+from nacre.errors import NacreError
+
+_WHERE = "say where they are with --images FOLDER"
+
+
+def check_catalog(catalog: Catalog, title: str) -> None:
+    """Refuse an export that names no picture or holds none."""
+    pictures = catalog.pictures
+    if not pictures:
+        raise NacreError(f"the export ({title}) names no picture")
+    is_there = any(one.match or one.embedded or one.problem for one in pictures)
+    if not is_there:
+        names = some((one.name for one in pictures), 3)
+        raise NacreError(
+            f"the export ({title}) names {counted(len(pictures), 'picture')} ({names}) but holds "
+            f"none of their files; {_WHERE}"
+        )
+
+
+def settle_claims(catalog: Catalog) -> None:
+    """See that no file is taken for two pictures: a whole matching path goes before a last part."""
+    claims: dict[tuple[int, str], list[int]] = defaultdict(list)
+    full = set()
+    for index, picture in enumerate(catalog.pictures):
+        if picture.match is not None:
+            claims[picture.match.file.tree, picture.match.file.path].append(index)
+            if picture.match.is_full:
+                full.add(index)
+    for indices in claims.values():
+        keeper = next((at for at in indices if at in full), indices[0])
+        for at in indices:
+            if at == keeper:
+                continue
+            if keeper in full and at not in full:
+                catalog.pictures[at].match = None
+            else:
+                other = shown(catalog.pictures[keeper].name)
+                catalog.spoil(at, Unusable("the export names its file twice", f"also as {other}"))
+
+
+def check_masks(catalog: Catalog, outcomes: Sequence[Outcome]) -> None:
+    """Refuse masks with values that have no class: names and masks do not belong together."""
+    bad = [one for one in outcomes if one.unknown]
+    if not bad:
+        return
+    values = bad[0].unknown or {}
+    mask = catalog.pictures[bad[0].index].mask
+    assert mask is not None
+    value, count = max(values.items(), key=lambda item: item[1])
+    what = f"the value {value}"
+    if mask.coding.kind == "colors":
+        what = f"the colour {value & 255},{value >> 8 & 255},{value >> 16}"
+    more = f" and {counted(len(values) - 1, 'other')}" if len(values) > 1 else ""
+    raise NacreError(
+        f"{counted(len(bad), 'mask')} hold what no class stands for; first "
+        f"{shown(mask.file.path)}: {what} in {counted(count, 'pixel')}{more}; nothing was imported"
+    )
+
+
+def nothing_written(catalog: Catalog, outcomes: Sequence[Outcome], title: str) -> NacreError:
+    """Return the error for an export of which no picture could be imported."""
+    first = outcomes[0]
+    assert first.problem is not None
+    reason, detail = first.problem.reason, first.problem.detail
+    same = sum(one.problem is not None and one.problem.reason == reason for one in outcomes)
+    name = shown(catalog.pictures[first.index].name)
+    return NacreError(
+        f"none of the {counted(len(outcomes), 'picture')} of the export ({title}) can be imported; "
+        f"{same:,}, such as {name}: {reason}{f' ({detail})' if detail else ''}"
+        f"{f'; {_WHERE}' if reason == MISSING else ''}"
+    )

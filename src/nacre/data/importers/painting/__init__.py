@@ -1,0 +1,1 @@
+"""From a picture and its labels to a mask."""

@@ -1,0 +1,1 @@
+"""Annotated shapes and the exact pixels that they cover."""

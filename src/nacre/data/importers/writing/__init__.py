@@ -1,0 +1,1 @@
+"""What is written beside the masks: labels, names, lists, the contact sheet."""

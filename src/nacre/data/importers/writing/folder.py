@@ -1,0 +1,107 @@
+"""The folder that an import makes: whole or not at all, in the form that nacre's folders have."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nacre.data.importers.painting.paint import Job, Outcome
+from nacre.data.importers.problems import counted
+from nacre.data.importers.report import ImportReport
+from nacre.data.importers.writing.classes import Labels
+from nacre.data.importers.writing.sheet import choose, draw_sheet
+from nacre.errors import NacreError
+
+SHEET = "contact-sheet.jpg"
+REPORT = "import.json"
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder beside the target that becomes it at the end, or vanishes."""
+    if target.exists() and not target.is_dir():
+        raise NacreError(f"{target} is a file; --to names a folder to make")
+    if target.is_dir() and any(target.iterdir()):
+        raise NacreError(f"{target} is not empty; import into a new folder")
+    missing = [parent for parent in target.parents if not parent.exists()]
+    with _naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name[:50]}.", dir=target.parent))
+        for part in ("images", "masks"):
+            (folder / part).mkdir()
+    try:
+        yield folder
+        with _naming(target):
+            _publish(folder, target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        for parent in missing:
+            # Only what was made here, and only if nobody else put anything there.
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+        raise
+
+
+def write_texts(
+    folder: Path, labels: Labels, lists: Mapping[str, Sequence[str]], report: ImportReport
+) -> None:
+    """Write ``classes.yaml``, the split lists and the report."""
+    content: dict[str, Any] = {
+        "classes": dict(enumerate(labels.names, start=1)),
+        "background": 0 if labels.has_background or report.pixels[0] else None,
+        "ignored": labels.ignored,
+        "colors": {name: list(labels.colors[at]) for at, name in enumerate(labels.names, start=1)},
+    }
+    texts = {f"{name}.txt": "".join(f"{file}\n" for file in files) for name, files in lists.items()}
+    texts["classes.yaml"] = yaml.safe_dump(
+        content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    )
+    texts[REPORT] = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    with _naming(folder):
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def write_sheet(folder: Path, job: Job, outcomes: Sequence[Outcome], report: ImportReport) -> None:
+    """Write the contact sheet."""
+    written = [one for one in outcomes if one.problem is None]
+    pairs = [
+        (one.file, folder / "images" / one.file, folder / "masks" / f"{job.names[one.index]}.png")
+        for one in (written[at] for at in choose([one.pixels for one in written]))
+    ]
+    labels = job.labels
+    legend = [
+        (f"{name} {report.share(label):.1%}", labels.colors[label])
+        for label, name in enumerate(labels.names, start=1)
+        if report.images[label]
+    ]
+    if report.images[labels.ignored]:
+        legend.append((f"(ignored) {report.share(labels.ignored):.1%}", (255, 255, 255)))
+    title = f"{report.format}: {len(pairs)} of {counted(report.pictures, 'picture')}"
+    with _naming(folder):
+        draw_sheet(pairs, labels.colors, legend, title).save(folder / SHEET, quality=88)
+
+
+def _publish(folder: Path, target: Path) -> None:
+    """Give the folder its name; private until now, it becomes as readable as any new one."""
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+    if target.is_dir():
+        target.rmdir()
+    folder.rename(target)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn a failing disk into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise NacreError(f"could not write {path}: {error.strerror or error}") from error
