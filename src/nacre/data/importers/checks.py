@@ -72,8 +72,10 @@ def nothing_written(catalog: Catalog, outcomes: Sequence[Outcome], title: str) -
     reason, detail = first.problem.reason, first.problem.detail
     same = sum(one.problem is not None and one.problem.reason == reason for one in outcomes)
     name = shown(catalog.pictures[first.index].name)
+    why = reason + (f" ({detail})" if detail else "") + (f"; {_WHERE}" if reason == MISSING else "")
+    if len(outcomes) == 1:
+        return NacreError(f"the only picture of the export ({title}), {name}, is left out: {why}")
     return NacreError(
-        f"none of the {counted(len(outcomes), 'picture')} of the export ({title}) can be imported; "
-        f"{same:,}, such as {name}: {reason}{f' ({detail})' if detail else ''}"
-        f"{f'; {_WHERE}' if reason == MISSING else ''}"
+        f"none of the {len(outcomes):,} pictures of the export ({title}) can be imported; "
+        f"{same:,} of them, such as {name}: {why}"
     )

@@ -23,7 +23,7 @@ LARGEST_ITEM = 1 << 28
 _BLANK = re.compile(r"[ \t\r\n]*")
 _CHUNK = 1 << 20
 _GLANCE = 1 << 15
-_DEEPEST_WALK = 6
+_PASSED_OVER = 2
 
 
 def stream(
@@ -91,7 +91,9 @@ def load_whole(data: bytes, name: str) -> Any:
 
 def _walk(reader: "_Reader", place: Place, wanted: frozenset[Place]) -> Iterator[tuple[Place, Any]]:
     start = reader.peek()
-    is_open = start in "{[" and len(place) < _DEEPEST_WALK if start else False
+    # What is not wanted is passed over in pieces: items of the outer arrays, no smaller ones.
+    leads_on = len(place) < _PASSED_OVER or any(one[: len(place)] == place for one in wanted)
+    is_open = start != "" and start in "{[" and leads_on
     if place in wanted or not is_open:
         value = reader.value()
         if place in wanted:

@@ -21,7 +21,7 @@ from nacre.data.importers.problems import Unusable, shown
 
 Frame = Literal["upright", "stored"]
 
-PICTURE_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF")
+PICTURE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
