@@ -238,21 +238,23 @@ def coco_panoptic(root: Path) -> None:
 
 
 def cvat_xml(root: Path) -> None:
-    """CVAT for images 1.1: a polygon, a box, an ellipse-free world, and a mask; z_order counts."""
+    """CVAT for images 1.1: polygons, boxes and masks, the upper ones first: z_order counts."""
     labels = "".join(
         f"<label><name>{name}</name><color>{hex_of(name)}</color><type>any</type>"
         "<attributes></attributes></label>"
         for name in CLASSES
     )
     lines = [
-        '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n  <version>1.1</version>\n  <meta><project>'
+        '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n  <version>1.1</version>\n'
+        "<meta><project>"
         f"<id>1</id><name>p</name><labels>{labels}</labels></project><dumped>2024</dumped></meta>"
     ]
     for at, name in enumerate(SIZES):
         width, height = SIZES[name]
         subset = {"train": "Train", "val": "Validation"}[SPLITS[name]]
         lines.append(
-            f'<image id="{at}" name="{name}.jpg" subset="{subset}" width="{width}" height="{height}">'
+            f'<image id="{at}" name="{name}.jpg" subset="{subset}" '
+            f'width="{width}" height="{height}">'
         )
         for order, (label, box) in reversed(list(enumerate(BOXES[name]))):
             left, top, right, bottom = box
@@ -267,8 +269,8 @@ def cvat_xml(root: Path) -> None:
             else:
                 size = (right - left) * (bottom - top)
                 lines.append(
-                    f'<mask {common} rle="0, {size}" left="{left}" top="{top}" width="{right - left}" '
-                    f'height="{bottom - top}"></mask>'
+                    f'<mask {common} rle="0, {size}" left="{left}" top="{top}" '
+                    f'width="{right - left}" height="{bottom - top}"></mask>'
                 )
         lines.append("</image>")
         save_picture(root / "images" / subset / f"{name}.jpg", SIZES[name])

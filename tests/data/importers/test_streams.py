@@ -1,8 +1,7 @@
-"""JSON and XML piece by piece: the same values as in one piece, and every damage in one sentence."""
+"""JSON and XML piece by piece: the same values as in one piece; every damage in one sentence."""
 
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,11 +21,11 @@ DOCUMENT: dict[str, Any] = {
 
 
 @pytest.fixture(params=[1, 3, 64, 1 << 20])
-def small_window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def small_window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Read so little at a time that every token is cut somewhere."""
     monkeypatch.setattr(jsonstream, "_CHUNK", request.param)
     monkeypatch.setattr(jsonstream._Reader.__init__, "__defaults__", (request.param,))
-    yield request.param
+    return int(request.param)
 
 
 @pytest.mark.parametrize("indent", [None, 2])

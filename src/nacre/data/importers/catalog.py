@@ -27,6 +27,9 @@ BACKGROUND = 0
 IGNORED = 1
 """The class number of what does not count."""
 
+NUM_SPECIAL = 2
+"""How many class numbers are no class."""
+
 _BACKGROUND_NAMES = ("background", "_background_", "__background__")
 _IGNORED_NAMES = ("__ignore__", "_ignore_")
 _LONGEST_NAME = 200

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from nacre.data.importers.catalog import Catalog
+from nacre.data.importers.catalog import NUM_SPECIAL, Catalog
 from nacre.data.importers.painting.paint import MISSING, Outcome
 from nacre.data.importers.problems import Unusable, counted, shown, some
 from nacre.errors import NacreError
@@ -16,6 +16,11 @@ def check_catalog(catalog: Catalog, title: str) -> None:
     pictures = catalog.pictures
     if not pictures:
         raise NacreError(f"the export ({title}) names no picture")
+    problem = next((one.problem for one in pictures if one.problem is not None), None)
+    if len(catalog.names) == NUM_SPECIAL and problem is not None:
+        # Where nothing could be read there are no classes either, and that is not the reason.
+        name = shown(next(one.name for one in pictures if one.problem is problem))
+        raise NacreError(f"nothing of the export ({title}) can be imported; {name}: {problem}")
     is_there = any(one.match or one.embedded or one.problem for one in pictures)
     if not is_there:
         names = some((one.name for one in pictures), 3)
@@ -69,10 +74,10 @@ def nothing_written(catalog: Catalog, outcomes: Sequence[Outcome], title: str) -
     """Return the error for an export of which no picture could be imported."""
     first = outcomes[0]
     assert first.problem is not None
-    reason, detail = first.problem.reason, first.problem.detail
+    reason = first.problem.reason
     same = sum(one.problem is not None and one.problem.reason == reason for one in outcomes)
     name = shown(catalog.pictures[first.index].name)
-    why = reason + (f" ({detail})" if detail else "") + (f"; {_WHERE}" if reason == MISSING else "")
+    why = f"{first.problem}; {_WHERE}" if reason == MISSING else str(first.problem)
     if len(outcomes) == 1:
         return NacreError(f"the only picture of the export ({title}), {name}, is left out: {why}")
     return NacreError(

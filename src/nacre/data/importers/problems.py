@@ -27,6 +27,9 @@ class Unusable(Exception):
         self.reason = reason
         self.detail = detail
 
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.detail})" if self.detail else self.reason
+
 
 def shown(value: Any) -> str:
     """Return a value from an export for a sentence: short, on one line, printable."""

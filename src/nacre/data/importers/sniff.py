@@ -105,7 +105,7 @@ def _annotations_kind(sample: Any) -> str:
 _KEYS: dict[str, Callable[[Any], str]] = {
     "*": _task_kind,
     "annotations": _annotations_kind,
-    "shapes": lambda sample: "labelme" if sample is None or isinstance(sample, dict) else "",
+    "shapes": lambda sample: "labelme" if sample is None or as_dict(sample) else "",
     "labels": lambda sample: "mapillary" if "readable" in as_dict(sample) else "",
     "classes": lambda sample: "supervisely" if "title" in as_dict(sample) else "",
     "dataset": lambda sample: "segments" if sample == {} else "",
@@ -156,7 +156,7 @@ _ADVICE: tuple[tuple[Callable[[Evidence], bool], str], ...] = (
     (_holds("via"), "is a project of VGG's VIA; export it there as COCO"),
     (
         _holds("coco-results"),
-        "holds COCO results, not annotations: it lists no categories",
+        "holds COCO results, not annotations: categories are missing",
     ),
     (
         _is_label_studio_png,
@@ -166,8 +166,8 @@ _ADVICE: tuple[tuple[Callable[[Evidence], bool], str], ...] = (
     (_is_nacre_folder, "is a folder of nacre already; there is nothing to import"),
     (
         lambda evidence: "SegmentationClass" in _folders(evidence),
-        "has Pascal VOC's folders but no labelmap.txt, which says what the colours mean; Pascal VOC "
-        "itself needs no import: nacre data voc --root FOLDER",
+        "has Pascal VOC's folders but no labelmap.txt, which says what the colours mean; Pascal "
+        "VOC itself needs no import: nacre data voc --root FOLDER",
     ),
     (_ends(".parquet"), "holds parquet files; save the data set as an imagefolder with masks"),
     (_ends(".zip", ".tar", ".gz", ".7z", ".rar"), "holds another archive; unpack it, then import"),

@@ -277,6 +277,10 @@ def read_whole(tree: Tree, file: File) -> bytes:
 
 
 def _damaged(archive: Path, file: File, error: Exception) -> NacreError:
+    if "encrypted" in str(error):
+        return NacreError(
+            f"{shown(file.path)} in {archive} is locked by a password; unpack it first"
+        )
     return NacreError(f"{shown(file.path)} in {archive} cannot be read: {shown(str(error))}")
 
 

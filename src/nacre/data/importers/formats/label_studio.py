@@ -185,13 +185,14 @@ def _draw(source: Source, index: int, one: dict[str, Any]) -> None:
         return
     if len(labels) > 1:
         raise Unusable("a shape has several labels", shown(labels))
+    class_id = source.catalog.class_id(labels[0])
     if one.get("image_rotation") not in (None, 0, 360):
         raise Unusable(
             "it was turned in Label Studio",
             f"by {shown(one['image_rotation'])} degrees; turn it back there",
         )
     value = as_dict(one.get("value"))
-    shape = _MAKE[kind](source.catalog.class_id(labels[0]), value, one)
+    shape = _MAKE[kind](class_id, value, one)
     if shape is None:
         source.catalog.skip(index, "outlines with fewer than three corners")
     else:

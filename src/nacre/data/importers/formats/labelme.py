@@ -62,7 +62,7 @@ def _read_one(source: Source, file: File) -> None:
 
 def _add_picture(source: Source, file: File, content: dict[str, Any]) -> int:
     name = content.get("imagePath")
-    own = f"{file.folder}/{file.pure.stem}"
+    own = f"{file.folder}/{file.pure.stem}".removeprefix("/")
     index = source.add_picture(
         name if isinstance(name, str) and name else own,
         near=file.folder,
@@ -119,6 +119,6 @@ def _add_unlabeled(source: Source) -> None:
     taken = {picture.match.file for picture in source.catalog.pictures if picture.match}
     folders = {file.folder for file in taken}
     for file in source.export.pictures:
-        if file not in taken and file.folder in folders:
+        if file.tree == 0 and file not in taken and file.folder in folders:
             picture = Picture(file.path, Match(file, True), is_labeled=False, is_listed=False)
             source.catalog.add(picture)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, Picture
-from nacre.data.importers.files.export import Match, clean_parts, split_of
+from nacre.data.importers.files.export import Finder, Match, clean_parts, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, counted, shown, some
 from nacre.data.importers.reading import Source, as_dict
@@ -44,6 +44,8 @@ def read_polygons(source: Source, files: list[File]) -> None:
     for file in source.each(pictures):
         key = _key(file, "images")
         text = labels.pop(key, None)
+        if text is None and file.tree == 1:
+            continue
         is_listed = key.rpartition("/")[0] in folders
         picture = Picture(
             file.path, Match(file, True), _split(file, lists), is_labeled=text is not None
@@ -68,16 +70,18 @@ def read_masks(source: Source, files: list[File]) -> None:
         if _is_below(file, folder):
             continue
         mask = masks.pop(_key(file, "images"), None)
+        if mask is None and file.tree == 1:
+            continue
         picture = Picture(
             file.path, Match(file, True), _split(file, lists), is_labeled=mask is not None
         )
         picture.is_listed = False
         picture.mask = MaskFile(mask, coding) if mask else None
         source.catalog.add(picture)
+    finder = Finder(file for file in source.export.pictures if not _is_below(file, folder))
     for mask in masks.values():
-        source.catalog.add(
-            Picture(mask.path, mask=MaskFile(mask, coding), split=_split(mask, lists))
-        )
+        name, split = _key(mask, folder, fold=False), _split(mask, lists)
+        source.add_picture(name, split=split, finder=finder, mask=MaskFile(mask, coding))
 
 
 def masks_folder(description: Mapping[str, Any]) -> str:
