@@ -8,8 +8,8 @@ import yaml
 from exports import CLASSES, SIZES, SPLITS, TOOLS, truth, zip_folder
 from PIL import Image
 
-from nacre.data.folder import Folder, FolderConfig
 from nacre.data.importers.run import ImportOptions, import_export
+from nacre.data.sources.folder import Folder, FolderConfig
 
 
 def masks_of(target: Path) -> dict[str, np.ndarray]:

@@ -31,8 +31,8 @@ from exports import (
 from importing import Imported, filled
 from test_rasterize import reference
 
-from nacre.data.folder import Folder, FolderConfig
 from nacre.data.importers.shapes.rasterize import rectangle
+from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 
 SIZE = (24, 16)

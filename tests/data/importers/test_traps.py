@@ -9,7 +9,7 @@ from exports import coco_content, corners, cvat_masks, save_json, save_picture, 
 from importing import Imported, filled
 from PIL import Image, ImageOps
 
-from nacre.data.folder import Folder, FolderConfig
+from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 
 STORED = (20, 10)

@@ -17,6 +17,7 @@ from typing import Any
 
 from nacre.data.importers.painting.paint import Job, Outcome, import_picture
 from nacre.errors import NacreError
+from nacre.utils.system import usable_cores
 
 _ALONE_SECONDS = 0.5
 _LARGEST_CHUNK = 64
@@ -51,18 +52,12 @@ def import_pictures(
     rest = indices[done:]
     if not rest:
         return
-    with _executor(job, min(workers or _cores(), len(rest))) as executor:
-        size = min(_LARGEST_CHUNK, len(rest) // (8 * _cores()) + 1)
+    with _executor(job, min(workers or usable_cores(), len(rest))) as executor:
+        size = min(_LARGEST_CHUNK, len(rest) // (8 * usable_cores()) + 1)
         for outcome in executor.map(_import, rest, chunksize=size):
             yield outcome
             done += 1
             progress(done, len(indices))
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager

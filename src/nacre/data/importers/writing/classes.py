@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nacre.classes import distinct_colors
 from nacre.data.importers.catalog import BACKGROUND, IGNORED, Catalog, Color, clean_name
 from nacre.data.importers.problems import shown, some
 from nacre.errors import NacreError, did_you_mean
+from nacre.scenarios.classes import distinct_colors
 
 BACKGROUND_NAME = "background"
 
