@@ -51,6 +51,7 @@ class Problem:
         self.old = torch.randn(images, num_old, *low, generator=g, dtype=dtype) * scale
         values = torch.tensor([*range(num_old + new), 0, IGNORE_INDEX], dtype=torch.uint8)
         self.targets = values[torch.randint(0, len(values), (images, *high), generator=g)]
+        self.hidden = torch.rand(images, num_old + new, generator=g) < 0.5
 
 
 Losses = Callable[[Tensor, Problem], dict[str, Tensor]]
@@ -62,6 +63,10 @@ def _up(x: Tensor, a: Problem) -> Tensor:
 
 def _unbiased_ce(x: Tensor, a: Problem) -> Tensor:
     return unbiased_cross_entropy(_up(x, a), a.targets, a.num_old)
+
+
+def _hidden_ce(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_cross_entropy(_up(x, a), a.targets, 1, hidden=a.hidden)
 
 
 def _mixed(x: Tensor, a: Problem, labelled_background: bool) -> Tensor:
@@ -100,6 +105,23 @@ CASES: dict[str, tuple[Losses, Losses]] = {
     "unbiased ce": (
         lambda x, a: fused_losses(x, a.targets, ce="unbiased", num_old=a.num_old),
         lambda x, a: {"ce": _unbiased_ce(x, a)},
+    ),
+    "hidden ce": (
+        lambda x, a: fused_losses(x, a.targets, ce="unbiased", hidden=a.hidden),
+        lambda x, a: {"ce": _hidden_ce(x, a)},
+    ),
+    "mib, hidden": (
+        lambda x, a: fused_losses(
+            x, a.targets, a.old, ce="unbiased", kd="unbiased", hidden=a.hidden
+        ),
+        lambda x, a: {
+            "ce": _hidden_ce(x, a),
+            "kd": unbiased_distillation(_up(x, a), _up(a.old, a)),
+        },
+    ),
+    "lwf, hidden": (
+        lambda x, a: fused_losses(x, a.targets, a.old, ce="unbiased", kd="plain", hidden=a.hidden),
+        lambda x, a: {"ce": _hidden_ce(x, a), "kd": distillation(_up(x, a), _up(a.old, a))},
     ),
     "kd": (
         lambda x, a: fused_losses(x, a.targets, a.old, ce=None, kd="plain"),
@@ -365,7 +387,7 @@ def test_columns_in_memory_order_do_not_matter() -> None:
 
 def test_what_is_missing_is_told() -> None:
     a = Problem()
-    with pytest.raises(AssertionError, match="needs known or old_logits"):
+    with pytest.raises(AssertionError, match="needs num_old or old_logits"):
         fused_losses(a.logits, a.targets, ce="unbiased")
     with pytest.raises(AssertionError, match="needs old_logits"):
         fused_losses(a.logits, a.targets, kd="plain")
@@ -401,3 +423,29 @@ def test_what_cannot_be_compiled_is_one_sentence(monkeypatch: pytest.MonkeyPatch
         pytest.raises(NacreError, match=r"^train.compile_losses: .* cannot be comp"),
     ):
         fused_losses(a.logits, a.targets)
+
+
+@pytest.mark.parametrize("num_hidden", [1, 3])
+def test_hidden_channels_give_the_plain_and_the_papers_loss_as_extremes(num_hidden: int) -> None:
+    a = Problem()
+    hidden = torch.zeros(2, 5, dtype=torch.bool)
+    hidden[:, :num_hidden] = True
+    x = a.logits.clone().requires_grad_()
+    told = fused_losses(x, a.targets, ce="unbiased", hidden=hidden)["ce"]
+    known = fused_losses(x, a.targets, ce="unbiased", num_old=num_hidden)["ce"]
+    torch.testing.assert_close(told, known, rtol=1e-12, atol=1e-14)
+    gradients = [torch.autograd.grad(loss, x)[0] for loss in (told, known)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
+
+
+def test_hidden_channels_far_below_the_others_are_still_told_apart() -> None:
+    # The channel that hides lies 400 below another one: its share would vanish beside it.
+    x = torch.tensor([0.0, -400.0, 0.0]).view(1, 3, 1, 1) + torch.tensor([-500.0, 0, 0]).view(
+        1, 3, 1, 1
+    )
+    x.requires_grad_()
+    hidden = torch.tensor([[False, True, False]])
+    loss = fused_losses(x, torch.zeros(1, 1, 1, dtype=torch.uint8), ce="unbiased", hidden=hidden)
+    assert float(loss["ce"]) == pytest.approx(400, rel=1e-5)
+    (gradient,) = torch.autograd.grad(loss["ce"], x)
+    torch.testing.assert_close(gradient.flatten(), torch.tensor([0.0, -1.0, 1.0]))

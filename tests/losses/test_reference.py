@@ -114,6 +114,7 @@ class Problem:
         self.old = self._normal(g, shape, num_old) * scale
         values = torch.tensor([*range(num_old + new), IGNORE_INDEX])
         self.targets = values[torch.randint(0, len(values), shape, generator=g)]
+        self.hidden = torch.rand(shape[0], num_old + new, generator=g) < 0.5
 
     @staticmethod
     def _normal(g: torch.Generator, shape: tuple[int, int, int], channels: int) -> Tensor:
@@ -155,6 +156,20 @@ def test_unbiased_cross_entropy_equals_reference(a: Problem) -> None:
 
 @few
 @given(problems)
+def test_hidden_cross_entropy_equals_reference(a: Problem) -> None:
+    def hidden_ce(x: list[float], y: int, hidden: list[float]) -> float:
+        q = softmax(x)
+        may_be = q[0] + sum(qc for qc, h in zip(q[1:], hidden[1:], strict=True) if h)
+        return -math.log(may_be if y == 0 else q[y])
+
+    shape = (*a.hidden.shape, *a.logits.shape[2:])
+    hidden = a.hidden[:, :, None, None].expand(shape)
+    expected = mean_over_pixels(hidden_ce, a.targets, a.logits, hidden)
+    close(unbiased_cross_entropy(a.logits, a.targets, 1, hidden=a.hidden), expected)
+
+
+@few
+@given(problems)
 def test_distillation_equals_reference(a: Problem) -> None:
     close(distillation(a.logits, a.old), mean_over_pixels(pixel_kd, None, a.logits, a.old))
 
@@ -192,6 +207,7 @@ Loss = Callable[[Tensor, "Problem"], Tensor]
 LABELLED: dict[str, Callable[..., Tensor]] = {
     "ce": lambda x, a, **k: cross_entropy(x, a.targets, **k),
     "unbiased ce": lambda x, a, **k: unbiased_cross_entropy(x, a.targets, a.num_old, **k),
+    "hidden ce": lambda x, a, **k: unbiased_cross_entropy(x, a.targets, 1, hidden=a.hidden, **k),
     "bce": lambda x, a, **k: binary_cross_entropy(x, a.targets, **k),
     "mixed c": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labelled_background=True, **k),
     "mixed d": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labelled_background=False, **k),

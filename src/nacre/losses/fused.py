@@ -33,6 +33,7 @@ def fused_losses(
     ce: Variant | None = "plain",
     kd: Variant | None = None,
     num_old: int | None = None,
+    hidden: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> dict[str, Tensor]:
@@ -46,6 +47,8 @@ def fused_losses(
         ce: which cross-entropy, if any.
         kd: which distillation, if any.
         num_old: number of old channels, background included; the teacher's K if not given.
+        hidden: N,C, bool: which channels may hide in the background of an image, for the unbiased
+            cross-entropy; all old ones if not given. The background itself need not be named.
         num_pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
             number of pixels that are not ignored.
         ignore_index: the label of pixels that do not count in the cross-entropy.
@@ -54,8 +57,9 @@ def fused_losses(
         `ce` and `kd` as far as asked for, not weighted; each may be weighted and added at will,
         but differentiated only once.
     """
-    teacher_or_known = old_logits is not None or num_old is not None
-    assert ce != "unbiased" or teacher_or_known, "the unbiased ce needs known or old_logits"
+    says_what_hides = old_logits is not None or num_old is not None or hidden is not None
+    assert ce != "unbiased" or says_what_hides, "the unbiased ce needs num_old or old_logits"
+    assert hidden is None or ce == "unbiased", "what hides is a matter of the unbiased ce"
     num_old = _num_old(logits, old_logits, num_old)
     assert ce or kd, "no loss was asked for"
     assert kd is None or old_logits is not None, "a distillation needs old_logits"
@@ -68,9 +72,8 @@ def fused_losses(
         divisors["kd"] = logits.new_tensor(targets.numel() * num_old * _BITS)
     teacher = _teacher(old_logits, logits) if kd else None
     kernel = SoftmaxKernel(ce=ce, kd=kd, num_old=num_old, ignore_index=ignore_index)
-    return _losses(
-        kernel, logits * _BITS, None if teacher is None else teacher * _BITS, targets, divisors
-    )
+    teacher = None if teacher is None else teacher * _BITS
+    return _losses(kernel, logits * _BITS, teacher, targets, divisors, hidden)
 
 
 def fused_binary_losses(
@@ -125,6 +128,14 @@ def _num_old(logits: Tensor, old_logits: Tensor | None, num_old: int | None) -> 
     return num_old
 
 
+def _shut_out(hidden: Tensor, logits: Tensor) -> Tensor:
+    """What to add to logits so that only the background and what it may hide is left, N,C."""
+    assert hidden.shape == logits.shape[:2], (hidden.shape, logits.shape)
+    shut = torch.zeros_like(hidden, dtype=logits.dtype).masked_fill_(~hidden, -torch.inf)
+    shut[:, 0] = 0
+    return shut
+
+
 def _teacher(old_logits: Tensor | None, logits: Tensor) -> Tensor | None:
     return None if old_logits is None else old_logits.detach().to(logits.dtype)
 
@@ -135,9 +146,10 @@ def _losses(
     old_logits: Tensor | None,
     targets: Tensor,
     divisors: dict[str, Tensor],
+    hidden: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The kernel's sums over all pixels, each divided by its divisor."""
-    sums = _StripSums.apply(kernel, logits, old_logits, targets)  # type: ignore[no-untyped-call]
+    sums = _StripSums.apply(kernel, logits, old_logits, targets, hidden)  # type: ignore[no-untyped-call]
     return {
         name: total / divisor for total, (name, divisor) in zip(sums, divisors.items(), strict=True)
     }
@@ -148,12 +160,17 @@ class _StripSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kernel: StripKernel, logits: Tensor, old_logits: Tensor | None, targets: Tensor
+        ctx: Any,
+        kernel: StripKernel,
+        logits: Tensor,
+        old_logits: Tensor | None,
+        targets: Tensor,
+        hidden: Tensor | None,
     ) -> tuple[Tensor, ...]:
         with_gradients = ctx.needs_input_grad[1]
         # Autocast would take the matrix products to half precision.
         with torch.autocast(logits.device.type, enabled=False):
-            totals, gradients = _run(kernel, logits, old_logits, targets, with_gradients)
+            totals, gradients = _run(kernel, logits, old_logits, targets, with_gradients, hidden)
         ctx.save_for_backward(*gradients)
         return tuple(totals)
 
@@ -168,7 +185,7 @@ class _StripSums(torch.autograd.Function):
         total = gradients[0] * scales[0]
         for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
             total.addcmul_(gradient, scale)
-        return None, total, None, None
+        return None, total, None, None, None
 
 
 def _run(
@@ -177,6 +194,7 @@ def _run(
     old_logits: Tensor | None,
     targets: Tensor,
     with_gradients: bool,
+    hidden: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The terms' sums over all pixels and, if wanted, their gradients, N,C,h,w each."""
     size = (targets.shape[1], targets.shape[2])
@@ -185,14 +203,17 @@ def _run(
     totals = [logits.new_zeros(()) for _ in range(kernel.terms)]
     gradients = [StripGradient(student) for _ in totals] if with_gradients else []
     scratch = logits.new_empty(0)
+    shut = None if hidden is None else _shut_out(hidden, logits)
     compute = as_wanted(kernel)
     for strip in student.strips():
         x = student.lines(strip)
         z = None if teacher is None else teacher.lines(strip)
         if len(scratch) < len(x):
             scratch = torch.empty_like(x)
+        # Kernels that know nothing of hidden channels are not told of any.
+        extra = () if shut is None else (strip.repeat(shut),)
         values, found = compute(
-            x, z, strip.lines(targets).long(), scratch[: len(x)], with_gradients
+            x, z, strip.lines(targets).long(), scratch[: len(x)], with_gradients, *extra
         )
         for total, value in zip(totals, values, strict=True):
             total.add_(value)

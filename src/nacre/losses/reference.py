@@ -56,16 +56,19 @@ def unbiased_cross_entropy(
     targets: Tensor,
     num_old: int,
     *,
+    hidden: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Cross-entropy where background may be any old class, eq. 3 and 4.
+    """Cross-entropy where background may be any old class, eq. 3 and 4, or any hidden one.
 
     Args:
         logits: N,C,H,W.
         targets: N,H,W, channel numbers of any integer type.
         num_old: number of old channels, background included; with 1 nothing is old and the result
             is that of `cross_entropy`.
+        hidden: N,C, bool: which channels may hide in the background of an image instead of all old
+            ones. One step may learn from data sets that label different classes.
         num_pixels: as in `cross_entropy`.
         ignore_index: the label of pixels that do not count.
 
@@ -75,8 +78,13 @@ def unbiased_cross_entropy(
     assert 1 <= num_old <= logits.shape[1], (num_old, logits.shape)
     logits = at_least_float32(logits)
     everything = logits.logsumexp(1, keepdim=True)
-    background_or_old = logits[:, :num_old].logsumexp(1, keepdim=True)
-    log_q = torch.cat([background_or_old, logits[:, 1:]], dim=1) - everything
+    if hidden is None:
+        background = logits[:, :num_old].logsumexp(1, keepdim=True)
+    else:
+        shut = ~hidden[:, 1:, None, None]
+        candidates = torch.cat([logits[:, :1], logits[:, 1:].masked_fill(shut, -torch.inf)], dim=1)
+        background = candidates.logsumexp(1, keepdim=True)
+    log_q = torch.cat([background, logits[:, 1:]], dim=1) - everything
     return _mean_negative(log_q, targets, num_pixels, ignore_index)
 
 

@@ -40,6 +40,10 @@ class Strip:
         """The strip of labels N,H,W as L,W."""
         return targets[self.images, self.rows].transpose(0, 1).flatten(0, 1)
 
+    def repeat(self, values: Tensor) -> Tensor:
+        """Values N,C of the images, repeated for every row of the strip as L,C."""
+        return values[self.images].repeat(self.rows.stop - self.rows.start, 1)
+
     def put(self, lines: Tensor, targets: Tensor) -> None:
         """Write lines L,W into their place in labels N,H,W."""
         place = targets[self.images, self.rows].transpose(0, 1)
