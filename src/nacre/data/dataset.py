@@ -19,8 +19,9 @@ from nacre.data.worker_monitor import WorkerMonitor
 from nacre.errors import NacreError
 from nacre.scenarios.classes import IGNORE_INDEX, LabelTable
 
-Sample = tuple[Tensor, Tensor]
-"""An image (3,H,W) and its targets (H,W), both uint8; or a batch of them."""
+Sample = tuple[Tensor, ...]
+"""An image (3,H,W) and its targets (H,W), both uint8, and, where there are several data sets, the
+number of its own; or a batch of them."""
 
 
 class TrainDataset(Dataset[Sample]):

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
+from nacre.losses.kernels import Variant
 from nacre.models.classifier import Classifier
 from nacre.models.network import Network, Output
 from nacre.utils.distributed import Distributed
@@ -42,11 +43,18 @@ class Batch:
         targets: N,H,W, channel numbers; 255 is ignored.
         num_valid_pixels: How many pixels a loss on the targets is averaged over. It is the share
             of the whole batch, so that gradient accumulation and several processes change nothing.
+        hidden: N,C, bool: the channels that may hide in the background of each image, where that is
+            known of the data and not simply all old ones. Cross-entropies take it into account.
     """
 
     images: Tensor
     targets: Tensor
     num_valid_pixels: float | None = None
+    hidden: Tensor | None = None
+
+    def ce(self, usual: Variant) -> Variant:
+        """Return which cross-entropy is right: the usual one unless the data say what hides."""
+        return usual if self.hidden is None else "unbiased"
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,7 @@ class Step:
         teacher: The frozen network of the step before, where the method uses one.
         dist: Who computes, and where.
         iterations: Updates of the whole step.
+        hidden: One row of channels per data set, see `Batch`; None where all old ones may hide.
     """
 
     index: int
@@ -70,6 +79,7 @@ class Step:
     teacher: Network | None
     dist: Distributed
     iterations: int
+    hidden: Tensor | None = None
 
     @property
     def num_new(self) -> int:
@@ -122,6 +132,8 @@ class Method(ABC):
     """Tensors as large as the parameters that it keeps on the device, beside a teacher."""
     is_joint: ClassVar[bool] = False
     """True for joint training: all classes are learnt in one step."""
+    takes_hidden: ClassVar[bool] = True
+    """Whether its loss on labels can take which channels hide in the background of an image."""
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
     persistent_state: ClassVar[frozenset[str]] = frozenset()
@@ -162,8 +174,17 @@ class Method(ABC):
 
 
 def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
-    """Return the cross-entropy on the labels, eq. 2: all of fine-tuning and of joint training."""
-    return fused_losses(student.logits, batch.targets, num_pixels=batch.num_valid_pixels)
+    """Return the cross-entropy on the labels, eq. 2: all of fine-tuning and of joint training.
+
+    Where the data say what their background hides, it is eq. 3 and 4 with these channels.
+    """
+    return fused_losses(
+        student.logits,
+        batch.targets,
+        ce=batch.ce("plain"),
+        hidden=batch.hidden,
+        num_pixels=batch.num_valid_pixels,
+    )
 
 
 def require_teacher(teacher: Output | None) -> Output:

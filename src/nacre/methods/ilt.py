@@ -56,8 +56,9 @@ class Ilt(Method):
             student.logits,
             batch.targets,
             seen.logits,
-            ce="plain",
+            ce=batch.ce("plain"),
             kd="plain",
+            hidden=batch.hidden,
             num_pixels=batch.num_valid_pixels,
         )
         distance = self._features(student) - self._features(seen)

@@ -47,8 +47,9 @@ class Lwf(Method):
             student.logits,
             batch.targets,
             require_teacher(teacher).logits,
-            ce="plain",
+            ce=batch.ce("plain"),
             kd="plain",
+            hidden=batch.hidden,
             num_pixels=batch.num_valid_pixels,
         )
         factor = self.config.distillation_weight(self.num_old)

@@ -56,6 +56,7 @@ class _Binary(Method):
     paper = "Rebuffi et al. 2017"
     uses_teacher = True
     step_0 = "binary cross-entropy"
+    takes_hidden = False
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the binary cross-entropy in step 0, later the variant's losses."""

@@ -77,8 +77,9 @@ class Mib(Method):
             student.logits,
             batch.targets,
             require_teacher(teacher).logits,
-            ce=self.config.ce,
+            ce=batch.ce(self.config.ce),
             kd=self.config.kd,
+            hidden=batch.hidden,
             num_pixels=batch.num_valid_pixels,
         )
         factor = self.config.distillation_weight(self.num_old)

@@ -90,9 +90,9 @@ class Trainer:
         num_valid = self._num_valid_pixels(micro_batches)
         totals: dict[str, float] = {}
         count = len(micro_batches)
-        for i, (images, targets) in enumerate(micro_batches):
+        for i, sample in enumerate(micro_batches):
             with self._accumulating(is_last=i + 1 == count):
-                losses = self._losses(images, targets, num_valid)
+                losses = self._losses(sample, num_valid)
                 values = {name: float(value.detach()) for name, value in losses.items()}
                 self._check_finite(values)
                 total = torch.stack(list(losses.values())).sum() / count
@@ -138,10 +138,11 @@ class Trainer:
         left: float = 1 - self.iteration / self.step.iterations
         return self.lr * left**self.config.poly_power
 
-    def _losses(self, images: Tensor, targets: Tensor, num_valid: float) -> dict[str, Tensor]:
+    def _losses(self, sample: Sample, num_valid: float) -> dict[str, Tensor]:
         device = self.dist.device
-        images = images.to(device, non_blocking=True, memory_format=LAYOUT)
-        batch = Batch(images, targets.to(device, non_blocking=True), num_valid)
+        images = sample[0].to(device, non_blocking=True, memory_format=LAYOUT)
+        targets = sample[1].to(device, non_blocking=True)
+        batch = Batch(images, targets, num_valid, self._hidden(sample))
         with self._mixed():
             student: Output = self.student(images)
         teacher = self._ask_teacher(images)
@@ -179,6 +180,13 @@ class Trainer:
             return contextlib.nullcontext()
         return torch.autocast(self.dist.device.type, self.precision.dtype)
 
+    def _hidden(self, sample: Sample) -> Tensor | None:
+        """Return which channels may hide in the background of each image, by its data set."""
+        if self.step.hidden is None:
+            return None
+        datasets = sample[2] if len(sample) > 2 else torch.zeros(len(sample[0]), dtype=torch.long)
+        return self.step.hidden[datasets.to(self.step.hidden.device)]
+
     def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Exchange gradients between the processes only with the last micro-batch of a batch."""
         if is_last or not isinstance(self.student, DistributedDataParallel):
@@ -188,7 +196,7 @@ class Trainer:
 
     def _num_valid_pixels(self, micro_batches: list[Sample]) -> float:
         """Return the labelled pixels per micro-batch and process, a mean over the whole batch."""
-        count = torch.stack([(targets != IGNORE_INDEX).sum() for _, targets in micro_batches]).sum()
+        count = torch.stack([(sample[1] != IGNORE_INDEX).sum() for sample in micro_batches]).sum()
         return float(self.dist.sum(count)) / (len(micro_batches) * self.dist.world_size)
 
     def _check_finite(self, losses: dict[str, float]) -> None:
