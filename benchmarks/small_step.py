@@ -18,11 +18,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from nacre.runs.scenario_data import open_scenario, step_sampler
 
 from measuring import TEST_DATA, Row, apart, command
 from methods import trainer_of
 from nacre.data.dataset import train_batches
+from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.training.config import RunConfig, build_config
 from nacre.utils.malloc import keep_freed_memory
 

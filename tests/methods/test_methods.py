@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from nacre.runs.event_file import read_events
 
 from nacre.methods import METHODS, Method, all_methods, find_method
 from nacre.methods._regularizer import normalize
 from nacre.models.io import find_model, load_model
+from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.terminal.methods import explain, methods_table

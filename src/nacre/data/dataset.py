@@ -6,6 +6,7 @@ nor the number of training processes nor a restart changes what is learnt from.
 
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,11 @@ from nacre.scenarios.classes import IGNORE_INDEX, LabelTable
 Sample = tuple[Tensor, ...]
 """An image (3,H,W) and its targets (H,W), both uint8, and, where there are several data sets, the
 number of its own; or a batch of them."""
+
+EvalSample = tuple[Tensor, Tensor]
+"""An image and its targets, or a batch of them."""
+
+T = TypeVar("T")
 
 
 class TrainDataset(Dataset[Sample]):
@@ -62,7 +68,7 @@ class TrainDataset(Dataset[Sample]):
         )
 
 
-class EvalDataset(Dataset[Sample]):
+class EvalDataset(Dataset[EvalSample]):
     """Images as a network is tested on them: the same square of each, not augmented.
 
     Args:
@@ -88,7 +94,7 @@ class EvalDataset(Dataset[Sample]):
         """Return the number of images."""
         return len(self.names)
 
-    def __getitem__(self, i: int) -> Sample:
+    def __getitem__(self, i: int) -> EvalSample:
         """Return the image and its targets."""
         name = self.names[i]
         image, mask = self.source.image(self.split, name), self.source.mask(self.split, name)
@@ -115,7 +121,7 @@ def train_batches(
 
 def eval_batches(
     dataset: EvalDataset, batch_size: int, rank: int, world_size: int, num_workers: int
-) -> Iterator[Sample]:
+) -> Iterator[EvalSample]:
     """Yield batches of this process's test images: every image once over all processes."""
     mine = range(rank, len(dataset), world_size)
     size = batch_size if dataset.config.eval_mode == "crop" else 1
@@ -130,7 +136,7 @@ def eval_batches(
     monitor.clear()
 
 
-def _plain_errors(loader: DataLoader[Sample]) -> Iterator[Sample]:
+def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:
     """Pass batches on; an error of a worker process comes without the worker's traceback."""
     try:
         yield from loader
@@ -139,5 +145,5 @@ def _plain_errors(loader: DataLoader[Sample]) -> Iterator[Sample]:
         raise NacreError(last.rpartition("NacreError: ")[2]) from error
 
 
-def _tensors(sample: tuple[np.ndarray, np.ndarray]) -> Sample:
+def _tensors(sample: tuple[np.ndarray, np.ndarray]) -> EvalSample:
     return torch.from_numpy(sample[0]), torch.from_numpy(sample[1])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from nacre.runs.scenario_data import open_scenario
 
+from nacre.runs.scenario_data import open_scenario
 from nacre.sweeps.tune.trial import split, trial_data
 from tiny_runs import tiny_config
 
