@@ -33,7 +33,7 @@ CLASSES = ClassTable(SPACE, (tuple(range(1, 16)), tuple(range(16, 21))))
 
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
-    """Return how many times as many images a second nacre reads."""
+    """Return how many times as many images per second nacre reads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     count, crop = (4, 64) if tiny else (60, 512)

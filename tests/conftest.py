@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread a process, since they run in several; the real pictures."""
+"""Shared by all tests: one thread per process, since they run in several; the real pictures."""
 
 import os
 from pathlib import Path

@@ -12,7 +12,7 @@ PALETTE = [value for label in range(256) for value in (label, 255 - label, label
 
 
 def blocks(height: int, width: int, labels: list[int]) -> NDArray[np.uint8]:
-    """Return a mask of vertical bars, one a label."""
+    """Return a mask of vertical bars, one per label."""
     return np.array(labels, np.uint8)[np.arange(width) * len(labels) // width][None].repeat(
         height, axis=0
     )

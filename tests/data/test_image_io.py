@@ -35,7 +35,7 @@ def test_masks_of_few_bits(tmp_path: Path, bits: int, labels: list[int], mode: s
         save_mask(path, mask)
         Image.open(path).save(path, bits=bits)
     else:
-        path.write_bytes(_grey_png(mask, bits))
+        path.write_bytes(_gray_png(mask, bits))
     np.testing.assert_array_equal(read_mask(path), mask)
     assert _counts(path).pixels == _count(mask)
 
@@ -173,7 +173,7 @@ def _count(mask: np.ndarray) -> dict[int, int]:
     return {int(label): int((mask == label).sum()) for label in np.unique(mask)}
 
 
-def _grey_png(mask: np.ndarray, bits: int) -> bytes:
+def _gray_png(mask: np.ndarray, bits: int) -> bytes:
     """Encode a grey PNG of few bits, which Pillow cannot write."""
     import struct
     import zlib

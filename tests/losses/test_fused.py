@@ -69,10 +69,8 @@ def _hidden_ce(x: Tensor, a: Problem) -> Tensor:
     return unbiased_cross_entropy(_up(x, a), a.targets, 1, hidden=a.hidden)
 
 
-def _mixed(x: Tensor, a: Problem, labelled_background: bool) -> Tensor:
-    return binary_mixed(
-        _up(x, a), a.targets, _up(a.old, a), labelled_background=labelled_background
-    )
+def _mixed(x: Tensor, a: Problem, labeled_background: bool) -> Tensor:
+    return binary_mixed(_up(x, a), a.targets, _up(a.old, a), labeled_background=labeled_background)
 
 
 # name: (fused, plain); every loss and every combination that a method uses
@@ -144,11 +142,11 @@ CASES: dict[str, tuple[Losses, Losses]] = {
     ),
     "lwf-mc-c": (
         lambda x, a: fused_binary_losses(x, a.targets, a.old, old_targets="teacher_but_background"),
-        lambda x, a: {"bce": _mixed(x, a, labelled_background=True)},
+        lambda x, a: {"bce": _mixed(x, a, labeled_background=True)},
     ),
     "lwf-mc-d": (
         lambda x, a: fused_binary_losses(x, a.targets, a.old, old_targets="teacher"),
-        lambda x, a: {"bce": _mixed(x, a, labelled_background=False)},
+        lambda x, a: {"bce": _mixed(x, a, labeled_background=False)},
     ),
 }
 

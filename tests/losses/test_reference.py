@@ -71,10 +71,10 @@ def pixel_binary_kd(x: list[float], old: list[float]) -> float:
     return sum(binary(sigmoid(o), v) for o, v in zip(old, x, strict=False))
 
 
-def pixel_mixed(x: list[float], y: int, old: list[float], labelled_background: bool) -> float:
+def pixel_mixed(x: list[float], y: int, old: list[float], labeled_background: bool) -> float:
     total = 0.0
     for c, v in enumerate(x):
-        from_teacher = c < len(old) and not (c == 0 and labelled_background)
+        from_teacher = c < len(old) and not (c == 0 and labeled_background)
         total += binary(sigmoid(old[c]) if from_teacher else float(c == y), v)
     return total
 
@@ -191,12 +191,12 @@ def test_binary_losses_equal_reference(a: Problem) -> None:
 
 @few
 @given(problems, st.booleans())
-def test_binary_mixed_equals_reference(a: Problem, labelled_background: bool) -> None:
+def test_binary_mixed_equals_reference(a: Problem, labeled_background: bool) -> None:
     x, old = a.logits.clamp(-15, 15), a.old.clamp(-15, 15)
     expected = mean_over_pixels(
-        lambda x, y, old: pixel_mixed(x, y, old, labelled_background), a.targets, x, old
+        lambda x, y, old: pixel_mixed(x, y, old, labeled_background), a.targets, x, old
     )
-    actual = binary_mixed(x, a.targets, old, labelled_background=labelled_background)
+    actual = binary_mixed(x, a.targets, old, labeled_background=labeled_background)
     close(actual, expected, 1e-8)
 
 
@@ -204,23 +204,23 @@ def test_binary_mixed_equals_reference(a: Problem, labelled_background: bool) ->
 
 Loss = Callable[[Tensor, "Problem"], Tensor]
 
-LABELLED: dict[str, Callable[..., Tensor]] = {
+LABELED: dict[str, Callable[..., Tensor]] = {
     "ce": lambda x, a, **k: cross_entropy(x, a.targets, **k),
     "unbiased ce": lambda x, a, **k: unbiased_cross_entropy(x, a.targets, a.num_old, **k),
     "hidden ce": lambda x, a, **k: unbiased_cross_entropy(x, a.targets, 1, hidden=a.hidden, **k),
     "bce": lambda x, a, **k: binary_cross_entropy(x, a.targets, **k),
-    "mixed c": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labelled_background=True, **k),
-    "mixed d": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labelled_background=False, **k),
+    "mixed c": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labeled_background=True, **k),
+    "mixed d": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labeled_background=False, **k),
 }
 DISTILLING: dict[str, Loss] = {
     "kd": lambda x, a: distillation(x, a.old),
     "unbiased kd": lambda x, a: unbiased_distillation(x, a.old),
     "binary kd": lambda x, a: binary_distillation(x, a.old),
 }
-EVERY: dict[str, Callable[..., Tensor]] = LABELLED | DISTILLING
+EVERY: dict[str, Callable[..., Tensor]] = LABELED | DISTILLING
 
 every_loss = pytest.mark.parametrize("loss", EVERY.values(), ids=EVERY.keys())
-labelled_loss = pytest.mark.parametrize("loss", LABELLED.values(), ids=LABELLED.keys())
+labeled_loss = pytest.mark.parametrize("loss", LABELED.values(), ids=LABELED.keys())
 distilling_loss = pytest.mark.parametrize("loss", DISTILLING.values(), ids=DISTILLING.keys())
 
 
@@ -264,7 +264,7 @@ def test_half_precision_is_computed_in_float32(loss: Loss, dtype: torch.dtype) -
     assert value == loss(x.float(), a)
 
 
-@labelled_loss
+@labeled_loss
 def test_labels_may_have_any_integer_type(loss: Loss) -> None:
     a = Problem(seed=8)
     targets, expected = a.targets, loss(a.logits, a)
@@ -273,7 +273,7 @@ def test_labels_may_have_any_integer_type(loss: Loss) -> None:
         assert loss(a.logits, a) == expected
 
 
-@labelled_loss
+@labeled_loss
 def test_ignored_pixels_change_nothing(loss: Loss) -> None:
     a = Problem(seed=8)
     assert (a.targets == IGNORE_INDEX).any()
@@ -288,7 +288,7 @@ def test_ignored_pixels_change_nothing(loss: Loss) -> None:
     assert (x.grad.movedim(1, -1)[a.targets == IGNORE_INDEX] == 0).all()
 
 
-@labelled_loss
+@labeled_loss
 def test_another_value_can_be_the_ignored_one(loss: Callable[..., Tensor]) -> None:
     a = Problem(seed=8)
     expected = loss(a.logits, a)
@@ -296,7 +296,7 @@ def test_another_value_can_be_the_ignored_one(loss: Callable[..., Tensor]) -> No
     assert loss(a.logits, a, ignore_index=-1) == expected
 
 
-@labelled_loss
+@labeled_loss
 @pytest.mark.parametrize("num_pixels", [None, 0, 7.5])
 def test_all_ignored_gives_zero_and_no_gradient(
     loss: Callable[..., Tensor], num_pixels: float | None
@@ -311,7 +311,7 @@ def test_all_ignored_gives_zero_and_no_gradient(
     assert (x.grad == 0).all()
 
 
-@labelled_loss
+@labeled_loss
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_parts_of_a_batch_add_up_to_the_whole(loss: Callable[..., Tensor], as_tensor: bool) -> None:
     g = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def learn_a_little(scenario, data, tmp_path):
-    """Learn a scenario from eight pictures a step with preset small, at 64 pixels."""
+    """Learn a scenario from eight pictures per step with preset small, at 64 pixels."""
     root = Path(data["root"])
     sets = [f"data.classes={data['classes']}"] if "classes" in data else []
     _, _, images = apply_scenario(scenario, root=root, sets=sets)

@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(finished, tmp_pa
 def test_an_interrupted_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
     finished, tmp_path, after
 ):
-    # 5 or 6 iterations a step: stops within step 0, in the testing after it, and within step 1
+    # 5 or 6 iterations per step: stops within step 0, in the testing after it, and within step 1
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
         run_scenario(tiny_config(), out, should_stop=StopAfter(after))
@@ -289,7 +289,7 @@ def test_losses_can_be_compiled(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     compiling._compiled.cache_clear()
     tiny_run(tmp_path / "run", train={"compile_losses": True, "epochs": 1})
-    assert compiling._compiled.cache_info().misses == 3, "once a step"
+    assert compiling._compiled.cache_info().misses == 3, "once per step"
     losses = [
         [e.losses for e in read_events(run / "events.jsonl") if isinstance(e, Trained)]
         for run in (finished, tmp_path / "run")

@@ -43,7 +43,7 @@ def test_testing_ignores_what_is_not_learnt_yet_or_counts_it_as_background():
     ]
 
 
-def test_unlabelled_background_does_not_count_in_tests():
+def test_unlabeled_background_does_not_count_in_tests():
     space = LabelSpace({1: "a", 2: "b"}, 0, None, ignore_background_in_tests=True)
     table = ClassTable(space, ((1,), (2,)))
     assert table.testing_table(1, "ignored")[:3].tolist() == [IGNORE_INDEX, 1, 2]

@@ -2,16 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nacre.cli.app import app, make_console, print_json
 from nacre.cli.options import Config, Lists, Root, Set
 from nacre.errors import NacreError
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command(

@@ -1,16 +1,13 @@
 """Commands that show and use what was learnt."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nacre.cli.app import app, config_values, make_console, print_json
 from nacre.cli.options import Root, Set
 from nacre.errors import NacreError
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command(
@@ -88,7 +85,7 @@ def film(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
-    pictures: Annotated[int, typer.Option(min=0, help="Pictures a scenario; 0 for none.")] = 8,
+    pictures: Annotated[int, typer.Option(min=0, help="Pictures per scenario; 0 for none.")] = 8,
     paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
 ) -> None:
     """Make one page of finished runs: tables, curves, pictures."""

@@ -6,7 +6,7 @@ Every mask is counted and every picture decoded, by all cores. Nothing is writte
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from nacre.data.index.build import images_by_label, unknown_labels
 from nacre.data.index.scan import Pair, Problem, ProblemKind, Record, scan
@@ -14,9 +14,6 @@ from nacre.data.source import Split
 from nacre.scenarios.classes import LabelSpace
 from nacre.scenarios.label_index import Index
 from nacre.utils.progress import Progress, show_progress
-
-if TYPE_CHECKING:
-    pass
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 _SHOWN = 10

@@ -91,7 +91,7 @@ def teacher_view(old_logits: Tensor, size: tuple[int, int], score: Score) -> Tea
             greatest = lines.amax(1)
             below = lines.sub_(greatest.unsqueeze(1))
             strip.put(_score(below, greatest, score), scores)
-            # The first of the greatest, found by values alone: as in `predict_labels`
+            # The first of the greatest, found by values alone: as in `predict_classes`
             strip.put(channels - below.eq_(0).mul_(rank).amax(1), best)
     return TeacherView(best, scores)
 

@@ -170,7 +170,7 @@ def binary_mixed(
     targets: Tensor,
     old_logits: Tensor,
     *,
-    labelled_background: bool,
+    labeled_background: bool,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
@@ -180,7 +180,7 @@ def binary_mixed(
         logits: the student's, N,C,H,W.
         targets: N,H,W, channel numbers of any integer type.
         old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
-        labelled_background: background's target is the label's (LwF-MC's variant C), not the
+        labeled_background: background's target is the label's (LwF-MC's variant C), not the
             teacher's (variant D).
         num_pixels: as in `cross_entropy`.
         ignore_index: the label of pixels that do not count.
@@ -190,7 +190,7 @@ def binary_mixed(
     """
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
-    first = 1 if labelled_background else 0
+    first = 1 if labeled_background else 0
     old_targets = _one_hot(targets, logits, ignore_index)
     old_targets[:, first:num_old] = at_least_float32(old_logits.detach()).sigmoid()[:, first:]
     return _binary_mean(logits, old_targets, targets, num_pixels, ignore_index)

@@ -83,7 +83,7 @@ def background_count(stored: float, seen: float, *, overlapped: bool) -> float:
 
 
 def replay_cross_entropy(
-    labelled: Tensor,
+    labeled: Tensor,
     drawn: Tensor,
     background: Tensor,
     *,
@@ -93,7 +93,7 @@ def replay_cross_entropy(
     """The binary cross-entropy of the new channels with replay.
 
     Args:
-        labelled: the one on the labels, a scalar.
+        labeled: the one on the labels, a scalar.
         drawn: P,C, logits of the new channels on the drawn features.
         background: B,C, those on the batch's background.
         background_weight: r.
@@ -101,7 +101,7 @@ def replay_cross_entropy(
     """
     of_drawn = len(drawn) / num_pixels
     of_background = background_weight * len(background) / num_pixels
-    total = labelled + of_drawn * _negatives(drawn) + of_background * _negatives(background)
+    total = labeled + of_drawn * _negatives(drawn) + of_background * _negatives(background)
     return total / (1 + of_drawn + of_background)
 
 

@@ -152,7 +152,7 @@ class Method(ABC):
         """Return the named losses of a batch, already weighted: the trainer sums them."""
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
-        """Return named losses on the parameters, already weighted; asked for once a batch."""
+        """Return named losses on the parameters, already weighted; asked for once per batch."""
         return {}
 
     def begin_step(self, step: Step) -> None:

@@ -91,10 +91,10 @@ def joined_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # Squares are summed about the local mean and then moved to the origin in float64: taken
     # about the origin in float32 they would cancel where the mean is far from 0.
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    centre = (total / max(count, 1)).to(x.dtype)
-    squares = (x - per_channel(centre)).square_().sum(_PER_CHANNEL, dtype=wide)
-    centre = centre.to(wide)
-    squares += 2 * centre * total - count * centre.square()
+    center = (total / max(count, 1)).to(x.dtype)
+    squares = (x - per_channel(center)).square_().sum(_PER_CHANNEL, dtype=wide)
+    center = center.to(wide)
+    squares += 2 * center * total - count * center.square()
     joined = sum_over_processes(torch.cat([total, squares, total.new_tensor([count])]))
     joined_count = joined[-1]
     if count <= 1:  # otherwise there is no need to wait for the device
@@ -140,7 +140,7 @@ def norm_backward(
         dy: gradient of the output.
         normalize: (x - mean) / sqrt(var + eps), of this process.
         gain: weight / sqrt(var + eps).
-        count: values a channel over all processes.
+        count: values per channel over all processes.
 
     Returns:
         Gradients of x, of the weight and of the bias. The last two are this process's own
@@ -206,18 +206,18 @@ class ABN(nn.Module):
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """Normalise, add the shortcut of a residual block if there is one, activate."""
-        y = self._normalise(x)
+        y = self._normalize(x)
         if shortcut is not None:
             y = y.add_(shortcut)
         return activate_(y, self.activation, self.slope)
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         if not self.training:
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.gain(), self.bias, eps=self.eps
             )
         if world_size() == 1:
-            return self._normalise_alone(x)
+            return self._normalize_alone(x)
         mean, var, count = joined_statistics(x.detach())
         self.update_running(mean, var, count)
         scale = (var + self.eps).rsqrt().to(self.weight.dtype)
@@ -226,7 +226,7 @@ class ABN(nn.Module):
         )
         return y
 
-    def _normalise_alone(self, x: Tensor) -> Tensor:
+    def _normalize_alone(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x * per_channel(self.gain()).to(x.dtype)
         mean, var = self.count_batch(x)

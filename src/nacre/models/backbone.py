@@ -17,7 +17,7 @@ class Backbone(nn.Module):
 
     Attributes:
         channels: of the features.
-        stride: input pixels a feature; sizes that it does not divide are rounded up.
+        stride: input pixels per feature; sizes that it does not divide are rounded up.
         mean: of the pixels that its weights expect, RGB in 0..1.
         std: of the pixels that its weights expect, RGB in 0..1.
         grad_checkpointing: whether blocks are computed again in the backward pass.

@@ -19,7 +19,7 @@ class ModelConfig(BaseModel):
     )
     output_stride: Literal[8, 16, 32] | None = Field(
         default=None,
-        description="input pixels a feature; by default 16, and the backbone's own for `tiny`",
+        description="input pixels per feature; by default 16, and the backbone's own for `tiny`",
     )
     norm: Literal["bn", "abn", "iabn"] = Field(
         default="abn",
@@ -52,7 +52,7 @@ class ModelConfig(BaseModel):
         if self.backbone == "tiny" and self.output_stride is not None:
             raise ValueError("output_stride cannot be chosen for backbone 'tiny': leave it out")
         if self.backbone == "tiny" and self.grad_checkpointing:
-            raise ValueError("checkpointing is not needed by backbone 'tiny': leave it out")
+            raise ValueError("grad_checkpointing is not needed by backbone 'tiny': leave it out")
         if self.backbone == "lite0" and self.norm == "iabn":
             raise ValueError(
                 "norm 'iabn' cannot invert the ReLU6 of backbone 'lite0': use 'bn' or 'abn'"

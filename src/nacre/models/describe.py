@@ -28,7 +28,7 @@ class Description:
         classes: channels of the classifier, background included.
         crop: side of the training crops in pixels.
         batch: crops in memory at once.
-        stride: input pixels a feature.
+        stride: input pixels per feature.
         parameters: of the backbone, the head and the classifier.
         flops: of the forward pass of one crop, a multiplication and an addition counting two.
         kept: for the backward pass of a batch, with the network's own norm.

@@ -31,7 +31,7 @@ class DeepLabHead(nn.Module):
         inputs: channels of the features.
         width: channels of each branch and of the output.
         atrous_rates: of the three 3x3 convolutions.
-        window: features a side of the training crop; None always pools over the whole image.
+        window: features per side of the training crop; None always pools over the whole image.
         norm: makes the normalisation layers.
     """
 
@@ -62,9 +62,9 @@ class DeepLabHead(nn.Module):
         self.pooled_norm = norm(width)
         self.pooled_reduce = nn.Conv2d(width, width, 1, bias=False)
         self.norm = norm(width)
-        self._initialise()
+        self._initialize()
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         gain = nn.init.calculate_gain("leaky_relu", 0.01)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

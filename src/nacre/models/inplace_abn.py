@@ -48,7 +48,7 @@ class _InPlaceABN(torch.autograd.Function):
         bias: Tensor,
         layer: InPlaceABN,
     ) -> Tensor:
-        y, scale, count = layer.batch_normalise(x)
+        y, scale, count = layer.batch_normalize(x)
         branch = None
         if shortcut is not None and x.dtype in _HALF:
             branch, y, shortcut = y, y + shortcut, None
@@ -133,11 +133,11 @@ class InPlaceABN(ABN):
         )
         return y
 
-    def batch_normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def batch_normalize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Normalise with the statistics of the batch, scale and shift; without autograd.
 
         Returns:
-            The result, 1 / sqrt(var + eps), and the values a channel over all processes
+            The result, 1 / sqrt(var + eps), and the values per channel over all processes
             (None where the backward pass is to use torch's kernel).
         """
         gain = self.gain()

@@ -64,7 +64,7 @@ class Network(nn.Module):
 
     @property
     def stride(self) -> int:
-        """Input pixels a logit."""
+        """Input pixels per logit."""
         return self.backbone.stride
 
     def forward(self, images: Tensor) -> Output:

@@ -103,13 +103,13 @@ def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
             "give the path of a weight file, or 'none'"
         )
     file = read_weights(imagenet_file() if weights == "imagenet" else Path(weights))
-    form = _recognise(file)
+    form = _recognize(file)
     state = _renamed(file, form, backbone)
     abn = file.abn if form.abn is None else form.abn
     backbone.load_state_dict(convert_norms(backbone, state, from_abn=abn))
 
 
-def _recognise(file: WeightFile) -> Form:
+def _recognize(file: WeightFile) -> Form:
     for form in FORMS:
         if form.sign in file.tensors:
             return form

@@ -1,7 +1,7 @@
 """Scenarios: which classes a step learns (the task) and which images it gets (the setup).
 
 A scenario is written ``data/task/setup``, for example ``voc/15-5/overlapped``, or stands in a
-YAML file with explicit class lists. A task ``15-1`` deals 15 classes to step 0 and then one a
+YAML file with explicit class lists. A task ``15-1`` deals 15 classes to step 0 and then one per
 step until none is left; with three numbers or more (``4-2-2``) every step is named. The setups:
 
 - ``overlapped``: every image with at least one pixel of a new class;
@@ -36,7 +36,7 @@ class ScenarioFile(BaseModel):
 
     data: str = Field(description="data set: scenes, folder, voc or ade20k")
     setup: Setup = Field("overlapped", description="which images a step gets")
-    task: str | None = Field(None, description="numbers of classes a step, such as 15-5")
+    task: str | None = Field(None, description="numbers of classes per step, such as 15-5")
     order: tuple[str | int, ...] | None = Field(
         None, description="class names or labels in the order in which `task` deals them"
     )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.foreign.batch_norm import synchronise_batch_norm, unsynchronise_batch_norm
+from nacre.models.foreign.batch_norm import synchronize_batch_norm, unsynchronize_batch_norm
 
 
 class NormAct(nn.BatchNorm2d):
@@ -63,7 +63,7 @@ def trained(module: nn.Module, x: Tensor) -> dict[str, Any]:
 def _share(rank: int) -> dict[str, Any]:
     """What one of two processes finds with its part, of unequal sizes."""
     module = network()
-    synchronise_batch_norm(module)
+    synchronize_batch_norm(module)
     result = trained(module, images()[:2] if rank == 0 else images()[2:])
     alone = copy.deepcopy(module).eval()
     if rank == 0:  # in eval nobody waits for the other process
@@ -87,8 +87,8 @@ def test_two_processes_equal_one(in_two_processes: Callable[..., Any]) -> None:
 
 def test_one_process_is_as_it_was_and_names_stay() -> None:
     plain, module = network(), network()
-    synchronise_batch_norm(module)
-    synchronise_batch_norm(module)
+    synchronize_batch_norm(module)
+    synchronize_batch_norm(module)
     assert isinstance(module[3], NormAct)  # type: ignore[index]
     assert list(module.state_dict()) == list(plain.state_dict())
     found = trained(module, images())
@@ -99,8 +99,8 @@ def test_one_process_is_as_it_was_and_names_stay() -> None:
 def test_it_can_be_undone() -> None:
     module = network()
     kinds = [type(one) for one in module.modules()]
-    synchronise_batch_norm(module)
-    unsynchronise_batch_norm(module)
+    synchronize_batch_norm(module)
+    unsynchronize_batch_norm(module)
     assert [type(one) for one in module.modules()] == kinds
 
 
@@ -124,9 +124,9 @@ class Frozen(nn.Module):
 
 def test_what_cannot_be_synchronised_is_refused_with_a_reason() -> None:
     with pytest.raises(NacreError, match=r"1 \(Own\) keeps statistics of batches"):
-        synchronise_batch_norm(nn.Sequential(nn.Identity(), Own()))
+        synchronize_batch_norm(nn.Sequential(nn.Identity(), Own()))
     with pytest.raises(NacreError, match="0 is torch's SyncBatchNorm, which computes on GPUs only"):
-        synchronise_batch_norm(nn.Sequential(nn.SyncBatchNorm(3)))
-    synchronise_batch_norm(
+        synchronize_batch_norm(nn.Sequential(nn.SyncBatchNorm(3)))
+    synchronize_batch_norm(
         nn.Sequential(Frozen(), nn.InstanceNorm2d(3, affine=True, track_running_stats=True))
     )

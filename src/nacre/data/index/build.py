@@ -1,6 +1,6 @@
 """The index: for each image, which label values its mask holds; as CSV ``image,labels``.
 
-It is built by one pass over the masks, kept beside the data (see ``keeping``) and brought up to
+It is built by one pass over the masks, kept beside the data (see ``cache``) and brought up to
 date by reading only the files that changed since.
 """
 

@@ -1,10 +1,10 @@
 """Your own pictures: ``images/``, ``masks/`` and ``classes.yaml`` in one folder.
 
-``classes.yaml`` says what the label values in the masks mean (see ``class_names``). A mask has the
+``classes.yaml`` says what the label values in the masks mean (see ``classes_yaml``). A mask has the
 name of its image and ends in ``.png``. ``train.txt`` and ``val.txt``, in the folder or in
-``splits/``, name the images of a split, one a line. Without them, an image is for testing when the
-first byte of the SHA-256 of its name is below 51, which is one in five, whatever other images there
-are.
+``splits/``, name the images of a split, one per line. Without them, an image is for testing when
+the first byte of the SHA-256 of its name is below 51, which is one in five, whatever other images
+there are.
 """
 
 import hashlib

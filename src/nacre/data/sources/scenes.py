@@ -41,7 +41,7 @@ class Scenes:
         return _scene(self.config, split, name)[1]
 
 
-# Rendering is fast, but a scene is asked for once an epoch, and an index by every run of a grid.
+# Rendering is fast, but a scene is asked for once per epoch, and an index by every run of a grid.
 
 
 @lru_cache(maxsize=8)

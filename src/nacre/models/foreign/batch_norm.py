@@ -21,7 +21,7 @@ from nacre.errors import NacreError
 from nacre.models.abn import ABN, _SyncedNorm, joined_statistics, world_size
 
 
-def synchronise_batch_norm(model: nn.Module) -> None:
+def synchronize_batch_norm(model: nn.Module) -> None:
     """Let the batch norms of a network use the batches of all processes, in place.
 
     Names of parameters and buffers stay as they are, and with one process nothing changes.
@@ -35,9 +35,9 @@ def synchronise_batch_norm(model: nn.Module) -> None:
                 raise NacreError(
                     f"{name} is torch's SyncBatchNorm, which computes on GPUs only: use BatchNorm2d"
                 )
-        elif isinstance(module, _BatchNorm) and not isinstance(module, _Synchronised):
+        elif isinstance(module, _BatchNorm) and not isinstance(module, _Synchronized):
             kind = type(module)
-            module.__class__ = type(kind.__name__, (_Synchronised, kind), {})
+            module.__class__ = type(kind.__name__, (_Synchronized, kind), {})
         elif _keeps_statistics(module):
             raise NacreError(
                 f"{name} ({type(module).__name__}) keeps statistics of batches and nacre cannot "
@@ -45,10 +45,10 @@ def synchronise_batch_norm(model: nn.Module) -> None:
             )
 
 
-def unsynchronise_batch_norm(model: nn.Module) -> None:
+def unsynchronize_batch_norm(model: nn.Module) -> None:
     """Give the batch norms of a network their own class back."""
     for module in model.modules():
-        if isinstance(module, _Synchronised):
+        if isinstance(module, _Synchronized):
             module.__class__ = type(module).__bases__[1]
 
 
@@ -64,7 +64,7 @@ def _can_learn(module: nn.Module) -> bool:
     return next(module.parameters(recurse=False), None) is not None
 
 
-class _Synchronised(nn.Module):
+class _Synchronized(nn.Module):
     """Goes before the class of a batch norm among the bases of a new one."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -79,7 +79,7 @@ def line_chart(
 
 
 def dot_chart(title: str, about: str, rows: Sequence[DotRow], across: Axis) -> str:
-    """Return a row a name, each with marks along one axis."""
+    """Return a row per name, each with marks along one axis."""
     height, top, most = 20, 8, 22
     longest = max(min(len(row.name), most) for row in rows)
     frame = Frame(420, top + height * len(rows) + 34, left=14 + longest * 6, right=12, top=top)

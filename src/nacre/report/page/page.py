@@ -2,7 +2,7 @@
 
 out/index.html   tables, charts and pictures; needs nothing beside it
 out/table.md     the table of every scenario
-out/table.csv    the same figures, one a line
+out/table.csv    the same figures, one per line
 out/pictures.png the sheet of pictures, to be used elsewhere (pictures-1.png … of several)
 """
 
@@ -78,7 +78,7 @@ def render_page(sections: Sequence[Section], title: str) -> str:
 
 
 def sheet_picture(sheet: Sheet, side: int = 160) -> Grid:
-    """Return a sheet as a grid to be drawn: the image, one column a method, the truth."""
+    """Return a sheet as a grid to be drawn: the image, one column per method, the truth."""
     rows = []
     for seen in sheet.pictures:
         pixels = seen.image.pixels

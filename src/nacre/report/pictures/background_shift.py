@@ -92,9 +92,9 @@ def _telling(data: ScenarioData, step: int, mask: Mask) -> float:
 
 def painted_hidden(shift: Shift, colors: tuple[Color, Color]) -> Pixels:
     """Return the picture in grey with what the background hides in two colours, old and future."""
-    grey = shift.pixels.astype(np.float32).mean(2, keepdims=True).repeat(3, 2) * 0.5
+    gray = shift.pixels.astype(np.float32).mean(2, keepdims=True).repeat(3, 2) * 0.5
     for kind, color in zip((OLD, FUTURE), colors, strict=True):
         at = shift.hidden == kind
-        grey[at] = grey[at] * 0.4 + np.asarray(color, np.float32) * 0.8
-    grey[shift.labels == IGNORE_INDEX] = UNTESTED
-    return grey.round().clip(0, 255).astype(np.uint8)
+        gray[at] = gray[at] * 0.4 + np.asarray(color, np.float32) * 0.8
+    gray[shift.labels == IGNORE_INDEX] = UNTESTED
+    return gray.round().clip(0, 255).astype(np.uint8)

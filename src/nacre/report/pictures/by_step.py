@@ -1,4 +1,4 @@
-"""How the same image is seen as classes are added: a row a method, a column a step."""
+"""How the same image is seen as classes are added: a row per method, a column per step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ class PageGrid:
 
 
 def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
-    """Return the sheet: the image, one column a method, the truth."""
+    """Return the sheet: the image, one column per method, the truth."""
     rows = []
     for seen in sheet.pictures:
         image = seen.image
@@ -59,7 +59,7 @@ def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
 
 
 def growth_grid(growth: Growth, colors: Sequence[Color], side: int) -> PageGrid:
-    """Return one image through the steps: a row a method, a column a step."""
+    """Return one image through the steps: a row per method, a column per step."""
     image = growth.image
     truth = _painted(image.truth, colors, image.pixels, side)
     steps = range(len(growth.masks[0]))
@@ -79,7 +79,7 @@ def growth_grid(growth: Growth, colors: Sequence[Color], side: int) -> PageGrid:
 
 
 def shift_grid(shifts: Sequence[Shift], colors: Sequence[Color], side: int) -> PageGrid:
-    """Return what each step's labels say against the truth, a row a step."""
+    """Return what each step's labels say against the truth, a row per step."""
     rows = []
     for shift in shifts:
         hidden = data_uri(painted_hidden(shift, (OLD_COLOR, FUTURE_COLOR)), side)

@@ -91,11 +91,11 @@ def paint(mask: Pixels, colors: Sequence[Color], pixels: Pixels, strength: float
     """Return a mask in its colours over the faint grey picture; untested pixels are light."""
     table = np.full((256, 3), UNTESTED, np.float32)
     table[: len(colors)] = np.asarray(colors, np.float32)
-    grey = pixels.astype(np.float32).mean(2, keepdims=True)
+    gray = pixels.astype(np.float32).mean(2, keepdims=True)
     flat = table[mask]
-    mixed = flat * strength + grey * (1 - strength)
+    mixed = flat * strength + gray * (1 - strength)
     # The background's black would hide the picture, so that one is only dimmed there.
-    mixed = np.where((mask == 0)[..., None], flat * 0.7 + grey * 0.3, mixed)
+    mixed = np.where((mask == 0)[..., None], flat * 0.7 + gray * 0.3, mixed)
     return mixed.round().clip(0, 255).astype(np.uint8)
 
 

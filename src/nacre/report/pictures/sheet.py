@@ -30,7 +30,7 @@ class Seen:
 
     Attributes:
         image: The image and its truth.
-        masks: Channel by pixel, one mask a method.
+        masks: Channel by pixel, one mask per method.
         disagreement: Share of the tested pixels that not all incremental methods agree on.
         why: Why this image is here.
     """

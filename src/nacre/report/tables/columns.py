@@ -33,7 +33,7 @@ class Block:
 
     Attributes:
         heading: What stands above.
-        orders: The scenario, once a class order.
+        orders: The scenario, once per class order.
         groups: The columns.
         place: Where its figures stand in the paper, if they do.
         ablation: Whether rows are named as in the paper's ablation.
@@ -83,7 +83,7 @@ def class_names(results: ScenarioResults, group: str) -> tuple[str, ...]:
 
 
 def own_block(results: ScenarioResults) -> Block:
-    """Return a scenario's block: with the paper's groups if it has them, else one a step."""
+    """Return a scenario's block: with the paper's groups if it has them, else one per step."""
     place = _place(results)
     for layout in (published()["1"], published()["2"]):
         if place in layout.groups:

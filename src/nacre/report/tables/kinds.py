@@ -22,9 +22,9 @@ from nacre.report.tables.cells import (
 from nacre.report.tables.columns import Block, class_block, class_names, own_block, published_blocks
 
 KINDS = {
-    "steps": "old, new and all classes after every step, a table a scenario",
+    "steps": "old, new and all classes after every step, a table per scenario",
     "last": "groups of classes after the last step, all scenarios side by side",
-    "classes": "every class after the last step, a table a scenario",
+    "classes": "every class after the last step, a table per scenario",
     "voc": "the paper's Table 1: Pascal VOC",
     "ade20k": "the paper's Table 2: ADE20K, the mean of its two class orders",
     "ablation": "the paper's Table 3: what each part of MiB adds",
