@@ -1,9 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageOps
 
 import nacre
 from nacre.api.model import Prediction
+from nacre.models.io import load_model, save_model
+from nacre.runs.evaluate import evaluate_checkpoint
 from tiny_runs import tiny_run
 
 MASK = np.array([[0, 1], [1, 2]], np.uint8)
@@ -51,18 +56,18 @@ def test_a_prediction_is_that_of_the_test(model):
     from nacre.evaluation.inference import predict_classes
 
     scene = Scenes(ScenesConfig(train=1, val=1, size=32, seed=3)).image("val", "scene-00000")
-    import torch
-
     with torch.inference_mode():
         pixels = torch.from_numpy(np.array(scene)).permute(2, 0, 1)[None]
         expected = predict_classes(model.network(pixels).logits, (32, 32))[0].numpy()
     assert np.array_equal(model.predict(scene).mask, expected)
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8, 3, 1)])
+@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8, 3, 1), (8, 8, 5)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_arrays_of_another_form_are_refused(model, shape, dtype):
-    with pytest.raises(nacre.NacreError, match="an array must be uint8 of height x width x 3"):
+    with pytest.raises(
+        nacre.NacreError, match="an array must be uint8 or uint16 of height x width x 3"
+    ):
         model.predict(np.zeros(shape, dtype))
 
 
@@ -73,3 +78,81 @@ def test_a_picture_that_is_not_there_or_damaged(model, tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(nacre.NacreError, match=r"a\.jpg"):
         model.predict(path)
+
+
+def test_every_form_of_a_picture_is_the_same_to_the_network(model, tmp_path):
+    rng = np.random.default_rng(2)
+    rgba = rng.integers(0, 256, (40, 60, 4)).astype(np.uint8)
+    grey = rng.integers(0, 65536, (40, 60)).astype(np.uint16)
+    pictures = {
+        "grey": Image.fromarray(rgba[..., 0]),
+        "16 bit": Image.fromarray(grey),
+        "alpha": Image.fromarray(rgba),
+        "grey and alpha": Image.fromarray(rgba[..., :2], "LA"),
+        "palette": Image.fromarray(rgba[..., :3]).quantize(16),
+    }
+    for name, picture in pictures.items():
+        path = tmp_path / f"{name}.png"
+        picture.save(path)
+        with Image.open(path) as opened:
+            array = np.asarray(opened if name != "palette" else opened.convert("RGB"))
+            seen = [model.predict(one).mask for one in (path, opened, array)]
+        assert np.array_equal(seen[0], seen[1]), name
+        assert np.array_equal(seen[0], seen[2]), name
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_photograph_is_upright_in_every_form(model, tmp_path, orientation):
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:12, :25] = (250, 40, 30)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "turned.png"
+    Image.fromarray(pixels).save(path, exif=exif)
+    with Image.open(path) as opened:
+        upright = np.asarray(ImageOps.exif_transpose(opened))
+        seen = [model.predict(one) for one in (path, opened, upright)]
+        overlays = [np.asarray(seen[0].over(one)) for one in (path, opened, upright)]
+    assert all(one.mask.shape == upright.shape[:2] for one in seen)
+    assert all(np.array_equal(one.mask, seen[0].mask) for one in seen)
+    assert all(np.array_equal(one, overlays[0]) for one in overlays)
+
+
+def scales_seen(model, mode):
+    """Return the size at which a network is shown a picture of 40 x 64."""
+    sizes = []
+    model = replace(model, info=replace(model.info, predict_mode=mode))
+    hook = model.network.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[-2:]))
+    mask = model.predict(np.zeros((40, 64, 3), np.uint8)).mask
+    hook.remove()
+    assert mask.shape == (40, 64)
+    return {tuple(size) for size in sizes}
+
+
+def test_only_a_network_trained_at_the_crop_sees_pictures_scaled_to_it(model):
+    # The crop is 32, and the augmentation `flip` trains at the pictures' own scale.
+    assert model.info.predict_mode == "full"
+    assert scales_seen(model, "full") == {(40, 64)}
+    assert scales_seen(model, "crop") == {(32, 51)}
+    assert scales_seen(model, "sliding") == {(32, 32)}
+
+
+def test_a_picture_that_would_take_all_memory_is_refused(model):
+    narrow = Image.new("L", (1, 200_000))
+    crop = replace(model, info=replace(model.info, predict_mode="crop"))
+    with pytest.raises(nacre.NacreError, match=r"1 x 200000 pixels is too large.* 32 x 6400000"):
+        crop.predict(narrow)
+
+
+def test_a_model_of_nan_says_so(tmp_path):
+    out = tmp_path / "run"
+    tiny_run(out)
+    path = out / "step-2" / "model.safetensors"
+    network, info, state = load_model(path)
+    with torch.no_grad():
+        next(network.parameters()).view(-1)[0] = float("nan")
+    save_model(path, network, info, state)
+    with pytest.raises(nacre.NacreError, match=r"holds values that are not finite numbers"):
+        nacre.load(out)
+    with pytest.raises(nacre.NacreError, match=r"holds values that are not finite numbers"):
+        evaluate_checkpoint(out, {})

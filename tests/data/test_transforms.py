@@ -23,6 +23,7 @@ from nacre.data.transforms import (
     _draw_box,
     _draw_crop,
     _nearest,
+    nearest_pixels,
     train_sample,
 )
 from nacre.errors import NacreError
@@ -205,6 +206,57 @@ def test_masks_take_the_nearest_pixel_centre(h: int, w: int, height: int, width:
             at_row, at_column = divmod(int(found[row, column]), w)
             assert y[at_row] == min(y)
             assert x[at_column] == min(x)
+
+
+@pytest.mark.parametrize("lengths", [(22, 513), (513, 22)])
+def test_centres_on_the_edge_of_two_pixels_are_rounded_as_pillows(lengths: tuple[int, int]) -> None:
+    length, new_length = lengths
+    exact = (2 * np.arange(new_length) + 1) * length // (2 * new_length)
+    assert (nearest_pixels(length, new_length) != exact).any() == (length == 22)
+    np.testing.assert_array_equal(nearest_pixels(length, new_length), _by_pillow(*lengths))
+
+
+@pytest.mark.parametrize("new_length", [*range(1, 66), 96, 160, 255, 256, 320, 511, 512, 513, 1024])
+def test_masks_agree_with_pillow_at_every_size(new_length: int) -> None:
+    for length in range(1, 701):
+        found = nearest_pixels(length, new_length)
+        np.testing.assert_array_equal(found, _by_pillow(length, new_length), f"{length} pixels")
+
+
+def _by_pillow(length: int, new_length: int) -> np.ndarray:
+    row = Image.fromarray(np.arange(length, dtype=np.int32)[None])
+    return np.asarray(row.resize((new_length, 1), Image.Resampling.NEAREST))[0]
+
+
+@pytest.mark.parametrize("mode", ["crop", "full", "sliding"])
+def test_a_jpeg_is_decoded_fully_in_testing(mode: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (400, 600, 3)).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "JPEG", quality=95)
+    mask = np.zeros((400, 600), np.uint8)
+    config = ImagesConfig(crop_size=96, eval_mode=mode)  # type: ignore[arg-type]
+    lazy, decoded = (Image.open(io.BytesIO(buffer.getvalue())) for _ in range(2))
+    decoded.load()
+    pixels = [transforms.eval_sample(one, mask, config)[0] for one in (lazy, decoded)]
+    np.testing.assert_array_equal(*pixels)
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "eval_mode", "expected"),
+    [
+        ("paper", "crop", "crop"),
+        ("paper", "full", "full"),
+        ("paper", "sliding", "sliding"),
+        ("deeplab", "crop", "full"),
+        ("flip", "crop", "full"),
+        ("flip", "sliding", "sliding"),
+    ],
+)
+def test_new_pictures_are_seen_at_the_scale_of_training(
+    augmentation: str, eval_mode: str, expected: str
+) -> None:
+    config = ImagesConfig(augmentation=augmentation, eval_mode=eval_mode)  # type: ignore[arg-type]
+    assert config.predict_mode == expected
 
 
 def test_masks_agree_with_torch() -> None:

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nacre.errors import NacreError
 from nacre.evaluation.inference import predict_classes
 from nacre.losses import upsample
 from nacre.ops import strip_upsample
@@ -79,3 +80,11 @@ def test_logits_are_left_alone_in_inference_mode_too() -> None:
         assert torch.equal(logits, same)
     predict_classes(logits, (4, 4))
     assert torch.equal(logits, same)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
+    logits = torch.zeros(1, 3, 4, 4)
+    logits[0, 1, 2, 2] = bad
+    with pytest.raises(NacreError, match="not finite numbers"):
+        predict_classes(logits, (16, 16))

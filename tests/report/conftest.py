@@ -112,6 +112,7 @@ def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, ste
         steps=sizes,
         history=[],
         model=config.model.model_dump(mode="json"),
+        predict_mode="crop",
         crop=config.images.crop_size,
         config=config.to_dict(),
     )

@@ -11,9 +11,10 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
-from nacre.training.events import Trained
+from nacre.training.events import RunBegan, Trained
 from nacre.training.step import Interrupted
-from nacre.training.trainer import Trainer
+from nacre.training.trainer import NotFinite, Trainer
+from nacre.utils.device import memory_layout
 from tiny_runs import StopAfter, tiny_config, tiny_run
 
 
@@ -296,3 +297,30 @@ def test_losses_can_be_compiled(finished, tmp_path, monkeypatch):
     ]
     for one, other in zip(*losses, strict=True):
         assert other == pytest.approx(one, rel=1e-3)
+
+
+def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_path):
+    tiny_run(tmp_path / "run", train={"log_freq": 10})
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    iterations = next(event.iterations for event in events if isinstance(event, RunBegan))
+    trained = [(event.step, event.iteration) for event in events if isinstance(event, Trained)]
+    assert max(iterations) < 10
+    assert trained == list(enumerate(iterations))
+
+
+@pytest.mark.parametrize("rate", [1e30, 3e38])
+def test_a_last_update_that_ruins_the_weights_is_noticed(tmp_path, rate):
+    # One update per later step: its loss is finite, what it makes of the weights is not.
+    train = {"batch_size": 12, "incremental_lr": rate}
+    with pytest.raises(NotFinite, match=r"not finite any more in step 1, after iteration 1"):
+        tiny_run(tmp_path / "run", train=train, data={"train": 24})
+    assert not (tmp_path / "run" / "step-1").exists()
+    assert load_model(find_model(tmp_path / "run"))[1].steps == [5]
+
+
+@pytest.mark.parametrize(
+    ("device", "layout"),
+    [("cpu", torch.channels_last), ("cuda", torch.channels_last), ("mps", torch.contiguous_format)],
+)
+def test_the_layout_is_one_whose_gradients_are_right_on_the_device(device, layout):
+    assert memory_layout(torch.device(device)) == layout

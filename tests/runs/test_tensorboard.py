@@ -7,7 +7,7 @@ from nacre.errors import NacreError
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
 from nacre.runs.tensorboard import TensorBoard
-from nacre.training.events import StepTested, Trained
+from nacre.training.events import RunBegan, StepBegan, StepSkipped, StepTested, Trained
 from tiny_runs import tiny_config
 
 
@@ -27,6 +27,19 @@ def test_tensorboard_has_what_the_events_have(tmp_path):
     assert [one.value for one in board.Scalars("miou/all_without_background")] == pytest.approx(
         [mean["all_without_background"] for mean in means], rel=1e-5
     )
+
+
+def test_iterations_are_counted_on_after_a_step_that_was_only_tested(tmp_path):
+    board = TensorBoard(tmp_path / "board")
+    board(RunBegan("s", "mib", 1, "cpu", 1, "float32", "none", [7, 5, 3]))
+    board(StepSkipped(0, 7))
+    board(StepTested(1, {"all": 0.5}))  # learnt before this start
+    board(StepBegan(2, ["a"], 6, 3, 0))
+    board(Trained(2, 3, 0.1, {"ce": 1.0}, 10.0))
+    board.writer.flush()
+    found = EventAccumulator(str(tmp_path / "board"))
+    found.Reload()
+    assert [one.step for one in found.Scalars("loss/ce")] == [7 + 5 + 3]
 
 
 def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):

@@ -157,3 +157,22 @@ def test_a_weight_of_ones_own_lies_over_the_presets():
     assert build_config(overrides={**SCENES, "method": "ewc"}).method.weight == 500
     ilt = build_config(preset="small", overrides={**SCENES, "method": "ilt"}).method
     assert (ilt.weight, ilt.feature_weight) == (100, 1)
+
+
+def test_pixels_nobody_annotated_are_background_only_where_the_paper_says_so():
+    def border(scenario, **conventions):
+        data = {} if scenario.startswith("scenes") else {"root": "somewhere"}
+        raw = {"scenario": scenario, "data": data, "conventions": conventions}
+        return build_config(preset="paper", overrides=raw).conventions.border
+
+    assert border("voc/15-5/overlapped") == border("ade20k/100-50/partition") == "background"
+    assert border("folder/2-1/overlapped") == "ignored"
+    assert border("folder/2-1/overlapped", unseen="background") == "ignored"
+    assert border("folder/2-1/overlapped", border="background") == "background"
+    assert border("voc/15-5/overlapped", border="ignored") == "ignored"
+
+
+def test_the_papers_recipe_is_in_float32_unless_told_otherwise():
+    assert build_config(preset="paper", overrides=SCENES).train.precision == "float32"
+    mixed = build_config(preset="paper", assignments=["train.precision=auto"], overrides=SCENES)
+    assert mixed.train.precision == "auto"

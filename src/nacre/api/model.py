@@ -1,5 +1,6 @@
 """Using a learnt model on pictures: from an image to a mask of class names."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import torch
 from PIL import Image
 
 from nacre.data.image_io import load as decode
-from nacre.data.image_io import open_image
+from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
-from nacre.evaluation.inference import predict_classes
+from nacre.evaluation.inference import predict_classes, sliding_classes
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.utils.device import choose_device
 from nacre.utils.io import save
 
-Picture = str | Path | Image.Image | npt.NDArray[np.uint8]
+Picture = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16]
+"""A file, a Pillow image or an array: grey or RGB, with or without alpha, of 8 or 16 bits."""
+
+MOST_PIXELS = 2**26
+"""Pixels of the largest picture that is shown to a network: some 67 million."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +85,38 @@ class Model:
     def predict(self, picture: Picture) -> Prediction:
         """Say what is where in a picture, at its own size.
 
-        The picture is scaled so that its shorter side is that of the training crops.
+        The network sees it at the scale that it was trained and tested at, which its file tells:
+        with the shorter side scaled to the training crops (``crop``), at its own size (``full``),
+        or through windows of the crop's size (``sliding``).
+
+        Args:
+            picture: A file, a Pillow image or an array. EXIF data turn a file or an image; an array
+                is taken as it is.
         """
         image = _rgb(picture)
-        shorter = min(image.size)
-        scale = self.info.crop / shorter
-        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-        pixels = np.array(image.resize(size, Image.Resampling.BILINEAR))
         device = next(self.network.parameters()).device
+        pixels = np.array(image.resize(self._seen_size(image), Image.Resampling.BILINEAR))
         batch = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(device)
-        labels = predict_classes(self.network(batch).logits, (image.height, image.width))
-        mask = labels[0].cpu().numpy()
+        if self.info.predict_mode == "sliding":
+            labels = sliding_classes(self.network, batch, self.info.crop)
+        else:
+            labels = predict_classes(self.network(batch).logits, (image.height, image.width))
+        mask = labels[0].cpu().numpy().astype(np.uint8)
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)
         return Prediction(mask, self.classes, colors)
+
+    def _seen_size(self, image: Image.Image) -> tuple[int, int]:
+        """Return the width and height at which the network sees a picture."""
+        size = image.size
+        if self.info.predict_mode == "crop":
+            scale = self.info.crop / min(size)
+            size = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
+        if max(math.prod(size), math.prod(image.size)) > MOST_PIXELS:
+            raise NacreError(
+                f"a picture of {image.width} x {image.height} pixels is too large: the network "
+                f"would see {size[0]} x {size[1]}, and {MOST_PIXELS:,} pixels are the most"
+            )
+        return size
 
 
 def load(path: str | Path, device: str = "auto") -> Model:
@@ -104,22 +128,23 @@ def load(path: str | Path, device: str = "auto") -> Model:
 def _rgb(picture: Picture) -> Image.Image:
     if isinstance(picture, str | Path):
         return decode(open_image(Path(picture)))
-    if isinstance(picture, np.ndarray):
-        if (
-            picture.dtype != np.uint8
-            or picture.ndim not in (2, 3)
-            or picture.shape[2:]
-            not in (
-                (),
-                (3,),
-            )
-        ):
-            raise NacreError(
-                f"an array must be uint8 of height x width x 3, not {picture.dtype} of "
-                f"{' x '.join(map(str, picture.shape))}"
-            )
-        picture = Image.fromarray(picture)
-    return picture.convert("RGB")
+    return upright_rgb(_from_array(picture) if isinstance(picture, np.ndarray) else picture)
+
+
+def _from_array(array: npt.NDArray[np.uint8 | np.uint16]) -> Image.Image:
+    """Return an array as a picture: grey, grey and alpha, RGB or RGBA."""
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.dtype not in (np.uint8, np.uint16) or array.ndim not in (2, 3) or channels > 4:
+        raise NacreError(
+            f"an array must be uint8 or uint16 of height x width x 3, not {array.dtype} of "
+            f"{' x '.join(map(str, array.shape))}"
+        )
+    if not array.size:
+        raise NacreError(f"an array of {' x '.join(map(str, array.shape))} holds no pixel")
+    values = array if array.dtype == np.uint8 else (array >> 8).astype(np.uint8)
+    # Alpha, the second or fourth channel, is left out.
+    values = values[..., :3] if channels > 2 else values.reshape(*array.shape[:2], -1)[..., 0]
+    return Image.fromarray(np.ascontiguousarray(values))
 
 
 def write_prediction(model: Model, path: Path, out: Path) -> dict[str, float]:

@@ -10,7 +10,7 @@ from nacre.data.sources import ade20k, folder, scenes, voc
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.data.validate import FileSource
 from nacre.errors import NacreError, unknown_name
-from nacre.scenarios.classes import LabelSpace, NamedTask
+from nacre.scenarios.classes import BorderRule, LabelSpace, NamedTask
 from nacre.scenarios.label_index import Index
 
 __all__ = [
@@ -38,6 +38,8 @@ class DataSet:
         examples: Tasks to show to people.
         setups: Setups to show to people.
         paper_epochs: Passes over the images of a step in the paper, where it used the data.
+        border: What the ignored label is in training unless a config says otherwise: the paper's
+            convention for what the paper used, not annotated elsewhere.
     """
 
     about: str
@@ -48,6 +50,7 @@ class DataSet:
     examples: tuple[str, ...] = ()
     setups: tuple[str, ...] = ("disjoint", "overlapped")
     paper_epochs: int | None = None
+    border: BorderRule = "background"
 
 
 DATASETS: dict[str, DataSet] = {
@@ -63,6 +66,7 @@ DATASETS: dict[str, DataSet] = {
         folder.FolderConfig,
         folder.Folder,
         examples=("6-5",),
+        border="ignored",
     ),
     "voc": DataSet(
         "Pascal VOC 2012, 20 classes",

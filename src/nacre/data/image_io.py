@@ -78,11 +78,19 @@ def open_image(path: Path) -> Image.Image:
         if image.mode == "RGB" and image.format == "JPEG" and _orientation(image) == 1:
             return image
         with image:
-            upright = ImageOps.exif_transpose(image)
-            if upright.mode in ("I;16", "I;16B", "I"):
-                # Pillow clips 16 bits to 8 instead of scaling them.
-                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
-            return upright.convert("RGB")
+            return upright_rgb(image)
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Return an opened picture as a network sees it: turned as its EXIF data say, 8-bit RGB.
+
+    Grey values of 16 bits are scaled, a palette is looked up, alpha is left out.
+    """
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode in ("I;16", "I;16B", "I"):
+        # Pillow clips 16 bits to 8 instead of scaling them.
+        upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+    return upright.convert("RGB")
 
 
 def load(image: Image.Image) -> Image.Image:

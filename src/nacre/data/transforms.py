@@ -11,8 +11,10 @@ a canvas, turned over or not. What differs is how the box is drawn:
 - ``flip``: a crop at the picture's own scale.
 
 Pictures are scaled bilinearly with antialiasing, masks take the label at the nearest pixel
-centre: row i of n from h rows is row floor((i + 1/2) h / n). Since the box is known before the
-picture is decoded, a JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough.
+centre: row i of n from h rows is row floor((i + 1/2) h / n), with Pillow's rounding where that
+falls between two rows. Since the box is known before the picture is decoded, a JPEG is decoded at
+1/2, 1/4 or 1/8 in training where that is enough; in testing it is always decoded fully, because a
+figure must not depend on a decoder's short cuts.
 """
 
 import math
@@ -40,6 +42,9 @@ FILL = (124, 116, 104)
 _TRIES = 10
 
 
+EvalMode = Literal["crop", "full", "sliding"]
+
+
 class ImagesConfig(BaseModel):
     """How pictures are cut for training and testing."""
 
@@ -51,7 +56,7 @@ class ImagesConfig(BaseModel):
         description="paper: random area and aspect, as the paper's released implementation; "
         "deeplab: random scale 0.5 to 2, as the paper's text; flip: no scaling; all with flips",
     )
-    eval_mode: Literal["crop", "full", "sliding"] = Field(
+    eval_mode: EvalMode = Field(
         "crop",
         description="crop: shorter side to `crop_size`, then the centre, as the paper; full: whole "
         "pictures at their own size; sliding: the same through windows of `crop_size`",
@@ -59,6 +64,17 @@ class ImagesConfig(BaseModel):
     cache_mib: int = Field(
         0, ge=0, description="MiB of decoded pictures that each loading process keeps in memory"
     )
+
+    @property
+    def predict_mode(self) -> EvalMode:
+        """How a new picture is shown to the network: at the scale it was trained and tested at.
+
+        Only the augmentation ``paper`` makes pictures as large as the crop; ``deeplab`` and
+        ``flip`` train at the pictures' own scale.
+        """
+        if self.eval_mode == "crop" and self.augmentation != "paper":
+            return "full"
+        return self.eval_mode
 
 
 class Box(NamedTuple):
@@ -111,7 +127,8 @@ def train_sample(
         place = _draw_crop(width, height, rng.uniform(low, high), config.crop_size, rng)
     if rng.random() < 0.5:
         place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
-    pixels = _place_image(_scaled(image, place), place, config.crop_size)
+    box = _decode(image, place)
+    pixels = _place_image(_scaled(image, box, place), place, config.crop_size)
     labels = _place_mask(_nearest(mask, place, table), place, config.crop_size, pad)
     return pixels, labels
 
@@ -132,16 +149,17 @@ def eval_sample(
     """
     width, height = _common_size(image, mask)
     whole = Box(0, 0, width, height)
+    load(image)
     if config.eval_mode != "crop":
         place = Placement(whole, width, height)
-        return _scaled(image, place), np.ascontiguousarray(_nearest(mask, place, table))
+        return _scaled(image, whole, place), np.ascontiguousarray(_nearest(mask, place, table))
     crop = config.crop_size
     # The longer side is rounded down and the middle to even, as is usual, so that the pixels
     # are those that published results were measured on.
     shorter = min(width, height)
     place = Placement(whole, crop * width // shorter, crop * height // shorter)
     left, top = round((place.width - crop) / 2), round((place.height - crop) / 2)
-    pixels = _scaled(image, place)[:, top : top + crop, left : left + crop]
+    pixels = _scaled(image, whole, place)[:, top : top + crop, left : left + crop]
     labels = _nearest(mask, place, table)[top : top + crop, left : left + crop]
     return np.ascontiguousarray(pixels), np.ascontiguousarray(labels)
 
@@ -191,12 +209,12 @@ def _along(
     return 0, length, scaled, int(rng.integers(crop - scaled + 1))
 
 
-def _scaled(image: Image.Image, place: Placement) -> npt.NDArray[np.uint8]:
-    """Return the box of a picture at its new size, (3, height, width)."""
+def _scaled(image: Image.Image, box: Box, place: Placement) -> npt.NDArray[np.uint8]:
+    """Return the box of a decoded picture at its new size, (3, height, width)."""
     import torch
     import torch.nn.functional as functional
 
-    left, top, width, height = _decode(image, place)
+    left, top, width, height = box
     if (left, top, width, height) != (0, 0, *image.size):
         image = image.crop((left, top, left + width, top + height))
     if place.flip:
@@ -253,14 +271,24 @@ def _picked(labels: Mask, place: Placement) -> Mask:
     height, width = labels.shape
     if (width, height) == (place.width, place.height):
         return labels[:, ::-1] if place.flip else labels
-    rows = (2 * np.arange(place.height) + 1) * height // (2 * place.height)
-    columns = (2 * np.arange(place.width) + 1) * width // (2 * place.width)
+    rows, columns = nearest_pixels(height, place.height), nearest_pixels(width, place.width)
     if place.flip:
         columns = columns[::-1]
     # Columns are the dear ones to pick, so they are picked where there are fewer rows.
     if place.height < height:
         return labels[rows].take(columns, axis=1)
     return labels.take(columns, axis=1)[rows]
+
+
+def nearest_pixels(length: int, new_length: int) -> npt.NDArray[np.intp]:
+    """Return which of ``length`` pixels stands at each of ``new_length``, as Pillow's NEAREST.
+
+    Pillow adds the step up from pixel to pixel, and its rounding decides where the centre of a new
+    pixel falls on the edge of two old ones. Published figures were measured on such masks.
+    """
+    steps = np.full(new_length, length / new_length)
+    steps[0] /= 2
+    return np.minimum(np.cumsum(steps).astype(np.intp), length - 1)
 
 
 def _place_image(

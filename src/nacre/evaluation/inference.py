@@ -16,6 +16,7 @@ import math
 import torch
 from torch import Tensor
 
+from nacre.errors import NacreError
 from nacre.losses import upsample
 from nacre.losses.reference import at_least_float32
 from nacre.models.network import Network
@@ -34,8 +35,11 @@ def predict_classes(logits: Tensor, size: tuple[int, int]) -> Tensor:
 
     Returns:
         N,H,W on the device of the logits, uint8 for up to 256 channels, else int16.
+
+    Raises:
+        NacreError: a logit is not a finite number, so that no class is the greatest.
     """
-    logits = at_least_float32(logits.detach())
+    logits = _check_finite(at_least_float32(logits.detach()))
     images, channels = logits.shape[:2]
     dtype = torch.uint8 if channels <= 256 else torch.int16
     labels = torch.empty(images, *size, dtype=dtype, device=logits.device)
@@ -61,10 +65,20 @@ def sliding_classes(network: Network, images: Tensor, window: int) -> Tensor:
         for left in starts(width, window):
             rows, columns = slice(top, top + window), slice(left, left + window)
             part = images[:, :, rows, columns]
-            logits = upsample(network(part).logits, (part.shape[-2], part.shape[-1]))
+            logits = _check_finite(network(part).logits)
+            logits = upsample(logits, (part.shape[-2], part.shape[-1]))
             # The sum is enough: at a pixel all channels would be divided by the same number.
             total[:, :, rows, columns] += logits.softmax(1)
     return total.argmax(1)
+
+
+def _check_finite(logits: Tensor) -> Tensor:
+    if not bool(logits.isfinite().all()):
+        raise NacreError(
+            "the network's scores are not finite numbers, so it says nothing about any pixel: its "
+            "weights are damaged, or its training diverged (a smaller learning rate may help)"
+        )
+    return logits
 
 
 def starts(length: int, window: int) -> list[int]:

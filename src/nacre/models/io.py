@@ -6,9 +6,10 @@ channel, how it was learnt and how to build the network; a copy of that JSON lie
 people to read.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,6 +34,8 @@ class ModelInfo:
         history: For each step: its classes and the number of its images.
         model: The config of the network.
         crop: Side of the pictures it was trained on.
+        predict_mode: How a new picture is shown to it: ``crop`` (its shorter side scaled to the
+            crop), ``full`` (at its own size) or ``sliding`` (the same through windows of the crop).
         config: The config of the whole run.
     """
 
@@ -43,6 +46,7 @@ class ModelInfo:
     history: list[dict[str, Any]]
     model: dict[str, Any]
     crop: int
+    predict_mode: Literal["crop", "full", "sliding"]
     config: dict[str, Any]
 
 
@@ -68,20 +72,36 @@ def load_model(
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise NacreError(f"model file {path} does not fit this version: {reason}") from error
+    _check_finite(path, tensors)
     return network.to(device).eval(), info, _under("method.", tensors)
+
+
+def _check_finite(path: Path, tensors: Tensors) -> None:
+    """Refuse weights that are no numbers: every class would be as wrong as any other."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise NacreError(
+                f"model file {path} is of no use: {name} holds values that are not finite "
+                "numbers; its training diverged (a smaller learning rate may help)"
+            )
 
 
 def find_model(path: Path) -> Path:
     """Return the model file that a user means: itself, a step's folder, or a run's last step."""
     if path.is_dir():
         found = path / "model.safetensors"
-        steps = sorted(path.glob("step-*/model.safetensors"), key=_step_number)
+        steps = sorted(_numbered(path.glob("step-*/model.safetensors")), key=_step_number)
         path = found if found.exists() or not steps else steps[-1]
     if not path.is_file():
         raise NacreError(
             f"no model at {path}; give a run folder, a step folder or a .safetensors file"
         )
     return path
+
+
+def _numbered(paths: Iterable[Path]) -> list[Path]:
+    """Return the folders of steps, without others such as a person's ``step-1-backup``."""
+    return [path for path in paths if path.parent.name.removeprefix("step-").isdecimal()]
 
 
 def _step_number(path: Path) -> int:

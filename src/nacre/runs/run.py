@@ -236,6 +236,7 @@ class Run:
             ],
             model=self.config.model.model_dump(mode="json"),
             crop=self.config.images.crop_size,
+            predict_mode=self.config.images.predict_mode,
             config=self.config.to_dict(),
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.training.events import Event, StepBegan, StepSkipped, StepTested, Trained
+from nacre.training.events import Event, RunBegan, StepTested, Trained
 
 
 class TensorBoard:
@@ -23,26 +23,23 @@ class TensorBoard:
                 "'nacre[tensorboard]'"
             ) from error
         self.writer: Any = SummaryWriter(str(folder))
-        self.before = 0
-        self.in_step = 0
+        self.iterations: list[int] = []
 
     def __call__(self, event: Event) -> None:
         """Write an event that has something to show."""
-        if isinstance(event, StepBegan):
-            self.in_step = event.iterations
-        elif isinstance(event, StepSkipped):
-            self.before += event.iterations
+        if isinstance(event, RunBegan):
+            self.iterations = event.iterations
         elif isinstance(event, Trained):
             self._train(event)
         elif isinstance(event, StepTested):
-            self.before += self.in_step
             for name, value in event.mean_iou.items():
                 if value is not None:
                     self.writer.add_scalar(f"miou/{name}", value, event.step)
             self.writer.flush()
 
     def _train(self, event: Trained) -> None:
-        iteration = self.before + event.iteration
+        # Not counted up from event to event: a step may have been learnt before this start.
+        iteration = sum(self.iterations[: event.step]) + event.iteration
         for name, value in event.losses.items():
             self.writer.add_scalar(f"loss/{name}", value, iteration)
         self.writer.add_scalar("learning rate", event.lr, iteration)

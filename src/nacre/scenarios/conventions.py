@@ -12,7 +12,8 @@ class Conventions(BaseModel):
 
     border: BorderRule = Field(
         "background",
-        description="ignored-value pixels in training: background (paper) or ignored",
+        description="pixels of the ignored label (255) in training: background, as the paper makes "
+        "VOC's border, or ignored, which is the default for a folder of one's own",
     )
     unseen: UnseenRule = Field(
         "ignored",

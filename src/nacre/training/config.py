@@ -135,6 +135,9 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     )
     content = {**raw, "data": {"name": data_name, **_section(raw, "data")}}
     content["method"] = {"name": method, **_section(raw, "method")}
+    conventions = raw.get("conventions") or {}
+    if isinstance(conventions, Mapping):
+        content["conventions"] = {"border": DATASETS[data_name].border, **conventions}
     try:
         return model.model_validate(content)
     except ValidationError as error:

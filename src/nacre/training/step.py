@@ -112,6 +112,7 @@ def learn_step(spec: StepSpec, start: Learnt | None, recipe: Recipe, session: Se
     )
     _train(trainer, spec, session)
     method.end_step(step)
+    trainer.check_learnt()
     seconds = round(time.monotonic() - began, 1)
     session.recorder(StepLearnt(spec.index, seconds, peak_memory(session.dist.device)))
     return Learnt(step.network, method.state())
@@ -146,11 +147,12 @@ def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:
     for batch in train_batches(spec.dataset, spec.sampler, trainer.iteration, workers, pin):
         window.add(trainer.update(batch))
         record(Iterated(spec.index, trainer.iteration))
-        if trainer.iteration % trainer.config.log_freq == 0:
+        if trainer.iteration % trainer.config.log_freq == 0 or trainer.is_done:
             record(window.close())
         # Any process may be told to stop, the main one's clock says when to save: all agree here.
         stop, is_due = session.dist.any(session.should_stop(), checkpoint.is_due)
         if (stop or is_due) and not trainer.is_done:
+            trainer.check_weights()
             checkpoint.save(trainer)
             record(Saved(spec.index, trainer.iteration))
             if stop:

@@ -16,6 +16,7 @@ all processes, so that neither accumulation nor the number of processes changes 
 import contextlib
 import math
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -28,11 +29,8 @@ from nacre.methods import Batch, Method, Step
 from nacre.models.network import Output
 from nacre.scenarios.classes import IGNORE_INDEX
 from nacre.training.config import TrainConfig
-from nacre.utils.device import Precision
+from nacre.utils.device import Precision, memory_layout
 from nacre.utils.tensor_file import Tensors
-
-# Convolutions are faster with the channels of a pixel side by side, on CPUs and on GPUs.
-LAYOUT = torch.channels_last
 
 
 class NotFinite(NacreError):
@@ -60,9 +58,11 @@ class Trainer:
     def __post_init__(self) -> None:
         """Make the optimizer and, for several processes, the wrapper that adds gradients."""
         self.iteration = 0
+        self.last_image: Tensor | None = None
         self.dist, self.network = self.step.dist, self.step.network
         self.network.train()
-        self.network.to(memory_format=LAYOUT)  # type: ignore[call-overload]
+        self.layout = memory_layout(self.dist.device)
+        self.network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.student: torch.nn.Module = self.network
         if self.dist.world_size > 1:
             # Buffers are the same everywhere: the normalisation is synchronised.
@@ -110,6 +110,35 @@ class Trainer:
         self.iteration += 1
         return totals
 
+    def check_weights(self) -> None:
+        """Refuse to keep weights that are no numbers: the loss saw only those before the update.
+
+        Raises:
+            NotFinite: one of them is not finite; what was saved before is.
+        """
+        for name, value in self.network.state_dict().items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                self._refuse(f"the weights {name} are")
+
+    @torch.no_grad()
+    def check_learnt(self) -> None:
+        """Refuse a network whose last update ruined it: its weights, or what they score.
+
+        Raises:
+            NotFinite: so that no such model is written and tested.
+        """
+        self.check_weights()
+        if self.last_image is not None:
+            output: Output = self.network.eval()(self.last_image)
+            if not bool(output.logits.isfinite().all()):
+                self._refuse("the network's scores are")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise NotFinite(
+            f"{what} not finite any more in step {self.step.index}, after iteration "
+            f"{self.iteration}; {self._advice()}"
+        )
+
     def state(self) -> Tensors:
         """Return every tensor that decides how learning goes on."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
@@ -140,9 +169,10 @@ class Trainer:
 
     def _losses(self, sample: Sample, num_valid: float) -> dict[str, Tensor]:
         device = self.dist.device
-        images = sample[0].to(device, non_blocking=True, memory_format=LAYOUT)
+        images = sample[0].to(device, non_blocking=True, memory_format=self.layout)
         targets = sample[1].to(device, non_blocking=True)
         batch = Batch(images, targets, num_valid, self._hidden(sample))
+        self.last_image = images[:1]
         with self._mixed():
             student: Output = self.student(images)
         teacher = self._ask_teacher(images)
@@ -203,9 +233,12 @@ class Trainer:
         if all(math.isfinite(value) for value in losses.values()):
             return
         named = ", ".join(f"{name} = {value}" for name, value in losses.items())
-        weights = "".join(f"a smaller method.{key}, " for key in self.method.tunable)
         raise NotFinite(
             f"the loss is not a finite number in step {self.step.index}, iteration "
-            f"{self.iteration}: {named}; {weights if self.step.index else ''}a smaller learning "
-            "rate or train.grad_clip_norm may help"
+            f"{self.iteration}: {named}; {self._advice()}"
         )
+
+    def _advice(self) -> str:
+        keys = self.method.tunable if self.step.index else ()
+        weights = "".join(f"a smaller method.{key}, " for key in keys)
+        return f"{weights}a smaller learning rate or train.grad_clip_norm may help"
