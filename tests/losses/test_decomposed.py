@@ -13,10 +13,10 @@ from torch import Tensor
 
 from nacre.losses.decomposed import (
     auxiliary_loss,
-    copied_rows,
     decomposed_distillation,
     decomposed_logits,
 )
+from nacre.models.initialization import copy_row
 
 few = settings(max_examples=30, deadline=None)
 
@@ -136,7 +136,7 @@ def test_the_auxiliary_loss_is_the_mean_of_softplus_over_pixels() -> None:
 def test_new_rows_say_what_the_auxiliary_row_says() -> None:
     a = Problem()
     bias = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
-    weights, biases = copied_rows(a.weight[0], bias, 4)
+    weights, biases = copy_row(a.weight[0], bias, 4)
     assert (weights.shape, biases.shape) == ((4, 5), (4,))
     logits = F.conv2d(a.features, weights[:, :, None, None], biases)
     expected = F.conv2d(a.features, a.weight[:1, :, None, None], bias.detach())

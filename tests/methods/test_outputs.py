@@ -115,7 +115,7 @@ def test_ilt(seen, layer):
     assert found["ce"] == pytest.approx(labelled(batch, student, teacher, cross_entropy), rel=1e-9)
     assert found["kd"] == pytest.approx(5 * distillation(student, teacher) / OLD, rel=1e-9)
     one, other = (
-        (output.features if layer == "backbone" else output.decoded)
+        (output.features if layer == "backbone" else output.decoder_features)
         for output in (student, teacher)
     )
     assert found["features"] == pytest.approx(3 * squares(one, other), rel=1e-9)
@@ -123,10 +123,10 @@ def test_ilt(seen, layer):
 
 def test_ilt_pulls_the_features_of_the_chosen_layer_only(seen):
     batch, student, teacher = seen
-    for layer, pulled in (("backbone", student.features), ("decoder", student.decoded)):
+    for layer, pulled in (("backbone", student.features), ("decoder", student.decoder_features)):
         method = METHODS["ilt"](METHODS["ilt"].Config(layer=layer), OLD)
         loss = method.losses(batch, student, teacher)["features"]
-        features = (student.features, student.decoded)
+        features = (student.features, student.decoder_features)
         gradients = torch.autograd.grad(loss, features, allow_unused=True)
         assert [gradient is not None for gradient in gradients] == [
             one is pulled for one in features

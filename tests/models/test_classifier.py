@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ def test_new_channels_are_random_and_trained() -> None:
     classifier = Classifier(4, [3])
     classifier.grow(2)
     classifier(features()).sum().backward()
-    weight = dict(classifier.named_parameters())["steps.1.weight"]
+    weight = dict(classifier.named_parameters())["heads.1.weight"]
     assert weight.std() > 0
     assert weight.grad is not None
     assert weight.grad.abs().sum() > 0
@@ -58,3 +59,44 @@ def test_state_of_several_steps_loads() -> None:
     fresh = Classifier(4, grown.classes)
     fresh.load_state_dict(grown.state_dict())
     assert torch.equal(fresh(features()), grown(features()))
+
+
+def with_row(name: str, branches: bool) -> Classifier:
+    torch.manual_seed(1)
+    classifier = Classifier(4, [3])
+    if branches:
+        classifier.add_branches()
+    classifier.add_row(name)
+    return classifier.eval()
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("name", ["unknown", "auxiliary"])
+def test_new_channels_can_start_as_a_row_that_is_no_class(name: str, branches: bool) -> None:
+    classifier, x = with_row(name, branches), features()
+    before = classifier(x)
+    classifier.grow_from(name, 2)
+    after, row = classifier.eval()(x), classifier.score_extra(x)[name]
+    assert torch.equal(after[:, :3], before)
+    torch.testing.assert_close(after[:, 3:], row.expand(-1, 2, -1, -1))
+    classifier.weight(slice(3, None)).sum().backward()
+    assert getattr(classifier, name).state_dict().keys()
+    grads = [value.grad for value in getattr(classifier, name).parameters()]
+    assert all(grad is None for grad in grads), "copies share nothing with the row"
+
+
+def test_the_auxiliary_row_leaves_the_features_alone_and_the_unknown_one_does_not() -> None:
+    for name, leaves in (("auxiliary", True), ("unknown", False)):
+        x = features().requires_grad_()
+        with_row(name, branches=False).score_extra(x)[name].sum().backward()
+        assert (x.grad is None) == leaves
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_classifier_takes_the_form_of_a_saved_one(branches: bool) -> None:
+    saved = with_row("unknown", branches)
+    saved.grow_from("unknown", 2)
+    fresh = Classifier(4, saved.classes)
+    fresh.fit(saved.state_dict())
+    fresh.load_state_dict(saved.state_dict())
+    assert torch.equal(fresh.eval()(features()), saved.eval()(features()))

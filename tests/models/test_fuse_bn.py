@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nacre.models.abn import ABN
 from nacre.models.config import ModelConfig
-from nacre.models.fuse_bn import fold
+from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.network import Network, build_network
 
 
@@ -59,34 +59,34 @@ class Predict(nn.Module):
         ("lite0", "abn"),
     ],
 )
-def test_folded_network_is_the_same(backbone: str, norm: str) -> None:
+def test_fused_network_is_the_same(backbone: str, norm: str) -> None:
     network = trained(backbone, norm)
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    folded = fold(network)
-    assert not any(isinstance(module, ABN) for module in folded.modules())
+    fused = fuse_conv_bn(network)
+    assert not any(isinstance(module, ABN) for module in fused.modules())
     images = pictures(2, 65, 97)
     exact = copy.deepcopy(network).double()
-    expected, got = exact(images), folded(images)
+    expected, got = exact(images), fused(images)
     assert_near(got.logits, expected.logits)
     assert_near(got.features, expected.features)
-    assert_near(fold(exact)(images).features, expected.features, 1e-10)
-    assert not any(p.requires_grad for p in folded.parameters())
+    assert_near(fuse_conv_bn(exact)(images).features, expected.features, 1e-10)
+    assert not any(p.requires_grad for p in fused.parameters())
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 
-def test_growing_goes_on_after_folding() -> None:
+def test_growing_goes_on_after_fusing() -> None:
     network = trained("resnet18", "iabn")
-    folded = fold(network)
-    for each in (network, folded):
+    fused = fuse_conv_bn(network)
+    for each in (network, fused):
         each.classifier.grow_from_background(2)
     images = pictures(1, 32, 32)
-    assert_near(folded(images).logits, network(images).logits)
+    assert_near(fused(images).logits, network(images).logits)
 
 
-def test_folded_network_exports() -> None:
-    folded = fold(trained("resnet18", "iabn"))
+def test_fused_network_exports() -> None:
+    fused = fuse_conv_bn(trained("resnet18", "iabn"))
     images = pictures(1, 64, 64)
-    program = torch.export.export(Predict(folded), (images,))
+    program = torch.export.export(Predict(fused), (images,))
     assert "batch_norm" not in str(program.graph)
-    torch.testing.assert_close(program.module()(images), folded.predict(images))
+    torch.testing.assert_close(program.module()(images), fused.predict(images))

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from pydantic import ValidationError
 
 from nacre.errors import NacreError
 from nacre.models.config import BackboneName, ModelConfig
-from nacre.models.network import BACKBONES, NORMS, Network, build_network
+from nacre.models.network import BACKBONES, NORMS, Network, Output, build_network
 
 SMALL: list[BackboneName] = ["tiny", "resnet18", "lite0"]
 
@@ -140,3 +141,40 @@ def test_networks_of_all_norms_train() -> None:
         network = build_network(config, 5, crop=64)
         network(images(64, 64)).logits.logsumexp(1).mean().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+NETWORKS = [
+    ("tiny", "bn"),
+    ("tiny", "iabn"),
+    ("resnet18", "bn"),
+    ("resnet50", "iabn"),
+    ("lite0", "bn"),
+]
+
+
+@pytest.mark.parametrize(("backbone", "norm"), NETWORKS)
+def test_stages_are_what_the_features_were_before_their_activation(
+    backbone: str, norm: str
+) -> None:
+    torch.manual_seed(0)
+    network = build_network(ModelConfig(backbone=backbone, norm=norm, decoder_channels=8), 3)
+    pictures = images(64, 64)
+    for mode in (True, False):
+        network.train(mode)
+        output = network(pictures, with_stages=True)
+        sizes = [stage.shape[-1] for stage in output.stages]
+        assert sizes == sorted(sizes, reverse=True)
+        last, features = output.stages[-1], output.features
+        activated = {"bn": last.relu(), "iabn": F.leaky_relu(last, 0.01)}[norm]
+        expected = last if backbone == "lite0" else activated
+        torch.testing.assert_close(features, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(network(pictures).logits, output.logits)
+
+
+def test_unknown_counts_as_background_where_answers_are_given() -> None:
+    logits = torch.tensor([[-2.0, 0.0]]).view(1, 2, 1, 1)
+    plain = Output(logits, logits, logits)
+    assert plain.scores is logits
+    merged = Output(logits, logits, logits, unknown=torch.ones(1, 1, 1, 1))
+    assert plain.scores.argmax(1).item() == 1
+    assert merged.scores.argmax(1).item() == 0

@@ -196,7 +196,7 @@ def test_nacre_models(
     tensors = {f"network.backbone.{name}": value for name, value in state.items()}
     tensors |= {
         "network.head.reduce.weight": torch.ones(1),
-        "network.classifier.steps.0.weight": torch.ones(1),
+        "network.classifier.heads.0.weight": torch.ones(1),
         "method.importance": torch.ones(1),
     }
     path = tmp_path / "model.safetensors"

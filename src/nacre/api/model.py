@@ -100,7 +100,7 @@ class Model:
         if self.info.predict_mode == "sliding":
             labels = sliding_classes(self.network, batch, self.info.crop)
         else:
-            labels = predict_classes(self.network(batch).logits, (image.height, image.width))
+            labels = predict_classes(self.network(batch).scores, (image.height, image.width))
         mask = labels[0].cpu().numpy().astype(np.uint8)
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)
         return Prediction(mask, self.classes, colors)

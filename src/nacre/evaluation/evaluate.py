@@ -35,7 +35,7 @@ def evaluate(
         images = images.to(device)
         if window is None:
             size = (truth.shape[-2], truth.shape[-1])
-            predicted = predict_classes(network(images).logits, size)
+            predicted = predict_classes(network(images).scores, size)
         else:
             predicted = sliding_classes(network, images, window)
         total += confusion_matrix(truth.to(device), predicted, channels).cpu()

@@ -58,14 +58,14 @@ def sliding_classes(network: Network, images: Tensor, window: int) -> Tensor:
     """Return the channel of each pixel of N,3,H,W images, seen through square windows."""
     height, width = images.shape[-2:]
     if height <= window and width <= window:
-        return predict_classes(network(images).logits, (height, width))
+        return predict_classes(network(images).scores, (height, width))
     channels = network.classifier.num_classes
     total = torch.zeros(len(images), channels, height, width, device=images.device)
     for top in starts(height, window):
         for left in starts(width, window):
             rows, columns = slice(top, top + window), slice(left, left + window)
             part = images[:, :, rows, columns]
-            logits = _check_finite(network(part).logits)
+            logits = _check_finite(network(part).scores)
             logits = upsample(logits, (part.shape[-2], part.shape[-1]))
             # The sum is enough: at a pixel all channels would be divided by the same number.
             total[:, :, rows, columns] += logits.softmax(1)

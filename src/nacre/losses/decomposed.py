@@ -21,7 +21,8 @@ on features that get no gradient from it:
 
     ac = mean over all pixels of log(1 + e^x_aux)
 
-A row of a new class starts as a copy of it, weight and bias: negative wherever nothing is known.
+A row of a new class starts as a copy of it (`nacre.models.initialization.copy_row`): negative
+wherever nothing is known.
 """
 
 from __future__ import annotations
@@ -85,23 +86,6 @@ def auxiliary_loss(logits: Tensor, size: tuple[int, int]) -> Tensor:
         size: height and width of the pixels.
     """
     return F.softplus(upsample(logits, size)).mean()
-
-
-def copied_rows(weight: Tensor, bias: Tensor, num_new: int) -> tuple[Tensor, Tensor]:
-    """Rows of new classes that start as the auxiliary classifier's.
-
-    Args:
-        weight: its row, of any shape.
-        bias: its bias, a scalar.
-        num_new: how many.
-
-    Returns:
-        Weights (num_new, *weight.shape) and biases (num_new,), which share no memory or graph with
-        the arguments.
-    """
-    assert num_new >= 1, num_new
-    weight, bias = weight.detach(), bias.detach().reshape(())
-    return weight.expand(num_new, *weight.shape).clone(), bias.repeat(num_new)
 
 
 def _sum_of_means(logits: Tensor, probabilities: Tensor) -> Tensor:

@@ -280,6 +280,7 @@ class SigmoidKernel:
         hits = label.counts * from_label.squeeze(1)
         t = x.new_empty(x.shape[0], 0, x.shape[2]) if z is None else z.sigmoid_()
 
+        # log(1 + e^x) of all channels, then t x off for those that the teacher or the label name
         softplus = _into(scratch, torch.logaddexp, x, x.new_zeros(()))
         by_pixel = softplus.sum(1)
         old_by_pixel = softplus[:, : self.num_old].sum(1) if self.distil else None
@@ -302,6 +303,7 @@ class SigmoidKernel:
         self, sigmoid: Tensor, t: Tensor, label: _Label, hits: Tensor, scratch: Tensor
     ) -> list[Tensor]:
         taught = self._taught_channels()
+        # sigmoid - t, and 0 where the pixel is ignored; two terms need two places
         gradient = scratch.copy_(sigmoid) if self.distil else sigmoid
         gradient[:, taught].sub_(t[:, taught])
         gradient.mul_(label.counts.unsqueeze(1))

@@ -142,10 +142,10 @@ def median_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tens
     half = counts.sum(1, keepdim=True) / 2
     until = counts.cumsum(1)
     # The first bin at whose end at least half of the pixels are counted; empty channels: any
-    at = (until < half).sum(1, keepdim=True).clamp_(max=counts.shape[1] - 1)
-    count = counts.gather(1, at)
-    before = until.gather(1, at) - count
-    median = (at + (half - before) / count) / counts.shape[1]
+    index = (until < half).sum(1, keepdim=True).clamp_(max=counts.shape[1] - 1)
+    count = counts.gather(1, index)
+    before = until.gather(1, index) - count
+    median = (index + (half - before) / count) / counts.shape[1]
     return torch.where(half > 0, median, 0).clamp_(min=least).squeeze(1).float()
 
 
@@ -162,11 +162,11 @@ def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Te
     before = (number * (number - 1) / 2).expand_as(counts)
     half = counts.sum(1, keepdim=True) / 2
     fits = (before <= half) & (half <= before + counts)
-    at = torch.where(fits, number, bins).amin(1, keepdim=True).long()
-    none_fits = at == bins
-    at = at.clamp(max=bins - 1)
-    running = torch.where(none_fits, bins * (bins - 1) / 2, before.gather(1, at))
-    found = (at + (half - running) / counts.gather(1, at)) / bins
+    index = torch.where(fits, number, bins).amin(1, keepdim=True).long()
+    none_fits = index == bins
+    index = index.clamp(max=bins - 1)
+    running = torch.where(none_fits, bins * (bins - 1) / 2, before.gather(1, index))
+    found = (index + (half - running) / counts.gather(1, index)) / bins
     found = torch.where((half > 0) & ~found.isnan(), found, 0)
     return found.clamp_(min=least).squeeze(1).float()
 

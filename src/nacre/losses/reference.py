@@ -145,8 +145,8 @@ def binary_cross_entropy(
         The mean over the pixels that are not ignored; 0 if all are.
     """
     logits = at_least_float32(logits)
-    old_targets = _one_hot(targets, logits, ignore_index)
-    return _binary_mean(logits, old_targets, targets, num_pixels, ignore_index)
+    channel_targets = _one_hot(targets, logits, ignore_index)
+    return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index)
 
 
 def binary_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
@@ -191,9 +191,9 @@ def binary_mixed(
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
     first = 1 if labeled_background else 0
-    old_targets = _one_hot(targets, logits, ignore_index)
-    old_targets[:, first:num_old] = at_least_float32(old_logits.detach()).sigmoid()[:, first:]
-    return _binary_mean(logits, old_targets, targets, num_pixels, ignore_index)
+    channel_targets = _one_hot(targets, logits, ignore_index)
+    channel_targets[:, first:num_old] = at_least_float32(old_logits.detach()).sigmoid()[:, first:]
+    return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index)
 
 
 def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
@@ -227,13 +227,13 @@ def _mean_negative(
 
 def _binary_mean(
     logits: Tensor,
-    old_targets: Tensor,
+    channel_targets: Tensor,
     targets: Tensor,
     num_pixels: float | Tensor | None,
     ignore_index: int,
 ) -> Tensor:
     """Binary cross-entropy, summed over channels, mean over the pixels that are not ignored."""
-    by_channel = F.binary_cross_entropy_with_logits(logits, old_targets, reduction="none")
+    by_channel = F.binary_cross_entropy_with_logits(logits, channel_targets, reduction="none")
     total = (by_channel.sum(1) * (targets != ignore_index)).sum()
     return total / pixel_count(logits, targets, num_pixels, ignore_index)
 

@@ -69,6 +69,6 @@ class Ilt(Method):
         }
 
     def _features(self, output: Output) -> Tensor:
-        features = output.features if self.config.layer == "backbone" else output.decoded
+        features = output.features if self.config.layer == "backbone" else output.decoder_features
         # Half precision would lose small distances.
         return at_least_float32(features)

@@ -211,6 +211,13 @@ class ABN(nn.Module):
             y = y.add_(shortcut)
         return activate_(y, self.activation, self.slope)
 
+    def forward_both(self, x: Tensor, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `forward` does, and the same before it is activated."""
+        y = self._normalize(x)
+        if shortcut is not None:
+            y = y.add_(shortcut)
+        return activate_(y.clone(), self.activation, self.slope), y
+
     def _normalize(self, x: Tensor) -> Tensor:
         if not self.training:
             return F.batch_norm(

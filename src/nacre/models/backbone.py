@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,26 @@ class Backbone(nn.Module):
     std: Color
     grad_checkpointing: bool = False
 
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features, and each stage's own before its last activation."""
+        raise NotImplementedError
+
+    def run_stages(
+        self, stages: Iterable[Sequence[nn.Module]], x: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Pass features through stages of blocks; return what comes out and `forward_stages`'."""
+        found = []
+        for blocks in stages:
+            x = self.run_blocks(blocks[:-1], x)
+            x, before = self.end_stage(blocks[-1], x)
+            found.append(before)
+        return x, tuple(found)
+
+    def end_stage(self, block: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a block's features, activated and not; here no activation ends a block."""
+        x = self.run_blocks([block], x)
+        return x, x
+
     def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
         """Pass features through blocks, keeping only what goes in if `grad_checkpointing` is on."""
         for block in blocks:
@@ -37,6 +57,16 @@ class Backbone(nn.Module):
             else:
                 x = block(x)
         return x
+
+
+def split_stages(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """Cut blocks into stages: a block without a shortcut begins one."""
+    stages: list[list[nn.Module]] = []
+    for block in blocks:
+        if not getattr(block, "shortcut", False):
+            stages.append([])
+        stages[-1].append(block)
+    return stages
 
 
 def initialize(backbone: nn.Module) -> None:

@@ -1,74 +1,172 @@
-"""The classifier: one 1x1 convolution a step, whose outputs stand side by side.
+"""The classifier: one head per step, a 1x1 convolution, whose channels stand side by side.
 
-Channel 0 is the background. A new step adds a convolution and leaves the channels of the
-steps before as they are, unless it starts from the background (eq. 8, 9): then the background
-shares its probability evenly with the new classes.
+Channel 0 is the background. A new step adds a head and leaves the channels of the steps before as
+they are, unless it starts from the background (eq. 8, 9): then the background shares its
+probability evenly with the new classes.
+
+Two more rows can be asked for by methods that learn them; they are no classes:
+
+    unknown     what stands in the background and is no class yet (SSUL); for inference it counts as
+                background
+    auxiliary   a row that learns to call every pixel negative, from which new rows start (DKD); its
+                gradient stops at the features
+
+With branches (SSUL), every head has a 3x3 convolution of its own before its rows.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from nacre.models.initialization import split_background
+from nacre.models.abn import ABN
+from nacre.models.initialization import copy_row, split_background
+
+ExtraRow = Literal["unknown", "auxiliary"]
+
+
+class Branch(nn.Module):
+    """A head with features of its own: a 3x3 convolution, batch norm and ReLU before its rows."""
+
+    def __init__(self, in_channels: int, num_rows: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, in_channels, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(self.conv.weight)
+        self.bn = ABN(in_channels, activation="relu")
+        self.rows = nn.Conv2d(in_channels, num_rows, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the rows."""
+        y: Tensor = self.rows(self.bn(self.conv(x)))
+        return y
 
 
 class Classifier(nn.Module):
-    """Logits of all known classes from the head's output.
+    """Logits of all known classes from the decoder's features.
 
     Args:
-        inputs: channels of the head's output.
+        in_channels: channels of the decoder's features.
         classes: channels of each step, those of step 0 with the background.
     """
 
-    def __init__(self, inputs: int, classes: list[int]) -> None:
+    def __init__(self, in_channels: int, classes: list[int]) -> None:
         super().__init__()
         assert min(classes, default=0) > 0, classes
-        self.inputs = inputs
-        self.steps = nn.ModuleList(nn.Conv2d(inputs, count, 1) for count in classes)
+        self.in_channels = in_channels
+        self.heads = nn.ModuleList(nn.Conv2d(in_channels, count, 1) for count in classes)
+        self.unknown: nn.Module | None = None
+        self.auxiliary: nn.Module | None = None
 
     @property
     def classes(self) -> list[int]:
         """Channels of each step."""
-        return [step.out_channels for step in self._convs()]
+        return [rows.out_channels for rows in self._rows()]
 
     @property
     def num_classes(self) -> int:
         """Channels of all steps, the background's included."""
         return sum(self.classes)
 
+    @property
+    def has_branches(self) -> bool:
+        """Whether heads have features of their own."""
+        return isinstance(self.heads[0], Branch)
+
+    def weight(self, channels: slice) -> Tensor:
+        """Return the rows of some channels, K,D; gradients flow through them."""
+        rows = torch.cat([rows.weight.flatten(1) for rows in self._rows()])
+        return rows[channels]
+
+    def bias(self, channels: slice) -> Tensor:
+        """Return the biases of some channels, K; gradients flow through them."""
+        return torch.cat([_bias(rows) for rows in self._rows()])[channels]
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of all steps, in the order of the steps."""
-        return torch.cat([step(x) for step in self.steps], dim=1)
+        return torch.cat([head(x) for head in self.heads], dim=1)
 
-    def grow(self, new: int) -> None:
+    def score_extra(self, x: Tensor) -> dict[ExtraRow, Tensor]:
+        """Return the logits N,1,h,w of the rows that are no classes."""
+        found: dict[ExtraRow, Tensor] = {}
+        if self.unknown is not None:
+            found["unknown"] = self.unknown(x)
+        if self.auxiliary is not None:
+            found["auxiliary"] = self.auxiliary(x.detach())
+        return found
+
+    def add_row(self, name: ExtraRow) -> None:
+        """Add a row that is no class, randomly initialised, unless it is there."""
+        if getattr(self, name) is None:
+            setattr(self, name, self._make_head(1))
+
+    def add_branches(self) -> None:
+        """Give the only head features of its own; its rows start anew."""
+        assert len(self.heads) == 1, "branches are there from step 0 on or not at all"
+        if not self.has_branches:
+            self.heads[0] = self._place(Branch(self.in_channels, self.classes[0]))
+
+    def grow(self, num_new: int) -> None:
         """Add randomly initialised channels for so many new classes."""
-        assert new > 0, new
-        step = nn.Conv2d(self.inputs, new, 1)
-        self.steps.append(step.to(self._background().weight))
+        assert num_new > 0, num_new
+        self.heads.append(self._make_head(num_new))
 
     @torch.no_grad()
-    def grow_from_background(self, new: int) -> None:
+    def grow_from_background(self, num_new: int) -> None:
         """Add channels that start as even shares of the background, eq. 8 and 9."""
-        self.grow(new)
-        background, step = self._background(), self._convs()[-1]
-        weight, bias, shared = split_background(_row(background.weight), _row(background.bias), new)
-        step.weight.copy_(weight)
-        _bias(step).copy_(bias)
+        self.grow(num_new)
+        background, new = self._rows()[0], self._rows()[-1]
+        weight, bias, shared = split_background(background.weight[0], _bias(background)[0], num_new)
+        new.weight.copy_(weight)
+        _bias(new).copy_(bias)
         _bias(background)[0] = shared
 
-    def _convs(self) -> list[nn.Conv2d]:
-        convs = [step for step in self.steps if isinstance(step, nn.Conv2d)]
-        assert len(convs) == len(self.steps)
-        return convs
+    @torch.no_grad()
+    def grow_from(self, name: ExtraRow, num_new: int) -> None:
+        """Add channels that start as copies of a row that is no class, its branch included."""
+        source = getattr(self, name)
+        assert source is not None, f"the classifier has no row {name!r}"
+        head = self._make_head(num_new)
+        if isinstance(head, Branch):
+            head.conv, head.bn = copy.deepcopy(source.conv), copy.deepcopy(source.bn)
+        rows, row = _rows_of(head), _rows_of(source)
+        weight, bias = copy_row(row.weight[0], _bias(row), num_new)
+        rows.weight.copy_(weight)
+        _bias(rows).copy_(bias)
+        self.heads.append(head)
 
-    def _background(self) -> nn.Conv2d:
-        return self._convs()[0]
+    def fit(self, names: Iterable[str]) -> None:
+        """Take the form of a saved classifier, given the names of its tensors."""
+        names = list(names)
+        if "heads.0.rows.weight" in names and not self.has_branches:
+            classes = self.classes
+            self.heads = nn.ModuleList(
+                self._place(Branch(self.in_channels, count)) for count in classes
+            )
+        extra: tuple[ExtraRow, ...] = ("unknown", "auxiliary")
+        for row in extra:
+            if any(name.startswith(f"{row}.") for name in names):
+                self.add_row(row)
+
+    def _make_head(self, num_rows: int) -> nn.Module:
+        if self.has_branches:
+            return self._place(Branch(self.in_channels, num_rows))
+        return self._place(nn.Conv2d(self.in_channels, num_rows, 1))
+
+    def _place(self, module: nn.Module) -> nn.Module:
+        return module.to(self._rows()[0].weight)
+
+    def _rows(self) -> list[nn.Conv2d]:
+        return [_rows_of(head) for head in self.heads]
 
 
-def _row(values: Tensor | None) -> Tensor:
-    assert values is not None
-    return values[0]
+def _rows_of(head: nn.Module) -> nn.Conv2d:
+    rows = head.rows if isinstance(head, Branch) else head
+    assert isinstance(rows, nn.Conv2d)
+    return rows
 
 
 def _bias(conv: nn.Conv2d) -> Tensor:

@@ -1,4 +1,4 @@
-"""Networks for inference only: normalisation folded into the convolutions before it.
+"""Networks for inference only: normalisation fused into the convolutions before it.
 
 In eval a norm is an affine map of each channel, y = a * x + b with
 
@@ -34,23 +34,23 @@ class Activate(nn.Module):
 
 
 @torch.no_grad()
-def fold(network: Network) -> Network:
+def fuse_conv_bn(network: Network) -> Network:
     """Return a copy for inference that gives what the network gives in eval, with fewer layers.
 
     The copy cannot be trained: none of its parameters takes a gradient.
     """
-    folded = copy.deepcopy(network).eval().requires_grad_(False)
-    folded.backbone.grad_checkpointing = False
-    _fold_head(folded.head)
-    for conv, norm, name in _pairs(folded):
+    fused = copy.deepcopy(network).eval().requires_grad_(False)
+    fused.backbone.grad_checkpointing = False
+    _fuse_head(fused.head)
+    for conv, norm, name in _pairs(fused):
         scale, shift = _affine(norm)
         _scale(conv, scale, shift)
-        folded.set_submodule(name, _rest(norm))
-    return folded
+        fused.set_submodule(name, _rest(norm))
+    return fused
 
 
 def _affine(norm: ABN) -> tuple[Tensor, Tensor]:
-    # in float64, so that folding rounds each weight only once
+    # in float64, so that fusing rounds each weight only once
     scale = norm.gain().double() * (norm.running_var.double() + norm.eps).rsqrt()
     return scale, norm.bias.double() - scale * norm.running_mean.double()
 
@@ -91,7 +91,7 @@ def _pairs(network: Network) -> list[tuple[nn.Conv2d, ABN, str]]:
     return pairs
 
 
-def _fold_head(head: DeepLabHead) -> None:
+def _fuse_head(head: DeepLabHead) -> None:
     """Fold the two norms of the head that follow a concatenation and a sum."""
     scale, shift = _affine(head.branches_norm)
     parts = zip(scale.chunk(4), shift.chunk(4), strict=True)

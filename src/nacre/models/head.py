@@ -28,7 +28,7 @@ class DeepLabHead(nn.Module):
     """Atrous spatial pyramid pooling, as in the paper's network.
 
     Args:
-        inputs: channels of the features.
+        in_channels: channels of the features.
         width: channels of each branch and of the output.
         atrous_rates: of the three 3x3 convolutions.
         window: features per side of the training crop; None always pools over the whole image.
@@ -37,7 +37,7 @@ class DeepLabHead(nn.Module):
 
     def __init__(
         self,
-        inputs: int,
+        in_channels: int,
         *,
         width: int = 256,
         atrous_rates: tuple[int, int, int] = (6, 12, 18),
@@ -49,16 +49,16 @@ class DeepLabHead(nn.Module):
         self.window = window
         self.branches = nn.ModuleList(
             [
-                nn.Conv2d(inputs, width, 1, bias=False),
+                nn.Conv2d(in_channels, width, 1, bias=False),
                 *(
-                    nn.Conv2d(inputs, width, 3, padding=d, dilation=d, bias=False)
+                    nn.Conv2d(in_channels, width, 3, padding=d, dilation=d, bias=False)
                     for d in atrous_rates
                 ),
             ]
         )
         self.branches_norm = norm(4 * width)
         self.reduce = nn.Conv2d(4 * width, width, 1, bias=False)
-        self.pooled = nn.Conv2d(inputs, width, 1, bias=False)
+        self.pooled = nn.Conv2d(in_channels, width, 1, bias=False)
         self.pooled_norm = norm(width)
         self.pooled_reduce = nn.Conv2d(width, width, 1, bias=False)
         self.norm = norm(width)

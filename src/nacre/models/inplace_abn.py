@@ -133,6 +133,12 @@ class InPlaceABN(ABN):
         )
         return y
 
+    def forward_both(self, x: Tensor, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `forward` does, and the same before it is activated."""
+        y = self(x, shortcut)
+        slope = self.slope if self.activation == "leaky_relu" else 1.0
+        return y, F.leaky_relu(y, 1 / slope)
+
     def batch_normalize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Normalise with the statistics of the batch, scale and shift; without autograd.
 

@@ -68,7 +68,9 @@ def load_model(
         network = build_network(
             ModelConfig.model_validate(info.model), info.steps, info.crop, load=False
         )
-        network.load_state_dict(_under("network.", tensors))
+        state = _under("network.", tensors)
+        network.classifier.fit(_under("classifier.", state))
+        network.load_state_dict(state)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise NacreError(f"model file {path} does not fit this version: {reason}") from error

@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from nacre.models.backbone import Backbone, initialize
+from nacre.models.backbone import Backbone, initialize, split_stages
 from nacre.models.dilation import dilate
 from nacre.models.lite0 import InvertedResidual, SameConv2d, _norm
 
@@ -57,24 +57,28 @@ class Lite(Backbone):
         """Return the features of normalised pixels."""
         return self.run_blocks(self.blocks, self.bn0(self.conv_stem(x)))
 
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features, and those that end the seven stages."""
+        return self.run_stages(split_stages(self.blocks), self.bn0(self.conv_stem(x)))
+
 
 def _blocks(size: Size, output_stride: int) -> list[InvertedResidual]:
     width, depth = _FACTORS[size]
     plan = []
-    for at, (repeats, kernel, stride, expansion, channels) in enumerate(_STAGES):
-        inner = 0 < at < len(_STAGES) - 1
+    for number, (repeats, kernel, stride, expansion, channels) in enumerate(_STAGES):
+        inner = 0 < number < len(_STAGES) - 1
         for index in range(math.ceil(repeats * depth) if inner else repeats):
             step = 1 if index else stride
             plan.append((kernel, step, expansion, _round_channels(channels, width), index > 0))
     layers = dilate([2, *(step for _, step, *_ in plan)], output_stride)[1:]
-    blocks, inputs = [], _STEM
-    for (kernel, _, expansion, outputs, shortcut), (stride, dilation) in zip(
+    blocks, in_channels = [], _STEM
+    for (kernel, _, expansion, out_channels, shortcut), (stride, dilation) in zip(
         plan, layers, strict=True
     ):
         blocks.append(
             InvertedResidual(
-                inputs,
-                outputs,
+                in_channels,
+                out_channels,
                 kernel=kernel,
                 stride=stride,
                 dilation=dilation,
@@ -82,7 +86,7 @@ def _blocks(size: Size, output_stride: int) -> list[InvertedResidual]:
                 shortcut=shortcut,
             )
         )
-        inputs = outputs
+        in_channels = out_channels
     return blocks
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.models.abn import ABN, Activation
-from nacre.models.backbone import Backbone, initialize
+from nacre.models.backbone import Backbone, initialize, split_stages
 
 # per stage: blocks, kernel, stride, expansion, output channels
 _STAGES = (
@@ -56,14 +56,14 @@ class SameConv2d(nn.Conv2d):
 
 
 def _conv(
-    inputs: int, outputs: int, kernel: int, stride: int, dilation: int, groups: int
+    in_channels: int, out_channels: int, kernel: int, stride: int, dilation: int, groups: int
 ) -> nn.Conv2d:
     if stride > 1:
         return SameConv2d(
-            inputs, outputs, kernel, stride, dilation=dilation, groups=groups, bias=False
+            in_channels, out_channels, kernel, stride, dilation=dilation, groups=groups, bias=False
         )
     padding = (kernel - 1) // 2 * dilation
-    return nn.Conv2d(inputs, outputs, kernel, 1, padding, dilation, groups, bias=False)
+    return nn.Conv2d(in_channels, out_channels, kernel, 1, padding, dilation, groups, bias=False)
 
 
 class InvertedResidual(nn.Module):
@@ -71,8 +71,8 @@ class InvertedResidual(nn.Module):
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
+        in_channels: int,
+        out_channels: int,
         *,
         kernel: int,
         stride: int,
@@ -81,16 +81,16 @@ class InvertedResidual(nn.Module):
         shortcut: bool,
     ) -> None:
         super().__init__()
-        width = inputs * expansion
+        width = in_channels * expansion
         self.shortcut = shortcut
         self.expand_conv = None
         if expansion > 1:
-            self.expand_conv = nn.Conv2d(inputs, width, 1, bias=False)
+            self.expand_conv = nn.Conv2d(in_channels, width, 1, bias=False)
             self.bn0 = _norm(width)
         self.depthwise_conv = _conv(width, width, kernel, stride, dilation, width)
         self.bn1 = _norm(width)
-        self.project_conv = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn2 = _norm(outputs, activation="identity")
+        self.project_conv = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.bn2 = _norm(out_channels, activation="identity")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's features; no activation follows the last norm."""
@@ -124,18 +124,22 @@ class Lite0(Backbone):
         """Return the features of normalised pixels."""
         return self.run_blocks(self.blocks, self.bn0(self.conv_stem(x)))
 
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features, and those that end the seven stages."""
+        return self.run_stages(split_stages(self.blocks), self.bn0(self.conv_stem(x)))
+
 
 def _blocks(stride: int) -> list[InvertedResidual]:
     blocks = []
-    inputs, reached, dilation = _STEM, 2, 1
-    for repeats, kernel, step, expansion, outputs in _STAGES:
+    in_channels, reached, dilation = _STEM, 2, 1
+    for repeats, kernel, step, expansion, out_channels in _STAGES:
         for index in range(repeats):
             halves = index == 0 and step == 2
             skips = halves and reached >= stride
             blocks.append(
                 InvertedResidual(
-                    inputs,
-                    outputs,
+                    in_channels,
+                    out_channels,
                     kernel=kernel,
                     stride=2 if halves and not skips else 1,
                     dilation=dilation,
@@ -143,7 +147,7 @@ def _blocks(stride: int) -> list[InvertedResidual]:
                     shortcut=index > 0,
                 )
             )
-            inputs = outputs
+            in_channels = out_channels
             reached *= 2 if halves and not skips else 1
             dilation *= 2 if skips else 1
     return blocks

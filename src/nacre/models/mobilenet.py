@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor, nn
 
 from nacre.models.abn import ABN, Activation
-from nacre.models.backbone import Backbone, initialize
+from nacre.models.backbone import Backbone, initialize, split_stages
 from nacre.models.dilation import dilate
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 
@@ -34,15 +34,15 @@ class Block(NamedTuple):
 
     kernel: int
     width: int
-    outputs: int
+    out_channels: int
     stride: int
     excite: bool
     activation: NonLinear
 
 
 def _conv_norm(
-    inputs: int,
-    outputs: int,
+    in_channels: int,
+    out_channels: int,
     kernel: int,
     norm: NormLayer,
     *,
@@ -53,9 +53,11 @@ def _conv_norm(
 ) -> nn.Sequential:
     """A convolution and its norm, under the names 0 and 1."""
     padding = (kernel - 1) // 2 * dilation
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False)
+    conv = nn.Conv2d(
+        in_channels, out_channels, kernel, stride, padding, dilation, groups, bias=False
+    )
     built_in: Activation = activation if activation in ("relu", "relu6") else "identity"
-    layers: list[nn.Module] = [conv, norm(outputs, activation=built_in)]
+    layers: list[nn.Module] = [conv, norm(out_channels, activation=built_in)]
     if activation == "hardswish":
         layers.append(nn.Hardswish(inplace=True))
     return nn.Sequential(*layers)
@@ -109,12 +111,14 @@ class InvertedResidualV2(_InvertedResidual):
 
     layers = "conv"
 
-    def __init__(self, inputs: int, block: Block, stride: int, dilation: int) -> None:
+    def __init__(self, in_channels: int, block: Block, stride: int, dilation: int) -> None:
         width = block.width
-        parts = [_conv_norm(inputs, width, 1, ABN, activation="relu6")] if width > inputs else []
+        parts: list[nn.Module] = []
+        if width > in_channels:
+            parts.append(_conv_norm(in_channels, width, 1, ABN, activation="relu6"))
         parts.append(_depthwise(block, ABN, stride, dilation))
-        last = _conv_norm(width, block.outputs, 1, ABN, activation=None)
-        shortcut = block.stride == 1 and inputs == block.outputs
+        last = _conv_norm(width, block.out_channels, 1, ABN, activation=None)
+        shortcut = block.stride == 1 and in_channels == block.out_channels
         super().__init__(nn.Sequential(*parts, *last), shortcut=shortcut)
 
 
@@ -123,16 +127,16 @@ class InvertedResidualV3(_InvertedResidual):
 
     layers = "block"
 
-    def __init__(self, inputs: int, block: Block, stride: int, dilation: int) -> None:
+    def __init__(self, in_channels: int, block: Block, stride: int, dilation: int) -> None:
         width = block.width
         parts: list[nn.Module] = []
-        if width != inputs:
-            parts.append(_conv_norm(inputs, width, 1, _norm_v3, activation=block.activation))
+        if width != in_channels:
+            parts.append(_conv_norm(in_channels, width, 1, _norm_v3, activation=block.activation))
         parts.append(_depthwise(block, _norm_v3, stride, dilation))
         if block.excite:
             parts.append(SqueezeExcite(width, _round_to_8(width // 4)))
-        parts.append(_conv_norm(width, block.outputs, 1, _norm_v3, activation=None))
-        shortcut = block.stride == 1 and inputs == block.outputs
+        parts.append(_conv_norm(width, block.out_channels, 1, _norm_v3, activation=None))
+        shortcut = block.stride == 1 and in_channels == block.out_channels
         super().__init__(nn.Sequential(*parts), shortcut=shortcut)
 
 
@@ -148,7 +152,7 @@ class _MobileNet(Backbone):
         block: type[InvertedResidualV2] | type[InvertedResidualV3],
         plan: list[Block],
         *,
-        inputs: int,
+        in_channels: int,
         stride: int,
     ) -> None:
         super().__init__()
@@ -157,14 +161,19 @@ class _MobileNet(Backbone):
         self.features = nn.Sequential(stem)
         strides = [_STEM_STRIDE, *(one.stride for one in plan)]
         for one, (step, dilation) in zip(plan, dilate(strides, stride)[1:], strict=True):
-            self.features.append(block(inputs, one, step, dilation))
-            inputs = one.outputs
-        self.channels = inputs
+            self.features.append(block(in_channels, one, step, dilation))
+            in_channels = one.out_channels
+        self.channels = in_channels
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of normalised pixels."""
         return self.run_blocks(self.features, x)
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features, and those that end the stages; V3's last ones are activated."""
+        stem, *blocks = self.features
+        return self.run_stages(split_stages(blocks), self.run_blocks([stem], x))
 
 
 # per stage: expansion, channels, blocks, stride
@@ -180,12 +189,12 @@ _V2 = (
 
 
 def _plan_v2() -> list[Block]:
-    plan, inputs = [], 32
+    plan, in_channels = [], 32
     for expansion, channels, repeats, stride in _V2:
         for index in range(repeats):
             step = 1 if index else stride
-            plan.append(Block(3, inputs * expansion, channels, step, False, "relu6"))
-            inputs = channels
+            plan.append(Block(3, in_channels * expansion, channels, step, False, "relu6"))
+            in_channels = channels
     return plan
 
 
@@ -198,7 +207,7 @@ class MobileNetV2(_MobileNet):
 
     def __init__(self, *, stride: int = 16) -> None:
         stem = _conv_norm(3, 32, 3, ABN, stride=_STEM_STRIDE, activation="relu6")
-        super().__init__(stem, InvertedResidualV2, _plan_v2(), inputs=32, stride=stride)
+        super().__init__(stem, InvertedResidualV2, _plan_v2(), in_channels=32, stride=stride)
 
 
 _V3_SMALL = [
@@ -226,7 +235,7 @@ class MobileNetV3Small(_MobileNet):
 
     def __init__(self, *, stride: int = 16) -> None:
         stem = _conv_norm(3, 16, 3, _norm_v3, stride=_STEM_STRIDE, activation="hardswish")
-        super().__init__(stem, InvertedResidualV3, _V3_SMALL, inputs=16, stride=stride)
+        super().__init__(stem, InvertedResidualV3, _V3_SMALL, in_channels=16, stride=stride)
         last = _conv_norm(self.channels, _V3_SMALL_LAST, 1, _norm_v3, activation="hardswish")
         self.features.append(last)
         self.channels = _V3_SMALL_LAST

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nacre.losses.reference import upsample
+from nacre.losses.sigmoid import merge_unknown
 from nacre.models.abn import ABN, NormFactory
 from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
@@ -32,12 +33,24 @@ class Output:
     Attributes:
         logits: N,C,h,w at the backbone's stride, in float32.
         features: N,K,h,w, the backbone's output.
-        decoded: N,K,h,w, the head's output, of which the logits are made.
+        decoder_features: N,K,h,w, the head's output, of which the logits are made.
+        stages: the backbone's features at the end of each stage, before its last activation, if
+            they were asked for.
+        unknown: N,1,h,w, logit of what is no class yet, where the network has such a row.
+        auxiliary: N,1,h,w, logit of the auxiliary row, where the network has one.
     """
 
     logits: Tensor
     features: Tensor
-    decoded: Tensor
+    decoder_features: Tensor
+    stages: tuple[Tensor, ...] = ()
+    unknown: Tensor | None = None
+    auxiliary: Tensor | None = None
+
+    @property
+    def scores(self) -> Tensor:
+        """N,C,h,w, of which the greatest is the answer: the logits, unknown as background."""
+        return self.logits if self.unknown is None else merge_unknown(self.logits, self.unknown)
 
 
 class Network(nn.Module):
@@ -67,18 +80,31 @@ class Network(nn.Module):
         """Input pixels per logit."""
         return self.backbone.stride
 
-    def forward(self, images: Tensor) -> Output:
+    def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
         x = torch.addcmul(self.pixel_shift, images.to(self.pixel_scale.dtype), self.pixel_scale)
-        features = self.backbone(x)
-        decoded = self.head(features)
-        logits = self.classifier(decoded)
+        if not with_stages:
+            return self.decode(self.backbone(x))
+        features, stages = self.backbone.forward_stages(x)
+        return self.decode(features, stages)
+
+    def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
+        """Return the output that follows from the backbone's features."""
+        return self.classify(self.head(features), features, stages)
+
+    def classify(
+        self, decoder_features: Tensor, features: Tensor, stages: tuple[Tensor, ...] = ()
+    ) -> Output:
+        """Return the output that follows from the head's features."""
         # Half precision is too coarse for the log-sum-exp of the losses
-        return Output(logits=logits.float(), features=features, decoded=decoded)
+        logits = self.classifier(decoder_features).float()
+        extra = self.classifier.score_extra(decoder_features)
+        rows = {name: value.float() for name, value in extra.items()}
+        return Output(logits, features, decoder_features, stages, **rows)
 
     def predict(self, images: Tensor) -> Tensor:
-        """Return logits at the size of the images."""
-        return upsample(self(images).logits, (images.shape[-2], images.shape[-1]))
+        """Return scores at the size of the images."""
+        return upsample(self(images).scores, (images.shape[-2], images.shape[-1]))
 
 
 # From output stride and norm; `tiny` has one stride, and `lite0` has the norm and ReLU6 that its

@@ -36,20 +36,22 @@ _STAGES: dict[int, tuple[tuple[int, int], ...]] = {
 }
 
 
-def _conv3x3(inputs: int, outputs: int, stride: int, dilation: int) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 3, stride, dilation, dilation, bias=False)
+def _conv3x3(in_channels: int, out_channels: int, stride: int, dilation: int) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, 3, stride, dilation, dilation, bias=False)
 
 
-def _conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+def _conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
 
 
 def _downsample(
-    inputs: int, outputs: int, stride: int, dilation: int, norm: NormFactory
+    in_channels: int, out_channels: int, stride: int, dilation: int, norm: NormFactory
 ) -> nn.Sequential | None:
-    if stride == 1 and inputs == outputs:
+    if stride == 1 and in_channels == out_channels:
         return None
-    return nn.Sequential(_conv1x1(inputs, outputs, stride), norm(outputs, activation="identity"))
+    return nn.Sequential(
+        _conv1x1(in_channels, out_channels, stride), norm(out_channels, activation="identity")
+    )
 
 
 class BasicBlock(nn.Module):
@@ -58,20 +60,25 @@ class BasicBlock(nn.Module):
     expansion = 1
 
     def __init__(
-        self, inputs: int, width: int, stride: int, dilation: int, norm: NormFactory
+        self, in_channels: int, width: int, stride: int, dilation: int, norm: NormFactory
     ) -> None:
         super().__init__()
-        self.conv1 = _conv3x3(inputs, width, stride, dilation)
+        self.conv1 = _conv3x3(in_channels, width, stride, dilation)
         self.bn1 = norm(width)
         self.conv2 = _conv3x3(width, width, 1, dilation)
         self.bn2 = norm(width)
-        self.downsample = _downsample(inputs, width, stride, dilation, norm)
+        self.downsample = _downsample(in_channels, width, stride, dilation, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activated sum of what the convolutions and the shortcut give."""
         shortcut = x if self.downsample is None else self.downsample(x)
         y: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x))), shortcut)
         return y
+
+    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum, activated and not."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.bn2.forward_both(self.conv2(self.bn1(self.conv1(x))), shortcut)
 
 
 class Bottleneck(nn.Module):
@@ -80,17 +87,17 @@ class Bottleneck(nn.Module):
     expansion = 4
 
     def __init__(
-        self, inputs: int, width: int, stride: int, dilation: int, norm: NormFactory
+        self, in_channels: int, width: int, stride: int, dilation: int, norm: NormFactory
     ) -> None:
         super().__init__()
-        outputs = width * self.expansion
-        self.conv1 = _conv1x1(inputs, width)
+        out_channels = width * self.expansion
+        self.conv1 = _conv1x1(in_channels, width)
         self.bn1 = norm(width)
         self.conv2 = _conv3x3(width, width, stride, dilation)
         self.bn2 = norm(width)
-        self.conv3 = _conv1x1(width, outputs)
-        self.bn3 = norm(outputs)
-        self.downsample = _downsample(inputs, outputs, stride, dilation, norm)
+        self.conv3 = _conv1x1(width, out_channels)
+        self.bn3 = norm(out_channels)
+        self.downsample = _downsample(in_channels, out_channels, stride, dilation, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activated sum of what the convolutions and the shortcut give."""
@@ -98,6 +105,12 @@ class Bottleneck(nn.Module):
         y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
         out: Tensor = self.bn3(self.conv3(y), shortcut)
         return out
+
+    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum, activated and not."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
+        return self.bn3.forward_both(self.conv3(y), shortcut)
 
 
 class ResNet(Backbone):
@@ -123,22 +136,34 @@ class ResNet(Backbone):
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = norm(width)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        inputs = width
+        in_channels = width
         for number, (blocks, (step, dilation)) in enumerate(
             zip(_BLOCKS[depth], _STAGES[stride], strict=True)
         ):
             stage = nn.Sequential()
             for index in range(blocks):
                 first = step if index == 0 else 1
-                stage.append(block(inputs, width << number, first, dilation, norm))
-                inputs = (width << number) * block.expansion
+                stage.append(block(in_channels, width << number, first, dilation, norm))
+                in_channels = (width << number) * block.expansion
             self.add_module(f"layer{number + 1}", stage)
-        self.channels = inputs
+        self.channels = in_channels
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of normalised pixels."""
         x = self.maxpool(self.bn1(self.conv1(x)))
-        for number in range(1, 5):
-            x = self.run_blocks(self.get_submodule(f"layer{number}").children(), x)
+        for stage in self._stages():
+            x = self.run_blocks(stage, x)
         return x
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features, and the sums that end the four stages."""
+        return self.run_stages(self._stages(), self.maxpool(self.bn1(self.conv1(x))))
+
+    def end_stage(self, block: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a block's features, activated and not."""
+        assert isinstance(block, BasicBlock | Bottleneck)
+        return block.forward_both(x)
+
+    def _stages(self) -> list[list[nn.Module]]:
+        return [list(self.get_submodule(f"layer{number}").children()) for number in range(1, 5)]

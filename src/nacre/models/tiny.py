@@ -19,30 +19,38 @@ from nacre.models.abn import ABN, NormFactory
 from nacre.models.backbone import Backbone
 
 
-def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+def _convolution(
+    in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1
+) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
 
 
 class _Block(nn.Module):
     """A residual block of two 3x3 convolutions."""
 
-    def __init__(self, inputs: int, outputs: int, *, stride: int, norm: NormFactory) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, stride: int, norm: NormFactory
+    ) -> None:
         super().__init__()
-        self.first = _convolution(inputs, outputs, stride=stride)
-        self.first_norm = norm(outputs)
-        self.second = _convolution(outputs, outputs)
-        self.second_norm = norm(outputs)
+        self.first = _convolution(in_channels, out_channels, stride=stride)
+        self.first_norm = norm(out_channels)
+        self.second = _convolution(out_channels, out_channels)
+        self.second_norm = norm(out_channels)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
+        if stride != 1 or in_channels != out_channels:
             self.shortcut = nn.Sequential(
-                _convolution(inputs, outputs, kernel=1, stride=stride),
-                norm(outputs, activation="identity"),
+                _convolution(in_channels, out_channels, kernel=1, stride=stride),
+                norm(out_channels, activation="identity"),
             )
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.first_norm(self.first(x))
         y: Tensor = self.second_norm(self.second(inner), self.shortcut(x))
         return y
+
+    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.first_norm(self.first(x))
+        return self.second_norm.forward_both(self.second(inner), self.shortcut(x))
 
 
 class Tiny(Backbone):
@@ -77,3 +85,9 @@ class Tiny(Backbone):
         """Return features at an eighth of the size."""
         y: Tensor = self.coarse(self.fine(self.stem(x)))
         return y
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features, and the sums that end the two residual blocks."""
+        fine, before_fine = self.fine.forward_both(self.stem(x))
+        coarse, before_coarse = self.coarse.forward_both(fine)
+        return coarse, (before_fine, before_coarse)

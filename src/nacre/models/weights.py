@@ -80,7 +80,7 @@ FORMS = (
     Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", from_torchvision_name),
     Form("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
     Form("EfficientNet-Lite0", "_conv_stem.weight", from_package_name),
-    Form("a nacre model", "network.classifier.steps.0.weight", from_nacre_name, abn=None),
+    Form("a nacre model", "network.classifier.heads.0.weight", from_nacre_name, abn=None),
 )
 
 

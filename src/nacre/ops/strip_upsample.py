@@ -101,6 +101,7 @@ class StripUpsampler:
         shape = (*narrow.shape[:3], self.size[1])
         if self._wide.shape != shape:
             self._wide = narrow.new_empty(shape)
+        # All images, channels and rows are lines of one matrix product.
         columns = self.column_weights.t()
         torch.mm(narrow.flatten(0, 2), columns, out=self._wide.flatten(0, 2))
         self._wide_source = (images, sources)
@@ -113,6 +114,7 @@ class StripUpsampler:
         """
         height, count, channels, _ = self.maps.shape
         line_bytes = channels * self.size[1] * self.maps.element_size()
+        # As many lines of output as fit the strip's bytes, at least one.
         lines = max(1, _strip_bytes(self.maps.device) // line_bytes)
         between_inputs = -(-self.size[0] // height)
         rows = min(lines, self.size[0], max(between_inputs, lines // count))
@@ -124,6 +126,8 @@ class StripUpsampler:
         starts = [0] + [r for r in range(1, height) if self._lower[r] != self._lower[r - 1]]
         spans: list[slice] = []
         begin = 0
+        # Rows between `first` and `end` have the same input rows. A span takes in such groups until
+        # the next one does not fit; what is larger than a span by itself is cut evenly.
         for first, end in pairwise([*starts, height]):
             if end - begin > rows:
                 spans += _even_parts(begin, first, rows)
@@ -144,6 +148,7 @@ class StripGradient:
         """Add what the gradient L,C,W of a strip means for the low resolution."""
         weights, sources = self._upsampler.weights(strip)
         by_row = gradient.view(weights.shape[0], -1)
+        # Strips with the same input rows share one sum, so that the columns are done once for all.
         if self._wide_source == (strip.images, sources):
             self._wide.addmm_(weights.t(), by_row)
             return

@@ -121,16 +121,16 @@ def test_without_background_an_unlabelled_pixel_is_any_old_class() -> None:
 
 def test_what_the_scoring_layer_reads_is_the_decoders_output() -> None:
     output = adapted()(IMAGES)
-    assert output.decoded.shape == (2, 6, 8, 8)
+    assert output.decoder_features.shape == (2, 6, 8, 8)
     tokens = adapted("linear")(IMAGES)
-    assert tokens.decoded.shape == (2, 6, 8, 8)
+    assert tokens.decoder_features.shape == (2, 6, 8, 8)
 
 
 def test_stages_by_name() -> None:
     adapter = adapted(stages=("body.0", "body.3"))
     output = adapter(IMAGES)
     assert output.features.shape == (2, 6, 8, 8)
-    torch.testing.assert_close(output.features.relu(), output.decoded)
+    torch.testing.assert_close(output.features.relu(), output.decoder_features)
     with pytest.raises(NacreError, match=r"no module 'body.9' \(did you mean 'body"):
         adapted(stages=("body.9",))
 

@@ -124,7 +124,7 @@ class Adapter(nn.Module):
         """Channels of the output, the background's included, even if the network has none."""
         return self.layers.num_classes + (self.background is None)
 
-    def forward(self, images: Tensor) -> Output:
+    def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
         x = torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
         logits, found = self._score(x)
@@ -134,7 +134,8 @@ class Adapter(nn.Module):
         return Output(
             logits=self._background_first(logits.float()),
             features=stages[-1] if stages else decoded,  # type: ignore[arg-type]
-            decoded=decoded,  # type: ignore[arg-type]
+            decoder_features=decoded,  # type: ignore[arg-type]
+            stages=tuple(stages) if with_stages else (),  # type: ignore[arg-type]
         )
 
     def grow(self, num_new: int, init: Init) -> None:
