@@ -13,6 +13,10 @@ class NacreError(ValueError):
     """Something a user can mend: the message is the value, the place and what is allowed."""
 
 
+class SaidElsewhere(NacreError):
+    """An error that another process of the run has told the user: this one ends in silence."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the nearest known name, or nothing."""
     nearest = get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -9,7 +9,7 @@ from nacre.cli import run  # noqa: F401  # isort: skip
 from nacre.cli import results  # noqa: F401  # isort: skip
 from nacre.cli import inspect  # noqa: F401  # isort: skip
 from nacre.cli.app import app, show_bars
-from nacre.errors import NacreError
+from nacre.errors import NacreError, SaidElsewhere
 
 
 def main() -> None:
@@ -17,6 +17,8 @@ def main() -> None:
     show_bars()
     try:
         app()
+    except SaidElsewhere:
+        sys.exit(2)
     except NacreError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)

@@ -19,6 +19,7 @@ from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
 from nacre.data.worker_monitor import WorkerMonitor
 from nacre.errors import NacreError
 from nacre.scenarios.classes import IGNORE_INDEX, LabelTable
+from nacre.utils.signals import held_back
 
 Sample = tuple[Tensor, ...]
 """An image (3,H,W) and its targets (H,W), both uint8, and, where there are several data sets, the
@@ -105,12 +106,14 @@ def train_batches(
     dataset: TrainDataset, sampler: StepSampler, start: int, num_workers: int, pin: bool
 ) -> Iterator[list[Sample]]:
     """Yield, for each update from ``start`` on, the micro-batches of this process."""
-    # The sampler is the whole order, so a restart goes on in the middle of an epoch.
+    # The sampler is the whole order, so a restart goes on in the middle of an epoch; a loader
+    # without a generator of its own would draw from the one that dropout draws from.
     loader = DataLoader(
         dataset,
         batch_sampler=LoaderSampler(sampler, start),
         num_workers=num_workers,
         pin_memory=pin,
+        generator=torch.Generator(),
         worker_init_fn=(monitor := WorkerMonitor(num_workers)),
     )
     micro_batches = _plain_errors(loader)
@@ -130,6 +133,7 @@ def eval_batches(
         dataset,
         batch_sampler=groups,
         num_workers=num_workers,
+        generator=torch.Generator(),
         worker_init_fn=(monitor := WorkerMonitor(num_workers)),
     )
     yield from _plain_errors(loader)
@@ -139,7 +143,9 @@ def eval_batches(
 def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:
     """Pass batches on; an error of a worker process comes without the worker's traceback."""
     try:
-        yield from loader
+        with held_back():
+            batches = iter(loader)
+        yield from batches
     except NacreError as error:
         last = str(error).strip().splitlines()[-1]
         raise NacreError(last.rpartition("NacreError: ")[2]) from error

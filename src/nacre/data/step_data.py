@@ -73,7 +73,7 @@ class ScenarioData:
         return len(self.scenario.classes.steps)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what is learnt from what, as a run keeps it to notice when it changes."""
+        """Return what is learnt from and tested on what, for a run to notice when it changes."""
         classes, names = self.scenario.classes, self.train_index.names
         return {
             "background": classes.space.background,
@@ -85,7 +85,12 @@ class ScenarioData:
                 }
                 for step, images in enumerate(self.image_lists)
             ],
+            "tests": [self._fingerprint_of_test(step) for step in range(self.num_steps)],
         }
+
+    def _fingerprint_of_test(self, step: int) -> dict[str, Any]:
+        names = list(self.eval_dataset(step).names)
+        return {"images": len(names), "sha256": digest(names)}
 
     def check_tests(self, num_steps: int) -> None:
         """Refuse data without a test image for one of the first steps: no figures without."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from multiprocessing.sharedctypes import RawArray
 
 from nacre.errors import NacreError
+from nacre.utils.signals import die_with_parent, leave_stops_to_parent
 
 _ROOM = 1024
 _place: memoryview | None = None  # of this process, if it loads for another
@@ -35,6 +36,7 @@ class WorkerMonitor:
 
     def __init__(self, workers: int) -> None:
         self._memory = RawArray(ctypes.c_char, max(workers, 1) * _ROOM)
+        self._trainer = os.getpid()
         _desks.add(self)
 
     def __call__(self, worker: int) -> None:
@@ -42,8 +44,10 @@ class WorkerMonitor:
         global _place
         _place = memoryview(self._memory).cast("B")[worker * _ROOM : (worker + 1) * _ROOM]
         set_current_file("")
-        # Ctrl-C reaches every process, but only the trainer can save.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Nothing that a helper holds is worth a moment more than its trainer.
+        is_served = multiprocessing.get_start_method() == "forkserver"  # which dies with it too
+        die_with_parent(os.getppid() if is_served else self._trainer, signal.SIGKILL)
+        leave_stops_to_parent()
 
     def clear(self) -> None:
         """Forget the processes: they ended as they should."""

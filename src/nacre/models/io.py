@@ -54,8 +54,9 @@ def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tens
     """Write a model file and the readable copy of its JSON."""
     tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
     tensors |= {f"method.{name}": value for name, value in method_state.items()}
-    write_tensors(path, tensors, {"kind": MODEL, **info.__dict__})
+    # The copy first: a step is learnt when the model is there, and nobody comes back to it.
     save_json(path.with_suffix(".json"), {"kind": MODEL, **info.__dict__})
+    write_tensors(path, tensors, {"kind": MODEL, **info.__dict__})
 
 
 def load_model(

@@ -32,16 +32,25 @@ def take_base(base: Path | None, folder: RunFolder) -> None:
     if base is None or folder.model(0).exists():
         return
     # Renamed when whole: a copy cut short must not look like a finished step.
-    unfinished = folder.path / ".step-0"
-    shutil.copytree(RunFolder(base).model(0).parent, unfinished, dirs_exist_ok=True)
-    unfinished.replace(folder.model(0).parent)
+    source, target = RunFolder(base).model(0).parent, folder.model(0).parent
+    try:
+        shutil.rmtree(target, ignore_errors=True)  # without a model: what a killed step left
+        shutil.copytree(source, folder.unfinished_base, dirs_exist_ok=True)
+        folder.unfinished_base.replace(target)
+    except OSError as error:  # of which shutil's own errors are a kind, with all of them in a list
+        shutil.rmtree(folder.unfinished_base, ignore_errors=True)
+        reason = error.strerror or error.args[0][0][2]
+        raise NacreError(
+            f"could not copy step 0 of --base {base} to {folder.path}: {reason}"
+        ) from error
 
 
 def step_0_key(config: RunConfig, fingerprint: dict[str, Any]) -> list[Any]:
     """Return what tells a run's step 0 from others': runs with the same key may share it."""
     loss = find_method(config.method.name).step_0
     recipe = deciding(config, step_0=True)
-    return [loss, recipe, fingerprint["steps"][0], classes_ever(fingerprint)]
+    data = [fingerprint["steps"][0], fingerprint["tests"][0], classes_ever(fingerprint)]
+    return [loss, recipe, *data]
 
 
 def _learnt_otherwise(theirs: type[Method], ours: type[Method]) -> list[str]:
@@ -63,6 +72,9 @@ def _other_step_0(theirs: dict[str, Any], mine: dict[str, Any]) -> list[str]:
         return [f"classes of step 0: {names[0]} -> {names[1]}"]
     if have["sha256"] != want["sha256"]:
         return [f"images of step 0: {have['images']} -> {want['images']}, other ones"]
+    have, want = theirs["tests"][0], mine["tests"][0]
+    if have["sha256"] != want["sha256"]:
+        return [f"test images of step 0: {have['images']} -> {want['images']}, other ones"]
     # A class that no step learns is background in tests, so step 0's figures depend on all steps.
     if classes_ever(theirs) != classes_ever(mine):
         return ["the classes of all steps together"]

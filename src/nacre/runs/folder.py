@@ -6,16 +6,17 @@ events.jsonl             what happened
 step-0/model.safetensors the network after the step (and model.json, for people)
 step-0/metrics.json      how it tests
 metrics.json             what all steps together show
-facts.json               which classes are learnt from which images
+facts.json               which classes are learnt from which images, and tested on which
 resume.safetensors       the state in the middle of a step, while there is one
 """
 
-import contextlib
+import hashlib
 import os
 import platform
 import shlex
+import shutil
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,11 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from pydantic import BaseModel
 
 from nacre.errors import NacreError
 from nacre.training.config import RunConfig, differences, resolve_config
 from nacre.utils.affects import deciding
-from nacre.utils.io import load_json, read_yaml, save_json, save_text
+from nacre.utils.io import load_json, read_yaml, remove_temporaries, save_json, save_text
+from nacre.utils.lock import locked
 from nacre.version import __version__
 
 
@@ -54,6 +57,11 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def starts(self) -> Path:
+        """Every start of the run."""
+        return self.path / "run.json"
+
+    @property
     def metrics(self) -> Path:
         """What all steps together show."""
         return self.path / "metrics.json"
@@ -68,13 +76,40 @@ class RunFolder:
 
     @property
     def fingerprint(self) -> Path:
-        """Which classes are learnt from which images."""
+        """Which classes are learnt from which images, and tested on which."""
         return self.path / "facts.json"
+
+    @property
+    def unfinished_base(self) -> Path:
+        """Step 0 of another run while it is being copied."""
+        return self.path / ".step-0"
 
     @property
     def nothing_learnt(self) -> bool:
         """Whether no step and no part of one is there yet."""
-        return not self.resume.exists() and not any(self.path.glob("step-*"))
+        return not self.resume.exists() and not any(self.path.glob("step-*/model.safetensors"))
+
+    def is_finished(self, step: int) -> bool:
+        """Whether a step is learnt and tested."""
+        return self.model(step).exists() and self.step_metrics(step).exists()
+
+    def sight(self) -> str:
+        """Return what tells the folder, as a process sees it, from every other folder."""
+        parts = [path.read_bytes() for path in (self.config, self.starts) if path.exists()]
+        models = sorted(self.path.glob("step-*/model.safetensors"))
+        parts += [str(path.relative_to(self.path)).encode() for path in models]
+        return hashlib.sha256(b"\0".join([*parts, b"resume" * self.resume.exists()])).hexdigest()
+
+    def tidy(self) -> None:
+        """Remove what killed processes left: files half written, a step 0 half copied."""
+        places = [self.path, *self.path.glob("step-*")] if self.config.exists() else [self.path]
+        names = ["config.yaml"]
+        if self.config.exists():
+            files = (self.fingerprint, self.starts, self.events, self.metrics, self.resume)
+            names += [*(file.name for file in files), "model.json", "model.safetensors"]
+            shutil.rmtree(self.unfinished_base, ignore_errors=True)
+        for place in places:
+            remove_temporaries(place, names)
 
     def bind_config(self, config: RunConfig, fingerprint: dict[str, Any]) -> None:
         """Make the folder this config's, or refuse if it is another's.
@@ -85,17 +120,20 @@ class RunFolder:
             config: What is asked for.
             fingerprint: The classes and images of each step, which the config only points at.
         """
-        if self.config.exists() and not self.nothing_learnt:
-            self._check_same(config, fingerprint)
+        if self.config.exists():
+            self.check_same(config, fingerprint)
         elif not self.config.exists() and any(self.path.iterdir()):
             raise NacreError(
                 f"{self.path} is not empty and not a run folder (it has no config.yaml); "
                 "choose another --out"
             )
-        save_text(self.config, yaml.safe_dump(config.to_dict(), sort_keys=False))
+        save_text(self.config, yaml.safe_dump(_with_absolute_paths(config), sort_keys=False))
         save_json(self.fingerprint, fingerprint)
 
-    def _check_same(self, config: RunConfig, fingerprint: dict[str, Any]) -> None:
+    def check_same(self, config: RunConfig, fingerprint: dict[str, Any]) -> None:
+        """Refuse a folder in which another config or other data were learnt."""
+        if self.nothing_learnt:
+            return
         changed = differences(deciding(read_config(self.path)), deciding(config))
         if self.fingerprint.exists():
             changed += _changed_data(load_json(self.fingerprint), fingerprint)
@@ -105,36 +143,14 @@ class RunFolder:
                 "choose another --out, or give the folder's own values to go on"
             )
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Keep other processes from working in the folder, which is made if need be."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise NacreError(f"{self.path} cannot be a run folder: {error.strerror}") from error
-        if sys.platform == "win32":
-            yield
-            return
-        import fcntl
-
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise NacreError(f"{self.path} is in use: another `nacre run` works in it") from error
-        except OSError:
-            pass  # some network file systems have no locks: there is nothing to hold on to
-        try:
-            yield
-        finally:
-            os.close(handle)
+        return locked(self.path, "run")
 
     def append_start(self, values: dict[str, Any]) -> None:
         """Add this start to run.json."""
-        path = self.path / "run.json"
-        starts = load_json(path)["starts"] if path.exists() else []
-        save_json(path, {"starts": [*starts, {**_versions(), **values}]})
+        starts = load_json(self.starts)["starts"] if self.starts.exists() else []
+        save_json(self.starts, {"starts": [*starts, {**_versions(), **values}]})
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -163,7 +179,22 @@ def _changed_data(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         elif one["sha256"] != other["sha256"]:
             counts = f"{one['images']} -> {other['images']}"
             changed.append(f"images of step {step}: other ones ({counts})")
+    for step, (one, other) in enumerate(zip(before["tests"], now["tests"], strict=True)):
+        if one["sha256"] != other["sha256"]:
+            counts = f"{one['images']} -> {other['images']}"
+            changed.append(f"test images of step {step}: other ones ({counts})")
     return changed
+
+
+def _with_absolute_paths(config: BaseModel) -> dict[str, Any]:
+    """Return a config as plain data that means the same in another working folder."""
+    plain = config.model_dump(mode="json")
+    for key, value in config:
+        if isinstance(value, BaseModel):
+            plain[key] = _with_absolute_paths(value)
+        elif isinstance(value, Path):
+            plain[key] = str(value.expanduser().absolute())
+    return plain
 
 
 def read_config(folder: Path) -> RunConfig:

@@ -5,11 +5,11 @@ that has a model is not learnt again, a step that has metrics is not tested agai
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nacre.data.dataset import eval_batches
+from nacre.data.dataset import Sample, eval_batches
 from nacre.data.step_data import ScenarioData
 from nacre.data.worker_monitor import explain_worker_crash
 from nacre.evaluation.evaluate import evaluate
@@ -20,6 +20,7 @@ from nacre.runs.base import check_base, take_base
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
 from nacre.runs.scenario_data import open_scenario, step_sampler
+from nacre.runs.shared_folder import check_shared
 from nacre.training.config import RunConfig
 from nacre.training.events import (
     ImagesTested,
@@ -32,7 +33,7 @@ from nacre.training.events import (
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Interrupted, Learnt, Session, StepSpec, learn_step
 from nacre.utils.device import choose_precision
-from nacre.utils.distributed import init_distributed
+from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import load_json, save_json
 
 
@@ -66,35 +67,30 @@ class Run:
         self.data = data or open_scenario(config)
         self.num_steps = num_steps or self.data.num_steps
         self.observers, self.should_stop = list(observers), should_stop
+        self.recorder = Recorder()
         self.checkpoint = Checkpoint(self.folder.resume, self.dist, config.train.checkpoint_minutes)
 
     def learn_steps(self) -> dict[str, Any]:
         """Learn and test the steps that are not there yet; return the last one's metrics."""
-        self._index_once()
-        self.data.check_tests(self.num_steps)
-        specs = [self._spec(step) for step in range(self.num_steps)]
         with contextlib.ExitStack() as while_running:
-            if self.dist.is_main:
-                check_base(self.base, self.config, self.data)
-                while_running.enter_context(self.folder.lock())
-                self.folder.bind_config(self.config, self.data.fingerprint())
-                take_base(self.base, self.folder)
-            self.dist.barrier()
-            session = self._session(specs)
+            while_running.enter_context(explain_lost_process(self.dist))
+            # The main process first: the others then find the index in the cache.
+            self.dist.on_main(self._read_data)
+            self._read_data()
+            specs = [self._spec(step) for step in range(self.num_steps)]
+            self.dist.on_main(lambda: self._open_folder(specs, while_running))
+            check_shared(self.folder, self.data.fingerprint(), self.dist)
             while_running.enter_context(explain_worker_crash())
-            learnt: Learnt | None = None
-            for spec in specs:
-                if self._is_finished(spec.index):
-                    session.recorder(self._skipped(spec))
-                    learnt = None
-                    continue
-                learnt = self._learnt(spec, learnt, session)
-                self._test(spec.index, learnt, session)
-        metrics: dict[str, Any] = load_json(self.folder.step_metrics(self.num_steps - 1))
+            self._learn_all(specs)
+            last = self.folder.step_metrics(self.num_steps - 1)
+            metrics: dict[str, Any] = self.dist.on_main(lambda: load_json(last))
         return metrics
 
     def summarize(self) -> dict[str, Any]:
         """Write and return what all steps together show."""
+        return self.dist.on_main(self._summarize)
+
+    def _summarize(self) -> dict[str, Any]:
         steps = [load_json(self.folder.step_metrics(step)) for step in range(self.num_steps)]
         scenario = self.data.scenario
         name = scenario.classes.space.names
@@ -106,27 +102,36 @@ class Run:
             "conventions": self.config.measured_under(),
             **summarize(steps),
         }
-        if self.dist.is_main:
-            save_json(self.folder.metrics, summary)
-        self.dist.barrier()
+        save_json(self.folder.metrics, summary)
         return summary
 
-    def _is_finished(self, step: int) -> bool:
-        return self.folder.model(step).exists() and self.folder.step_metrics(step).exists()
+    def _learn_all(self, specs: list[StepSpec]) -> None:
+        recorder, dist = self.recorder, self.dist
+        session = Session(dist, self.precision, self.checkpoint, recorder, self.should_stop)
+        learnt: Learnt | None = None
+        for spec in specs:
+            # What is there is seen by the main process, and told: folders may look different
+            # from another machine for a while.
+            if dist.from_main(self.folder.is_finished(spec.index)):
+                recorder(self._skipped(spec))
+                learnt = None
+                continue
+            learnt = self._learnt(spec, learnt, session)
+            self._test(spec.index, learnt)
 
     def _learnt(self, spec: StepSpec, before: Learnt | None, session: Session) -> Learnt:
         """Learn a step from the one before, unless that was done."""
-        if self.folder.model(spec.index).exists():
+        if self.dist.from_main(self.folder.model(spec.index).exists()):
             return self._load(spec.index)
         if spec.index and before is None:
             before = self._load(spec.index - 1)
         learnt = learn_step(spec, before, self.config, session)
-        if self.dist.is_main:
-            info = self._info(spec.index)
-            save_model(self.folder.model(spec.index), learnt.network, info, learnt.method_state)
-        self.checkpoint.remove()
-        self.dist.barrier()
+        self.dist.on_main(lambda: self._save(spec.index, learnt))
         return learnt
+
+    def _save(self, step: int, learnt: Learnt) -> None:
+        save_model(self.folder.model(step), learnt.network, self._info(step), learnt.method_state)
+        self.checkpoint.remove()
 
     def _load(self, step: int) -> Learnt:
         """Return what a step left, as far as this run's method knows it."""
@@ -135,28 +140,42 @@ class Run:
         own = find_method(self.config.method.name).persistent_state
         return Learnt(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
 
-    def _test(self, step: int, learnt: Learnt, session: Session) -> None:
+    def _test(self, step: int, learnt: Learnt) -> None:
         """Test the network after a step and write its metrics."""
         dataset = self.data.eval_dataset(step)
         train, dist = self.config.train, self.dist
         batch_size = train.micro_batch or max(1, train.batch_size // dist.world_size)
+        batches = eval_batches(dataset, batch_size, dist.rank, dist.world_size, train.num_workers)
 
         def on_images(count: int) -> None:
-            session.recorder(ImagesTested(step, count, len(dataset)))
-            if dist.world_size == 1 and self.should_stop():
-                raise Interrupted
+            self.recorder(ImagesTested(step, count, len(dataset)))
 
-        batches = eval_batches(dataset, batch_size, dist.rank, dist.world_size, train.num_workers)
         window = self.config.test_window
-        confusion = evaluate(learnt.network, batches, dist.device, on_images, window)
-        confusion = dist.sum(confusion)
-        if dist.is_main:
+        heard = self._until_stopped(batches)
+        confusion = dist.sum(evaluate(learnt.network, heard, dist.device, on_images, window))
+
+        def write() -> None:
             scenario = self.data.scenario
             metrics = compute_metrics(scenario.classes, scenario.groups, step, confusion)
             metrics |= {"images": len(dataset), "conventions": self.config.measured_under()}
+            # The event first: a step with metrics is not tested again.
+            self.recorder(StepTested(step, metrics["mean_iou"]))
             save_json(self.folder.step_metrics(step), metrics)
-            session.recorder(StepTested(step, metrics["mean_iou"]))
-        dist.barrier()
+
+        dist.on_main(write)
+
+    def _until_stopped(self, batches: Iterator[Sample]) -> Iterator[Sample]:
+        """Pass this process's batches on until one of the processes is told to stop."""
+        while True:
+            batch = next(batches, None)
+            # Some processes have a batch more than others; all take part until nobody has one.
+            stop, more = self.dist.any(self.should_stop(), batch is not None)
+            if stop:
+                raise Interrupted
+            if not more:
+                return
+            if batch is not None:
+                yield batch
 
     def _spec(self, step: int) -> StepSpec:
         classes, dist = self.data.scenario.classes, self.dist
@@ -169,44 +188,46 @@ class Run:
             sampler=step_sampler(self.config, len(dataset), step, dist.rank, dist.world_size),
         )
 
-    def _session(self, specs: list[StepSpec]) -> Session:
-        """Say what begins, to the folder and to all who are told."""
-        recorder = Recorder()
-        if self.dist.is_main:
-            events = EventFile(self.folder.events, self._position())
-            recorder = Recorder([events, *self.observers])
-            began = RunBegan(
-                scenario=self.config.scenario,
-                method=self.config.method.name,
-                seed=self.config.seed,
-                device=str(self.dist.device),
-                processes=self.dist.world_size,
-                precision=self.precision.reason,
-                weights=self._weights(),
-                iterations=[spec.sampler.iterations for spec in specs],
-            )
-            self.folder.append_start(began.to_dict())
-            recorder(began)
-        return Session(self.dist, self.precision, self.checkpoint, recorder, self.should_stop)
+    def _read_data(self) -> None:
+        """Read which images there are, and refuse data that cannot be learnt from or tested on."""
+        _ = self.data.image_lists
+        self.data.check_tests(self.num_steps)
+
+    def _open_folder(self, specs: list[StepSpec], while_running: contextlib.ExitStack) -> None:
+        """Make the folder this run's, tidy it, and say what begins to all who are told."""
+        check_base(self.base, self.config, self.data)
+        while_running.enter_context(self.folder.lock())
+        self.folder.tidy()
+        self.folder.bind_config(self.config, self.data.fingerprint())
+        take_base(self.base, self.folder)
+        self.recorder.observers = [
+            EventFile(self.folder.events, self._position()),
+            *self.observers,
+        ]
+        began = RunBegan(
+            scenario=self.config.scenario,
+            method=self.config.method.name,
+            seed=self.config.seed,
+            device=str(self.dist.device),
+            processes=self.dist.world_size,
+            precision=self.precision.reason,
+            weights=self._weights(),
+            iterations=[spec.sampler.iterations for spec in specs],
+        )
+        self.folder.append_start(began.to_dict())
+        self.recorder(began)
 
     def _position(self) -> Position:
-        """Return how far the folder is."""
+        """Return how far the folder is; a saved state that is behind it is removed."""
         steps = range(self.num_steps)
-        step = next((step for step in steps if not self._is_finished(step)), self.num_steps)
-        if self.folder.model(step).exists():
-            return Position(step, is_learnt=True)
-        if self.folder.resume.exists():
+        step = next((at for at in steps if not self.folder.is_finished(at)), self.num_steps)
+        is_learnt = self.folder.model(step).exists()
+        if self.folder.resume.exists() and not is_learnt:
             _, content = load_resume(self.folder.resume, self.dist.device)
             if content["step"] == step:
                 return Position(step, content["iteration"])
-        return Position(step)
-
-    def _index_once(self) -> None:
-        """Read the index in the main process; the others then find it in the cache."""
-        for turn in (True, False):
-            if self.dist.is_main == turn:
-                _ = self.data.image_lists, self.data.val_index
-            self.dist.barrier()
+        self.checkpoint.remove()
+        return Position(step, is_learnt=is_learnt)
 
     def _skipped(self, spec: StepSpec) -> StepSkipped:
         taken = str(self.base) if self.base and spec.index == 0 else None

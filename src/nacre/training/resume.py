@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
+from nacre.errors import NacreError
 from nacre.training.trainer import Trainer
 from nacre.utils.distributed import Distributed
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 
 RESUME = "resume"
+RANDOM = "random."
 
 
 class Checkpoint:
@@ -40,28 +42,51 @@ class Checkpoint:
 
     def save(self, trainer: Trainer) -> None:
         """Write the trainer's state."""
-        tensors = trainer.state()
-        if self.dist.is_main:
-            content = {
-                "step": trainer.step.index,
-                "iteration": trainer.iteration,
-                "scaler": trainer.scaler.state_dict(),
-            }
-            save_resume(self.path, tensors, content)
+        tensors = trainer.state() | _generators(self.dist)
+        content = {
+            "step": trainer.step.index,
+            "iteration": trainer.iteration,
+            "scaler": trainer.scaler.state_dict(),
+        }
+        self.dist.on_main(lambda: save_resume(self.path, tensors, content))
         self.restart()
-        self.dist.barrier()
 
     def restore(self, trainer: Trainer) -> None:
         """Bring a trainer to where its step was saved, if it was."""
-        if self.path.exists():
+        if self.dist.from_main(self.path.exists()):
             tensors, content = load_resume(self.path, self.dist.device)
             if content["step"] == trainer.step.index:
+                random = {key: tensors.pop(key) for key in list(tensors) if key.startswith(RANDOM)}
                 trainer.load_state(tensors, content["iteration"], content["scaler"])
+                _set_generators(random, self.dist)
+        places = self.dist.all(trainer.iteration)
+        if len(set(places)) > 1:
+            raise NacreError(f"the processes would go on at different iterations: {places}")
 
     def remove(self) -> None:
-        """Remove the file: the step is learnt."""
-        if self.dist.is_main:
+        """Remove the file, if there is one: the step is learnt."""
+        try:
             self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise NacreError(f"could not remove {self.path}: {error.strerror}") from error
+
+
+def _generators(dist: Distributed) -> Tensors:
+    """Return the state of every process's generators, from which dropout draws."""
+    mine = {"cpu": torch.get_rng_state()}
+    if dist.device.type == "cuda":
+        mine["cuda"] = torch.cuda.get_rng_state(dist.device)
+    by_rank = enumerate(dist.all(mine))
+    return {f"{RANDOM}{rank}.{kind}": state for rank, one in by_rank for kind, state in one.items()}
+
+
+def _set_generators(states: Tensors, dist: Distributed) -> None:
+    """Go on drawing where this process stopped, as far as the device is the same."""
+    cpu, cuda = (states.get(f"{RANDOM}{dist.rank}.{kind}") for kind in ("cpu", "cuda"))
+    if cpu is not None:
+        torch.set_rng_state(cpu.cpu())
+    if cuda is not None and dist.device.type == "cuda":
+        torch.cuda.set_rng_state(cuda.cpu(), dist.device)
 
 
 def save_resume(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:

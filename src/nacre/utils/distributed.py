@@ -1,16 +1,24 @@
 """The processes of a run: one, or those that ``torchrun`` started."""
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nacre.errors import NacreError, SaidElsewhere
 from nacre.utils.device import choose_device
 
 T = TypeVar("T")
+
+# The main process may read a whole data set from a slow disk while the others wait for it. A
+# process that died is noticed without this: its connections close, and torchrun ends the others.
+_TIMEOUT = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,23 @@ class Distributed:
             dist.all_gather_object(values, value)
         return values
 
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Work in the main process alone; all get what it returns, or end with its error."""
+        if self.world_size == 1:
+            return work()
+        outcome: tuple[Any, str | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = (work(), None)
+            except NacreError as error:
+                self.from_main((None, str(error)))
+                raise
+        value, problem = self.from_main(outcome)
+        if problem is not None:
+            raise SaidElsewhere(problem)
+        told: T = value
+        return told
+
     def barrier(self) -> None:
         """Wait until all processes are here."""
         if self.world_size > 1:
@@ -82,5 +107,25 @@ def init_distributed(device: str) -> Distributed:
     if not dist.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=_TIMEOUT)
     return Distributed(dist.get_rank(), world_size, chosen)
+
+
+def leave_distributed() -> None:
+    """Part from the other processes, when all have come to the end."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def explain_lost_process(group: Distributed) -> Iterator[None]:
+    """Have the death of another process meanwhile told in one sentence, by the main process."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = ("connection closed", "connection reset", "broken pipe", "nccl", "socket")
+        if group.world_size == 1 or not any(sign in str(error).lower() for sign in lost):
+            raise
+        message = "another process of this run ended; its last words stand above or in its log"
+        raise (NacreError if group.is_main else SaidElsewhere)(message) from error

@@ -6,14 +6,18 @@ If writing fails (a full disk, a quota), the earlier file is untouched and the n
 import contextlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from nacre.errors import NacreError
+
+_ADDED = r"\.[a-z0-9_]{8}"  # to a name, by mkstemp
+_SAFETENSORS = r"\.tmp[A-Za-z0-9]{6}"  # which writes beside its file, and renames
 
 
 @contextlib.contextmanager
@@ -32,6 +36,22 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_temporaries(folder: Path, names: Collection[str]) -> None:
+    """Remove what killed processes left of files that they were writing.
+
+    Args:
+        folder: Where nobody writes now.
+        names: Of the files that might have been written.
+    """
+    known = [rf"\.{re.escape(name)}{_ADDED}" for name in names]
+    if any(name.endswith(".safetensors") for name in names):
+        known.append(_SAFETENSORS)
+    for left in folder.glob(".*"):
+        if re.fullmatch("|".join(known), left.name):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def save(path: Path, write: Callable[[Path], Any]) -> None:

@@ -26,6 +26,7 @@ from nacre.data.image_io import HEAD, image_size, load, open_image, read_bytes
 from nacre.data.index.label_counts import count_labels
 from nacre.errors import NacreError
 from nacre.utils.progress import Progress
+from nacre.utils.signals import die_with_parent, held_back, leave_stops_to_parent
 from nacre.utils.system import usable_cores
 
 ProblemKind = Literal[
@@ -189,10 +190,10 @@ def _executor(workers: int, work: Work) -> Iterator[Executor]:
         return
     context = get_context("fork")
     try:
-        with ProcessPoolExecutor(workers, context, _take_alone, (work,)) as processes:
+        with ProcessPoolExecutor(workers, context, _take_alone, (work, os.getpid())) as processes:
             # The children touch neither torch nor locks of other threads; start them all here,
             # where the warning about forking a program with threads can be kept quiet.
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), held_back():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 list(processes.map(abs, repeat(0, workers)))
             yield processes
@@ -205,7 +206,10 @@ def _take(work: Work) -> None:
     _work = work
 
 
-def _take_alone(work: Work) -> None:
-    """Begin a worker process, in which Ctrl-C is the parent's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _take_alone(work: Work, parent: int) -> None:
+    """Begin a worker process, in which stops are the parent's business, and die with it."""
+    die_with_parent(parent, signal.SIGKILL)
+    # A pool that lost a process ends the others by SIGTERM.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_stops_to_parent(signal.SIGTERM)
     _take(work)
