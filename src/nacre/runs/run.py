@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nacre.data.dataset import Sample, eval_batches
+from nacre.data.dataset import EvalSample, eval_batches
 from nacre.data.step_data import ScenarioData
 from nacre.data.worker_monitor import explain_worker_crash
 from nacre.evaluation.evaluate import evaluate
@@ -164,7 +164,7 @@ class Run:
 
         dist.on_main(write)
 
-    def _until_stopped(self, batches: Iterator[Sample]) -> Iterator[Sample]:
+    def _until_stopped(self, batches: Iterator[EvalSample]) -> Iterator[EvalSample]:
         """Pass this process's batches on until one of the processes is told to stop."""
         while True:
             batch = next(batches, None)
