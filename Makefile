@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint slow bench clean
+.PHONY: demo test lint slow bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.user
@@ -23,6 +23,10 @@ slow: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the site: site/index.html"
+
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nacre needs Python 3.11 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -38,5 +42,9 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt tests/foreign-package
 	  --target $(VENV)/foreign -r tests/foreign-packages.txt
 	touch $@ $(VENV)/.user
 
+$(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site

@@ -45,9 +45,3 @@ def test_the_example_method_of_the_docs_is_a_method():
     losses = method.losses(batch, student, teacher)
     assert float(losses["features"]) == 1.0
     assert float(losses["ce"]) == pytest.approx(np.log(3), abs=1e-5)
-
-
-@pytest.mark.parametrize("path", ["README.md", "docs/methods.md", "docs/conventions.md"])
-def test_links_to_files_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / path).read_text()):
-        assert target.startswith("http") or (ROOT / path).parent.joinpath(target).exists(), target

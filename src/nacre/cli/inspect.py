@@ -77,7 +77,7 @@ def scenarios() -> None:
 
 @app.command(epilog="Examples:  nacre data voc --root VOC2012;  nacre data folder --root my-data")
 def data(
-    name: Annotated[str, typer.Argument(help="voc, ade20k or folder.")],
+    name: Annotated[str, typer.Argument(help="A data set in files, such as voc or folder.")],
     root: Annotated[Path, typer.Option(help="Folder of the data set.")],
     classes: Annotated[
         Path | None, typer.Option(help="classes.yaml of a folder, if it lies elsewhere.")

@@ -91,9 +91,10 @@ DATASETS: dict[str, DataSet] = {
 
 def open_folder(name: str, root: Path, classes: Path | None = None) -> FileSource:
     """Open a data set that lies in files, by its name and folder."""
-    if name not in DATASETS or name == "scenes":
-        raise unknown_name("data set", name, set(DATASETS) - {"scenes"})
-    if classes is not None and name != "folder":
+    in_files = [known for known, row in DATASETS.items() if "root" in row.config.model_fields]
+    if name not in in_files:
+        raise unknown_name("data set", name, in_files)
+    if classes is not None and "classes" not in DATASETS[name].config.model_fields:
         raise NacreError(f"--classes goes with the data set 'folder'; {name!r} has its own classes")
     values = {"root": root} if classes is None else {"root": root, "classes": classes}
     config = DATASETS[name].config.model_validate(values)

@@ -34,7 +34,7 @@ class ScenarioFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: str = Field(description="data set: scenes, folder, voc or ade20k")
+    data: str = Field(description="data set, by its name in `nacre scenarios`")
     setup: Setup = Field("overlapped", description="which images a step gets")
     task: str | None = Field(None, description="numbers of classes per step, such as 15-5")
     order: tuple[str | int, ...] | None = Field(
