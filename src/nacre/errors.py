@@ -1,12 +1,16 @@
 """The one kind of error that users see, and the help that its messages share."""
 
+import reprlib
 import types
+import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound="BaseModel")
 
 
 class NacreError(ValueError):
@@ -17,8 +21,48 @@ class SaidElsewhere(NacreError):
     """An error that another process of the run has told the user: this one ends in silence."""
 
 
+_MOST_MISTAKES = 10
+_LONGEST_NAME = 100
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 120, 120, 60
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: short, whatever it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 4000:
+        return f"a number of {value.bit_length():,} bits"
+    return _SHORT.repr(value)
+
+
+def printable(text: str) -> str:
+    """Return a text whose control characters and half characters are visible and harmless."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char if char in "\n\t" or not _is_control(char) else _code(char) for char in text
+    )
+
+
+def has_control_characters(text: str) -> bool:
+    """Whether a text could do more to a terminal than stand there."""
+    return not text.isprintable() and any(_is_control(char) for char in text)
+
+
+def _is_control(char: str) -> bool:
+    # Cc: control, Cs: half a character; the rest turn or hide the text that follows them.
+    return (
+        unicodedata.category(char) in ("Cc", "Cs") or char in "\u2028\u2029\u202a\u202b\u202d\u202e"
+    )
+
+
+def _code(char: str) -> str:
+    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the nearest known name, or nothing."""
+    if len(word) > _LONGEST_NAME:
+        return ""
     nearest = get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 
@@ -27,17 +71,37 @@ def unknown_name(kind: str, word: str, known: Iterable[str]) -> NacreError:
     """Return the error for a name that is not in an explicit table."""
     names = sorted(known)
     return NacreError(
-        f"unknown {kind} {word!r}{did_you_mean(word, names)}; known: {', '.join(names)}"
+        f"unknown {kind} {shown(word)}{did_you_mean(word, names)}; known: {', '.join(names)}"
     )
 
 
+def check(model: "type[Model]", content: Any, place: str = "") -> "Model":
+    """Return plain data as the model that it must fit, or say everything that does not fit.
+
+    Args:
+        model: What the data must be.
+        content: The data.
+        place: Where they stand, for people; nothing for what was given directly.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        before = f"{place}: " if place else ""
+        raise NacreError(before + describe_errors(error, model)) from error
+
+
 def describe_errors(error: "ValidationError", model: "type[BaseModel]") -> str:
-    """Say all mistakes of a config in one message, each with its place and what is allowed."""
-    return "; ".join(_describe(one, model) for one in error.errors())
+    """Say the mistakes of a config in one message, each with its place and what is allowed."""
+    found = error.errors(include_url=False, include_context=False)
+    more = len(found) - _MOST_MISTAKES
+    rest = f"; and {more:,} more mistakes" if more > 0 else ""
+    return "; ".join(_describe(one, model) for one in found[:_MOST_MISTAKES]) + rest
 
 
 def _describe(error: Any, model: "type[BaseModel]") -> str:
-    place = ".".join(str(part) for part in error["loc"]) or "the config"
+    place = ".".join(str(part)[:_LONGEST_NAME] for part in error["loc"]) or "the config"
     if error["type"] == "extra_forbidden":
         known = _fields_at(model, error["loc"][:-1])
         hint = did_you_mean(str(error["loc"][-1]), known)
@@ -45,7 +109,7 @@ def _describe(error: Any, model: "type[BaseModel]") -> str:
     if error["type"] == "missing":
         return f"{place}: missing" + ("; give --root FOLDER" if place == "data.root" else "")
     message = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {message[0].lower() + message[1:]}, not {error['input']!r}"
+    return f"{place}: {message[0].lower() + message[1:]}, not {shown(error['input'])}"
 
 
 def _fields_at(model: "type[BaseModel]", path: Iterable[Any]) -> list[str]:

@@ -5,20 +5,18 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import BaseModel, ConfigDict
 
 from nacre.scenarios.classes import LabelSpace
 from nacre.scenarios.label_index import Index
+from nacre.utils.config import Config
 
 Split = Literal["train", "val"]
 Mask = npt.NDArray[np.unsignedinteger[Any]]
 """Label values, height x width, as uint8 or uint16."""
 
 
-class DataConfig(BaseModel):
+class DataConfig(Config):
     """What the configs of all data sets have in common: the data set's name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
 

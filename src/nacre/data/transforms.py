@@ -23,12 +23,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from nacre.data.image_io import load
 from nacre.data.source import Mask
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelTable, map_labels
+from nacre.utils.config import Config
 
 Sample = tuple[npt.NDArray[np.uint8], Mask]
 """A picture (3, H, W) and its labels (H, W)."""
@@ -45,10 +46,8 @@ _TRIES = 10
 EvalMode = Literal["crop", "full", "sliding"]
 
 
-class ImagesConfig(BaseModel):
+class ImagesConfig(Config):
     """How pictures are cut for training and testing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     crop_size: int = Field(512, ge=8, le=8192, description="side of the square crops in pixels")
     augmentation: Literal["paper", "deeplab", "flip"] = Field(
@@ -62,7 +61,10 @@ class ImagesConfig(BaseModel):
         "pictures at their own size; sliding: the same through windows of `crop_size`",
     )
     cache_mib: int = Field(
-        0, ge=0, description="MiB of decoded pictures that each loading process keeps in memory"
+        0,
+        ge=0,
+        le=1 << 24,
+        description="MiB of decoded pictures that each loading process keeps in memory",
     )
 
     @property

@@ -24,13 +24,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
 from nacre.losses.kernels import Variant
 from nacre.models.classifier import Classifier
 from nacre.models.network import Network, Output
+from nacre.utils.config import Config
 from nacre.utils.distributed import Distributed
 
 
@@ -87,10 +88,8 @@ class Step:
         return len(self.class_names) - self.num_old
 
 
-class MethodConfig(BaseModel):
+class MethodConfig(Config):
     """What the configs of all methods have in common: the method's name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="the method's name, as in `nacre methods`")
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
+from nacre.utils.config import Config
+
+Rate = Annotated[int, Field(ge=1, le=1024)]
 BackboneName = Literal["tiny", "resnet18", "resnet34", "resnet50", "resnet101", "lite0"]
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(Config):
     """The network: backbone, DeepLabv3 head, normalisation and the weights to start from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     backbone: BackboneName = Field(
         default="resnet101", description="the network that makes the features"
@@ -28,9 +29,9 @@ class ModelConfig(BaseModel):
         "for the backward pass. `lite0` has ReLU6 in its backbone and cannot have iabn",
     )
     decoder_channels: int = Field(
-        default=256, ge=1, description="channels of each branch of the head"
+        default=256, ge=1, le=8192, description="channels of each branch of the head"
     )
-    atrous_rates: tuple[PositiveInt, PositiveInt, PositiveInt] | None = Field(
+    atrous_rates: tuple[Rate, Rate, Rate] | None = Field(
         default=None,
         description="of the head's 3x3 convolutions; by default 6, 12, 18 at output stride 16, "
         "and in proportion at others",

@@ -30,8 +30,9 @@ from pydantic import BaseModel
 from nacre.errors import NacreError
 from nacre.training.config import RunConfig, differences, resolve_config
 from nacre.utils.affects import deciding
-from nacre.utils.io import load_json, read_yaml, remove_temporaries, save_json, save_text
+from nacre.utils.io import load_json, remove_temporaries, save_json, save_text
 from nacre.utils.lock import locked
+from nacre.utils.yaml_file import read_yaml
 from nacre.version import __version__
 
 

@@ -1,14 +1,13 @@
 """What papers do differently in the labels that training and testing see."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from nacre.scenarios.classes import BorderRule, UnseenRule
+from nacre.utils.config import Config
 
 
-class Conventions(BaseModel):
+class Conventions(Config):
     """What papers do differently; the defaults are the paper's, and all are in the metrics."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     border: BorderRule = Field(
         "background",

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from nacre.errors import NacreError, describe_errors, did_you_mean, unknown_name
+from nacre.errors import NacreError, check, did_you_mean, shown, unknown_name
 from nacre.scenarios.classes import ClassTable, LabelSpace, NamedTask, StepLabels, resolve_labels
 from nacre.scenarios.label_index import Index
-from nacre.utils.io import read_yaml
+from nacre.utils.config import Config
+from nacre.utils.yaml_file import read_yaml
 
 Setup = Literal["disjoint", "overlapped", "partition"]
 SETUPS: tuple[str, ...] = get_args(Setup)
@@ -29,10 +30,8 @@ SHIPPED = Path(__file__).parent / "files"
 ImageLists = tuple[tuple[int, ...], ...]
 
 
-class ScenarioFile(BaseModel):
+class ScenarioFile(Config):
     """A scenario as written by a person: the content of a YAML file or of ``data/task/setup``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: str = Field(description="data set, by its name in `nacre scenarios`")
     setup: Setup = Field("overlapped", description="which images a step gets")
@@ -88,20 +87,21 @@ def read_scenario(text: str) -> ScenarioFile:
         if text in shipped:
             return _read_file(shipped[text])
         raise NacreError(
-            f"unknown scenario {text!r}{did_you_mean(text, shipped)}; write data/task/setup "
+            f"unknown scenario {shown(text)}{did_you_mean(text, shipped)}; write data/task/setup "
             f"(such as voc/15-5/overlapped), the path of a .yaml file, or one of: "
             f"{', '.join(shipped) or 'none shipped'}"
         )
     parts = text.split("/")
     if len(parts) != 3 or not all(parts):
+        wrong = f"{len(parts)} part(s)" if len(parts) != 3 else "an empty part"
         raise NacreError(
-            f"scenario {text!r} has {len(parts)} part(s); write three: data/task/setup, "
+            f"scenario {shown(text)} has {wrong}; write three: data/task/setup, "
             "such as voc/15-5/overlapped"
         )
     data, task, setup = parts
     if setup not in SETUPS:
         raise unknown_name(f"setup in scenario {text!r}:", setup, SETUPS)
-    return ScenarioFile.model_validate({"data": data, "task": task, "setup": setup})
+    return check(ScenarioFile, {"data": data, "task": task, "setup": setup})
 
 
 def shipped_scenarios() -> dict[str, Path]:
@@ -111,10 +111,7 @@ def shipped_scenarios() -> dict[str, Path]:
 
 def _read_file(path: Path) -> ScenarioFile:
     content = read_yaml(path, "scenario file", "`data:` and `task:` or `steps:`")
-    try:
-        return ScenarioFile.model_validate(content)
-    except ValidationError as error:
-        raise NacreError(f"scenario file {path}: {describe_errors(error, ScenarioFile)}") from error
+    return check(ScenarioFile, content, f"scenario file {path}")
 
 
 def make_scenario(

@@ -12,37 +12,40 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from nacre.errors import NacreError, describe_errors
+from nacre.errors import NacreError, check
 from nacre.methods import find_method
 from nacre.runs.base import step_0_key
 from nacre.runs.folder import RunFolder
 from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.training.config import RunConfig, build_config, deep_merge
-from nacre.utils.io import read_yaml, save_text
+from nacre.utils.config import Config
+from nacre.utils.io import save_text
 from nacre.utils.system import usable_cores
+from nacre.utils.yaml_file import read_yaml
 
 State = Literal["waiting", "running", "done", "failed"]
 POLL_SECONDS = 0.5
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class GridConfig(BaseModel):
+class GridConfig(Config):
     """What a grid is made of: every combination is a run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    scenarios: tuple[str, ...] = Field(min_length=1, description="scenarios, as `nacre run` takes")
-    methods: tuple[str | dict[str, Any], ...] = Field(
-        min_length=1, description="names, or mappings with a name and other values"
+    scenarios: tuple[str, ...] = Field(
+        min_length=1, max_length=1000, description="scenarios, as `nacre run` takes"
     )
-    seeds: tuple[int, ...] = Field((1,), min_length=1, description="seeds")
+    methods: tuple[str | dict[str, Any], ...] = Field(
+        min_length=1, max_length=1000, description="names, or mappings with a name and other values"
+    )
+    seeds: tuple[Seed, ...] = Field((1,), min_length=1, max_length=1000, description="seeds")
     preset: str | None = Field(None, description="preset under all runs")
     config: dict[str, Any] = Field(default_factory=dict, description="values for all runs")
-    jobs: int = Field(1, ge=1, description="runs at a time")
+    jobs: int = Field(1, ge=1, le=1024, description="runs at a time")
 
 
 @dataclass
@@ -107,10 +110,7 @@ def read_grid(path: Path) -> GridConfig:
 
 def check_grid(content: dict[str, Any], place: str = "grid") -> GridConfig:
     """Check plain values of a grid."""
-    try:
-        return GridConfig.model_validate(content)
-    except ValidationError as error:
-        raise NacreError(f"{place}: {describe_errors(error, GridConfig)}") from error
+    return check(GridConfig, content, place)
 
 
 def make_jobs(grid: GridConfig, out: Path) -> list[Job]:

@@ -9,49 +9,55 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import Field, create_model
 
 from nacre.data import DATASETS
 from nacre.data.source import DataConfig
 from nacre.data.transforms import ImagesConfig
-from nacre.errors import NacreError, describe_errors, unknown_name
+from nacre.errors import NacreError, check, shown, unknown_name
 from nacre.methods import MethodConfig, find_method
 from nacre.models.config import ModelConfig
 from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.presets import preset_values
 from nacre.utils.affects import LATER, NOTHING
-from nacre.utils.io import read_yaml
+from nacre.utils.config import Config
+from nacre.utils.yaml_file import MAX_DEPTH, parse_yaml, read_yaml
 
 ConfigValues = dict[str, Any]
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Config):
     """How a step is learnt; the defaults are the paper's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epochs: int = Field(30, ge=1, description="passes over a step's images")
+    epochs: int = Field(30, ge=1, le=100_000, description="passes over a step's images")
     incremental_epochs: int | None = Field(
         None,
         ge=1,
+        le=100_000,
         description="passes in the steps after step 0, if other than `epochs`",
         json_schema_extra=LATER,
     )
-    batch_size: int = Field(24, ge=1, description="images per update, over all processes together")
-    micro_batch: int | None = Field(
-        None, ge=1, description="images a process holds at once; gradients add up to `batch_size`"
+    batch_size: int = Field(
+        24, ge=1, le=65_536, description="images per update, over all processes together"
     )
-    lr: float = Field(0.01, gt=0, description="learning rate of step 0")
+    micro_batch: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="images a process holds at once; gradients add up to `batch_size`",
+    )
+    lr: float = Field(0.01, gt=0, le=1e6, description="learning rate of step 0")
     incremental_lr: float = Field(
-        0.001, gt=0, description="learning rate of the later steps", json_schema_extra=LATER
+        0.001, gt=0, le=1e6, description="learning rate of the later steps", json_schema_extra=LATER
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum")
-    weight_decay: float = Field(1e-4, ge=0, description="weight decay on every parameter")
-    poly_power: float = Field(0.9, ge=0, description="power of the poly schedule, per iteration")
+    weight_decay: float = Field(1e-4, ge=0, le=1000, description="weight decay on every parameter")
+    poly_power: float = Field(
+        0.9, ge=0, le=100, description="power of the poly schedule, per iteration"
+    )
     grad_clip_norm: float | None = Field(
-        None, gt=0, description="largest gradient norm; none by default"
+        None, gt=0, le=1e9, description="largest gradient norm; none by default"
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: bfloat16 or float16 on CUDA, float32 elsewhere"
@@ -65,20 +71,30 @@ class TrainConfig(BaseModel):
         json_schema_extra=NOTHING,
     )
     num_workers: int = Field(
-        0, ge=0, description="processes that load pictures, per process", json_schema_extra=NOTHING
+        0,
+        ge=0,
+        le=256,
+        description="processes that load pictures, per process",
+        json_schema_extra=NOTHING,
     )
     checkpoint_minutes: float = Field(
-        10, gt=0, description="minutes between saves within a step", json_schema_extra=NOTHING
+        10,
+        gt=0,
+        le=1e6,
+        description="minutes between saves within a step",
+        json_schema_extra=NOTHING,
     )
     log_freq: int = Field(
-        10, ge=1, description="iterations between two lines of events", json_schema_extra=NOTHING
+        10,
+        ge=1,
+        le=1_000_000,
+        description="iterations between two lines of events",
+        json_schema_extra=NOTHING,
     )
 
 
-class Recipe(BaseModel):
+class Recipe(Config):
     """How steps are learnt and tested, whatever their data: what decides what a step computes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(
         1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
@@ -118,9 +134,7 @@ class RunConfig(Recipe):
     data: DataConfig
 
 
-class _ModelAlone(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _ModelAlone(Config):
     model: ModelConfig
 
 
@@ -138,10 +152,7 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     conventions = raw.get("conventions") or {}
     if isinstance(conventions, Mapping):
         content["conventions"] = {"border": DATASETS[data_name].border, **conventions}
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        raise NacreError(describe_errors(error, model)) from error
+    return check(model, content)
 
 
 def resolve_model(backbone: str, assignments: Iterable[str]) -> ModelConfig:
@@ -149,10 +160,7 @@ def resolve_model(backbone: str, assignments: Iterable[str]) -> ModelConfig:
     raw: ConfigValues = {"model": {"backbone": backbone}}
     for text in assignments:
         raw = deep_merge(raw, parse_assignment(text))
-    try:
-        return _ModelAlone.model_validate(raw).model
-    except ValidationError as error:
-        raise NacreError(describe_errors(error, _ModelAlone)) from error
+    return check(_ModelAlone, raw).model
 
 
 def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
@@ -173,7 +181,7 @@ def _section(raw: Mapping[str, Any], key: str) -> ConfigValues:
     if isinstance(section, str):
         return {"name": section}
     if not isinstance(section, Mapping):
-        raise NacreError(f"{key}: {section!r} is not a mapping such as {{name: …}}")
+        raise NacreError(f"{key}: {shown(section)} is not a mapping such as {{name: …}}")
     return dict(section)
 
 
@@ -216,7 +224,9 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
             old = {"name": old} if isinstance(old, str) else old
             if isinstance(old, Mapping) and isinstance(value, Mapping) and _renames(old, value):
                 old = None
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
+        if isinstance(value, Mapping) and old is not None:
+            if not isinstance(old, Mapping):
+                raise NacreError(f"{key}: {shown(old)} is not a mapping of keys to values")
             value = deep_merge(old, value)
         result[key] = value
     return result
@@ -232,11 +242,10 @@ def parse_assignment(text: str) -> ConfigValues:
     path, sign, value = text.partition("=")
     keys = path.strip().split(".")
     if not sign or not all(keys):
-        raise NacreError(f"--set {text!r} is not of the form section.key=value")
-    try:
-        content: Any = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise NacreError(f"--set {text!r}: the value is not valid YAML") from error
+        raise NacreError(f"--set {shown(text)} is not of the form section.key=value")
+    if len(keys) > MAX_DEPTH:
+        raise NacreError(f"--set {shown(text)} names a key within more than {MAX_DEPTH} others")
+    content: Any = parse_yaml(value, f"the value of --set {shown(text)}")
     for key in reversed(keys):
         content = {key: content}
     assert isinstance(content, dict)

@@ -1,23 +1,29 @@
-"""Writing files so that nothing is ever half written: a new file, flushed, then renamed.
+"""Files, written so that nothing is ever half written, and read with a limit.
 
-If writing fails (a full disk, a quota), the earlier file is untouched and the new one removed.
+Writing: a new file, flushed, then renamed. If that fails (a full disk, a quota), the earlier file
+is untouched and the new one removed. Reading: only regular files (a pipe would wait for ever), only
+up to a size; what cannot be read is one sentence that names the file.
 """
 
 import contextlib
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nacre.errors import NacreError
 
 _ADDED = r"\.[a-z0-9_]{8}"  # to a name, by mkstemp
 _SAFETENSORS = r"\.tmp[A-Za-z0-9]{6}"  # which writes beside its file, and renames
+MAX_TEXT = 1 << 26
+"""The largest text file that is read, in bytes, unless its reader says otherwise."""
+
+MAX_DEPTH = 64
+"""How deeply JSON may be nested."""
 
 
 @contextlib.contextmanager
@@ -78,34 +84,82 @@ def save_json(path: Path, content: Any) -> None:
     save_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def read_text(path: Path, what: str) -> str:
+def read_bytes(path: Path, what: str, limit: int = MAX_TEXT) -> bytes:
+    """Read a regular file of at most so many bytes, or say in one sentence why that cannot be."""
+    try:
+        # A pipe that nobody writes to must not hold up the program even in being opened.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags), "rb") as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                is_folder = stat.S_ISDIR(state.st_mode)
+                raise OSError(0, "it is a folder" if is_folder else "it is not a regular file")
+            # One byte more than is allowed: a file may say nothing true of its size.
+            content = file.read(limit + 1) if state.st_size <= limit else b""
+            size = max(state.st_size, len(content))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise NacreError(f"could not read {what} {path}: {reason}") from error
+    if size > limit:
+        raise NacreError(f"could not read {what} {path}: it is larger than {limit:,} bytes")
+    return content
+
+
+def read_text(path: Path, what: str, limit: int = MAX_TEXT) -> str:
     """Read a text file, or say in one sentence why that is not possible."""
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise NacreError(f"could not read {what} {path}: {error.strerror}") from error
+        return read_bytes(path, what, limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise NacreError(f"could not read {what} {path}: it is not text in UTF-8") from error
 
 
-def read_yaml(path: Path, what: str, must_hold: str) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping; ``must_hold`` says of what, for people."""
+def load_json(path: Path, limit: int = MAX_TEXT) -> Any:
+    """Read a JSON file, or say in one sentence why that is not possible."""
+    text = read_text(path, "the file", limit)
     try:
-        content = yaml.safe_load(read_text(path, what))
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise NacreError(f"{what} {path} is not valid YAML: {reason}") from error
-    if not isinstance(content, dict):
-        raise NacreError(f"{what} {path} must hold {must_hold}")
+        return parse_json(text)
+    except ValueError as error:
+        raise NacreError(f"could not read {path}: it is not valid JSON: {error}") from error
+
+
+def parse_json(text: str) -> Any:
+    """Return the plain data that a text holds.
+
+    Raises:
+        ValueError: It is not JSON, nested too deeply, or holds NaN or half a character.
+    """
+    try:
+        content = json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    _check_tree(content)
     return content
 
 
-def load_json(path: Path) -> Any:
-    """Read a JSON file, or say in one sentence why that is not possible."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise NacreError(f"could not read {path}: {error}") from error
+def has_surrogate(text: str) -> bool:
+    """Whether a text holds half a character, which cannot be written as UTF-8."""
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _check_tree(content: Any) -> None:
+    """Refuse plain data that is nested too deeply or holds half a character."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(one, str) and has_surrogate(one) for one in level):
+            raise ValueError("it holds a text with half a character")
+        inside = [one for one in level if isinstance(one, dict | list)]
+        if not inside:
+            return
+        level = [value for one in inside for value in _values(one)]
+    raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
+def _values(content: dict[str, Any] | list[Any]) -> list[Any]:
+    return [*content.keys(), *content.values()] if isinstance(content, dict) else content
 
 
 def _umask() -> int:

@@ -54,10 +54,12 @@ class ScenesConfig(DataConfig):
     """How many generated scenes there are, how large, of which world."""
 
     name: Literal["scenes"] = Field("scenes", description="the data set: generated scenes")
-    train: int = Field(4000, ge=1, description="number of scenes to learn from")
-    val: int = Field(240, ge=1, description="number of scenes to test on")
-    size: int = Field(64, ge=16, description="height and width of a scene in pixels")
-    seed: int = Field(1, ge=0, description="seed of the world: other scenes of the same classes")
+    train: int = Field(4000, ge=1, le=1_000_000, description="number of scenes to learn from")
+    val: int = Field(240, ge=1, le=1_000_000, description="number of scenes to test on")
+    size: int = Field(64, ge=16, le=4096, description="height and width of a scene in pixels")
+    seed: int = Field(
+        1, ge=0, lt=2**31, description="seed of the world: other scenes of the same classes"
+    )
 
 
 def _smaller(*fields: Floats) -> Floats:
