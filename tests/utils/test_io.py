@@ -1,10 +1,12 @@
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from nacre.errors import NacreError
-from nacre.utils.io import load_json, save_json, save_text
+from nacre.utils.io import load_json, read_text, save_json, save_text
 
 
 def test_a_failed_write_leaves_the_earlier_file(tmp_path):
@@ -52,3 +54,50 @@ def test_a_disk_that_fills_up_leaves_the_earlier_checkpoint(tmp_path):
     command = [sys.executable, "-c", FILL_THE_DISK, str(tmp_path / "resume.safetensors")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100 + "]" * 100, "nested more than 64"),
+        ("[NaN]", "NaN is not a number"),
+        ("-Infinity", "not a number"),
+        ('{"\\ud800": 1}', "half a character"),
+        ("1" * 5000, "not valid JSON"),
+        ("", "not valid JSON"),
+        ("\0", "not valid JSON"),
+    ],
+)
+def test_json_that_cannot_be_used_is_one_sentence(tmp_path, text, reason):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(NacreError, match=reason) as caught:
+        load_json(tmp_path / "a.json")
+    assert "a.json" in str(caught.value)
+
+
+def test_only_regular_files_of_bounded_size_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "large").write_text("x" * 100)
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    for name, reason in (
+        ("pipe", "not a regular file"),
+        ("folder", "Is a directory"),
+        ("loop", "symbolic links"),
+        ("large", "larger than 99 bytes"),
+        ("latin", "not text in UTF-8"),
+        ("nothing", "No such file"),
+        ("x" * 300, "name too long"),
+        ("a\0b", "null byte"),
+    ):
+        with pytest.raises(NacreError, match=f"could not read the list .*{reason}"):
+            read_text(tmp_path / name, "the list", limit=99)
+    with pytest.raises(NacreError, match="not a regular file"):
+        read_text(Path("/dev/zero"), "the list")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfname")
+    assert read_text(tmp_path / "a.txt", "list") == "name"

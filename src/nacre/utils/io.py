@@ -87,13 +87,10 @@ def save_json(path: Path, content: Any) -> None:
 def read_bytes(path: Path, what: str, limit: int = MAX_TEXT) -> bytes:
     """Read a regular file of at most so many bytes, or say in one sentence why that cannot be."""
     try:
-        # A pipe that nobody writes to must not hold up the program even in being opened.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        with open(os.open(path, flags), "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
-                is_folder = stat.S_ISDIR(state.st_mode)
-                raise OSError(0, "it is a folder" if is_folder else "it is not a regular file")
+                raise OSError(0, "it is not a regular file")
             # One byte more than is allowed: a file may say nothing true of its size.
             content = file.read(limit + 1) if state.st_size <= limit else b""
             size = max(state.st_size, len(content))
@@ -103,6 +100,11 @@ def read_bytes(path: Path, what: str, limit: int = MAX_TEXT) -> bytes:
     if size > limit:
         raise NacreError(f"could not read {what} {path}: it is larger than {limit:,} bytes")
     return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe that nobody writes to does not hold up the program."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_text(path: Path, what: str, limit: int = MAX_TEXT) -> str:
