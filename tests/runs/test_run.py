@@ -231,7 +231,7 @@ def test_step_0_of_another_run_can_be_taken_over(finished, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_place(tmp_path):
     with pytest.raises(NacreError, match=r"not a finite number in step 0, iteration \d+: ce = nan"):
-        tiny_run(tmp_path / "run", train={"lr": 1e20})
+        tiny_run(tmp_path / "run", train={"lr": 1e6, "epochs": 4})
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,11 @@ def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_pat
 @pytest.mark.parametrize("rate", [1e30, 3e38])
 def test_a_last_update_that_ruins_the_weights_is_noticed(tmp_path, rate):
     # One update per later step: its loss is finite, what it makes of the weights is not.
-    train = {"batch_size": 12, "incremental_lr": rate}
+    config = tiny_config(train={"batch_size": 12}, data={"train": 24})
+    # A config refuses such a rate, but a rate that is allowed may do the same in a longer step.
+    train = config.train.model_copy(update={"incremental_lr": rate})
     with pytest.raises(NotFinite, match=r"not finite any more in step 1, after iteration 1"):
-        tiny_run(tmp_path / "run", train=train, data={"train": 24})
+        run_scenario(config.model_copy(update={"train": train}), tmp_path / "run")
     assert not (tmp_path / "run" / "step-1").exists()
     assert load_model(find_model(tmp_path / "run"))[1].steps == [5]
 

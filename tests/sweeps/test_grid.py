@@ -44,7 +44,7 @@ def test_another_seed_has_a_step_0_of_its_own(tmp_path):
 def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1]})
     jobs = make_jobs(grid, tmp_path)
-    bad = {**VALUES, "train": {**VALUES["train"], "lr": 1e20}}
+    bad = {**VALUES, "train": {**VALUES["train"], "lr": 1e6, "epochs": 4}}
     jobs += make_jobs(
         check_grid(
             {**GRID, "scenarios": GRID["scenarios"][:1], "config": bad, "methods": ["joint"]}
