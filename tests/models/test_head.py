@@ -71,3 +71,13 @@ def test_dilations_reach_equally_far_at_every_stride() -> None:
     assert default_atrous_rates(16) == (6, 12, 18)
     assert default_atrous_rates(8) == (12, 24, 36)
     assert default_atrous_rates(32) == (3, 6, 9)
+
+
+@pytest.mark.parametrize("window", [1, 4, 5, 8])
+@pytest.mark.parametrize("size", [(1, 1), (3, 9), (4, 5), (8, 8), (9, 20)])
+def test_pooling_for_all_sizes_is_pooling(window: int, size: tuple[int, int]) -> None:
+    head = DeepLabHead(6, width=4, window=window).eval()
+    x = torch.randn(2, 6, *size)
+    wanted = head._pool(x).expand_as(x)
+    head.any_size = True
+    assert torch.allclose(head._pool(x), wanted, atol=1e-6)

@@ -87,3 +87,13 @@ def test_a_cat_is_a_cat(voc_part: Path) -> None:
         y = F.relu6(F.batch_norm(y, mean, var, weight, bias, eps=1e-3)).mean((2, 3))
         scores = F.linear(y, w["_fc.weight"], w["_fc.bias"]).softmax(1)[0]
     assert scores.argmax() in range(281, 286)  # ImageNet's five domestic cats
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_constant_padding_is_that_of_even_sizes(kernel: int, dilation: int) -> None:
+    conv = SameConv2d(2, 3, kernel, 2, dilation=dilation)
+    x = torch.randn(1, 2, 12, 18)
+    wanted = conv(x)
+    conv.aligned = True
+    assert torch.equal(conv(x), wanted)

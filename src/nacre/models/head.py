@@ -33,7 +33,12 @@ class DeepLabHead(nn.Module):
         atrous_rates: of the three 3x3 convolutions.
         window: features per side of the training crop; None always pools over the whole image.
         norm: makes the normalisation layers.
+
+    Attributes:
+        any_size: Pool by operations that hold for all sizes, for a graph that is traced once.
     """
+
+    any_size = False
 
     def __init__(
         self,
@@ -80,9 +85,31 @@ class DeepLabHead(nn.Module):
     def _pool(self, x: Tensor) -> Tensor:
         if self.training or self.window is None:
             return x.mean((2, 3), keepdim=True)
+        if self.any_size:
+            return _pool_any_size(x, self.window)
         height, width = (min(self.window, size) for size in x.shape[-2:])
         pooled = F.avg_pool2d(x, (height, width), stride=1)
         # An even window has no middle: its mean stands at the feature left of and above it.
         top, left = (height - 1) // 2, (width - 1) // 2
         padding = (left, width - 1 - left, top, height - 1 - top)
         return F.pad(pooled, padding, mode="replicate")
+
+
+def _pool_any_size(x: Tensor, window: int) -> Tensor:
+    """Pool as `DeepLabHead` does, by two products that hold for sizes not known yet.
+
+    A graph that is traced once and used at many sizes cannot ask which is smaller, the window or
+    the picture; the mean along a side is a matrix whose content says so.
+    """
+    rows, columns = (_window_means(size, window, x) for size in x.shape[-2:])
+    return rows @ x @ columns.T
+
+
+def _window_means(size: int, window: int, like: Tensor) -> Tensor:
+    """Return the matrix whose rows hold 1 / width within the window around each feature."""
+    places = torch.arange(size, device=like.device)
+    last = places.max()
+    width = (last + 1).clamp(max=window)
+    starts = (places - (width - 1) // 2).clamp(min=0).minimum(last + 1 - width)
+    offsets = places[None] - starts[:, None]
+    return ((offsets >= 0) & (offsets < width)).to(like.dtype) / width.to(like.dtype)

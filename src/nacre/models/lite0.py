@@ -41,7 +41,14 @@ def _norm(channels: int, activation: Activation = "relu6") -> ABN:
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution of output size ceil(input / stride), padded as TensorFlow pads."""
+    """A convolution of output size ceil(input / stride), padded as TensorFlow pads.
+
+    Attributes:
+        aligned: Pad by a constant, that of inputs which the stride divides (as it does everywhere
+            in a picture whose sides are multiples of 32), for a graph that is traced once.
+    """
+
+    aligned = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad by what is missing, half of it rounded down at the start, and convolve."""
@@ -52,6 +59,8 @@ class SameConv2d(nn.Conv2d):
     def _missing(self, size: int, dim: int) -> int:
         stride = self.stride[dim]
         reach = (self.kernel_size[dim] - 1) * self.dilation[dim] + 1
+        if self.aligned:
+            return max(reach - stride, 0)
         return max((-(-size // stride) - 1) * stride + reach - size, 0)
 
 
