@@ -8,6 +8,7 @@ import typer
 from nacre.cli import run  # noqa: F401  # isort: skip
 from nacre.cli import results  # noqa: F401  # isort: skip
 from nacre.cli import inspect  # noqa: F401  # isort: skip
+from nacre.cli import export  # noqa: F401  # isort: skip
 from nacre.cli.app import app, show_bars
 from nacre.errors import NacreError, SaidElsewhere
 

@@ -1,0 +1,86 @@
+"""What an ONNX file says about itself: classes, colours, lineage, pixels, licence.
+
+It is plain JSON under the key ``nacre`` of the file's metadata; the class names stand beside it
+under ``names``, where other programs look for them.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from nacre.errors import NacreError
+from nacre.export.graph import ALIGNMENT
+from nacre.models.io import ModelInfo
+from nacre.version import __version__
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+KEY = "nacre"
+NOT_STATED = "not stated"
+
+Color = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a file says about its network.
+
+    Attributes:
+        classes: Class name by channel; channel 0 is the background.
+        colors: RGB by channel.
+        steps: Channels that each step added, with the background in step 0.
+        lineage: For each step: its classes and the number of its images.
+        crop: Side of the pictures that the network was trained on.
+        form: `fp32`, `fp16`, `int8-dynamic` or `int8-calibrated`.
+        license: Of the weights, as whoever exported them said.
+        alignment: Sides that are multiples of it are not padded inside.
+        version: Of nacre.
+    """
+
+    classes: list[str]
+    colors: list[Color]
+    steps: list[int]
+    lineage: list[dict[str, Any]]
+    crop: int
+    form: str
+    license: str = NOT_STATED
+    alignment: int = ALIGNMENT
+    version: str = __version__
+
+
+def describe(info: ModelInfo, form: str, license: str | None) -> Metadata:
+    """Return what there is to say about a model."""
+    return Metadata(
+        classes=list(info.classes),
+        colors=[(red, green, blue) for red, green, blue in info.colors],
+        steps=list(info.steps),
+        lineage=list(info.history),
+        crop=info.crop,
+        form=form,
+        license=license or NOT_STATED,
+    )
+
+
+def write_metadata(graph: "ModelProto", metadata: Metadata) -> None:
+    """Put the metadata into a graph, in the place of any before."""
+    del graph.metadata_props[:]
+    names = dict(enumerate(metadata.classes))
+    for key, value in ((KEY, asdict(metadata)), ("names", names)):
+        entry = graph.metadata_props.add()
+        entry.key, entry.value = key, json.dumps(value, default=str)
+    graph.producer_name, graph.producer_version = "nacre", metadata.version
+    graph.doc_string = f"nacre: {', '.join(metadata.classes)}"
+
+
+def read_metadata(entries: dict[str, str], place: str) -> Metadata:
+    """Read the metadata of a file.
+
+    Args:
+        entries: All metadata of the file.
+        place: The file, for an error.
+    """
+    try:
+        return Metadata(**json.loads(entries[KEY]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise NacreError(f"{place} was not written by this version of `nacre export`") from error

@@ -1,0 +1,121 @@
+"""Comparing an exported graph with torch, at sizes that a graph traced once may get wrong.
+
+The reference is the network itself, neither folded nor changed for tracing, at the size that the
+graph pads to. Two numbers are as good as equal if they differ by a small share of the range that
+the scores span; where two classes are that close at a pixel, either may be its class.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from nacre.errors import NacreError
+from nacre.export.graph import ALIGNMENT
+from nacre.losses.reference import upsample
+
+Pixels = npt.NDArray[np.uint8]
+Scores = npt.NDArray[np.float32]
+Size = tuple[int, int]
+
+TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2}
+"""Largest difference, as a share of the range of the scores."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a graph is from torch.
+
+    Attributes:
+        sizes: Heights and widths that were compared.
+        agreement: Share of all pixels with the same class.
+        difference: Largest difference of a score, as a share of the range of the scores.
+    """
+
+    sizes: tuple[Size, ...]
+    agreement: float
+    difference: float
+
+
+def sizes_to_compare(crop: int) -> tuple[Size, ...]:
+    """Return sizes with aligned, odd and uneven sides, smaller and larger than a training crop."""
+    larger = crop + ALIGNMENT + 1
+    return ((32, 32), (64, 160), (97, 129), (1, 45), (larger, 75), (77, larger + 2))
+
+
+def noise_picture(size: Size, seed: int = 0) -> Pixels:
+    """Return a picture of coarse and fine noise, in which every part differs from the others."""
+    random = np.random.default_rng(seed)
+    height, width = size
+    coarse = random.integers(0, 256, (height // 16 + 1, width // 16 + 1, 3))
+    coarse = coarse.repeat(16, 0).repeat(16, 1)[:height, :width]
+    fine = random.integers(-32, 33, (height, width, 3))
+    return np.clip(coarse + fine, 0, 255).astype(np.uint8)
+
+
+@torch.inference_mode()
+def torch_scores(network: nn.Module, picture: Pixels) -> Scores:
+    """Return what the network itself says: scores C,H,W of a picture H,W,3."""
+    height, width = picture.shape[:2]
+    edges = ((0, -height % ALIGNMENT), (0, -width % ALIGNMENT), (0, 0))
+    padded = np.pad(picture, edges, mode="edge")
+    device = next(network.parameters()).device
+    image = torch.from_numpy(padded).permute(2, 0, 1)[None].to(device)
+    scores = upsample(network(image).logits, (padded.shape[0], padded.shape[1]))
+    return scores[0, :, :height, :width].float().cpu().numpy()
+
+
+def compare(
+    network: nn.Module, session: Any, sizes: tuple[Size, ...], names: list[str], form: str
+) -> Comparison:
+    """Compare classes and scores of a graph with torch.
+
+    Raises:
+        NacreError: they differ by more than rounding; the sentence says where.
+    """
+    same = total = 0
+    worst = 0.0
+    for at, size in enumerate(sizes):
+        picture = noise_picture(size, seed=at)
+        classes, scores = session.run(["classes", "scores"], {"picture": picture[None]})
+        wanted = torch_scores(network, picture)
+        if scores[0].shape != wanted.shape:
+            raise NacreError(
+                f"the exported graph gives {scores[0].shape} at {_text(size)}, torch {wanted.shape}"
+            )
+        span = float(np.ptp(wanted)) or 1.0
+        distance = np.abs(scores[0] - wanted).max(0) / span
+        worst = max(worst, float(distance.max()))
+        _check(distance, classes[0], wanted, size, names, TOLERANCE[form])
+        same += int((classes[0] == wanted.argmax(0)).sum())
+        total += classes[0].size
+    return Comparison(sizes, same / total, worst)
+
+
+def _check(
+    distance: Scores,
+    classes: Pixels,
+    wanted: Scores,
+    size: Size,
+    names: list[str],
+    tolerance: float,
+) -> None:
+    # Written so that NaN counts as a difference.
+    far = ~(distance <= tolerance)
+    chosen = np.take_along_axis(wanted, classes[None].astype(np.int64), 0)[0]
+    far |= wanted.max(0) - chosen > 2 * tolerance * (float(np.ptp(wanted)) or 1.0)
+    if far.any():
+        row, column = (int(place[0]) for place in np.nonzero(far))
+        raise NacreError(
+            f"the exported graph differs from torch at {_text(size)} pixels, in {far.mean():.1%} "
+            f"of them, first at row {row}, column {column}: {names[classes[row, column]]!r} "
+            f"instead of {names[int(wanted[:, row, column].argmax())]!r}, scores off by "
+            f"{distance.max():.2%} of their range; the file is not kept"
+        )
+
+
+def _text(size: Size) -> str:
+    return f"{size[0]} x {size[1]}"

@@ -1,0 +1,64 @@
+"""A learnt tiny model and its ONNX file, shared by the tests of exports."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+from onnx import ModelProto
+
+from nacre.export import onnx_file
+from nacre.export.graph import PictureToClasses, to_onnx
+from nacre.export.onnx_file import Exported
+from nacre.models.io import ModelInfo, find_model, load_model
+from nacre.models.network import Network
+from tiny_runs import tiny_run
+
+
+@pytest.fixture(scope="package")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    tiny_run(out, train={"epochs": 6})
+    return out
+
+
+@pytest.fixture(scope="package")
+def model(learnt: Path) -> tuple[Network, ModelInfo]:
+    network, info, _ = load_model(find_model(learnt))
+    return network, info
+
+
+@pytest.fixture(scope="package")
+def traced(model: tuple[Network, ModelInfo]) -> ModelProto:
+    """The graph of the model, with its scores: tracing is what takes long in an export."""
+    return to_onnx(PictureToClasses(model[0]))
+
+
+@pytest.fixture
+def trace_once(traced: ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let exports in float32 take the graph that is there."""
+    monkeypatch.setattr(onnx_file, "to_onnx", lambda module: copy.deepcopy(traced))
+
+
+@pytest.fixture(scope="package")
+def exported(
+    model: tuple[Network, ModelInfo],
+    traced: ModelProto,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Exported:
+    out = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_file, "to_onnx", lambda module: copy.deepcopy(traced))
+        return onnx_file.export_onnx(*model, out, license="CC-BY-4.0")
+
+
+@pytest.fixture
+def without_package(monkeypatch: pytest.MonkeyPatch):
+    """Make a package seem not to be installed."""
+
+    def hide(name: str) -> None:
+
+        monkeypatch.setitem(sys.modules, name, None)
+
+    return hide

@@ -1,0 +1,169 @@
+"""ONNX files: what torch says, at any size, or no file at all."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from nacre.errors import NacreError
+from nacre.export import onnx_file
+from nacre.export.graph import to_onnx
+from nacre.export.onnx_file import Exported, export_onnx
+from nacre.export.runtime import OnnxModel, open_session
+from nacre.export.verify import noise_picture
+from nacre.models.config import ModelConfig
+from nacre.models.network import build_network
+
+
+@pytest.mark.parametrize("size", [(32, 32), (96, 64), (160, 224), (288, 32)])
+def test_aligned_sizes_give_the_networks_own_classes(model, exported: Exported, size) -> None:
+    network, _ = model
+    picture = noise_picture(size, seed=5)
+    image = torch.from_numpy(picture).permute(2, 0, 1)[None]
+    with torch.inference_mode():
+        wanted = network.predict(image).argmax(1)[0].numpy()
+    found = OnnxModel(exported.path).classify(picture)
+    assert found.dtype == np.uint8
+    assert (found == wanted).mean() > 0.999
+
+
+@pytest.mark.parametrize("size", [(1, 1), (33, 31), (97, 5), (101, 203)])
+def test_odd_sizes_are_those_of_the_picture_continued_at_its_edges(
+    model, exported: Exported, size
+) -> None:
+    network, _ = model
+    picture = noise_picture(size, seed=6)
+    height, width = size
+    wide = np.pad(picture, ((0, -height % 32), (0, -width % 32), (0, 0)), mode="edge")
+    image = torch.from_numpy(wide).permute(2, 0, 1)[None]
+    with torch.inference_mode():
+        wanted = network.predict(image).argmax(1)[0, :height, :width].numpy()
+    found = OnnxModel(exported.path).classify(picture)
+    assert found.shape == size
+    assert (found == wanted).mean() > 0.999
+
+
+def test_the_file_says_what_it_is(model, exported: Exported) -> None:
+    _, info = model
+    said = OnnxModel(exported.path).metadata
+    assert said.classes == info.classes
+    assert [tuple(color) for color in said.colors] == [tuple(color) for color in info.colors]
+    assert said.steps == info.steps
+    assert said.lineage == info.history
+    assert said.license == "CC-BY-4.0"
+    assert said.form == "fp32"
+    graph = onnx.load(str(exported.path))
+    onnx.checker.check_model(graph)
+    names = {entry.key: entry.value for entry in graph.metadata_props}["names"]
+    assert json.loads(names)["0"] == "background"
+    assert [output.name for output in graph.graph.output] == ["classes"]
+    assert [side.dim_param for side in graph.graph.input[0].type.tensor_type.shape.dim] == [
+        "",
+        "height",
+        "width",
+        "",
+    ]
+
+
+def test_the_pictures_of_the_comparison_hold_several_classes(exported: Exported) -> None:
+    opened = OnnxModel(exported.path)
+    assert len(np.unique(opened.classify(noise_picture((160, 224))))) > 1
+
+
+def test_the_comparison_is_told(exported: Exported) -> None:
+    assert exported.comparison.agreement > 0.999
+    assert exported.comparison.difference < 1e-4
+    assert any(height % 32 and width % 32 for height, width in exported.comparison.sizes)
+    assert exported.iou is None
+
+
+class _Tampered:
+    """A session whose answer is wrong in one place of one size."""
+
+    def __init__(self, session, size, change) -> None:
+        self.session, self.size, self.change = session, size, change
+
+    def run(self, names, inputs):
+        found = self.session.run(names, inputs)
+        if inputs["picture"].shape[1:3] == self.size:
+            self.change(*found)
+        return found
+
+
+def _other_class(classes, scores) -> None:
+    classes[0, 7, 9] = scores[0, :, 7, 9].argmin()
+
+
+def _other_score(classes, scores) -> None:
+    scores[0, 0, 7, 9] += 0.5 * np.ptp(scores)
+
+
+def _not_a_number(classes, scores) -> None:
+    scores[0, 0, 7, 9] = np.nan
+
+
+@pytest.mark.parametrize("change", [_other_class, _other_score, _not_a_number])
+def test_a_graph_that_differs_at_one_odd_size_is_not_kept(
+    model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace_once, change
+) -> None:
+    opened = onnx_file.open_session
+
+    monkeypatch.setattr(
+        onnx_file, "open_session", lambda graph: _Tampered(opened(graph), (97, 129), change)
+    )
+    with pytest.raises(NacreError, match=r"97 x 129 .* row 7, column 9: .* not kept"):
+        export_onnx(*model, tmp_path / "wrong.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "data", "share"),
+    [("fp16", "own", 0.75), ("int8-dynamic", None, 0.5), ("int8-calibrated", "own", 0.6)],
+)
+def test_smaller_numbers_make_a_smaller_file_and_say_what_they_cost(
+    model, exported: Exported, tmp_path: Path, request, form, data, share
+) -> None:
+    if form != "fp16":
+        request.getfixturevalue("trace_once")
+    done = export_onnx(*model, tmp_path / "small.onnx", form=form, data=data, limit=6)
+    assert done.size < share * exported.size
+    assert OnnxModel(done.path).classify(noise_picture((45, 70))).shape == (45, 70)
+    assert done.agreement > 0.9
+    if data is None:
+        assert done.iou is None
+    else:
+        assert done.pictures == 6
+        before, after = done.iou
+        assert abs(before - after) < 0.05
+
+
+def test_numbers_that_ruin_the_network_are_refused(
+    model, tmp_path: Path, trace_once, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_file, "_agreement", lambda *_: 0.5)
+    with pytest.raises(NacreError, match=r"changes the class of 50.0% of the pixels"):
+        export_onnx(*model, tmp_path / "ruined.onnx", form="int8-dynamic")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_one_sentence(without_package, package) -> None:
+    without_package(package)
+    needed_by = open_session if package == "onnxruntime" else to_onnx
+    with pytest.raises(NacreError, match=rf"{package}, .*pip install 'nacre\[export\]'"):
+        needed_by(b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["lite0", "resnet18"])
+def test_other_backbones_export_at_all_sizes(model, tmp_path: Path, backbone: str) -> None:
+    _, info = model
+    torch.manual_seed(0)
+    norm = "bn" if backbone == "lite0" else "iabn"
+    network = build_network(ModelConfig(backbone=backbone, norm=norm), info.steps, crop=96).eval()
+    done = export_onnx(network, replace(info, crop=96), tmp_path / "model.onnx")
+    assert done.comparison.agreement > 0.99
