@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nacre.errors import NacreError
 from nacre.export.packages import need
 from nacre.losses.reference import upsample
-from nacre.models.fuse_bn import fold
+from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.head import DeepLabHead
 from nacre.models.lite0 import SameConv2d
 from nacre.models.network import Network
@@ -44,7 +44,7 @@ class PictureToClasses(nn.Module):
 
     def __init__(self, network: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        inner = fold(network) if isinstance(network, Network) else copy.deepcopy(network)
+        inner = fuse_conv_bn(network) if isinstance(network, Network) else copy.deepcopy(network)
         for module in inner.modules():
             if isinstance(module, SameConv2d):
                 module.aligned = True
@@ -57,8 +57,8 @@ class PictureToClasses(nn.Module):
         height, width = picture.shape[1], picture.shape[2]
         rows, columns = _continued(height), _continued(width)
         image = picture[:, rows][:, :, columns].permute(0, 3, 1, 2)
-        logits = self.network(image).logits
-        scores = upsample(logits, (image.shape[2], image.shape[3]))[:, :, :height, :width]
+        low = self.network(image).scores
+        scores = upsample(low, (image.shape[2], image.shape[3]))[:, :, :height, :width]
         return scores.argmax(1).to(torch.uint8), scores
 
 

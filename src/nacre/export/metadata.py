@@ -32,6 +32,8 @@ class Metadata:
         steps: Channels that each step added, with the background in step 0.
         lineage: For each step: its classes and the number of its images.
         crop: Side of the pictures that the network was trained on.
+        predict_mode: How a picture is to be shown to it: ``crop`` (its shorter side scaled to the
+            crop), ``full`` or ``sliding`` (at its own size).
         form: `fp32`, `fp16`, `int8-dynamic` or `int8-calibrated`.
         license: Of the weights, as whoever exported them said.
         alignment: Sides that are multiples of it are not padded inside.
@@ -43,6 +45,7 @@ class Metadata:
     steps: list[int]
     lineage: list[dict[str, Any]]
     crop: int
+    predict_mode: str
     form: str
     license: str = NOT_STATED
     alignment: int = ALIGNMENT
@@ -57,6 +60,7 @@ def describe(info: ModelInfo, form: str, license: str | None) -> Metadata:
         steps=list(info.steps),
         lineage=list(info.history),
         crop=info.crop,
+        predict_mode=info.predict_mode,
         form=form,
         license=license or NOT_STATED,
     )

@@ -64,7 +64,7 @@ def torch_scores(network: nn.Module, picture: Pixels) -> Scores:
     padded = np.pad(picture, edges, mode="edge")
     device = next(network.parameters()).device
     image = torch.from_numpy(padded).permute(2, 0, 1)[None].to(device)
-    scores = upsample(network(image).logits, (padded.shape[0], padded.shape[1]))
+    scores = upsample(network(image).scores, (padded.shape[0], padded.shape[1]))
     return scores[0, :, :height, :width].float().cpu().numpy()
 
 
