@@ -1,6 +1,6 @@
 """What a method is: how the classifier grows, which losses are summed, and what it remembers.
 
-The trainer owns everything else. For a step it does, in this order::
+The trainer owns everything else. For a step it does, in this order:
 
     method = Method(config, num_old)         # channels known before this step, 0 in step 0
     method.grow(network.classifier, num_new) # only after step 0
