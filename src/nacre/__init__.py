@@ -2,6 +2,7 @@
 
 >>> model = nacre.load("runs/my-run")          # a run folder, a step folder or a model file
 >>> model.predict("picture.jpg").shares()      # {"background": 0.8, "cat": 0.2}
+>>> nacre.learn("birds/", start=model, out="models/birds")
 >>> nacre.run("scenes/4-2-2/overlapped", "runs/mib", method="mib", preset="demo")
 
 The names are imported when they are first used, so that ``import nacre`` is quick.
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 from nacre.version import __version__
 
 if TYPE_CHECKING:
-    from nacre.api.model import Model, Prediction, load
+    from nacre.api.model import Model, Prediction, learn, load
     from nacre.api.run import run
     from nacre.errors import NacreError
 
-__all__ = ["Model", "NacreError", "Prediction", "__version__", "load", "run"]
+__all__ = ["Model", "NacreError", "Prediction", "__version__", "learn", "load", "run"]
 
 _HOMES = {
     "run": "nacre.api.run",
     "NacreError": "nacre.errors",
     "Model": "nacre.api.model",
     "Prediction": "nacre.api.model",
+    "learn": "nacre.api.model",
     "load": "nacre.api.model",
 }
 

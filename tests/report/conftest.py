@@ -110,7 +110,7 @@ def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, ste
         colors=list(classes.colors(step)),
         labels=[classes.space.background, *classes.seen(step)],
         steps=sizes,
-        history=[],
+        lineage=[],
         model=config.model.model_dump(mode="json"),
         predict_mode="crop",
         crop=config.images.crop_size,

@@ -1,8 +1,10 @@
-"""Using a learnt model on pictures: from an image to a mask of class names."""
+"""A learnt model: use it on pictures, from an image to a mask of class names; teach it more."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +17,14 @@ from nacre.errors import NacreError
 from nacre.evaluation.inference import predict_classes, sliding_classes
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
+from nacre.runs.learn import find_start
+from nacre.runs.learn_plan import plan_learning
+from nacre.terminal.bar import progress_bar
 from nacre.utils.device import choose_device
 from nacre.utils.io import save
+from nacre.utils.progress import show_with
+
+Paths = str | Path | Sequence[str | Path]
 
 Picture = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16]
 """A file, a Pillow image or an array: grey or RGB, with or without alpha, of 8 or 16 bits."""
@@ -71,15 +79,21 @@ class Model:
     Attributes:
         network: The network, in eval mode.
         info: What its file says about it.
+        path: Its file, where it was loaded from one.
     """
 
     network: Network
     info: ModelInfo
+    path: Path | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Class name by channel; channel 0 is the background."""
         return tuple(self.info.classes)
+
+    def learn(self, data: "Paths", *, out: str | Path, **options: Any) -> "Model":
+        """Add the new classes of some data, see `learn`; this model stays as it is."""
+        return learn(data, out=out, start=self, **options)
 
     @torch.inference_mode()
     def predict(self, picture: Picture) -> Prediction:
@@ -121,8 +135,74 @@ class Model:
 
 def load(path: str | Path, device: str = "auto") -> Model:
     """Load a model from a run folder (its last step), a step folder or a model file."""
-    network, info, _ = load_model(find_model(Path(path)), choose_device(device))
-    return Model(network, info)
+    file = find_model(Path(path))
+    network, info, _ = load_model(file, choose_device(device))
+    return Model(network, info, file)
+
+
+def learn(
+    data: Paths,
+    *,
+    out: str | Path,
+    start: "str | Path | Model | None" = None,
+    method: str = "mib",
+    classes: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+    new: Sequence[str] = (),
+    share: Mapping[str, float] | None = None,
+    tests: Paths = (),
+    preset: str | None = None,
+    seed: int | None = None,
+    config: dict[str, Any] | None = None,
+) -> Model:
+    """Learn one step: a model, or none, and new data give a model.
+
+    Args:
+        data: Folders with images/, masks/ and classes.yaml; each labels what it labels.
+        out: The folder for the new model; calling again goes on there.
+        start: The model that is continued: a file, a step's or a run's folder, a loaded model.
+        method: Name of the method.
+        classes: Learn only these of the data's classes.
+        rename: The model's name of a class by the data's name of it.
+        new: Names that are new although they look like known ones.
+        share: Share of a batch, by the name of a data folder; by default sizes decide.
+        tests: More folders to test on.
+        preset: ``paper``, ``small`` or ``demo`` instead of what fits the machine.
+        seed: Of the weights, the order and the augmentation.
+        config: Values as in a config file, such as ``{"train": {"iterations": 200}}``.
+
+    Returns:
+        The model; its folder has the metrics before and after (metrics.json).
+    """
+    show_with(progress_bar)
+    found = find_start(_start_path(start))
+    values: dict[str, Any] = {
+        "method": {"name": method},
+        "classes": list(classes),
+        "new": list(new),
+    }
+    values |= {"rename": dict(rename or {}), "share": dict(share or {})}
+    if seed is not None:
+        values["seed"] = seed
+    plan = plan_learning(
+        _paths(data), found, tests=_paths(tests), preset=preset, values={**values, **(config or {})}
+    )
+    plan.learning(Path(out))()
+    return load(out)
+
+
+def _start_path(start: "str | Path | Model | None") -> Path | None:
+    if not isinstance(start, Model):
+        return None if start is None else Path(start)
+    if start.path is None:
+        raise NacreError("start: this model was not loaded from a file; give nacre.load(…)")
+    return start.path
+
+
+def _paths(given: Paths) -> list[Path]:
+    if isinstance(given, str | Path):
+        return [Path(given)]
+    return [Path(one) for one in given]
 
 
 def _rgb(picture: Picture) -> Image.Image:

@@ -5,6 +5,7 @@ import sys
 import typer
 
 # The commands join the application in the order in which `nacre --help` lists them.
+from nacre.cli import learn  # noqa: F401  # isort: skip
 from nacre.cli import run  # noqa: F401  # isort: skip
 from nacre.cli import results  # noqa: F401  # isort: skip
 from nacre.cli import inspect  # noqa: F401  # isort: skip

@@ -103,7 +103,7 @@ class EvalDataset(Dataset[EvalSample]):
 
 
 def train_batches(
-    dataset: TrainDataset, sampler: StepSampler, start: int, num_workers: int, pin: bool
+    dataset: Dataset[Sample], sampler: StepSampler, start: int, num_workers: int, pin: bool
 ) -> Iterator[list[Sample]]:
     """Yield, for each update from ``start`` on, the micro-batches of this process."""
     # The sampler is the whole order, so a restart goes on in the middle of an epoch; a loader

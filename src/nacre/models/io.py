@@ -31,7 +31,7 @@ class ModelInfo:
         colors: RGB by channel.
         labels: The data set's label by channel; None for a background without a label.
         steps: Channels that each step added, with the background in step 0.
-        history: For each step: its classes and the number of its images.
+        lineage: For each step that made it: its classes, images, data, method and time.
         model: The config of the network.
         crop: Side of the pictures it was trained on.
         predict_mode: How a new picture is shown to it: ``crop`` (its shorter side scaled to the
@@ -43,7 +43,7 @@ class ModelInfo:
     colors: list[tuple[int, int, int]]
     labels: list[int | None]
     steps: list[int]
-    history: list[dict[str, Any]]
+    lineage: list[dict[str, Any]]
     model: dict[str, Any]
     crop: int
     predict_mode: Literal["crop", "full", "sliding"]

@@ -28,7 +28,7 @@ import yaml
 from pydantic import BaseModel
 
 from nacre.errors import NacreError
-from nacre.training.config import RunConfig, differences, resolve_config
+from nacre.training.config import Recipe, RunConfig, differences, resolve_config
 from nacre.utils.affects import deciding
 from nacre.utils.io import load_json, remove_temporaries, save_json, save_text
 from nacre.utils.lock import locked
@@ -112,7 +112,15 @@ class RunFolder:
         for place in places:
             remove_temporaries(place, names)
 
-    def bind_config(self, config: RunConfig, fingerprint: dict[str, Any]) -> None:
+    def saved_config(self) -> Recipe:
+        """Return the config that the folder holds."""
+        return read_config(self.path)
+
+    def changed_data(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+        """Say where classes or images are not those that the folder began with."""
+        return _changed_data(before, now)
+
+    def bind_config(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
         """Make the folder this config's, or refuse if it is another's.
 
         Keys that change no result may differ: the run goes on with the new values.
@@ -131,13 +139,13 @@ class RunFolder:
         save_text(self.config, yaml.safe_dump(_with_absolute_paths(config), sort_keys=False))
         save_json(self.fingerprint, fingerprint)
 
-    def check_same(self, config: RunConfig, fingerprint: dict[str, Any]) -> None:
+    def check_same(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
         """Refuse a folder in which another config or other data were learnt."""
         if self.nothing_learnt:
             return
-        changed = differences(deciding(read_config(self.path)), deciding(config))
+        changed = differences(deciding(self.saved_config()), deciding(config))
         if self.fingerprint.exists():
-            changed += _changed_data(load_json(self.fingerprint), fingerprint)
+            changed += self.changed_data(load_json(self.fingerprint), fingerprint)
         if changed:
             raise NacreError(
                 f"{self.path} holds a run with another config ({'; '.join(changed)}); "

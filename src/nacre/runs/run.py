@@ -247,11 +247,13 @@ class Run:
             colors=list(classes.colors(step)),
             labels=[classes.space.background, *classes.seen(step)],
             steps=[1 + len(classes.new(0)), *(len(one) for one in classes.steps[1 : step + 1])],
-            history=[
+            lineage=[
                 {
                     "step": index,
                     "classes": [classes.space.names[label] for label in classes.new(index)],
                     "images": len(self.data.image_lists[index]),
+                    "data": [self.data.scenario.data],
+                    "method": self.config.method.name,
                 }
                 for index in range(step + 1)
             ],

@@ -8,7 +8,6 @@ from nacre.data import DATASETS, open_source
 from nacre.data.ram_cache import Cached
 from nacre.data.sampler import StepSampler
 from nacre.data.step_data import ScenarioData
-from nacre.errors import NacreError
 from nacre.methods import find_method
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import (
@@ -17,7 +16,7 @@ from nacre.scenarios.scenario import (
     make_scenario,
     read_scenario,
 )
-from nacre.training.config import RunConfig, build_config
+from nacre.training.config import Recipe, RunConfig, build_config
 
 
 def open_scenario(config: RunConfig) -> ScenarioData:
@@ -41,23 +40,25 @@ def open_scenario(config: RunConfig) -> ScenarioData:
 
 
 def step_sampler(
-    config: RunConfig, num_images: int, step: int, rank: int = 0, world_size: int = 1
+    recipe: Recipe,
+    num_images: int,
+    step: int,
+    rank: int = 0,
+    world_size: int = 1,
+    shares: tuple[tuple[int, float], ...] | None = None,
 ) -> StepSampler:
     """Return which images of a step come when in a process."""
-    train = config.train
-    if num_images < train.batch_size:
-        raise NacreError(
-            f"train.batch_size: {train.batch_size} is more than the {num_images} images of step "
-            f"{step}; choose a smaller one (--set train.batch_size=…)"
-        )
+    train = recipe.train
     return StepSampler(
         num_images=num_images,
         batch_size=train.batch_size,
         epochs=(train.incremental_epochs or train.epochs) if step else train.epochs,
-        seed=config.seed,
+        seed=recipe.seed,
         rank=rank,
         world_size=world_size,
         micro_batch=train.micro_batch,
+        total=train.iterations,
+        shares=shares,
     )
 
 

@@ -38,6 +38,12 @@ class TrainConfig(Config):
         description="passes in the steps after step 0, if other than `epochs`",
         json_schema_extra=LATER,
     )
+    iterations: int | None = Field(
+        None,
+        ge=1,
+        le=100_000_000,
+        description="updates of a step, instead of passes over its images",
+    )
     batch_size: int = Field(
         24, ge=1, le=65_536, description="images per update, over all processes together"
     )

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from nacre.data.dataset import TrainDataset, train_batches
+from nacre.data.learn_data import UnionDataset
 from nacre.data.sampler import StepSampler
 from nacre.methods import Method, Step, find_method
 from nacre.models.network import Network, build_network
@@ -39,13 +41,15 @@ class StepSpec:
         num_old: Channels of the model it starts from, background included; 0 without one.
         dataset: Its images, with targets.
         sampler: Which of them come when.
+        hidden: Which channels may hide in the background, a row per data set; None for all old.
     """
 
     index: int
     class_names: tuple[str, ...]
     num_old: int
-    dataset: TrainDataset
+    dataset: TrainDataset | UnionDataset
     sampler: StepSampler
+    hidden: Tensor | None = None
 
     @property
     def new_names(self) -> list[str]:
@@ -134,7 +138,10 @@ def _grow(
             teacher = copy.deepcopy(network).eval().requires_grad_(False)
         method.grow(network.classifier, len(spec.class_names) - spec.num_old)
     iterations = spec.sampler.iterations
-    return Step(spec.index, spec.class_names, spec.num_old, network, teacher, dist, iterations)
+    hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
+    return Step(
+        spec.index, spec.class_names, spec.num_old, network, teacher, dist, iterations, hidden
+    )
 
 
 def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:

@@ -71,6 +71,11 @@ class Folder:
         path = self.config.classes
         return read_classes(self.root / "classes.yaml" if path is None else path.expanduser())
 
+    @property
+    def has_lists(self) -> bool:
+        """Whether lists say which images are for testing."""
+        return self._list_file("val") is not None
+
     def index(self, split: Split) -> Index:
         """Return which labels each image of a split holds."""
         return build_index(self.pairs(split), self.space, root=self.root, split=split)

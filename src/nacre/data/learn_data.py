@@ -1,0 +1,309 @@
+"""The data of one step for a model that exists: which classes are new, which hide, what is tested.
+
+A data set labels the classes that its `classes.yaml` names and its masks hold. Those that the model
+does not know are *new*; those it knows are simply labelled again; the rest of what the model knows,
+and what another data set of the same step teaches, is *hidden* in this one's background.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from nacre.data.dataset import EvalDataset, Sample, TrainDataset
+from nacre.data.index.build import images_by_label
+from nacre.data.source import Source, Split
+from nacre.data.transforms import ImagesConfig
+from nacre.errors import NacreError, did_you_mean
+from nacre.scenarios.classes import (
+    BACKGROUND,
+    IGNORE_INDEX,
+    BorderRule,
+    LabelSpace,
+    LabelTable,
+)
+from nacre.scenarios.label_index import Index
+from nacre.scenarios.plan import digest
+
+CLOSE = 0.85
+"""How alike two class names are that may be one: the share of equal letters, cases aside."""
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """A data set as a step sees it, its classes under the names that the model uses.
+
+    Attributes:
+        name: For people: its folder's name.
+        source: Its pictures and masks.
+        renamed: The model's name of a class for its own.
+    """
+
+    name: str
+    source: Source
+    renamed: Mapping[str, str]
+
+    @property
+    def space(self) -> LabelSpace:
+        """What its label values mean, in its own words."""
+        return self.source.space
+
+    @cached_property
+    def train_index(self) -> Index:
+        """The labels of its training images."""
+        return self.source.index("train")
+
+    @cached_property
+    def val_index(self) -> Index:
+        """The labels of its test images."""
+        return self.source.index("val")
+
+    def index(self, split: Split) -> Index:
+        """Return the labels of the images of a split."""
+        return self.train_index if split == "train" else self.val_index
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The model's name of a class by label."""
+        return {label: self.renamed.get(name, name) for label, name in self.space.names.items()}
+
+    @cached_property
+    def labelled(self) -> tuple[str, ...]:
+        """The classes that it labels: those it names and holds at least a pixel of."""
+        held = images_by_label(self.train_index) + images_by_label(self.val_index)
+        return tuple(name for label, name in self.names.items() if held[label])
+
+    @property
+    def unlabelled(self) -> tuple[str, ...]:
+        """Classes that it names and holds no pixel of: they may well stand in its background."""
+        return tuple(name for name in self.names.values() if name not in self.labelled)
+
+    def lut(self, class_names: Sequence[str], border: BorderRule = "ignored") -> LabelTable:
+        """Return the table from label values to channels: what is not learnt is background."""
+        channel = {name: i for i, name in enumerate(class_names)}
+        table = np.zeros(65536, np.uint8)
+        for label, name in self.names.items():
+            if name in self.labelled:
+                table[label] = channel.get(name, 0)
+        if self.space.ignored is not None and border == "ignored":
+            table[self.space.ignored] = IGNORE_INDEX
+        return table
+
+    def hidden(self, class_names: Sequence[str]) -> list[bool]:
+        """Return, by channel, whether a class may stand in the background."""
+        return [name != BACKGROUND and name not in self.labelled for name in class_names]
+
+    def hidden_names(self, class_names: Sequence[str]) -> list[str]:
+        """Return the classes that may stand in the background."""
+        hides = self.hidden(class_names)
+        return [name for name, hidden in zip(class_names, hides, strict=True) if hidden]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what is learnt and tested from what, to notice when it changes."""
+        return {
+            "name": self.name,
+            "classes": {str(label): name for label, name in self.names.items()},
+            **{
+                split: {"images": len(index), "sha256": digest(list(index.names))}
+                for split, index in (("train", self.train_index), ("val", self.val_index))
+            },
+        }
+
+
+def rename_classes(
+    sets: Sequence[tuple[str, Source]], renames: Mapping[str, str]
+) -> list[LabelledSet]:
+    """Give the classes of data sets the model's names; refuse a rename that changes nothing."""
+    named = {name for _, source in sets for name in source.space.names.values()}
+    for old, new in renames.items():
+        if old not in named:
+            raise NacreError(
+                f"--rename {old}={new}: no data set names a class {old!r}"
+                f"{did_you_mean(old, named)}; classes: {', '.join(sorted(named))}"
+            )
+    found = [LabelledSet(name, source, renames) for name, source in sets]
+    for one in found:
+        names = list(one.names.values())
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise NacreError(f"{one.name}: the class {twice[0]!r} is there twice after --rename")
+        if BACKGROUND in names:
+            raise NacreError(f"{one.name}: a class cannot be renamed to {BACKGROUND!r}")
+    return found
+
+
+def choose_new_classes(
+    sets: Sequence[LabelledSet],
+    known: Sequence[str],
+    chosen: Sequence[str] = (),
+    new: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Return the classes that a step adds, in the order of the data sets and their labels.
+
+    Args:
+        sets: The step's data.
+        known: What the model knows, background included.
+        chosen: Take only these of the data's classes; all of them if there are none.
+        new: Names that are new although they look like known ones.
+
+    Raises:
+        NacreError: nothing is new, a chosen class is not there, or a name is close to another.
+    """
+    named = list(dict.fromkeys(name for one in sets for name in one.names.values()))
+    labelled = {name for one in sets for name in one.labelled}
+    for option, wanted in (("--classes", chosen), ("--new", new)):
+        missing = [name for name in wanted if name not in named]
+        if missing:
+            raise NacreError(
+                f"{option} {missing[0]}: no data set names this class"
+                f"{did_you_mean(missing[0], named)}; classes: {', '.join(named)}"
+            )
+    for name in new:
+        if name in known:
+            raise NacreError(f"--new {name}: the model knows a class of this very name already")
+    wanted_names = [name for name in named if name not in known and name in (chosen or named)]
+    empty = [name for name in wanted_names if name not in labelled]
+    if empty and (chosen or not any(name in labelled for name in wanted_names)):
+        where = ", ".join(one.name for one in sets)
+        raise NacreError(f"no picture of {where} holds a pixel of {empty[0]!r}")
+    found = tuple(name for name in wanted_names if name in labelled)
+    if not found:
+        raise NacreError(
+            f"there is no new class in {', '.join(one.name for one in sets)}: the model knows "
+            f"{', '.join(name for name in named if name in known)} already"
+        )
+    _check_close(found, known, new)
+    return found
+
+
+def _check_close(found: Sequence[str], known: Sequence[str], new: Sequence[str]) -> None:
+    others = [name for name in known if name != BACKGROUND]
+    for i, name in enumerate(found):
+        twin = None if name in new else _twin(name, [*others, *found[:i]])
+        if twin is not None:
+            raise NacreError(
+                f"is {name!r} the same class as {twin!r}? If it is, say --rename {name}={twin}; "
+                f"if it is another one, say --new {name}"
+            )
+
+
+def _twin(name: str, others: Sequence[str]) -> str | None:
+    """Return another name that may mean the same."""
+
+    def plain(text: str) -> str:
+        return "".join(char for char in text.casefold() if char.isalnum()).rstrip("s")
+
+    for other in others:
+        a, b = plain(name), plain(other)
+        if a == b or (
+            min(len(a), len(b)) > 4 and difflib.SequenceMatcher(None, a, b).ratio() >= CLOSE
+        ):
+            return other
+    return None
+
+
+class UnionDataset(Dataset[Sample]):
+    """The training images of several data sets, one after another; each says whose it is."""
+
+    def __init__(self, parts: Sequence[TrainDataset]) -> None:
+        self.parts = list(parts)
+        self.names = [name for part in parts for name in part.names]
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.names)
+
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
+        """Return an image, its targets and the number of its data set."""
+        epoch, i = key
+        part = int(np.searchsorted(self._ends, i, side="right"))
+        start = 0 if part == 0 else int(self._ends[part - 1])
+        image, targets = self.parts[part][epoch, i - start]
+        return image, targets, torch.tensor(part)
+
+
+@dataclass(frozen=True)
+class LearnData:
+    """All data of a step.
+
+    Attributes:
+        sets: What it learns from.
+        tests: What it is tested on besides.
+        known: Class names of the model it starts from, background included; empty without one.
+        new: The classes it adds.
+        config: How pictures are cut.
+        seed: Of the augmentation.
+        border: What pixels that were not annotated are in training.
+    """
+
+    sets: tuple[LabelledSet, ...]
+    tests: tuple[LabelledSet, ...]
+    known: tuple[str, ...]
+    new: tuple[str, ...]
+    config: ImagesConfig
+    seed: int
+    border: BorderRule = "ignored"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Class name by channel after the step."""
+        return (*(self.known or (BACKGROUND,)), *self.new)
+
+    def train_dataset(self) -> TrainDataset | UnionDataset:
+        """Return the images to learn from."""
+        parts = []
+        for one in self.sets:
+            lut = one.lut(self.class_names, self.border)
+            names = one.train_index.names
+            parts.append(TrainDataset(one.source, names, lut, self.config, self.seed))
+        return parts[0] if len(parts) == 1 else UnionDataset(parts)
+
+    def hidden(self) -> Tensor | None:
+        """Return which channels hide in each data set; None if simply all old ones do."""
+        rows = torch.tensor([one.hidden(self.class_names) for one in self.sets])
+        usual = torch.zeros(len(self.class_names), dtype=torch.bool)
+        usual[1 : len(self.known)] = True
+        return None if (rows == usual).all() else rows
+
+    def test_sets(self) -> Iterator[tuple[LabelledSet, tuple[Split, ...]]]:
+        """Yield every test set with its splits: the data sets' own, and those given for testing."""
+        for one in self.sets:
+            if len(one.val_index):
+                yield one, ("val",)
+        for one in self.tests:
+            # A folder that was given for testing and has no lists is for testing as a whole.
+            has_lists = getattr(one.source, "has_lists", False)
+            yield one, ("val",) if has_lists else ("train", "val")
+
+    def eval_dataset(
+        self, one: LabelledSet, split: Split, class_names: Sequence[str]
+    ) -> EvalDataset:
+        """Return the images of a test set that hold a class it can judge a network on."""
+        judged = {label for label, name in one.names.items() if name in class_names}
+        index = one.index(split)
+        names = [
+            name for name, labels in zip(index.names, index.labels, strict=True) if judged & labels
+        ]
+        return EvalDataset(one.source, names, one.lut(class_names), self.config, split)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what is learnt from what, to notice when it changes."""
+        return {
+            "known": list(self.known),
+            "new": list(self.new),
+            "data": [one.fingerprint() for one in self.sets],
+            "tests": [one.fingerprint() for one in self.tests],
+        }
+
+
+def set_name(path: Path) -> str:
+    """Return what a data folder is called."""
+    return path.resolve().name or str(path)

@@ -1,0 +1,285 @@
+"""`nacre learn`: one step for a model that exists, or the first one, in a folder of its own.
+
+Calling it again on the same folder goes on where it stopped. Nothing but the start model and the
+new data is read: neither an old picture nor an old label.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nacre.data.learn_data import LearnData
+from nacre.data.worker_monitor import explain_worker_crash
+from nacre.errors import NacreError
+from nacre.methods import find_method
+from nacre.models.io import ModelInfo, find_model, load_model, save_model
+from nacre.models.network import Network
+from nacre.runs.event_file import EventFile, Position
+from nacre.runs.learn_config import LearnConfig
+from nacre.runs.learn_data import batch_shares, open_learn_data
+from nacre.runs.learn_folder import LearnFolder
+from nacre.runs.learn_tests import Tester, class_ious, mean_ious
+from nacre.runs.scenario_data import step_sampler
+from nacre.scenarios.classes import distinct_colors
+from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
+from nacre.training.resume import Checkpoint, load_resume
+from nacre.training.step import Interrupted, Learnt, Session, StepSpec, learn_step
+from nacre.utils.device import choose_precision
+from nacre.utils.distributed import init_distributed
+from nacre.utils.io import load_json, save_json
+from nacre.version import __version__
+
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model that a step continues.
+
+    Attributes:
+        path: Its file.
+        info: What the file says about it.
+    """
+
+    path: Path
+    info: ModelInfo
+
+    def fingerprint(self) -> str:
+        """Return the digest of the model file."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+def find_start(path: Path | None) -> Start | None:
+    """Find the model that a user means: a model file, a step's or a run's folder."""
+    if path is None:
+        return None
+    file = find_model(path)
+    _, info, _ = load_model(file)
+    return Start(file, info)
+
+
+class Learning:
+    """One step while it is being carried out.
+
+    Args:
+        config: What is learnt, and how.
+        out: The folder of the step.
+        start: The model that is continued, if there is one.
+        observers: Receive the events.
+        should_stop: Whether the user wants to stop.
+    """
+
+    def __init__(
+        self,
+        config: LearnConfig,
+        out: Path,
+        start: Start | None,
+        *,
+        observers: Iterable[Observer] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config, self.folder, self.start = config, LearnFolder(out), start
+        self.dist = init_distributed(config.train.device)
+        self.precision = choose_precision(config.train.precision, self.dist.device)
+        self.observers, self.should_stop = list(observers), should_stop
+        self.checkpoint = Checkpoint(self.folder.resume, self.dist, config.train.checkpoint_minutes)
+        self.index = len(start.info.steps) if start else 0
+        self.data = self._open()
+        self.spec = self._spec()
+
+    def __call__(self) -> Metrics:
+        """Learn the step and test it, each unless that was done; return its metrics."""
+        fingerprint = self._fingerprint()
+        with contextlib.ExitStack() as while_running:
+            if self.dist.is_main:
+                while_running.enter_context(self.folder.lock())
+                self.folder.bind_config(self.config, fingerprint)
+            self.dist.barrier()
+            session = self._session()
+            while_running.enter_context(explain_worker_crash())
+            if not self.folder.metrics.exists():
+                before = self._before(session)
+                network = self._learnt(session)
+                self._test(network, before, session)
+        metrics: Metrics = load_json(self.folder.metrics)
+        return metrics
+
+    def _open(self) -> LearnData:
+        """Open the data; the main process reads the index first, the others then find it."""
+        data: LearnData | None = None
+        known = self.start.info.classes if self.start else ()
+        for turn in (True, False):
+            if self.dist.is_main == turn:
+                data = open_learn_data(self.config, known)
+            self.dist.barrier()
+        assert data is not None
+        kind = find_method(self.config.method.name)
+        if data.hidden() is not None and not kind.takes_hidden:
+            raise NacreError(
+                f"{kind.name} cannot learn from data whose background hides other classes than "
+                "all old ones: it has no cross-entropy over the classes; take another method"
+            )
+        return data
+
+    def _spec(self) -> StepSpec:
+        dataset, dist = self.data.train_dataset(), self.dist
+        shares = batch_shares(self.config, self.data)
+        return StepSpec(
+            index=self.index,
+            class_names=self.data.class_names,
+            num_old=len(self.data.known),
+            dataset=dataset,
+            sampler=step_sampler(
+                self.config, len(dataset), self.index, dist.rank, dist.world_size, shares
+            ),
+            hidden=self.data.hidden(),
+        )
+
+    def _fingerprint(self) -> dict[str, Any]:
+        start = self.start.fingerprint() if self.start else None
+        return {"start": start, **self.data.fingerprint()}
+
+    def _load_start(self) -> Learnt | None:
+        if self.start is None:
+            return None
+        network, _, state = load_model(self.start.path, self.dist.device)
+        own = find_method(self.config.method.name).persistent_state
+        return Learnt(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
+
+    def _before(self, session: Session) -> list[dict[str, Any]]:
+        """Return how the start model tests, from the file if that was done before."""
+        start = self._load_start()
+        if start is None:
+            return []
+        if not self.folder.before.exists():
+            tests = self._tester(session, self.data.known).test(start.network, self.data.known)
+            if self.dist.is_main:
+                save_json(self.folder.before, {"tests": tests})
+            self.dist.barrier()
+        found: list[dict[str, Any]] = load_json(self.folder.before)["tests"]
+        return found
+
+    def _learnt(self, session: Session) -> Network:
+        """Return the network of the step, learnt now unless that was done before."""
+        path = self.folder.model(self.index)
+        if path.exists():
+            return load_model(path, self.dist.device)[0]
+        learnt = learn_step(self.spec, self._load_start(), self.config, session)
+        if self.dist.is_main:
+            save_model(path, learnt.network, self._info(), learnt.method_state)
+        self.checkpoint.remove()
+        self.dist.barrier()
+        return learnt.network
+
+    def _test(self, network: Network, before: list[dict[str, Any]], session: Session) -> None:
+        """Test the network on all test sets and beside the start model; write the metrics."""
+        tester = self._tester(session, self.data.class_names)
+        after = tester.test(network, self.data.class_names)
+        start = self._load_start()
+        agreement = tester.agreement(start.network, network) if start else None
+        known, new = self.data.known, self.data.new
+        iou = class_ious(after)
+        metrics = {
+            "step": self.index,
+            "classes": list(self.data.class_names),
+            "new": list(new),
+            "images": sum(test["images"] for test in after),
+            "iou": iou,
+            "iou_before": class_ious(before),
+            "mean_iou": mean_ious(iou, known, new),
+            "agreement": agreement,
+            "tests": after,
+            "tests_before": before,
+            "conventions": self.config.measured_under(),
+        }
+        if self.dist.is_main:
+            save_json(self.folder.metrics, metrics)
+            session.recorder(StepTested(self.index, metrics["mean_iou"]))
+        self.dist.barrier()
+
+    def _tester(self, session: Session, class_names: tuple[str, ...]) -> Tester:
+        total = Tester(self.data, self.config, self.dist).num_images(class_names)
+
+        def on_images(count: int) -> None:
+            session.recorder(ImagesTested(self.index, count, total))
+            if self.dist.world_size == 1 and self.should_stop():
+                raise Interrupted
+
+        return Tester(self.data, self.config, self.dist, on_images)
+
+    def _session(self) -> Session:
+        recorder = Recorder()
+        if self.dist.is_main:
+            events = EventFile(self.folder.events, self._position())
+            recorder = Recorder([events, *self.observers])
+            began = RunBegan(
+                scenario=", ".join(one.name for one in self.data.sets),
+                method=self.config.method.name,
+                seed=self.config.seed,
+                device=str(self.dist.device),
+                processes=self.dist.world_size,
+                precision=self.precision.reason,
+                weights=str(self.start.path) if self.start else self.config.model.weights,
+                iterations=[self.spec.sampler.iterations],
+            )
+            self.folder.append_start(began.to_dict())
+            recorder(began)
+        return Session(self.dist, self.precision, self.checkpoint, recorder, self.should_stop)
+
+    def _position(self) -> Position:
+        """Return how far the folder is."""
+        if self.folder.metrics.exists():
+            return Position(self.index + 1)
+        if self.folder.model(self.index).exists():
+            return Position(self.index, is_learnt=True)
+        if self.folder.resume.exists():
+            _, content = load_resume(self.folder.resume, self.dist.device)
+            return Position(self.index, content["iteration"])
+        return Position(self.index)
+
+    def _info(self) -> ModelInfo:
+        start, names = self.start, self.data.class_names
+        steps = [*start.info.steps, len(self.data.new)] if start else [len(names)]
+        return ModelInfo(
+            classes=list(names),
+            colors=self._colors(),
+            labels=list(range(len(names))),
+            steps=steps,
+            lineage=[*(start.info.lineage if start else ()), self._lineage_entry()],
+            model=self.config.model.model_dump(mode="json"),
+            crop=self.config.images.crop_size,
+            config=self.config.to_dict(),
+        )
+
+    def _lineage_entry(self) -> dict[str, Any]:
+        return {
+            "step": self.index,
+            "classes": list(self.data.new),
+            "images": len(self.spec.dataset),
+            "data": [one.name for one in self.data.sets],
+            "hidden": {one.name: one.hidden_names(self.data.class_names) for one in self.data.sets},
+            "method": self.config.method.name,
+            "iterations": self.spec.sampler.iterations,
+            "when": self.folder.first_start(),
+            "nacre": __version__,
+        }
+
+    def _colors(self) -> list[tuple[int, int, int]]:
+        """Return the colours: the start model's, then the data's own, else spread ones."""
+        names = self.data.class_names
+        spread = distinct_colors(len(names))
+        own = {
+            one.names[label]: color
+            for one in self.data.sets
+            for label, color in one.space.colors.items()
+            if label in one.names
+        }
+        before = self.start.info.colors if self.start else [spread[0]]
+        kept = [(c[0], c[1], c[2]) for c in before]
+        return [
+            *kept,
+            *(own.get(name, spread[i]) for i, name in enumerate(names) if i >= len(kept)),
+        ]

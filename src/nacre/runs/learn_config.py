@@ -1,0 +1,111 @@
+"""The config of `nacre learn`: a recipe, the data of one step, and the model it starts from."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, create_model
+
+from nacre.errors import NacreError, describe_errors
+from nacre.methods import find_method
+from nacre.models.io import ModelInfo
+from nacre.training.automatic import Choice
+from nacre.training.config import ConfigValues, Recipe, deep_merge, parse_assignment
+from nacre.training.presets import preset_values
+from nacre.utils.affects import LATER, NOTHING
+from nacre.utils.io import read_yaml
+
+METHOD = "mib"
+"""What learns a step unless another method is named."""
+
+
+class LearnConfig(Recipe):
+    """Everything that decides what one step computes.
+
+    Where the data and the start model lie is not part of it: what they hold is in the folder's
+    fingerprint.
+    """
+
+    data: tuple[Path, ...] = Field(
+        min_length=1,
+        description="folders with images/, masks/ and classes.yaml",
+        json_schema_extra=NOTHING,
+    )
+    start: Path | None = Field(
+        None, description="the model that is continued", json_schema_extra=NOTHING
+    )
+    tests: tuple[Path, ...] = Field(
+        (),
+        description="more folders to test on, each on the classes it labels",
+        json_schema_extra=NOTHING,
+    )
+    classes: tuple[str, ...] = Field((), description="learn only these of the data's classes")
+    new: tuple[str, ...] = Field(
+        (), description="names that are new although they look like known ones"
+    )
+    rename: dict[str, str] = Field(
+        default_factory=dict, description="the model's name of a class, by the data's name of it"
+    )
+    share: dict[str, float] = Field(
+        default_factory=dict, description="share of a batch, by the name of a data folder"
+    )
+
+
+def resolve_learn_config(raw: Mapping[str, Any]) -> LearnConfig:
+    """Check plain data as a whole and return the typed config."""
+    method = raw.get("method") or {}
+    section = {"name": method} if isinstance(method, str) else dict(method)
+    kind = find_method(str(section.get("name", METHOD)))
+    model: type[LearnConfig] = create_model(
+        "LearnConfig",
+        __base__=LearnConfig,
+        method=(kind.Config, Field(json_schema_extra=LATER)),
+    )
+    if kind.is_joint:
+        raise NacreError(f"{kind.name!r} learns all classes at once, not a step; `ft` is its like")
+    try:
+        return model.model_validate({**raw, "method": {"name": kind.name, **section}})
+    except ValidationError as error:
+        raise NacreError(describe_errors(error, model)) from error
+
+
+def build_learn_config(
+    *,
+    start: ModelInfo | None,
+    automatic: Choice,
+    preset: str | None = None,
+    file: Path | None = None,
+    assignments: Iterable[str] = (),
+    overrides: Mapping[str, Any],
+) -> LearnConfig:
+    """Put a config together, later over earlier.
+
+    What fits the machine or a preset; the start model's network and crop; a file; ``a.b=value``
+    strings; the options of the command.
+    """
+    written: ConfigValues = (
+        read_yaml(file, "config file", "sections, such as `train:`") if file else {}
+    )
+    written = deep_merge(written, overrides)
+    for text in assignments:
+        written = deep_merge(written, parse_assignment(text))
+    written = deep_merge(written, overrides)
+    section = written.get("method") or METHOD
+    method = section if isinstance(section, str) else str(section.get("name", METHOD))
+    below = preset_values(preset, None, method) if preset else _automatic(automatic, method)
+    below = deep_merge({"conventions": {"border": "ignored"}}, below)
+    if start is not None:
+        below["model"] = start.model
+        below = deep_merge(below, {"images": {"crop_size": start.crop}})
+    model, train = written.get("model"), written.get("train")
+    if isinstance(model, Mapping) and "backbone" in model and not preset:
+        below.pop("model", None)  # weights and head were chosen for another backbone
+    if isinstance(train, Mapping) and "epochs" in train and "iterations" not in train:
+        below["train"] = {**below.get("train", {}), "iterations": None}
+    return resolve_learn_config(deep_merge(below, written))
+
+
+def _automatic(choice: Choice, method: str) -> ConfigValues:
+    values: ConfigValues = dict(choice.values)
+    own = find_method(method).presets.get("small", {})
+    return values | ({"method": {"name": method, **own}} if own else {})

@@ -1,0 +1,92 @@
+"""From the config of `nacre learn` to the data of its step."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nacre.data import open_source
+from nacre.data.learn_data import (
+    LabelledSet,
+    LearnData,
+    choose_new_classes,
+    rename_classes,
+    set_name,
+)
+from nacre.data.ram_cache import Cached
+from nacre.data.source import Source
+from nacre.data.sources.folder import FolderConfig
+from nacre.errors import NacreError, did_you_mean
+from nacre.runs.learn_config import LearnConfig
+
+
+def open_folders(paths: Sequence[Path], cache_mib: int = 0) -> list[tuple[str, Source]]:
+    """Open data folders; each gets the name of its folder."""
+    names = [set_name(path) for path in paths]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise NacreError(
+            f"two data folders are named {twice[0]!r}; give them different names, so that tables "
+            "and --share can tell them apart"
+        )
+    found: list[tuple[str, Source]] = []
+    for name, path in zip(names, paths, strict=True):
+        source: Source = open_source(FolderConfig(root=path))
+        found.append((name, Cached(source, cache_mib << 20) if cache_mib else source))
+    return found
+
+
+def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
+    """Open the data of a step for a model that knows these classes (none without a model)."""
+    cache = config.images.cache_mib
+    opened = open_folders([*config.data, *config.tests], cache)
+    count = len(config.data)
+    sets = rename_classes(opened[:count], config.rename)
+    tests = [LabelledSet(name, source, config.rename) for name, source in opened[count:]]
+    for one in tests:
+        if not one.labelled:
+            raise NacreError(f"--test {one.name}: no picture there holds a pixel of a class")
+    for one in sets:
+        if not one.labelled:
+            raise NacreError(f"{one.name} labels nothing: no mask holds a pixel of a class")
+        if not len(one.train_index):
+            raise NacreError(f"{one.name} has no training pictures")
+    new = choose_new_classes(sets, known, config.classes, config.new)
+    return LearnData(
+        sets=tuple(sets),
+        tests=tuple(tests),
+        known=tuple(known),
+        new=new,
+        config=config.images,
+        seed=config.seed,
+        border=config.conventions.border,
+    )
+
+
+def batch_shares(config: LearnConfig, data: LearnData) -> tuple[tuple[int, float], ...] | None:
+    """Return images and share of a batch of each data set; None where their sizes decide."""
+    if not config.share:
+        return None
+    names = [one.name for one in data.sets]
+    for name, share in config.share.items():
+        if name not in names:
+            raise NacreError(
+                f"--share {name}={share:g}: no data folder has this name"
+                f"{did_you_mean(name, names)}; folders: {', '.join(names)}"
+            )
+        if not 0 < share < 1:
+            raise NacreError(f"--share {name}={share:g}: a share is above 0 and below 1")
+    given = sum(config.share.values())
+    rest = [one for one in data.sets if one.name not in config.share]
+    left = 1 - given
+    if (rest and left <= 1e-9) or (not rest and abs(left) > 1e-6):
+        raise NacreError(
+            f"the shares of a batch add up to {given:g}; "
+            + ("something must be left for " + rest[0].name if rest else "together they must be 1")
+        )
+    total = sum(len(one.train_index) for one in rest)
+    return tuple(
+        (
+            len(one.train_index),
+            config.share.get(one.name, left * len(one.train_index) / max(1, total)),
+        )
+        for one in data.sets
+    )

@@ -1,0 +1,60 @@
+"""What a step of `nacre learn` will be: its config, and why it is as it is."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nacre.runs.learn import Learning, Start
+from nacre.runs.learn_config import LearnConfig, build_learn_config
+from nacre.runs.learn_data import open_folders
+from nacre.training.automatic import Choice, choose, look_at
+from nacre.training.events import Observer
+from nacre.utils.device import choose_device
+
+
+class Plan:
+    """A step that is about to be learnt: its config, and why it is as it is."""
+
+    def __init__(self, config: LearnConfig, start: Start | None, choice: Choice | None) -> None:
+        self.config, self.start = config, start
+        self.reasons = choice.reasons if choice else ()
+
+    def learning(
+        self,
+        out: Path,
+        *,
+        observers: Iterable[Observer] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Learning:
+        """Open the data for a folder, ready to begin."""
+        return Learning(self.config, out, self.start, observers=observers, should_stop=should_stop)
+
+
+def plan_learning(
+    data: Sequence[Path],
+    start: Start | None,
+    *,
+    tests: Sequence[Path] = (),
+    preset: str | None = None,
+    file: Path | None = None,
+    assignments: Iterable[str] = (),
+    values: Mapping[str, Any],
+) -> Plan:
+    """Put together what a step is learnt with, from what fits the machine and what is given."""
+    overrides = {
+        **values,
+        "data": [str(path) for path in data],
+        "tests": [str(path) for path in tests],
+        "start": str(start.path) if start else None,
+    }
+    num_images = sum(len(source.index("train")) for _, source in open_folders(data))
+    choice = choose(look_at(choose_device("auto")), num_images, continues=start is not None)
+    config = build_learn_config(
+        start=start.info if start else None,
+        automatic=choice,
+        preset=preset,
+        file=file,
+        assignments=assignments,
+        overrides=overrides,
+    )
+    return Plan(config, start, None if preset else choice)

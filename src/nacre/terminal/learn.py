@@ -1,0 +1,90 @@
+"""What `nacre learn` and `nacre log` show on a terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nacre.data.learn_data import LearnData
+from nacre.models.io import ModelInfo
+
+SHOWN = 8
+
+
+def plan_lines(data: LearnData, reasons: Sequence[str]) -> RenderableType:
+    """Return what a step will learn from what, and what was chosen for it and why."""
+    lines = [Text(f"new: {', '.join(data.new)}", "bold")]
+    for one in data.sets:
+        hides = one.hidden_names(data.class_names)
+        text = f"{one.name}: {len(one.train_index):,} pictures label {_some(one.labelled)}"
+        text += f"; its background may hide {_some(hides)}" if hides else ""
+        lines.append(Text(text))
+        known = [name for name in one.unlabelled if name in data.known]
+        if known:
+            lines.append(
+                Text(
+                    f"{one.name} names {_some(known)} and holds no pixel of it: taken as hidden",
+                    "yellow",
+                )
+            )
+    return Group(*lines, *(Text(reason, "dim") for reason in reasons))
+
+
+def learn_table(metrics: dict[str, Any]) -> RenderableType:
+    """Return every class, what it was and what it is, and where both models agree."""
+    table = Table(
+        title=f"after step {metrics['step']}: IoU %, {metrics['images']:,} test pictures",
+        title_justify="left",
+    )
+    for column in ("class", "before", "after", "change", "agreement", "tested on"):
+        table.add_column(column, justify="left" if column in ("class", "tested on") else "right")
+    agreement = (metrics["agreement"] or {}).get("iou", {})
+    for name in metrics["classes"][1:]:
+        was, now = metrics["iou_before"].get(name), metrics["iou"].get(name)
+        change = f"{100 * (now - was):+.1f}" if was is not None and now is not None else ""
+        where = ", ".join(test["name"] for test in metrics["tests"] if name in test["iou"])
+        row = (_percent(was), _percent(now), change, _percent(agreement.get(name)))
+        style = "bold" if name in metrics["new"] else ""
+        table.add_row(Text(name), *row, Text(where or "no test pictures"), style=style)
+    if not agreement:
+        return table
+    return Group(
+        table,
+        Text(
+            f"agreement: on {metrics['agreement']['images']:,} new pictures, how much of what the "
+            "start model saw of a class is still seen (IoU of the two models' predictions)",
+            "dim",
+        ),
+    )
+
+
+def log_table(path: Path, info: ModelInfo, figures: dict[str, Any] | None) -> RenderableType:
+    """Return the lineage of a model: the steps that made it."""
+    table = Table(title=Text(f"{path}: {len(info.classes) - 1} classes"), title_justify="left")
+    for column in ("step", "learnt", "from", "pictures", "method", "when"):
+        table.add_column(column, justify="right" if column in ("step", "pictures") else "left")
+    for entry in info.lineage:
+        table.add_row(
+            str(entry.get("step", "")),
+            Text(_some(entry.get("classes", []))),
+            Text(", ".join(map(str, entry.get("data", [])))),
+            f"{entry.get('images', 0):,}",
+            Text(str(entry.get("method", ""))),
+            Text(str(entry.get("when", ""))[:16].replace("T", " ")),
+        )
+    if figures is None:
+        return table
+    values = [f"{name} {_percent(value)}" for name, value in figures.items() if value is not None]
+    return Group(table, Text(f"IoU % after the last step: {', '.join(values)}"))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"

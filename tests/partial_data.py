@@ -1,0 +1,49 @@
+"""Folders of generated scenes whose masks label only some of the classes that are there."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from nacre.data.sources.scenes import SPACE, Scenes
+from nacre.data.sources.scenes_render import ScenesConfig
+
+NAMES = dict(SPACE.names)
+LABELS = {name: label for label, name in NAMES.items()}
+
+
+def write_folder(
+    root: Path,
+    labelled: Sequence[str],
+    *,
+    world: ScenesConfig,
+    train: Sequence[str] | None = None,
+    val: Sequence[str] | None = None,
+    lists: bool = True,
+) -> Path:
+    """Write scenes with masks of some classes; all else is background, as people's masks are.
+
+    Without names, a split gets the scenes that hold one of the labelled classes.
+    """
+    source = Scenes(world)
+    keep = np.zeros(256, np.uint8)
+    keep[255] = 255
+    for name in labelled:
+        keep[LABELS[name]] = LABELS[name]
+    wanted = {LABELS[name] for name in labelled}
+    for folder in ("images", "masks"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for split, given in (("train", train), ("val", val)):
+        index = source.index(split)
+        held = zip(index.names, index.labels, strict=True)
+        names = [name for name, labels in held if labels & wanted] if given is None else given
+        for name in names:
+            source.image(split, name).save(root / "images" / f"{split}-{name}.png")
+            mask = Image.fromarray(keep[source.mask(split, name)])
+            mask.save(root / "masks" / f"{split}-{name}.png")
+        if lists:
+            (root / f"{split}.txt").write_text("".join(f"{split}-{name}\n" for name in names))
+    classes = ", ".join(f"{LABELS[name]}: {name}" for name in labelled)
+    (root / "classes.yaml").write_text(f"classes: {{{classes}}}\n")
+    return root

@@ -1,0 +1,286 @@
+"""Adding classes to a model that exists, without its pictures and labels."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import nacre
+from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.errors import NacreError
+from nacre.models.io import find_model, load_model
+from nacre.runs.event_file import read_events
+from nacre.runs.learn import find_start
+from nacre.runs.learn_plan import plan_learning
+from nacre.runs.run import run_scenario
+from nacre.training.config import build_config
+from nacre.training.events import Trained
+from nacre.training.step import Interrupted
+from partial_data import LABELS, write_folder
+from tiny_runs import StopAfter
+
+WORLD = ScenesConfig(train=40, val=12, size=32, seed=3)
+PETS, BIRDS, FISH = ["pearl", "starfish"], ["crate"], ["coral"]
+TINY = {
+    "model": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+    "images": {"crop_size": 32, "augmentation": "flip"},
+    "train": {
+        "iterations": None,
+        "epochs": 1,
+        "batch_size": 8,
+        "lr": 0.05,
+        "incremental_lr": 0.01,
+        "log_freq": 1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for name, classes in (("pets", PETS), ("birds", BIRDS), ("fish", FISH)):
+        write_folder(root / name, classes, world=WORLD)
+    write_folder(root / "all", [*PETS, *BIRDS, *FISH], world=WORLD)
+    return root
+
+
+@pytest.fixture(scope="module")
+def pets(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("models") / "pets"
+    nacre.learn(data / "pets", out=out, config=TINY)
+    return out
+
+
+def learning(folders, out, start=None, should_stop=lambda: False, **values):
+    plan = plan_learning(
+        [folders] if not isinstance(folders, list) else folders,
+        find_start(start),
+        values={**TINY, **values},
+    )
+    return plan.learning(out, should_stop=should_stop)
+
+
+def tensors(path):
+    network, _, state = load_model(find_model(path))
+    return {**network.state_dict(), **state}
+
+
+def same_tensors(one, other):
+    a, b = tensors(one), tensors(other)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_first_model_and_a_class_more(pets, data, tmp_path):
+    model = nacre.load(pets)
+    assert model.classes == ("background", *PETS)
+    grown = model.learn(data / "birds", out=tmp_path / "birds", config=TINY)
+    assert grown.classes == ("background", *PETS, *BIRDS)
+    assert [entry["classes"] for entry in grown.info.lineage] == [PETS, BIRDS]
+    assert grown.info.lineage[1]["data"] == ["birds"]
+    assert grown.info.lineage[1]["hidden"] == {"birds": PETS}
+    assert grown.info.steps == [3, 1]
+    metrics = json.loads((tmp_path / "birds" / "metrics.json").read_text())
+    assert set(metrics["iou"]) == set(BIRDS), "birds/ labels birds only"
+    assert set(metrics["agreement"]["iou"]) <= set(PETS)
+    assert metrics["agreement"]["images"] > 0
+    once_more = grown.learn(data / "fish", out=tmp_path / "fish", config=TINY)
+    assert once_more.classes == ("background", *PETS, *BIRDS, *FISH)
+    assert len(once_more.info.lineage) == 3
+
+
+def test_steps_are_those_of_a_scenario_run_bit_for_bit(pets, data, tmp_path):
+    scenario = tmp_path / "scenario.yaml"
+    steps = [PETS, BIRDS, FISH]
+    scenario.write_text(f"data: folder\nsetup: overlapped\nsteps: {json.dumps(steps)}\n")
+    values = {"scenario": str(scenario), "data": {"root": str(data / "all")}, **TINY}
+    config = build_config(overrides=values | {"conventions": {"border": "ignored"}})
+    run_scenario(config, tmp_path / "run")
+    same_tensors(tmp_path / "run" / "step-0", pets)
+    learning(data / "birds", tmp_path / "birds", start=pets)()
+    same_tensors(tmp_path / "run" / "step-1", tmp_path / "birds")
+    learning(data / "fish", tmp_path / "fish", start=tmp_path / "birds")()
+    same_tensors(tmp_path / "run" / "step-2", tmp_path / "fish")
+
+
+def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):
+    learning(data / "birds", tmp_path / "a", start=pets)()
+    learning(data / "birds", tmp_path / "b", start=pets / "model.safetensors")()
+    same_tensors(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("after", [2, 5, 9])
+def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
+    pets, data, tmp_path, after
+):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    learning(data / "birds", whole, start=pets)()
+    try:
+        learning(data / "birds", cut, start=pets, should_stop=StopAfter(after))()
+    except Interrupted:
+        assert not (cut / "metrics.json").exists()
+    learning(data / "birds", cut, start=pets)()
+    same_tensors(whole, cut)
+    assert (whole / "metrics.json").read_bytes() == (cut / "metrics.json").read_bytes()
+    events = [
+        [(e.step, e.iteration) for e in read_events(run / "events.jsonl") if isinstance(e, Trained)]
+        for run in (whole, cut)
+    ]
+    assert events[0] == events[1]
+    before = (cut / "model.safetensors").stat().st_mtime_ns
+    learning(data / "birds", cut, start=pets)()
+    assert (cut / "model.safetensors").stat().st_mtime_ns == before, "it is not learnt again"
+
+
+def test_several_partly_labelled_sets_teach_one_model(data, tmp_path):
+    step = learning([data / "pets", data / "birds"], tmp_path / "both", share={"birds": 0.25})
+    assert step.data.class_names == ("background", *PETS, *BIRDS)
+    assert step.spec.hidden is not None
+    assert step.spec.hidden.tolist() == [
+        [False, False, False, True],
+        [False, True, True, False],
+    ]
+    metrics = step()
+    assert set(metrics["iou"]) == {*PETS, *BIRDS}
+    assert [test["name"] for test in metrics["tests"]] == ["pets", "birds"]
+
+
+def test_classes_that_are_labelled_again_are_not_hidden(pets, data, tmp_path):
+    both = write_folder(tmp_path / "both", ["pearl", "crate"], world=WORLD)
+    step = learning(both, tmp_path / "out", start=pets)
+    assert step.data.new == ("crate",)
+    assert step.spec.hidden is not None
+    assert step.spec.hidden.tolist() == [[False, False, True, False]]
+    step()
+
+
+def test_a_class_that_is_named_but_never_drawn_is_taken_as_hidden(pets, data, tmp_path):
+    folder = tmp_path / "birds"
+    shutil.copytree(data / "birds", folder)
+    label = LABELS["crate"]
+    (folder / "classes.yaml").write_text(f"classes: {{1: pearl, {label}: crate}}\n")
+    step = learning(folder, tmp_path / "out", start=pets)
+    assert step.data.sets[0].unlabelled == ("pearl",)
+    assert step.spec.hidden is None, "all old classes hide, as in the paper"
+
+
+def test_few_pictures_and_one_picture_make_a_step(pets, tmp_path):
+    for count in (1, 3):
+        folder = write_folder(
+            tmp_path / f"few-{count}",
+            ["crate"],
+            world=WORLD,
+            train=[f"scene-{i:05d}" for i in _holding("crate")[:count]],
+            val=[],
+            lists=False,
+        )
+        _all_for_training(folder)
+        step = learning(folder, tmp_path / f"out-{count}", start=pets)
+        metrics = step()
+        assert len(step.spec.dataset) == count
+        assert metrics["iou"] == {}, "there is no test picture"
+        assert metrics["agreement"]["images"] == count
+
+
+def _holding(name):
+    from nacre.data.sources.scenes import Scenes
+
+    index = Scenes(WORLD).index("train")
+    return [i for i, labels in enumerate(index.labels) if LABELS[name] in labels]
+
+
+def _all_for_training(folder):
+    names = [path.stem for path in sorted((folder / "images").iterdir())]
+    # Names that the rule without lists takes for training.
+    from nacre.data.sources.folder import is_for_testing
+
+    for name in names:
+        new = next(f"p{i}" for i in range(99) if not is_for_testing(f"p{i}-{name}"))
+        for kind in ("images", "masks"):
+            (folder / kind / f"{name}.png").rename(folder / kind / f"{new}-{name}.png")
+
+
+def test_test_folders_judge_what_they_label(pets, data, tmp_path):
+    plan = plan_learning(
+        [data / "birds"], find_start(pets), tests=[data / "all"], values=dict(TINY)
+    )
+    metrics = plan.learning(tmp_path / "out")()
+    assert {test["name"] for test in metrics["tests"]} == {"birds", "all"}
+    assert set(metrics["iou"]) == {*PETS, *BIRDS}, "coral is not a class of the model"
+    assert set(metrics["iou_before"]) == set(PETS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": "pets"}, "there is no new class in pets: the model knows pearl, starfish"),
+        ({"classes": ["bird"]}, r"--classes bird: no data set names this class.*classes: crate"),
+        ({"rename": {"Katze": "cat"}}, "--rename Katze=cat: no data set names a class 'Katze'"),
+        ({"rename": {"crate": "Pearl"}}, "is 'Pearl' the same class as 'pearl'"),
+        ({"rename": {"crate": "pearls"}}, "is 'pearls' the same class as 'pearl'"),
+        ({"rename": {"crate": "background"}}, "cannot be renamed to 'background'"),
+        ({"share": {"cars": 0.5}}, "--share cars=0.5: no data folder has this name"),
+        ({"share": {"birds": 0.5}}, "together they must be 1"),
+        ({"method": {"name": "joint"}}, "'joint' learns all classes at once"),
+        ({"method": {"name": "lwf-mc"}, "data": "both"}, "lwf-mc cannot learn from data whose"),
+    ],
+)
+def test_what_cannot_be_learnt_is_one_sentence(pets, data, tmp_path, change, message):
+    write_folder(tmp_path / "both", ["pearl", "crate"], world=WORLD)
+    folder = (
+        tmp_path / "both" if change.get("data") == "both" else data / change.pop("data", "birds")
+    )
+    change.pop("data", None)
+    with pytest.raises(NacreError, match=message):
+        learning(folder, tmp_path / "out", start=pets, **change)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_close_name_can_be_said_to_be_new_or_the_same(pets, data, tmp_path):
+    renamed = {"crate": "Pearl"}
+    step = learning(data / "birds", tmp_path / "a", start=pets, rename=renamed, new=["Pearl"])
+    assert step.data.new == ("Pearl",)
+    with pytest.raises(NacreError, match="there is no new class"):
+        learning(data / "birds", tmp_path / "b", start=pets, rename={"crate": "pearl"})
+
+
+def test_a_data_set_that_labels_nothing_and_an_empty_test_folder(pets, data, tmp_path):
+    folder = tmp_path / "blank"
+    shutil.copytree(data / "birds", folder)
+    from PIL import Image
+
+    for path in (folder / "masks").iterdir():
+        Image.new("L", (32, 32)).save(path)
+    with pytest.raises(NacreError, match="blank labels nothing"):
+        learning(folder, tmp_path / "out", start=pets)
+    with pytest.raises(NacreError, match="--test blank: no picture there holds"):
+        plan_learning(
+            [data / "birds"], find_start(pets), tests=[folder], values=dict(TINY)
+        ).learning(tmp_path / "out")
+
+
+def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
+    out = tmp_path / "birds"
+    learning(data / "birds", out, start=pets)()
+    with pytest.raises(NacreError, match=r"another config .*seed: 1 -> 2"):
+        learning(data / "birds", out, start=pets, seed=2)()
+    with pytest.raises(NacreError, match="known"):
+        learning(data / "birds", out)()
+    learning(data / "fish", tmp_path / "fish", start=out)()
+    with pytest.raises(NacreError, match=r"what (birds|fish) holds|start:"):
+        learning(data / "fish", out, start=pets)()
+
+
+def test_a_damaged_start_is_one_sentence(pets, data, tmp_path):
+    bad = tmp_path / "model.safetensors"
+    bad.write_bytes((pets / "model.safetensors").read_bytes()[:500])
+    with pytest.raises(NacreError, match="is not a whole safetensors file"):
+        learning(data / "birds", tmp_path / "out", start=bad)
+
+
+def test_what_is_chosen_without_a_preset_fits_and_is_said(pets, data):
+    plan = plan_learning([data / "birds"], find_start(pets), values={})
+    assert plan.config.model.backbone == "tiny"
+    assert plan.config.images.crop_size == 32
+    assert "start model's network" in plan.reasons[0]
