@@ -251,6 +251,7 @@ class Learning:
             lineage=[*(start.info.lineage if start else ()), self._lineage_entry()],
             model=self.config.model.model_dump(mode="json"),
             crop=self.config.images.crop_size,
+            predict_mode=self.config.images.predict_mode,
             config=self.config.to_dict(),
         )
 
