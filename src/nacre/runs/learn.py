@@ -23,12 +23,13 @@ from nacre.runs.learn_data import batch_shares, open_learn_data
 from nacre.runs.learn_folder import LearnFolder
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.scenario_data import step_sampler
+from nacre.runs.shared_folder import check_shared
 from nacre.scenarios.classes import distinct_colors
 from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
 from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import Interrupted, Learnt, Session, StepSpec, learn_step
+from nacre.training.step import Learnt, Session, StepSpec, learn_step
 from nacre.utils.device import choose_precision
-from nacre.utils.distributed import init_distributed
+from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import load_json, save_json
 from nacre.version import __version__
 
@@ -85,6 +86,7 @@ class Learning:
         self.dist = init_distributed(config.train.device)
         self.precision = choose_precision(config.train.precision, self.dist.device)
         self.observers, self.should_stop = list(observers), should_stop
+        self.recorder = Recorder()
         self.checkpoint = Checkpoint(self.folder.resume, self.dist, config.train.checkpoint_minutes)
         self.index = len(start.info.steps) if start else 0
         self.data = self._open()
@@ -92,30 +94,24 @@ class Learning:
 
     def __call__(self) -> Metrics:
         """Learn the step and test it, each unless that was done; return its metrics."""
-        fingerprint = self._fingerprint()
         with contextlib.ExitStack() as while_running:
-            if self.dist.is_main:
-                while_running.enter_context(self.folder.lock())
-                self.folder.bind_config(self.config, fingerprint)
-            self.dist.barrier()
-            session = self._session()
+            while_running.enter_context(explain_lost_process(self.dist))
+            fingerprint = self._fingerprint()
+            self.dist.on_main(lambda: self._open_folder(fingerprint, while_running))
+            check_shared(self.folder, fingerprint, self.dist)
             while_running.enter_context(explain_worker_crash())
-            if not self.folder.metrics.exists():
-                before = self._before(session)
-                network = self._learnt(session)
-                self._test(network, before, session)
-        metrics: Metrics = load_json(self.folder.metrics)
+            if not self.dist.from_main(self.folder.metrics.exists()):
+                before = self._before()
+                network = self._learnt()
+                self._test(network, before)
+            metrics: Metrics = self.dist.on_main(lambda: load_json(self.folder.metrics))
         return metrics
 
     def _open(self) -> LearnData:
         """Open the data; the main process reads the index first, the others then find it."""
-        data: LearnData | None = None
         known = self.start.info.classes if self.start else ()
-        for turn in (True, False):
-            if self.dist.is_main == turn:
-                data = open_learn_data(self.config, known)
-            self.dist.barrier()
-        assert data is not None
+        self.dist.on_main(lambda: bool(open_learn_data(self.config, known)))
+        data = open_learn_data(self.config, known)
         kind = find_method(self.config.method.name)
         if data.hidden() is not None and not kind.takes_hidden:
             raise NacreError(
@@ -149,85 +145,101 @@ class Learning:
         own = find_method(self.config.method.name).persistent_state
         return Learnt(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
 
-    def _before(self, session: Session) -> list[dict[str, Any]]:
+    def _before(self) -> list[dict[str, Any]]:
         """Return how the start model tests, from the file if that was done before."""
         start = self._load_start()
         if start is None:
             return []
-        if not self.folder.before.exists():
-            tests = self._tester(session, self.data.known).test(start.network, self.data.known)
-            if self.dist.is_main:
-                save_json(self.folder.before, {"tests": tests})
-            self.dist.barrier()
-        found: list[dict[str, Any]] = load_json(self.folder.before)["tests"]
+        path = self.folder.before
+        if not self.dist.from_main(path.exists()):
+            tests = self._tester(self.data.known).test(start.network, self.data.known)
+            self.dist.on_main(lambda: save_json(path, {"tests": tests}))
+        found: list[dict[str, Any]] = self.dist.on_main(lambda: load_json(path)["tests"])
         return found
 
-    def _learnt(self, session: Session) -> Network:
+    def _learnt(self) -> Network:
         """Return the network of the step, learnt now unless that was done before."""
         path = self.folder.model(self.index)
-        if path.exists():
+        if self.dist.from_main(path.exists()):
             return load_model(path, self.dist.device)[0]
+        session = Session(
+            self.dist, self.precision, self.checkpoint, self.recorder, self.should_stop
+        )
         learnt = learn_step(self.spec, self._load_start(), self.config, session)
-        if self.dist.is_main:
+
+        def save() -> None:
             save_model(path, learnt.network, self._info(), learnt.method_state)
-        self.checkpoint.remove()
-        self.dist.barrier()
+            self.checkpoint.remove()
+
+        self.dist.on_main(save)
         return learnt.network
 
-    def _test(self, network: Network, before: list[dict[str, Any]], session: Session) -> None:
+    def _test(self, network: Network, before: list[dict[str, Any]]) -> None:
         """Test the network on all test sets and beside the start model; write the metrics."""
-        tester = self._tester(session, self.data.class_names)
+        tester = self._tester(self.data.class_names)
         after = tester.test(network, self.data.class_names)
         start = self._load_start()
         agreement = tester.agreement(start.network, network) if start else None
-        known, new = self.data.known, self.data.new
+        metrics = self._metrics(before, after, agreement)
+
+        def write() -> None:
+            self.recorder(StepTested(self.index, metrics["mean_iou"]))
+            save_json(self.folder.metrics, metrics)
+
+        self.dist.on_main(write)
+
+    def _metrics(
+        self,
+        before: list[dict[str, Any]],
+        after: list[dict[str, Any]],
+        agreement: dict[str, Any] | None,
+    ) -> Metrics:
         iou = class_ious(after)
-        metrics = {
+        return {
             "step": self.index,
             "classes": list(self.data.class_names),
-            "new": list(new),
+            "new": list(self.data.new),
             "images": sum(test["images"] for test in after),
             "iou": iou,
             "iou_before": class_ious(before),
-            "mean_iou": mean_ious(iou, known, new),
+            "mean_iou": mean_ious(iou, self.data.known, self.data.new),
             "agreement": agreement,
             "tests": after,
             "tests_before": before,
             "conventions": self.config.measured_under(),
         }
-        if self.dist.is_main:
-            save_json(self.folder.metrics, metrics)
-            session.recorder(StepTested(self.index, metrics["mean_iou"]))
-        self.dist.barrier()
 
-    def _tester(self, session: Session, class_names: tuple[str, ...]) -> Tester:
+    def _tester(self, class_names: tuple[str, ...]) -> Tester:
         total = Tester(self.data, self.config, self.dist).num_images(class_names)
 
         def on_images(count: int) -> None:
-            session.recorder(ImagesTested(self.index, count, total))
-            if self.dist.world_size == 1 and self.should_stop():
-                raise Interrupted
+            self.recorder(ImagesTested(self.index, count, total))
 
-        return Tester(self.data, self.config, self.dist, on_images)
+        return Tester(self.data, self.config, self.dist, on_images, self.should_stop)
 
-    def _session(self) -> Session:
-        recorder = Recorder()
-        if self.dist.is_main:
-            events = EventFile(self.folder.events, self._position())
-            recorder = Recorder([events, *self.observers])
-            began = RunBegan(
-                scenario=", ".join(one.name for one in self.data.sets),
-                method=self.config.method.name,
-                seed=self.config.seed,
-                device=str(self.dist.device),
-                processes=self.dist.world_size,
-                precision=self.precision.reason,
-                weights=str(self.start.path) if self.start else self.config.model.weights,
-                iterations=[self.spec.sampler.iterations],
-            )
-            self.folder.append_start(began.to_dict())
-            recorder(began)
-        return Session(self.dist, self.precision, self.checkpoint, recorder, self.should_stop)
+    def _open_folder(
+        self, fingerprint: dict[str, Any], while_running: contextlib.ExitStack
+    ) -> None:
+        """Make the folder this step's, tidy it, and say what begins to all who are told."""
+        while_running.enter_context(self.folder.lock())
+        self.folder.tidy()
+        self.folder.bind_config(self.config, fingerprint)
+        self.recorder.observers = [
+            EventFile(self.folder.events, self._position()),
+            *self.observers,
+        ]
+        began = RunBegan(
+            scenario=", ".join(one.name for one in self.data.sets),
+            method=self.config.method.name,
+            seed=self.config.seed,
+            device=str(self.dist.device),
+            processes=self.dist.world_size,
+            precision=self.precision.reason,
+            weights=str(self.start.path) if self.start else self.config.model.weights,
+            iterations=[self.spec.sampler.iterations],
+        )
+        self.folder.append_start(began.to_dict())
+        self.recorder(began)
 
     def _position(self) -> Position:
         """Return how far the folder is."""

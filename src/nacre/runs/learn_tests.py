@@ -23,6 +23,7 @@ from nacre.evaluation.metrics import confusion_matrix, iou_by_class
 from nacre.models.network import Network
 from nacre.scenarios.classes import BACKGROUND
 from nacre.training.config import Recipe
+from nacre.training.step import until_stopped
 from nacre.utils.distributed import Distributed
 
 Ious = dict[str, float | None]
@@ -38,12 +39,14 @@ class Tester:
         recipe: How pictures are seen.
         dist: Who computes.
         on_images: Called with the number of images of each batch.
+        should_stop: Whether the user wants to stop.
     """
 
     data: LearnData
     recipe: Recipe
     dist: Distributed
     on_images: OnImages = lambda count: None
+    should_stop: Callable[[], bool] = lambda: False
 
     def test(self, network: Network, class_names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the counts of a network on every test set that can judge one of its classes."""
@@ -87,7 +90,8 @@ class Tester:
     def _batches(self, dataset: EvalDataset) -> Iterator[tuple[Tensor, Tensor]]:
         train, dist = self.recipe.train, self.dist
         size = train.micro_batch or max(1, train.batch_size // dist.world_size)
-        return eval_batches(dataset, size, dist.rank, dist.world_size, train.num_workers)
+        batches = eval_batches(dataset, size, dist.rank, dist.world_size, train.num_workers)
+        return until_stopped(batches, dist, self.should_stop)
 
     @torch.inference_mode()
     def agreement(self, before: Network, after: Network) -> dict[str, Any]:

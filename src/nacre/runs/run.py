@@ -5,11 +5,11 @@ that has a model is not learnt again, a step that has metrics is not tested agai
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from nacre.data.dataset import EvalSample, eval_batches
+from nacre.data.dataset import eval_batches
 from nacre.data.step_data import ScenarioData
 from nacre.data.worker_monitor import explain_worker_crash
 from nacre.evaluation.evaluate import evaluate
@@ -31,7 +31,7 @@ from nacre.training.events import (
     StepTested,
 )
 from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import Interrupted, Learnt, Session, StepSpec, learn_step
+from nacre.training.step import Learnt, Session, StepSpec, learn_step, until_stopped
 from nacre.utils.device import choose_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import load_json, save_json
@@ -151,7 +151,7 @@ class Run:
             self.recorder(ImagesTested(step, count, len(dataset)))
 
         window = self.config.test_window
-        heard = self._until_stopped(batches)
+        heard = until_stopped(batches, dist, self.should_stop)
         confusion = dist.sum(evaluate(learnt.network, heard, dist.device, on_images, window))
 
         def write() -> None:
@@ -163,19 +163,6 @@ class Run:
             save_json(self.folder.step_metrics(step), metrics)
 
         dist.on_main(write)
-
-    def _until_stopped(self, batches: Iterator[EvalSample]) -> Iterator[EvalSample]:
-        """Pass this process's batches on until one of the processes is told to stop."""
-        while True:
-            batch = next(batches, None)
-            # Some processes have a batch more than others; all take part until nobody has one.
-            stop, more = self.dist.any(self.should_stop(), batch is not None)
-            if stop:
-                raise Interrupted
-            if not more:
-                return
-            if batch is not None:
-                yield batch
 
     def _spec(self, step: int) -> StepSpec:
         classes, dist = self.data.scenario.classes, self.dist

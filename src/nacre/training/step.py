@@ -7,8 +7,9 @@ for spec in steps:                       (a scenario is such a loop, see `nacre.
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision, peak_memory
 from nacre.utils.distributed import Distributed
 from nacre.utils.tensor_file import Tensors
+
+T = TypeVar("T")
 
 
 class Interrupted(Exception):
@@ -164,6 +167,22 @@ def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:
             record(Saved(spec.index, trainer.iteration))
             if stop:
                 raise Interrupted
+
+
+def until_stopped(
+    batches: Iterator[T], dist: Distributed, should_stop: Callable[[], bool]
+) -> Iterator[T]:
+    """Pass this process's batches on until one of the processes is told to stop."""
+    while True:
+        batch = next(batches, None)
+        # Some processes have a batch more than others; all take part until nobody has one.
+        stop, more = dist.any(should_stop(), batch is not None)
+        if stop:
+            raise Interrupted
+        if not more:
+            return
+        if batch is not None:
+            yield batch
 
 
 class _Window:
