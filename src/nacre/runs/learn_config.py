@@ -13,7 +13,7 @@ from nacre.training.automatic import Choice
 from nacre.training.config import ConfigValues, Recipe, deep_merge, parse_assignment
 from nacre.training.presets import preset_values
 from nacre.utils.affects import LATER, NOTHING
-from nacre.utils.io import read_yaml
+from nacre.utils.yaml_file import read_yaml
 
 METHOD = "mib"
 """What learns a step unless another method is named."""
