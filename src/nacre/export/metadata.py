@@ -58,7 +58,7 @@ def describe(info: ModelInfo, form: str, license: str | None) -> Metadata:
         classes=list(info.classes),
         colors=[(red, green, blue) for red, green, blue in info.colors],
         steps=list(info.steps),
-        lineage=list(info.history),
+        lineage=list(info.lineage),
         crop=info.crop,
         predict_mode=info.predict_mode,
         form=form,
