@@ -273,6 +273,8 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 10
+    config = (tmp_path / "site" / "reference" / "config.html").read_text("utf-8")
+    assert "train.batch_size" in config
     # Whoever reads the site asks no other server for anything.
     fetched = re.compile(r"<(?:link|script|img|iframe)[^>]+(?:href|src)=\"?https?://[^\">]+")
     assert [found for page in pages for found in fetched.findall(page.read_text("utf-8"))] == []

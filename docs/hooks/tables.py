@@ -1,0 +1,106 @@
+"""Tables of the site that are made from the code: every command with its options, every config key.
+
+A page asks for one with ``<!-- table: commands -->`` or ``<!-- table: config -->``.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from nacre.cli.app import app
+from nacre.data import DATASETS
+from nacre.methods import METHODS
+from nacre.training.config import RunConfig
+from nacre.utils.affects import affects
+
+EFFECTS = {"results": "", "later": "after step 0", "nothing": "no result"}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the tables in; called by mkdocs for every page."""
+    made = {"commands": commands, "config": config}
+    return re.sub(r"<!-- table: (\w+) -->", lambda found: "\n".join(made[found[1]]()), markdown)
+
+
+def commands() -> Iterator[str]:
+    """Yield a part per command, with its options as a table."""
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        usage = " ".join(map(_usage, arguments))
+        yield f"\n## nacre {name}\n\n{command.help}\n\n```\nnacre {name} {usage}\n```\n"
+        yield from table(
+            ("", "", "default"), [_parameter(one) for one in command.params if one.name != "help"]
+        )
+        if command.epilog:
+            yield f"\n{_as_code(command.epilog)}\n"
+
+
+def _usage(argument: Any) -> str:
+    name = argument.name.upper() + ("…" if argument.nargs == -1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def _parameter(one: Any) -> tuple[str, str, str]:
+    name = one.name.upper() if one.param_type_name == "argument" else ", ".join(one.opts)
+    default = "" if one.default in (None, False) or callable(one.default) else f"`{one.default}`"
+    return f"`{name}`", one.help or "", default
+
+
+def _as_code(epilog: str) -> str:
+    """Set the commands of an epilog's examples as code."""
+    head, _, rest = epilog.partition(":  ")
+    examples = [text.partition("  ") for text in rest.split(";  ")]
+    return f"{head}: " + "; ".join(f"`{code}` {remark}".strip() for code, _, remark in examples)
+
+
+def config() -> Iterator[str]:
+    """Yield a table per section of the config."""
+    top = {k: v for k, v in RunConfig.model_fields.items() if not _is_section(v)}
+    yield "\n## A run\n"
+    yield from keys("", top)
+    for name, field in RunConfig.model_fields.items():
+        if name in ("method", "data") or not _is_section(field):
+            continue
+        yield from section(name, field.annotation)
+    for data, row in DATASETS.items():
+        yield from section("data", row.config, f" of {data}")
+    for name, method in METHODS.items():
+        yield from section("method", method.Config, f" of {name}")
+
+
+def section(name: str, model: Any, whose: str = "") -> Iterator[str]:
+    """Yield the table of one config class; those without keys of their own are left out."""
+    fields = {key: field for key, field in model.model_fields.items() if key != "name"}
+    if fields:
+        yield f"\n## {name}{whose}\n"
+        yield from keys(f"{name}.", fields)
+
+
+def keys(prefix: str, fields: dict[str, FieldInfo]) -> Iterator[str]:
+    """Yield the keys of a section."""
+    rows = [
+        (f"`{prefix}{key}`", field.description or "", _default(field), EFFECTS[affects(field)])
+        for key, field in fields.items()
+    ]
+    yield from table(("key", "", "default", "changes"), rows)
+
+
+def _default(field: FieldInfo) -> str:
+    value = None if field.is_required() else field.get_default(call_default_factory=True)
+    return "" if value is None else f"`{json.dumps(value) if isinstance(value, bool) else value}`"
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in row)} |"
