@@ -14,9 +14,10 @@ from functools import partial
 import torch
 
 from measuring import Row, command, take_turns
-from nacre.models.config import ModelConfig
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.deeplab import DeepLab
 from nacre.models.describe import kept_bytes
-from nacre.models.network import Network, build_network
 
 SETTINGS: dict[str, dict[str, object]] = {
     "BN + leaky ReLU": {"norm": "abn"},
@@ -25,13 +26,13 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-def build(depth: int, **values: object) -> Network:
+def build(depth: int, **values: object) -> DeepLab:
     torch.manual_seed(0)
-    config = ModelConfig.model_validate({"backbone": f"resnet{depth}", **values})
+    config = DeepLabConfig.model_validate({"backbone": f"resnet{depth}", **values})
     return build_network(config, 21, crop=256)
 
 
-def step(network: Network, images: torch.Tensor) -> None:
+def step(network: DeepLab, images: torch.Tensor) -> None:
     network(images).logits.square().mean().backward()
     network.zero_grad(set_to_none=True)
 

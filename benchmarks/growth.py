@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
 from methods import make_batch, trainer_of
-from nacre.models.config import ModelConfig
+from nacre.models.config import DeepLabConfig
 from nacre.utils.malloc import keep_freed_memory
 
 
@@ -41,7 +41,7 @@ def update(case: Case, rounds: int) -> tuple[float, float]:
     before = peak_of_process()
     old = [1 + case.classes // 2] if case.steps == 1 else [2] + [1] * (case.steps - 2)
     new = case.classes - sum(old)
-    model = ModelConfig(backbone=case.backbone, decoder_channels=128)
+    model = DeepLabConfig(backbone=case.backbone, decoder_channels=128)
     trainer = trainer_of("mib", model, case.crop, 2, old, new)
     micro_batches = make_batch(case.crop, 2, case.classes, sum(old))
     trainer.update(micro_batches)  # warm-up

@@ -18,8 +18,8 @@ import torch
 from measuring import Row, apart, command, take_turns
 from nacre.data.dataset import Sample
 from nacre.methods import METHODS, Step
-from nacre.models.config import ModelConfig
-from nacre.models.network import build_network
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
 from nacre.training.config import TrainConfig
 from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision
@@ -30,7 +30,12 @@ OLD, NEW = 16, 5
 
 
 def trainer_of(
-    name: str, model: ModelConfig, crop: int, batch: int, old: list[int] | None = None, new: int = 5
+    name: str,
+    model: DeepLabConfig,
+    crop: int,
+    batch: int,
+    old: list[int] | None = None,
+    new: int = 5,
 ) -> Trainer:
     """Return the beginning of an incremental step of a method."""
     torch.manual_seed(0)
@@ -48,7 +53,7 @@ def trainer_of(
     teacher = None
     if kind.uses_teacher:
         teacher = copy.deepcopy(network).eval().requires_grad_(False)
-    method.grow(network.classifier, new)
+    method.grow(network, new)
     step = replace(base, index=len(old), class_names=names, num_old=sum(old), teacher=teacher)
     precision = Precision(torch.float32, "a benchmark")
     trainer = Trainer(step, method, TrainConfig(batch_size=batch), 1e-4, precision)
@@ -69,7 +74,7 @@ def times(names: list[str], case: tuple[str, int, int], rounds: int) -> dict[str
     """Return the time of an update by each of some methods."""
     backbone, crop, batch = case
     keep_freed_memory()
-    model = ModelConfig(backbone=backbone, norm="iabn")
+    model = DeepLabConfig(backbone=backbone, norm="iabn")
     micro_batches = make_batch(crop, batch)
     trainers = {name: trainer_of(name, model, crop, batch) for name in names}
     for trainer in trainers.values():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from nacre.evaluation.inference import predict_classes, sliding_classes, starts
-from nacre.models.config import ModelConfig
-from nacre.models.network import build_network
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
 
 
 @pytest.mark.parametrize(("length", "window"), [(10, 10), (5, 10), (11, 10), (100, 32), (97, 30)])
@@ -20,7 +20,7 @@ def test_windows_cover_a_side_and_overlap(length, window):
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(1)
-    config = ModelConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    config = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
     return build_network(config, 4, 32).eval()
 
 

@@ -15,8 +15,8 @@ from nacre.export.graph import to_onnx
 from nacre.export.onnx_file import Exported, export_onnx
 from nacre.export.runtime import OnnxModel, open_session
 from nacre.export.verify import noise_picture
-from nacre.models.config import ModelConfig
-from nacre.models.network import build_network
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
 
 
 @pytest.mark.parametrize("size", [(32, 32), (96, 64), (160, 224), (288, 32)])
@@ -164,6 +164,6 @@ def test_other_backbones_export_at_all_sizes(model, tmp_path: Path, backbone: st
     _, info = model
     torch.manual_seed(0)
     norm = "bn" if backbone == "lite0" else "iabn"
-    network = build_network(ModelConfig(backbone=backbone, norm=norm), info.steps, crop=96).eval()
+    network = build_network(DeepLabConfig(backbone=backbone, norm=norm), info.steps, crop=96).eval()
     done = export_onnx(network, replace(info, crop=96), tmp_path / "model.onnx")
     assert done.comparison.agreement > 0.99

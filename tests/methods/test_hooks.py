@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from nacre.errors import NacreError
+from nacre.losses.reference import upsample
 from nacre.methods import METHODS, Step
 from nacre.methods.ewc import Ewc, EwcConfig
-from nacre.models.config import ModelConfig
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
 from nacre.models.io import load_model
-from nacre.models.network import build_network, upsample
 from nacre.runs.run import run_scenario
 from nacre.training.config import TrainConfig
 from nacre.training.trainer import Trainer
@@ -41,7 +42,7 @@ class Watching(Ewc):
 
 def trainer_of(parts, scaler=None):
     torch.manual_seed(1)
-    config = ModelConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    config = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
     network = build_network(config, 3, 32)
     method = Watching(EwcConfig(), 0)
     step = Step(

@@ -11,16 +11,16 @@ from torch import nn
 
 from nacre.errors import NacreError
 from nacre.models.abn import ABN
-from nacre.models.config import ModelConfig
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
 from nacre.models.describe import describe, kept_bytes
 from nacre.models.inplace_abn import InPlaceABN
-from nacre.models.network import build_network
 from nacre.terminal.model import table
 
 
 @pytest.mark.parametrize("norm", ["bn", "abn", "iabn"])
 def test_memory_is_that_of_a_real_network(norm: str) -> None:
-    config = ModelConfig.model_validate(
+    config = DeepLabConfig.model_validate(
         {"backbone": "resnet18", "norm": norm, "decoder_channels": 8}
     )
     network = build_network(config, 5, crop=64)
@@ -42,20 +42,22 @@ def test_kept_bytes_counted_by_hand(norm: type[ABN], more: int) -> None:
 
 
 def test_in_place_keeps_less_in_a_whole_network() -> None:
-    described = describe(ModelConfig(backbone="resnet50", decoder_channels=8), 5, crop=64, batch=2)
+    described = describe(
+        DeepLabConfig(backbone="resnet50", decoder_channels=8), 5, crop=64, batch=2
+    )
     assert described.kept_inplace is not None
     assert described.kept == described.kept_plain
     assert described.kept_inplace < 0.65 * described.kept_plain
 
 
 def test_checkpointing_keeps_less() -> None:
-    plain = ModelConfig(backbone="resnet50", norm="iabn", decoder_channels=8)
+    plain = DeepLabConfig(backbone="resnet50", norm="iabn", decoder_channels=8)
     thrifty = plain.model_copy(update={"grad_checkpointing": True})
     assert describe(thrifty, 5, crop=64, batch=2).kept < describe(plain, 5, crop=64, batch=2).kept
 
 
 def test_the_papers_network() -> None:
-    described = describe(ModelConfig(norm="iabn"), 21, crop=512, batch=2)
+    described = describe(DeepLabConfig(norm="iabn"), 21, crop=512, batch=2)
     assert described.parameters["backbone"] == 42_500_160
     assert described.parameters["classifier"] == 21 * 257
     # a 1x1 and three 3x3 convolutions of 2048 to 256 channels, and three 1x1 of them
@@ -67,7 +69,7 @@ def test_the_papers_network() -> None:
 
 def test_flops_of_a_convolution_count_two_a_multiplication() -> None:
     few, many = (
-        describe(ModelConfig(backbone="resnet18", decoder_channels=8), classes, crop=64, batch=2)
+        describe(DeepLabConfig(backbone="resnet18", decoder_channels=8), classes, crop=64, batch=2)
         for classes in (3, 4)
     )
     assert many.flops - few.flops == 2 * 8 * (64 // 16) ** 2  # one more 1x1 filter of 8 channels
@@ -75,7 +77,7 @@ def test_flops_of_a_convolution_count_two_a_multiplication() -> None:
 
 def test_table_names_all_costs() -> None:
     screen = io.StringIO()
-    described = describe(ModelConfig(backbone="lite0"), 21, crop=128, batch=2)
+    described = describe(DeepLabConfig(backbone="lite0"), 21, crop=128, batch=2)
     Console(width=100, file=screen).print(table(described))
     text = screen.getvalue()
     for part in ("lite0", "parameters of the backbone", "GFLOP", "GiB", "teacher"):
@@ -86,4 +88,4 @@ def test_table_names_all_costs() -> None:
 @pytest.mark.parametrize("values", [{"batch": 1}, {"crop": 0}])
 def test_impossible_sizes(values: dict[str, int]) -> None:
     with pytest.raises(NacreError, match="cannot describe"):
-        describe(ModelConfig(backbone="resnet18"), 3, **values)
+        describe(DeepLabConfig(backbone="resnet18"), 3, **values)

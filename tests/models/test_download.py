@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from nacre.models import pretrained
 from nacre.models.download import Checksum, cache_folder, download
 from nacre.models.hub import hub_file
 from nacre.models.pretrained import IMAGENET, find_weights, imagenet_file
+from nacre.utils import progress
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -39,20 +42,28 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
 
 
 def fetch(site: Site, path: Path, checksum: Checksum | None = CHECKSUM) -> Path:
-    return download(f"{site.address}/weights.pth", path, checksum, lambda *told: None)
+    return download(f"{site.address}/weights.pth", path, checksum)
 
 
 def parts(folder: Path) -> list[Path]:
     return list(folder.glob("*.part"))
 
 
-def test_a_whole_file_with_its_progress(site: Site, tmp_path: Path) -> None:
-    told: list[tuple[str, int, int | None]] = []
+def test_a_whole_file_with_its_progress(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    def bar(title: str) -> contextlib.AbstractContextManager[Any]:
+        told.append(title)
+        return contextlib.nullcontext(lambda *one: told.append(one))
+
+    monkeypatch.setattr(progress, "_bar", bar)
     path = tmp_path / "new" / "folder" / "weights.pth"
-    got = download(f"{site.address}/weights.pth", path, CHECKSUM, lambda *one: told.append(one))
-    assert got == path
+    assert download(f"{site.address}/weights.pth", path, CHECKSUM) == path
     assert path.read_bytes() == CONTENT
-    assert told[-1] == ("weights.pth", len(CONTENT), len(CONTENT))
+    megabytes = len(CONTENT) // 1_000_000
+    assert (told[0], told[-1]) == ("weights.pth, MB", (megabytes, megabytes))
     assert parts(path.parent) == []
 
 

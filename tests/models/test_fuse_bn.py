@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from nacre.models.abn import ABN
-from nacre.models.config import ModelConfig
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.deeplab import DeepLab
 from nacre.models.fuse_bn import fuse_conv_bn
-from nacre.models.network import Network, build_network
 
 
 def pictures(*size: int) -> Tensor:
@@ -20,10 +21,12 @@ def pictures(*size: int) -> Tensor:
     return 255 * torch.rand(count, 3, 1, 1) * torch.rand(count, 3, height, width)
 
 
-def trained(backbone: str, norm: str) -> Network:
+def trained(backbone: str, norm: str) -> DeepLab:
     """A small network whose norms have seen pictures and have scales of either sign."""
     torch.manual_seed(0)
-    config = ModelConfig.model_validate({"backbone": backbone, "norm": norm, "decoder_channels": 8})
+    config = DeepLabConfig.model_validate(
+        {"backbone": backbone, "norm": norm, "decoder_channels": 8}
+    )
     network = build_network(config, 4, crop=32)
     for module in network.modules():
         if isinstance(module, ABN):
@@ -41,7 +44,7 @@ def assert_near(got: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 
 
 class Predict(nn.Module):
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: DeepLab) -> None:
         super().__init__()
         self.network = network
 

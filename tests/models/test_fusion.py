@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from nacre.models.config import ModelConfig
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
 from nacre.models.fusion import fuse_, fusion_factor
-from nacre.models.network import Network, build_network
+from nacre.models.network import Network
 
 
 def grown() -> tuple[Network, Network]:
     """A network, and another that was grown from it and is different everywhere."""
     torch.manual_seed(0)
-    old = build_network(ModelConfig(backbone="tiny"), 4, load=False)
+    old = build_network(DeepLabConfig(backbone="tiny"), 4, load=False)
     new = copy.deepcopy(old)
     new.classifier.grow(2)
     with torch.no_grad():

@@ -11,10 +11,16 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from nacre.errors import NacreError
-from nacre.models.config import BackboneName, ModelConfig
-from nacre.models.network import BACKBONES, NORMS, Network, Output, build_network
+from nacre.models.abn import ABN
+from nacre.models.backbone import Backbone
+from nacre.models.backbones import BACKBONES
+from nacre.models.build import NORMS, build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.deeplab import DeepLab
+from nacre.models.inplace_abn import InPlaceABN
+from nacre.models.network import Output
 
-SMALL: list[BackboneName] = ["tiny", "resnet18", "lite0"]
+SMALL: list[str] = ["tiny", "resnet18", "lite0"]
 
 
 def images(*size: int) -> torch.Tensor:
@@ -22,13 +28,13 @@ def images(*size: int) -> torch.Tensor:
     return torch.randint(0, 256, (2, 3, *size), dtype=torch.uint8, generator=generator)
 
 
-def small(backbone: BackboneName = "resnet18", classes: int = 5) -> Network:
+def small(backbone: str = "resnet18", classes: int = 5) -> DeepLab:
     torch.manual_seed(0)
-    return build_network(ModelConfig(backbone=backbone, decoder_channels=8), classes, crop=64)
+    return build_network(DeepLabConfig(backbone=backbone, decoder_channels=8), classes, crop=64)
 
 
 @pytest.mark.parametrize("backbone", SMALL)
-def test_sizes_and_types(backbone: BackboneName) -> None:
+def test_sizes_and_types(backbone: str) -> None:
     network, x = small(backbone), images(65, 97)
     output = network(x)
     rows, columns = -(-65 // network.stride), -(-97 // network.stride)
@@ -57,7 +63,7 @@ def test_pixels_are_normalised_as_the_backbone_expects() -> None:
 
 @pytest.mark.parametrize("norm", ["abn", "iabn"])
 def test_logits_are_float32_under_autocast(norm: str) -> None:
-    config = ModelConfig.model_validate({"backbone": "tiny", "norm": norm, "decoder_channels": 8})
+    config = DeepLabConfig.model_validate({"backbone": "tiny", "norm": norm, "decoder_channels": 8})
     network = build_network(config, 5, crop=32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = network(images(32, 32))
@@ -77,19 +83,28 @@ def test_growth_keeps_the_old_logits() -> None:
 
 
 def test_pooling_window_is_the_crop() -> None:
-    config = ModelConfig(backbone="resnet18", decoder_channels=8)
+    config = DeepLabConfig(backbone="resnet18", decoder_channels=8)
     assert build_network(config, 3, crop=512).head.window == 32
     assert build_network(config, 3, crop=8).head.window == 1
     assert build_network(config, 3).head.window is None
 
 
-def test_every_name_has_a_backbone() -> None:
-    assert set(BACKBONES) == set(BackboneName.__args__)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_every_row_of_the_table_is_true(backbone: str) -> None:
+    row = BACKBONES[backbone]
+    for norm in row.norms:
+        config = DeepLabConfig(backbone=backbone, norm=norm, decoder_channels=8)
+        with torch.device("meta"):
+            made = build_network(config, 3, load=False)
+        assert isinstance(made.backbone, Backbone)
+        assert made.stride == (8 if row.strides is None else 16)
+        norms = {type(module) for module in made.backbone.modules() if isinstance(module, ABN)}
+        assert norms == {InPlaceABN if norm == "iabn" else ABN}
 
 
 def test_weights_that_are_not_there() -> None:
-    config = ModelConfig(backbone="resnet18", weights="imagenet")
-    with pytest.raises(NacreError, match=r"'imagenet' .* 'resnet18'"):
+    config = DeepLabConfig(backbone="tiny", weights="imagenet")
+    with pytest.raises(NacreError, match=r"'imagenet' .* 'tiny'"):
         build_network(config, 3)
     build_network(config, 3, load=False)
 
@@ -106,7 +121,7 @@ def test_weights_that_are_not_there() -> None:
 )
 def test_wrong_configs(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        ModelConfig.model_validate(values)
+        DeepLabConfig.model_validate(values)
 
 
 def test_config_does_not_import_torch() -> None:
@@ -115,11 +130,11 @@ def test_config_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "lite0"])
-def test_checkpointing_changes_nothing_but_memory(backbone: BackboneName) -> None:
+def test_checkpointing_changes_nothing_but_memory(backbone: str) -> None:
     states = []
     for grad_checkpointing in (False, True):
         torch.manual_seed(0)
-        config = ModelConfig(
+        config = DeepLabConfig(
             backbone=backbone, decoder_channels=8, grad_checkpointing=grad_checkpointing
         )
         network = build_network(config, 5, crop=64)
@@ -135,7 +150,7 @@ def test_checkpointing_changes_nothing_but_memory(backbone: BackboneName) -> Non
 def test_networks_of_all_norms_train() -> None:
     for norm in NORMS:
         torch.manual_seed(0)
-        config = ModelConfig.model_validate(
+        config = DeepLabConfig.model_validate(
             {"backbone": "resnet18", "norm": norm, "decoder_channels": 8}
         )
         network = build_network(config, 5, crop=64)
@@ -157,7 +172,7 @@ def test_stages_are_what_the_features_were_before_their_activation(
     backbone: str, norm: str
 ) -> None:
     torch.manual_seed(0)
-    network = build_network(ModelConfig(backbone=backbone, norm=norm, decoder_channels=8), 3)
+    network = build_network(DeepLabConfig(backbone=backbone, norm=norm, decoder_channels=8), 3)
     pictures = images(64, 64)
     for mode in (True, False):
         network.train(mode)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from nacre.models.backbone import Backbone
 from nacre.models.dilation import dilate
-from nacre.models.lite import Lite
-from nacre.models.lite0 import Lite0, from_package_name
+from nacre.models.lite import Lite, from_package_name
 from nacre.models.mobilenet import MobileNetV2, MobileNetV3Small, from_torchvision_name
 
 State = dict[str, Tensor]
@@ -76,13 +75,6 @@ def test_dilation_keeps_the_features_of_the_trained_network(name: str, first: in
         dense, sparse = fine(x)[..., first::2, first::2], coarse(x)
     scale = sparse.std()
     torch.testing.assert_close(dense[..., 7:9, 7:9] / scale, sparse[..., 7:9, 7:9] / scale)
-
-
-def test_lite_of_size_0_is_lite0() -> None:
-    one, other = Lite(0, stride=8).eval(), Lite0(stride=8).eval()
-    one.load_state_dict(other.state_dict())
-    x = torch.randn(1, 3, 33, 65)
-    assert torch.equal(one(x), other(x))
 
 
 def weights_of(name: str) -> State:

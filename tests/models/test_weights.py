@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nacre.errors import NacreError
 from nacre.models.abn import ABN, NormFactory
 from nacre.models.inplace_abn import InPlaceABN
-from nacre.models.lite0 import Lite0
+from nacre.models.lite import Lite
 from nacre.models.resnet import ResNet
 from nacre.models.weights import convert_norms, from_release_name, load_backbone
 
@@ -213,7 +213,7 @@ def test_lite0_from_a_file(tmp_path: Path) -> None:
             return f"_blocks.{rest[0]}._{'.'.join(rest[1:])}"
         return f"_{name}"
 
-    source, backbone = Lite0(), Lite0()
+    source, backbone = Lite(0), Lite(0)
     state = {package_name(name): value for name, value in source.state_dict().items()}
     state |= {"_fc.weight": torch.ones(1), "_conv_head.weight": torch.ones(1)}
     torch.save(state, tmp_path / "lite0.pth")

@@ -10,8 +10,8 @@ import torch
 from nacre.data import DATASETS
 from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.methods import find_method
+from nacre.models.build import build_network
 from nacre.models.io import ModelInfo, save_model
-from nacre.models.network import build_network
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.scenario import Scenario, make_scenario, read_scenario

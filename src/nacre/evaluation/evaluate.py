@@ -29,7 +29,7 @@ def evaluate(
     """
     was_training = network.training
     network.eval()
-    channels = network.classifier.num_classes
+    channels = network.num_classes
     total = torch.zeros(channels, channels, dtype=torch.int64)
     for images, truth in batches:
         images = images.to(device)

@@ -59,7 +59,7 @@ def sliding_classes(network: Network, images: Tensor, window: int) -> Tensor:
     height, width = images.shape[-2:]
     if height <= window and width <= window:
         return predict_classes(network(images).scores, (height, width))
-    channels = network.classifier.num_classes
+    channels = network.num_classes
     total = torch.zeros(len(images), channels, height, width, device=images.device)
     for top in starts(height, window):
         for left in starts(width, window):

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from nacre.errors import NacreError
 from nacre.export.packages import need
 from nacre.losses.reference import upsample
+from nacre.models.deeplab import DeepLab
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.head import DeepLabHead
-from nacre.models.lite0 import SameConv2d
-from nacre.models.network import Network
+from nacre.models.lite import SameConv2d
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -44,7 +44,7 @@ class PictureToClasses(nn.Module):
 
     def __init__(self, network: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        inner = fuse_conv_bn(network) if isinstance(network, Network) else copy.deepcopy(network)
+        inner = fuse_conv_bn(network) if isinstance(network, DeepLab) else copy.deepcopy(network)
         for module in inner.modules():
             if isinstance(module, SameConv2d):
                 module.aligned = True

@@ -3,7 +3,7 @@
 The trainer owns everything else. For a step it does, in this order:
 
     method = Method(config, num_old)         # channels known before this step, 0 in step 0
-    method.grow(network.classifier, num_new) # only after step 0
+    method.grow(network, num_new)            # only after step 0
     method.begin_step(step)
     for batch in batches:
         losses = method.losses(batch, student, teacher)
@@ -29,8 +29,7 @@ from torch import Tensor
 
 from nacre.losses.fused import fused_losses
 from nacre.losses.kernels import Variant
-from nacre.models.classifier import Classifier
-from nacre.models.network import Network, Output
+from nacre.models.network import Network, Output, Part
 from nacre.utils.config import Config
 from nacre.utils.distributed import Distributed
 
@@ -135,6 +134,8 @@ class Method(ABC):
     """Whether its loss on labels can take which channels hide in the background of an image."""
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
+    needs: ClassVar[frozenset[Part]] = frozenset()
+    """What it asks of a network beside logits; not every foreign network gives it."""
     persistent_state: ClassVar[frozenset[str]] = frozenset()
     """What `state` holds at the end of a step: the parts of its keys before the first dot."""
 
@@ -142,9 +143,9 @@ class Method(ABC):
         self.config = config
         self.num_old = num_old
 
-    def grow(self, classifier: Classifier, num_new: int) -> None:
-        """Give the classifier its new channels; by default at random."""
-        classifier.grow(num_new)
+    def grow(self, network: Network, num_new: int) -> None:
+        """Give the network its new channels; by default at random."""
+        network.grow(num_new, "random")
 
     @abstractmethod
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:

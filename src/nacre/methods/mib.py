@@ -27,8 +27,7 @@ from torch import Tensor
 
 from nacre.losses.fused import fused_losses
 from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, require_teacher
-from nacre.models.classifier import Classifier
-from nacre.models.network import Output
+from nacre.models.network import Init, Network, Output
 
 Bias = Literal["unbiased", "plain"]
 
@@ -42,7 +41,7 @@ class MibConfig(DistillingConfig):
     )
     ce: Bias = Field("unbiased", description="cross-entropy: unbiased (eq. 3, 4) or plain (eq. 2)")
     kd: Bias = Field("unbiased", description="distillation: unbiased (eq. 7) or plain (eq. 6)")
-    init: Literal["background", "random"] = Field(
+    init: Init = Field(
         "background", description="new classifiers: from the background's (eq. 8, 9) or random"
     )
 
@@ -62,12 +61,9 @@ class Mib(Method):
     uses_teacher = True
     config: MibConfig
 
-    def grow(self, classifier: Classifier, num_new: int) -> None:
+    def grow(self, network: Network, num_new: int) -> None:
         """Share the background's probability among the new classes, eq. 8 and 9."""
-        if self.config.init == "background":
-            classifier.grow_from_background(num_new)
-        else:
-            classifier.grow(num_new)
+        network.grow(num_new, self.config.init)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 3 and 4, and the distillation, eq. 5 and 7."""

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from nacre.errors import did_you_mean
+from nacre.models.backbones import BACKBONES, NormName
 from nacre.utils.config import Config
 
 Rate = Annotated[int, Field(ge=1, le=1024)]
-BackboneName = Literal["tiny", "resnet18", "resnet34", "resnet50", "resnet101", "lite0"]
 
 
 class ModelConfig(Config):
-    """The network: backbone, DeepLabv3 head, normalisation and the weights to start from."""
+    """What the configs of all kinds of networks have in common: the kind."""
 
-    backbone: BackboneName = Field(
-        default="resnet101", description="the network that makes the features"
-    )
+    kind: str = Field(description="deeplab (ours), or whose network it is, as in `nacre models`")
+    weights: str = Field(default="none", description="what it starts from; `none` is random")
+
+
+class HeadConfig(ModelConfig):
+    """The DeepLabv3 head, which other backbones can have too."""
+
     output_stride: Literal[8, 16, 32] | None = Field(
         default=None,
         description="input pixels per feature; by default 16, and the backbone's own for `tiny`",
     )
-    norm: Literal["bn", "abn", "iabn"] = Field(
+    norm: NormName = Field(
         default="abn",
         description="bn: batch norm + ReLU, as public ResNet weights were trained; "
         "abn: batch norm + leaky ReLU 0.01; iabn: the paper's, as abn but keeping half as much "
-        "for the backward pass. `lite0` has ReLU6 in its backbone and cannot have iabn",
+        "for the backward pass. Small backbones have a norm of their own and cannot have iabn",
     )
     decoder_channels: int = Field(
         default=256, ge=1, le=8192, description="channels of each branch of the head"
@@ -36,26 +41,46 @@ class ModelConfig(Config):
         description="of the head's 3x3 convolutions; by default 6, 12, 18 at output stride 16, "
         "and in proportion at others",
     )
+
+
+class DeepLabConfig(HeadConfig):
+    """Our network: backbone, DeepLabv3 head, normalisation and the weights to start from."""
+
+    kind: Literal["deeplab"] = Field(default="deeplab", description="our own network")
+    backbone: str = Field(
+        default="resnet101",
+        description=f"the network that makes the features: {', '.join(BACKBONES)}",
+    )
     weights: str = Field(
         default="none",
-        description="what the backbone starts from: `none` (random), `imagenet` (where a package "
-        "brings them: lite0), or the path of a weight file",
+        description="what the backbone starts from: `none` (random), `imagenet` (from a package, "
+        "a cache or the internet), a repository of the Hugging Face hub, or the path of a file",
     )
-
     grad_checkpointing: bool = Field(
         default=False,
         description="keep only the input of each block of the backbone and compute the rest "
         "again in the backward pass: less memory, about a third more time",
     )
 
+    @field_validator("backbone")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in BACKBONES:
+            hint = did_you_mean(name, BACKBONES)
+            raise ValueError(f"unknown backbone{hint}; known: {', '.join(BACKBONES)}")
+        return name
+
     @model_validator(mode="after")
-    def _check_backbone(self) -> ModelConfig:
-        if self.backbone == "tiny" and self.output_stride is not None:
-            raise ValueError("output_stride cannot be chosen for backbone 'tiny': leave it out")
-        if self.backbone == "tiny" and self.grad_checkpointing:
-            raise ValueError("grad_checkpointing is not needed by backbone 'tiny': leave it out")
-        if self.backbone == "lite0" and self.norm == "iabn":
+    def _fits_the_backbone(self) -> DeepLabConfig:
+        row, name = BACKBONES[self.backbone], self.backbone
+        if row.strides is None and self.output_stride is not None:
+            raise ValueError(f"output_stride cannot be chosen for backbone {name!r}: leave it out")
+        if row.strides is None and self.grad_checkpointing:
+            raise ValueError(f"grad_checkpointing is not needed by backbone {name!r}: leave it out")
+        if self.norm not in row.norms:
+            allowed = " or ".join(repr(norm) for norm in row.norms)
             raise ValueError(
-                "norm 'iabn' cannot invert the ReLU6 of backbone 'lite0': use 'bn' or 'abn'"
+                f"norm {self.norm!r} cannot invert the activations of backbone {name!r}: "
+                f"use {allowed}"
             )
         return self

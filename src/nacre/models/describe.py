@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nacre.errors import NacreError
-from nacre.models.config import ModelConfig
-from nacre.models.network import Network, build_network
+from nacre.models.backbones import BACKBONES
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.deeplab import DeepLab
 
 _FLOAT32 = 4  # bytes
 
@@ -39,7 +41,7 @@ class Description:
         logits: of a batch at full size, which losses hold unless they are fused.
     """
 
-    config: ModelConfig
+    config: DeepLabConfig
     classes: int
     crop: int
     batch: int
@@ -54,7 +56,9 @@ class Description:
     logits: int
 
 
-def describe(config: ModelConfig, classes: int, *, crop: int = 512, batch: int = 24) -> Description:
+def describe(
+    config: DeepLabConfig, classes: int, *, crop: int = 512, batch: int = 24
+) -> Description:
     """Compute what training a network takes.
 
     Args:
@@ -95,11 +99,11 @@ def describe(config: ModelConfig, classes: int, *, crop: int = 512, batch: int =
     )
 
 
-def _comparable(config: ModelConfig) -> tuple[str, ...]:
-    return ("abn",) if config.backbone == "lite0" else ("abn", "iabn")
+def _comparable(config: DeepLabConfig) -> tuple[str, ...]:
+    return tuple(norm for norm in BACKBONES[config.backbone].norms if norm != "bn")
 
 
-def _on_meta(config: ModelConfig, classes: int, crop: int) -> Network:
+def _on_meta(config: DeepLabConfig, classes: int, crop: int) -> DeepLab:
     with torch.device("meta"):
         return build_network(config, classes, crop, load=False)
 
@@ -108,13 +112,13 @@ def _count(module: nn.Module) -> int:
     return sum(value.numel() for value in module.parameters())
 
 
-def _flops(network: Network, crop: int) -> int:
+def _flops(network: DeepLab, crop: int) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network.eval()(torch.empty(1, 3, crop, crop, device="meta"))
     return counter.get_total_flops()
 
 
-def _kept_with(config: ModelConfig, norm: str, classes: int, crop: int, batch: int) -> int:
+def _kept_with(config: DeepLabConfig, norm: str, classes: int, crop: int, batch: int) -> int:
     config = config.model_copy(update={"norm": norm})
     images = torch.empty(batch, 3, crop, crop, device="meta")
     return kept_bytes(_on_meta(config, classes, crop), images)

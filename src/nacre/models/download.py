@@ -14,21 +14,20 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
 from nacre.errors import NacreError
-
-Progress = Callable[[str, int, int | None], None]
-"""Told the file's name, the bytes that are there and those that there will be, if known."""
+from nacre.utils.progress import Progress, show_progress
 
 TIMEOUT = 30
 """Seconds without a byte after which a server counts as gone."""
 
 _ATTEMPTS = 5
 _CHUNK = 1 << 20
+_MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -69,24 +68,13 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "nacre" / "weights"
 
 
-def show_progress(name: str, done: int, total: int | None) -> None:
-    """Write how far a download is, on one line of a terminal; nothing into a file."""
-    if sys.stderr.isatty():
-        share = f" ({done / total:.0%})" if total else ""
-        end = "\n" if done == total else ""
-        print(f"\r{name}: {megabytes(done)}{share}", end=end, file=sys.stderr, flush=True)
-
-
-def download(
-    url: str, path: Path, checksum: Checksum | None, progress: Progress = show_progress
-) -> Path:
+def download(url: str, path: Path, checksum: Checksum | None) -> Path:
     """Fetch a file unless it is there.
 
     Args:
         url: where it is.
         path: where to put it.
         checksum: of the published file; None takes what comes.
-        progress: told how far it is.
 
     Raises:
         NacreError: the file cannot be had, or is not the published one.
@@ -102,17 +90,18 @@ def download(
     try:
         with _held(path.with_name(path.name + ".part")) as part:
             if not path.is_file():  # another process may have fetched it meanwhile
-                _fetch_whole(url, path, part, checksum, progress)
+                with show_progress(f"{path.name}, MB") as show:
+                    _fetch_whole(url, path, part, checksum, show)
     except OSError as error:
         raise _by_hand(url, path, error.strerror or str(error)) from error
     return path
 
 
 def _fetch_whole(
-    url: str, path: Path, part: Path, checksum: Checksum | None, progress: Progress
+    url: str, path: Path, part: Path, checksum: Checksum | None, show: Progress
 ) -> None:
     for goes_on in (part.stat().st_size > 0, False):
-        _fetch_in_attempts(url, path, part, progress)
+        _fetch_in_attempts(url, path, part, show)
         if checksum is None or checksum.fits(part):
             part.replace(path)
             return
@@ -130,13 +119,13 @@ def _fetch_whole(
     )
 
 
-def _fetch_in_attempts(url: str, path: Path, part: Path, progress: Progress) -> None:
+def _fetch_in_attempts(url: str, path: Path, part: Path, show: Progress) -> None:
     """Fetch what is missing, again after a cut as long as each attempt brings something."""
     reason = ""
     for _ in range(_ATTEMPTS):
         before = part.stat().st_size
         try:
-            return _fetch(url, part, path.name, progress)
+            return _fetch(url, part, show)
         except _CutOff as error:
             reason = str(error)
         except urllib.error.HTTPError as error:
@@ -148,7 +137,7 @@ def _fetch_in_attempts(url: str, path: Path, part: Path, progress: Progress) -> 
     raise _by_hand(url, path, f"{reason}; another try goes on from there")
 
 
-def _fetch(url: str, part: Path, name: str, progress: Progress) -> None:
+def _fetch(url: str, part: Path, show: Progress) -> None:
     """Append to a part what it lacks of a file.
 
     Raises:
@@ -170,7 +159,7 @@ def _fetch(url: str, part: Path, name: str, progress: Progress) -> None:
             file.truncate(0)
         file.seek(have)
         length = answer.headers.get("Content-Length")
-        _copy(answer, file, have, have + int(length) if length else None, name, progress)
+        _copy(answer, file, have, have + int(length) if length else None, show)
 
 
 def _copy(
@@ -178,15 +167,14 @@ def _copy(
     file: IO[bytes],
     done: int,
     total: int | None,
-    name: str,
-    progress: Progress,
+    show: Progress,
 ) -> None:
     problem: Exception | None = None
     try:
         while chunk := answer.read1(_CHUNK):
             file.write(chunk)
             done += len(chunk)
-            progress(name, done, total)
+            show(done // _MEGABYTE, (total or done) // _MEGABYTE)
     except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
         problem = error
     if problem or (total is not None and done < total):

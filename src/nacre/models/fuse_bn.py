@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from nacre.models.abn import ABN, Activation, activate_
+from nacre.models.deeplab import DeepLab
 from nacre.models.head import DeepLabHead
-from nacre.models.network import Network
 
 
 class Activate(nn.Module):
@@ -34,7 +34,7 @@ class Activate(nn.Module):
 
 
 @torch.no_grad()
-def fuse_conv_bn(network: Network) -> Network:
+def fuse_conv_bn(network: DeepLab) -> DeepLab:
     """Return a copy for inference that gives what the network gives in eval, with fewer layers.
 
     The copy cannot be trained: none of its parameters takes a gradient.
@@ -68,7 +68,7 @@ def _rest(norm: ABN) -> Activate:
     return Activate(norm.activation, norm.slope)
 
 
-def _pairs(network: Network) -> list[tuple[nn.Conv2d, ABN, str]]:
+def _pairs(network: DeepLab) -> list[tuple[nn.Conv2d, ABN, str]]:
     """Find each norm that takes exactly what a convolution puts out, by watching a forward pass."""
     made: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     pairs: list[tuple[nn.Conv2d, ABN, str]] = []

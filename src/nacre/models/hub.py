@@ -13,21 +13,12 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from nacre.models.download import (
-    TIMEOUT,
-    Checksum,
-    Progress,
-    cache_folder,
-    download,
-    show_progress,
-)
+from nacre.models.download import TIMEOUT, Checksum, cache_folder, download
 
 _REDIRECTIONS = (301, 302, 303, 307, 308)
 
 
-def hub_file(
-    repository: str, file: str, *, revision: str = "main", progress: Progress = show_progress
-) -> Path:
+def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
     """Return a file of a repository of the Hugging Face hub, checked by what the hub says of it.
 
     Raises:
@@ -39,7 +30,7 @@ def hub_file(
             return path
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     url = f"{endpoint}/{repository}/resolve/{revision}/{file}"
-    return download(url, own, _published(url), progress)
+    return download(url, own, _published(url))
 
 
 def _in_its_cache(repository: str, file: str, revision: str) -> Path:

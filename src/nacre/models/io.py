@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 
 from nacre.errors import NacreError
-from nacre.models.config import ModelConfig
-from nacre.models.network import Network, build_network
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.network import Network
 from nacre.utils.io import save_json
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 
@@ -67,7 +68,7 @@ def load_model(
     try:
         info = ModelInfo(**content)
         network = build_network(
-            ModelConfig.model_validate(info.model), info.steps, info.crop, load=False
+            DeepLabConfig.model_validate(info.model), info.steps, info.crop, load=False
         )
         state = _under("network.", tensors)
         network.classifier.fit(_under("classifier.", state))

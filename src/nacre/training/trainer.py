@@ -1,13 +1,13 @@
 """The trainer: from a batch to updated parameters, for one step.
 
     for each batch:                       (micro-batches fit the device; their gradients add up)
-        lr = lr0 * (1 - iteration / iterations) ** power
+        lr = lr0 * (1 - iteration / iterations) ** power     (`nacre.training.optim` has others)
         for each micro-batch:
             losses = method.losses(batch, student(images), teacher(images))
             (sum of the losses / number of micro-batches).backward()
         method.after_backward(step)       (sees the gradients of these losses alone)
         sum(method.penalties(step)).backward()
-        update by SGD with Nesterov momentum
+        update the parameters
 
 Losses on targets are averaged over the pixels of the whole batch, over all its micro-batches and
 all processes, so that neither accumulation nor the number of processes changes the gradient.
@@ -29,6 +29,13 @@ from nacre.methods import Batch, Method, Step
 from nacre.models.network import Output
 from nacre.scenarios.classes import IGNORE_INDEX
 from nacre.training.config import TrainConfig
+from nacre.training.optim import (
+    WeightAverage,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+    set_lr,
+)
 from nacre.utils.device import Precision, memory_layout
 from nacre.utils.tensor_file import Tensors
 
@@ -67,13 +74,9 @@ class Trainer:
         if self.dist.world_size > 1:
             # Buffers are the same everywhere: the normalisation is synchronised.
             self.student = DistributedDataParallel(self.network, broadcast_buffers=False)
-        self.optimizer = torch.optim.SGD(
-            self.network.parameters(),
-            lr=self.lr,
-            momentum=self.config.momentum,
-            weight_decay=self.config.weight_decay,
-            nesterov=self.config.momentum > 0,
-        )
+        self.optimizer = make_optimizer(self.network, self.config, self.lr)
+        ema_decay = self.config.ema_decay
+        self.average = WeightAverage(self.network, ema_decay) if ema_decay else None
         device = self.dist.device.type
         self.scaler = torch.amp.GradScaler(device, enabled=self.precision.needs_scaling)
 
@@ -84,8 +87,7 @@ class Trainer:
 
     def update(self, micro_batches: list[Sample]) -> dict[str, float]:
         """Learn from one batch; return its named losses."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._current_lr()
+        set_lr(self.optimizer, self.config, self.lr, self.iteration, self.step.iterations)
         self.optimizer.zero_grad(set_to_none=True)
         num_valid = self._num_valid_pixels(micro_batches)
         totals: dict[str, float] = {}
@@ -108,7 +110,14 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.iteration += 1
+        if self.average is not None:
+            self.average.update(self.network, self.iteration)
         return totals
+
+    def finish(self) -> None:
+        """End the step: its network is the mean of the weights over time, where that is kept."""
+        if self.average is not None:
+            self.average.copy_to(self.network)
 
     def check_weights(self) -> None:
         """Refuse to keep weights that are no numbers: the loss saw only those before the update.
@@ -142,30 +151,29 @@ class Trainer:
     def state(self) -> Tensors:
         """Return every tensor that decides how learning goes on."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
-        for name, parameter in self.network.named_parameters():
-            momentum = self.optimizer.state[parameter].get("momentum_buffer")
-            if momentum is not None:
-                tensors[f"momentum.{name}"] = momentum
-        return tensors | {f"method.{name}": value for name, value in self.method.state().items()}
+        parts = {
+            "optimizer": optimizer_state(self.optimizer, self.network),
+            "average": self.average.tensors if self.average else {},
+            "method": self.method.state(),
+        }
+        for kind, part in parts.items():
+            tensors |= {f"{kind}.{name}": value for name, value in part.items()}
+        return tensors
 
     def load_state(self, tensors: Tensors, iteration: int, scaler: dict[str, float]) -> None:
         """Take back what `state` returned at an iteration."""
-        split: dict[str, Tensors] = {"network": {}, "momentum": {}, "method": {}}
+        split: dict[str, Tensors] = {"network": {}, "optimizer": {}, "average": {}, "method": {}}
         for key, value in tensors.items():
             kind, _, name = key.partition(".")
             split[kind][name] = value
         self.network.load_state_dict(split["network"])
-        parameters = dict(self.network.named_parameters())
-        for name, momentum in split["momentum"].items():
-            self.optimizer.state[parameters[name]]["momentum_buffer"] = momentum
+        load_optimizer_state(self.optimizer, self.network, split["optimizer"])
+        if self.average is not None:
+            self.average.tensors = split["average"]
         self.method.load_state(split["method"])
         if scaler:
             self.scaler.load_state_dict(scaler)
         self.iteration = iteration
-
-    def _current_lr(self) -> float:
-        left: float = 1 - self.iteration / self.step.iterations
-        return self.lr * left**self.config.poly_power
 
     def _losses(self, sample: Sample, num_valid: float) -> dict[str, Tensor]:
         device = self.dist.device

