@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nacre.errors import NacreError
 from nacre.methods import METHODS, Method, all_methods, find_method
 from nacre.methods._regularizer import normalize
 from nacre.models.io import find_model, load_model
@@ -152,3 +153,26 @@ def test_a_method_of_another_package_joins_through_an_entry_point(monkeypatch):
     monkeypatch.setattr("nacre.methods.entry_points", lambda group: [Point()])
     assert find_method("mine") is METHODS["ft"]
     assert set(all_methods()) == {*METHODS, "mine"}
+
+
+def test_a_broken_plug_in_breaks_only_itself(monkeypatch, caplog):
+    class Point:
+        value = "elsewhere:Mine"
+
+        def __init__(self, name, load):
+            self.name, self.load = name, load
+
+    def broken():
+        raise ImportError("no module named elsewhere")
+
+    points = [Point("broken", broken), Point("odd", lambda: 3), Point("mib", broken)]
+    monkeypatch.setattr("nacre.methods.entry_points", lambda group: points)
+    assert find_method("mib") is METHODS["mib"]
+    assert all_methods() == METHODS
+    assert "'broken' cannot be loaded from elsewhere:Mine: ImportError: no module" in caplog.text
+    with pytest.raises(NacreError, match="'broken' cannot be loaded from elsewhere:Mine"):
+        find_method("broken")
+    with pytest.raises(NacreError, match="'odd' is no Method"):
+        find_method("odd")
+    with pytest.raises(NacreError, match="did you mean 'broken'"):
+        find_method("broke")

@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from nacre.errors import NacreError
-from nacre.sweeps.grid import check_grid, last_log_line, make_jobs, read_grid, run_grid
+from nacre.sweeps.grid import check_grid, make_jobs, read_grid
+from nacre.sweeps.launch import last_log_line, run_grid
 from nacre.terminal.grid import GridDisplay
 from tiny_runs import TINY
 

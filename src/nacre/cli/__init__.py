@@ -12,10 +12,12 @@ from nacre.cli import inspect  # noqa: F401  # isort: skip
 from nacre.cli import export  # noqa: F401  # isort: skip
 from nacre.cli.app import app, show_bars
 from nacre.errors import NacreError, SaidElsewhere
+from nacre.utils.signals import obey_parent
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
+    obey_parent()
     show_bars()
     try:
         app()

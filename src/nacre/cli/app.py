@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
 
@@ -39,23 +39,32 @@ def config_values(**given: Any) -> dict[str, Any]:
 
 def command_to_go_on(*arguments: str) -> str:
     """Return the command that goes on with what was interrupted."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    start = ["nacre"]
-    if size > 1:
-        start = ["torchrun", "--nproc-per-node", str(size), "-m", "nacre"]
-    return shlex.join([*start, *arguments])
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return shlex.join(["nacre", *arguments])
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    each = os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"]
+    start = f"torchrun --nproc-per-node {each}"
+    if nodes > 1:
+        start += f" --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+    command = f"{start} -m nacre {shlex.join(arguments)}"
+    return command if nodes == 1 else f"{command}  on each of the {nodes} machines"
 
 
 def until_interrupted(work: Callable[[], T], again: str) -> T:
     """Do the work; if the user stops it, say how to go on."""
     from nacre.training.step import Interrupted
+    from nacre.utils.distributed import leave_distributed
 
     try:
-        return work()
+        result = work()
+        leave_distributed()
+        return result
     except (Interrupted, KeyboardInterrupt) as error:
         saved = "saved" if isinstance(error, Interrupted) else "the last save is kept"
         if is_main_process():
             typer.echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
+        if isinstance(error, Interrupted):
+            leave_distributed()
         sys.exit(130)
 
 
@@ -73,7 +82,9 @@ def make_console() -> "Console":
     """Return the console of the process that talks; the others' is silent."""
     from rich.console import Console
 
-    return Console(quiet=not is_main_process())
+    from nacre.terminal.output import Output
+
+    return Console(file=cast(IO[str], Output(sys.stdout)), quiet=not is_main_process())
 
 
 def show_bars() -> None:

@@ -180,21 +180,25 @@ def grid(
 ) -> None:
     """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
     from nacre.report.page.page import write_report
-    from nacre.sweeps.grid import last_log_line, make_jobs, run_grid
+    from nacre.sweeps.grid import make_jobs
+    from nacre.sweeps.launch import failure, run_grid
     from nacre.terminal.grid import GridDisplay
+    from nacre.utils.lock import locked
     from nacre.utils.signals import StopSignal
 
     made = _grid(file, scenarios, methods, seeds, preset, set_ or [], root, jobs)
     runs = make_jobs(made, out)
     console = make_console()
-    with StopSignal() as stop, GridDisplay(console) as display:
-        finished = run_grid(runs, made.jobs, should_stop=stop, show=display)
+    with locked(out, "grid"), StopSignal() as stop, GridDisplay(console) as display:
+        finished = until_interrupted(
+            lambda: run_grid(runs, made.jobs, should_stop=stop, show=display), "the same command"
+        )
     if not finished:
         typer.echo("interrupted; saved. The same command goes on.", err=True)
         sys.exit(130)
     for job in runs:
         if job.state == "failed":
-            typer.echo(f"failed: {job.name}: {last_log_line(job)} (see {job.log})", err=True)
+            typer.echo(f"failed: {failure(job)}", err=True)
     done = [job.folder.path for job in runs if job.state == "done"]
     if done:
         console.print(f"report: [bold]{write_report(done, out)}[/]", soft_wrap=True)

@@ -4,7 +4,8 @@ A method from another package joins the table through the entry point group ``na
 (name = the method's name, object = its class); one test file runs over the whole table.
 """
 
-from importlib.metadata import entry_points
+import logging
+from importlib.metadata import EntryPoint, entry_points
 
 from nacre.errors import NacreError, unknown_name
 from nacre.methods.base import Batch, Method, MethodConfig, Step
@@ -19,6 +20,8 @@ from nacre.methods.pi import Pi
 from nacre.methods.rw import Rw
 
 __all__ = ["METHODS", "Batch", "Method", "MethodConfig", "Step", "all_methods", "find_method"]
+
+_LOG = logging.getLogger(__name__)
 
 # In the order of the paper's tables, in which tables and pages show them.
 METHODS: dict[str, type[Method]] = {
@@ -37,18 +40,40 @@ METHODS: dict[str, type[Method]] = {
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Return our methods and those that installed packages register."""
+    """Return our methods and those that installed packages register, as far as these load."""
     found = dict(METHODS)
-    for point in entry_points(group="nacre.methods"):
-        if point.name in METHODS:
-            raise NacreError(f"{point.value} registers the method {point.name!r}, a name of ours")
-        found[point.name] = point.load()
+    for name, point in _plugins().items():
+        try:
+            found[name] = _load(point)
+        except NacreError as error:
+            _LOG.warning("%s", error)
     return found
 
 
 def find_method(name: str) -> type[Method]:
-    """Return a method by name."""
-    methods = all_methods()
-    if name not in methods:
-        raise unknown_name("method", name, methods)
-    return methods[name]
+    """Return a method by name; what other packages register is loaded only when it is meant."""
+    if name in METHODS:
+        return METHODS[name]
+    plugins = _plugins()
+    if name not in plugins:
+        raise unknown_name("method", name, [*METHODS, *plugins])
+    return _load(plugins[name])
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    """Return what installed packages register; a name of ours stays ours."""
+    points = entry_points(group="nacre.methods")
+    return {point.name: point for point in points if point.name not in METHODS}
+
+
+def _load(point: EntryPoint) -> type[Method]:
+    try:
+        method = point.load()
+    except Exception as error:  # whatever somebody else's module does when it is imported
+        raise NacreError(
+            f"the method {point.name!r} cannot be loaded from {point.value}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise NacreError(f"the method {point.name!r} is no Method: {point.value} is {method!r}")
+    return method

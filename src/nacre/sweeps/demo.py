@@ -9,8 +9,10 @@ from pathlib import Path
 
 from nacre.errors import NacreError
 from nacre.report.page.page import write_report
-from nacre.sweeps.grid import GridConfig, Job, last_log_line, make_jobs, run_grid
+from nacre.sweeps.grid import GridConfig, Job, make_jobs
+from nacre.sweeps.launch import failure, run_grid
 from nacre.training.step import Interrupted
+from nacre.utils.lock import locked
 from nacre.utils.system import usable_cores
 
 METHODS = ("ft", "lwf", "mib", "joint")
@@ -44,11 +46,12 @@ def run_demo(
     """Learn all runs of the demo; return their folders."""
     grid = demo_grid(seed)
     jobs = make_jobs(grid, out / "runs")
-    if not run_grid(jobs, grid.jobs, should_stop=should_stop, show=show):
-        raise Interrupted
+    with locked(out, "demo"):
+        if not run_grid(jobs, grid.jobs, should_stop=should_stop, show=show):
+            raise Interrupted
     for job in jobs:
         if job.state == "failed":
-            raise NacreError(f"{job.name} failed: {last_log_line(job)} (see {job.log})")
+            raise NacreError(f"failed: {failure(job)}")
     return [job.folder.path for job in jobs]
 
 

@@ -1,15 +1,11 @@
 """Several runs: methods x scenarios x seeds, each in a folder and a process of its own.
 
 Runs that learn step 0 alike share it: one of them learns it, the others take it over as soon as
-it is there. What is done is skipped, what was interrupted goes on, and when one run fails
-the others go on and the failure is told at the end.
+it is there (`nacre.sweeps.launch` carries them out).
 """
 
-import os
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,12 +20,9 @@ from nacre.runs.folder import RunFolder
 from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.utils.config import Config
-from nacre.utils.io import save_text
-from nacre.utils.system import usable_cores
 from nacre.utils.yaml_file import read_yaml
 
 State = Literal["waiting", "running", "done", "failed"]
-POLL_SECONDS = 0.5
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -58,7 +51,9 @@ class Job:
         folder: Its folder.
         base: The run whose step 0 it takes over, if it does not learn it itself.
         iterations: Updates of each step.
+        fingerprint: The data that it learns from and is tested on.
         state: How far it is.
+        problem: Why it failed, where it could not say so itself.
     """
 
     name: str
@@ -66,7 +61,9 @@ class Job:
     folder: RunFolder
     base: "Job | None"
     iterations: tuple[int, ...]
+    fingerprint: dict[str, Any] = field(repr=False)
     state: State = "waiting"
+    problem: str | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -116,11 +113,12 @@ def check_grid(content: dict[str, Any], place: str = "grid") -> GridConfig:
 def make_jobs(grid: GridConfig, out: Path) -> list[Job]:
     """Return the runs of a grid, every config checked; those that share step 0 know from whom."""
     jobs: list[Job] = []
+    opened: _Opened = {}
     alike: dict[str, list[Job]] = {}
     for scenario in grid.scenarios:
         for seed in grid.seeds:
             for method in grid.methods:
-                job, key = _job(grid, out, scenario, method, seed)
+                job, key = _job(grid, out, scenario, method, seed, opened)
                 jobs.append(job)
                 if key is not None:
                     alike.setdefault(key, []).append(job)
@@ -140,13 +138,32 @@ def _share_step_0(group: Sequence[Job]) -> None:
         job.base = None if best is job else best
 
 
+_Opened = dict[str, tuple[list[int], dict[str, Any]]]
+"""By what is opened: the images of each step, counted, and the data's fingerprint."""
+
+
+def _open_data(config: RunConfig, opened: _Opened) -> tuple[list[int], dict[str, Any]]:
+    """Return the images of each step and the data's fingerprint, opening them only once."""
+    is_joint = find_method(config.method.name).is_joint
+    key = repr((config.scenario, config.data, config.lists, is_joint))
+    if key not in opened:
+        data = open_scenario(config)
+        opened[key] = [len(images) for images in data.image_lists], data.fingerprint()
+    return opened[key]
+
+
 def _job(
-    grid: GridConfig, out: Path, scenario: str, method: str | dict[str, Any], seed: int
+    grid: GridConfig,
+    out: Path,
+    scenario: str,
+    method: str | dict[str, Any],
+    seed: int,
+    opened: _Opened,
 ) -> tuple[Job, str | None]:
     """Return a run and what tells its step 0 from others; None if it has no step 0 to share."""
     values = {"scenario": scenario, "method": method, "seed": seed}
     config = build_config(preset=grid.preset, overrides=deep_merge(grid.config, values))
-    data = open_scenario(config)
+    counts, fingerprint = _open_data(config, opened)
     variant = _variant(method)
     place = scenario.removesuffix(".yaml").strip("./").replace("/", "_")
     job = Job(
@@ -155,13 +172,13 @@ def _job(
         folder=RunFolder(out / place / f"{variant}-{seed}"),
         base=None,
         iterations=tuple(
-            step_sampler(config, len(images), step).iterations
-            for step, images in enumerate(data.image_lists)
+            step_sampler(config, count, step).iterations for step, count in enumerate(counts)
         ),
+        fingerprint=fingerprint,
     )
     if find_method(config.method.name).is_joint:
         return job, None
-    return job, yaml.safe_dump(step_0_key(config, data.fingerprint()))
+    return job, yaml.safe_dump(step_0_key(config, fingerprint))
 
 
 def _variant(method: str | dict[str, Any]) -> str:
@@ -170,78 +187,3 @@ def _variant(method: str | dict[str, Any]) -> str:
         return method
     rest = [f"{key}={value}" for key, value in method.items() if key != "name"]
     return ",".join([str(method.get("name")), *rest])
-
-
-def run_grid(
-    jobs: Sequence[Job],
-    max_parallel: int,
-    *,
-    should_stop: Callable[[], bool] = lambda: False,
-    show: Callable[[Sequence[Job]], None] = lambda jobs: None,
-) -> bool:
-    """Carry out all runs, so many at a time; return False if the user stopped it."""
-    for job in jobs:
-        if job.folder.metrics.exists():
-            job.state = "done"
-    while any(job.state in ("waiting", "running") for job in jobs):
-        running = [job for job in jobs if job.state == "running"]
-        if should_stop():
-            _stop(running)
-            return False
-        for job in running:
-            _poll(job)
-        free = max_parallel - sum(job.state == "running" for job in jobs)
-        ready = [job for job in jobs if job.state == "waiting" and job.is_ready]
-        waited_for = {id(job.base) for job in jobs if not job.is_ready}
-        ready.sort(key=lambda job: id(job) not in waited_for)
-        for job in ready[: max(free, 0)]:
-            _start(job, max_parallel)
-        show(jobs)
-        time.sleep(POLL_SECONDS)
-    show(jobs)
-    return True
-
-
-def _start(job: Job, max_parallel: int) -> None:
-    job.folder.path.parent.mkdir(parents=True, exist_ok=True)
-    config = job.log.with_suffix(".yaml")
-    save_text(config, yaml.safe_dump(job.config.to_dict(), sort_keys=False))
-    command = [sys.executable, "-m", "nacre", "run", "--config", str(config)]
-    command += ["--out", str(job.folder.path)]
-    if job.base is not None and job.has_base() and not job.has_step_0:
-        command += ["--base", str(job.base.folder.path)]
-    # Runs side by side must not fight for the same cores.
-    threads = max(1, usable_cores() // max_parallel)
-    with job.log.open("ab") as log:
-        job.process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,
-        )
-    job.state = "running"
-
-
-def _poll(job: Job) -> None:
-    assert job.process is not None
-    code = job.process.poll()
-    if code is not None:
-        job.state = "done" if code == 0 and job.folder.metrics.exists() else "failed"
-
-
-def _stop(running: Sequence[Job]) -> None:
-    """Let the runs save what they have."""
-    for job in running:
-        assert job.process is not None
-        job.process.terminate()
-    for job in running:
-        assert job.process is not None
-        job.process.wait()
-        job.state = "waiting"
-
-
-def last_log_line(job: Job) -> str:
-    """Return the last line that a run printed, which is its error if it failed."""
-    lines = job.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no output"

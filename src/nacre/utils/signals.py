@@ -20,6 +20,9 @@ STOPS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
     if hasattr(signal, name)
 )
+PARENT = "NACRE_PARENT"
+"""Variable in which a command that starts others says who it is, so that they end with it."""
+
 _AGAIN_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -98,3 +101,10 @@ def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if hasattr(os, "getppid") and os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def obey_parent() -> None:
+    """End with the command that started this one, if one did: a stop is what that means here."""
+    parent = os.environ.pop(PARENT, "")
+    if parent.isdecimal():
+        die_with_parent(int(parent))

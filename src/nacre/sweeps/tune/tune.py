@@ -23,6 +23,7 @@ import yaml
 
 from nacre.errors import NacreError
 from nacre.methods import find_method
+from nacre.runs.folder import RunFolder
 from nacre.runs.run import Run
 from nacre.runs.scenario_data import open_scenario
 from nacre.sweeps.tune.result import Trial, Tuning, as_comment, as_plain
@@ -32,7 +33,7 @@ from nacre.training.config import RunConfig, deep_merge, resolve_config
 from nacre.training.events import Observer
 from nacre.training.trainer import NotFinite
 from nacre.utils.distributed import init_distributed
-from nacre.utils.io import save_json, save_text
+from nacre.utils.io import remove_temporaries, save_json, save_text
 
 
 class _Search:
@@ -86,9 +87,12 @@ class _Search:
         """Carry out a trial, unless that was done before."""
         folder = self.out / trial.name
         self._note(trials=(*self.tuning.trials, trial))
-        diverged = folder / "diverged.json"
-        if not diverged.exists():
-            trial = self._learn(trial, self.changed(values, trial.rate), folder)
+        diverged, config = folder / "diverged.json", self.changed(values, trial.rate)
+        remove_temporaries(folder, [diverged.name])
+        if diverged.exists():
+            RunFolder(folder).check_same(config, self.trial_data.fingerprint())
+        else:
+            trial = self._learn(trial, config, folder)
         if diverged.exists():
             trial = replace(trial, accuracy=0.0, diverged=True)
         self._note(trials=(*self.tuning.trials[:-1], trial))
@@ -178,6 +182,7 @@ def tune(
         show: Receives the search after every change.
     """
     search = _Search(config, out, base, observers, should_stop, show)
+    remove_temporaries(out, ["tuning.json", "tuned.yaml"])
     try:
         return search.search(rates or (config.train.incremental_lr,), full)
     finally:
