@@ -214,3 +214,36 @@ def test_methods_and_scenarios_are_listed(nacre):
     assert all(name in listed for name in ("ft", "lwf", "mib", "joint"))
     assert "eq. 8, 9" in nacre("methods", "mib").stdout
     assert "voc-animals-4-2" in nacre("scenarios").stdout
+
+
+def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
+    from nacre.data.sources.scenes_render import ScenesConfig
+    from partial_data import write_folder
+
+    world = ScenesConfig(train=24, val=8, size=32, seed=3)
+    for name, classes in (("pets", ["pearl", "starfish"]), ("birds", ["crate"])):
+        write_folder(tmp_path / name, classes, world=world)
+    small = ["--set", "model.backbone=tiny", "--set", "images.crop_size=32"]
+    small += ["--set", "train.iterations=3", "--set", "train.batch_size=4"]
+    pets, birds = tmp_path / "models" / "pets", tmp_path / "models" / "birds"
+    done = nacre("learn", tmp_path / "pets", "--out", pets, *small)
+    assert "new: pearl, starfish" in done.stdout
+    train = ["--set", "train.iterations=3"]
+    done = nacre("learn", tmp_path / "birds", "--start", pets, "--out", birds, *train)
+    assert "its background may hide pearl, starfish" in done.stdout
+    assert "the start model's network and crop" in done.stdout
+    assert "agreement" in done.stdout
+    assert "IoU %" in nacre("learn", "--out", birds).stdout, "it is done, and says so again"
+    log = nacre("log", birds).stdout
+    assert "pearl, starfish" in log
+    assert "birds" in log
+    assert "mib" in log
+    lineage = json.loads(nacre("log", birds, "--json").stdout)["lineage"]
+    assert [entry["classes"] for entry in lineage] == [["pearl", "starfish"], ["crate"]]
+    assert "crate" in nacre("eval", birds).stdout
+    picture = next((tmp_path / "birds" / "images").iterdir())
+    nacre("predict", birds, picture, "--out", tmp_path / "seen")
+    assert list((tmp_path / "seen").iterdir())
+    done = nacre("learn", tmp_path / "pets", "--start", pets, code=2)
+    assert "there is no new class in pets" in done.stderr
+    assert "is not of the form Katze=cat" in nacre("learn", "x", "--rename", "y", code=2).stderr

@@ -1,7 +1,10 @@
 """Adding classes to a model that exists, without its pictures and labels."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -284,3 +287,41 @@ def test_what_is_chosen_without_a_preset_fits_and_is_said(pets, data):
     assert plan.config.model.backbone == "tiny"
     assert plan.config.images.crop_size == 32
     assert "start model's network" in plan.reasons[0]
+
+
+def test_a_model_is_tested_again_on_its_own_and_on_other_folders(pets, data, tmp_path):
+    from nacre.runs.evaluate import evaluate_checkpoint
+
+    learning(data / "birds", tmp_path / "birds", start=pets)()
+    metrics = json.loads((tmp_path / "birds" / "metrics.json").read_text())
+    again = evaluate_checkpoint(tmp_path / "birds", {})
+    assert again["iou"] == metrics["iou"]
+    on_all = evaluate_checkpoint(tmp_path / "birds", {"data": {"root": str(data / "all")}})
+    assert set(on_all["iou"]) == {*PETS, *BIRDS}
+    with pytest.raises(NacreError, match="no test picture holds a class that the model knows"):
+        evaluate_checkpoint(pets, {"data": {"root": str(data / "fish")}})
+
+
+def test_two_processes_learn_what_one_does(pets, data, tmp_path):
+    script = tmp_path / "learn.py"
+    script.write_text(
+        "import sys, json\n"
+        "from pathlib import Path\n"
+        "from nacre.runs.learn import find_start\n"
+        "from nacre.runs.learn_plan import plan_learning\n"
+        "data, start, out, values = sys.argv[1:]\n"
+        "plan = plan_learning([Path(data)], find_start(Path(start)), values=json.loads(values))\n"
+        "plan.learning(Path(out))()\n"
+    )
+    values = {**TINY, "train": {**TINY["train"], "incremental_lr": 1e-3}}
+    learning(data / "birds", tmp_path / "one", start=pets, **values)()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = [script, data / "birds", pets, tmp_path / "two", json.dumps(values)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*launch, *map(str, arguments)], check=True, env=environment, timeout=240)
+    a, b = tensors(tmp_path / "one"), tensors(tmp_path / "two")
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)
+    one, two = (json.loads((tmp_path / k / "metrics.json").read_text()) for k in ("one", "two"))
+    assert one["tests_before"] == two["tests_before"]
+    assert one["images"] == two["images"]

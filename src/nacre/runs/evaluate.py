@@ -5,14 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data.dataset import eval_batches
+from nacre.data.learn_data import LabelledSet, LearnData
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics
-from nacre.models.io import find_model, load_model
+from nacre.models.io import ModelInfo, find_model, load_model
+from nacre.models.network import Network
+from nacre.runs.learn_config import resolve_learn_config
+from nacre.runs.learn_data import open_folders
+from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config
 from nacre.utils.device import choose_device
+from nacre.utils.distributed import init_distributed
 
 
 def _check_classes(path: Path, known: list[str], data: ScenarioData, step: int) -> None:
@@ -31,6 +37,8 @@ def evaluate_checkpoint(
 ) -> dict[str, Any]:
     """Test the model at a path with its own config, changed by plain values and ``a.b=value``."""
     network, info, _ = load_model(find_model(path))
+    if "scenario" not in info.config:
+        return _evaluate_on_folders(network, info, values, assignments)
     changed = deep_merge(info.config, values)
     for text in assignments:
         changed = deep_merge(changed, parse_assignment(text))
@@ -44,5 +52,42 @@ def evaluate_checkpoint(
     metrics = compute_metrics(data.scenario.classes, data.scenario.groups, step, confusion)
     return metrics | {
         "images": len(data.eval_dataset(step)),
+        "conventions": config.measured_under(),
+    }
+
+
+def _evaluate_on_folders(
+    network: Network, info: ModelInfo, values: dict[str, Any], assignments: Sequence[str]
+) -> dict[str, Any]:
+    """Test a model of `nacre learn` on its own test pictures, or on another folder's."""
+    changed = dict(info.config)
+    for text in assignments:
+        changed = deep_merge(changed, parse_assignment(text))
+    root = values.get("data", {}).get("root")
+    if root is not None:
+        changed |= {"data": [root], "tests": [], "rename": {}}
+    config = resolve_learn_config(changed)
+    opened = open_folders([*config.data, *config.tests])
+    sets = [LabelledSet(name, source, config.rename) for name, source in opened]
+    count = 0 if root is not None else len(config.data)
+    known = tuple(info.classes)
+    data = LearnData(
+        tuple(sets[:count]), tuple(sets[count:]), known, (), config.images, config.seed
+    )
+    dist = init_distributed(config.train.device)
+    tests = Tester(data, config, dist).test(network.to(dist.device), known)
+    if not tests:
+        named = sorted({name for one in sets for name in one.names.values()})
+        raise NacreError(
+            f"no test picture holds a class that the model knows; the data name {', '.join(named)}"
+        )
+    iou = class_ious(tests)
+    return {
+        "step": len(info.steps) - 1,
+        "classes": info.classes,
+        "images": sum(test["images"] for test in tests),
+        "iou": iou,
+        "mean_iou": mean_ious(iou, known, ()),
+        "tests": tests,
         "conventions": config.measured_under(),
     }
