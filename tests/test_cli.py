@@ -56,6 +56,7 @@ COMMANDS = [
     "eval",
     "plan",
     "predict",
+    "export",
     "methods",
     "scenarios",
     "data",
@@ -143,8 +144,8 @@ def test_run_prints_and_leaves_a_run_that_eval_and_predict_take(nacre, config, f
     assert other["conventions"]["unseen"] == "background"
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.png")
     seen = nacre("predict", out, tmp_path / "a.png", "--out", tmp_path / "seen").stdout
-    assert re.search(r"a.png: \w+ \d", seen)
-    assert Image.open(tmp_path / "seen" / "a-mask.png").size == (40, 30)
+    assert re.search(r"1 picture: \w+ \d", seen)
+    assert Image.open(tmp_path / "seen" / "masks" / "a.png").size == (40, 30)
 
 
 def test_eval_refuses_data_of_other_classes(nacre, finished):
@@ -152,11 +153,6 @@ def test_eval_refuses_data_of_other_classes(nacre, finished):
         done = nacre("eval", finished, "--set", change, code=2)
         assert "but after step 2 the scenario" in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_pictures_of_one_name_are_refused(nacre, finished):
-    done = nacre("predict", finished, "a/x.png", "b/x.png", code=2)
-    assert "two pictures are named 'x'" in done.stderr
 
 
 def test_values_on_top_of_a_runs_own_config_are_compared(nacre, finished):

@@ -15,13 +15,13 @@ from nacre.data.image_io import load as decode
 from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
 from nacre.evaluation.inference import predict_classes, sliding_classes
+from nacre.export.predictions import Legend, overlay, palette_image
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
 from nacre.terminal.bar import progress_bar
 from nacre.utils.device import choose_device
-from nacre.utils.io import save
 from nacre.utils.progress import show_with
 
 Paths = str | Path | Sequence[str | Path]
@@ -60,16 +60,12 @@ class Prediction:
 
     def picture(self) -> Image.Image:
         """Return the mask as a palette image: label values are channels."""
-        image = Image.fromarray(self.mask)
-        image.putpalette([value for color in self.colors for value in color])
-        return image
+        return palette_image(self.mask, Legend(self.classes, self.colors))
 
     def over(self, picture: Picture, strength: float = 0.6) -> Image.Image:
         """Return the picture with the classes laid over it in colour."""
-        image = np.asarray(_rgb(picture), np.float32)
-        colors = np.array(self.colors, np.float32)[self.mask]
-        weight = np.where(self.mask > 0, strength, 0.0)[..., None].astype(np.float32)
-        return Image.fromarray((image * (1 - weight) + colors * weight).round().astype(np.uint8))
+        pixels = np.asarray(to_rgb(picture))
+        return overlay(pixels, self.mask, Legend(self.classes, self.colors), strength)
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ class Model:
             picture: A file, a Pillow image or an array. EXIF data turn a file or an image; an array
                 is taken as it is.
         """
-        image = _rgb(picture)
+        image = to_rgb(picture)
         device = next(self.network.parameters()).device
         pixels = np.array(image.resize(self._seen_size(image), Image.Resampling.BILINEAR))
         batch = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(device)
@@ -205,7 +201,8 @@ def _paths(given: Paths) -> list[Path]:
     return [Path(one) for one in given]
 
 
-def _rgb(picture: Picture) -> Image.Image:
+def to_rgb(picture: Picture) -> Image.Image:
+    """Return a picture as upright RGB, whatever form it has."""
     if isinstance(picture, str | Path):
         return decode(open_image(Path(picture)))
     return upright_rgb(_from_array(picture) if isinstance(picture, np.ndarray) else picture)
@@ -225,11 +222,3 @@ def _from_array(array: npt.NDArray[np.uint8 | np.uint16]) -> Image.Image:
     # Alpha, the second or fourth channel, is left out.
     values = values[..., :3] if channels > 2 else values.reshape(*array.shape[:2], -1)[..., 0]
     return Image.fromarray(np.ascontiguousarray(values))
-
-
-def write_prediction(model: Model, path: Path, out: Path) -> dict[str, float]:
-    """Write a picture's mask and overlay into a folder; return the share of each class."""
-    prediction = model.predict(path)
-    save(out / f"{path.stem}-mask.png", lambda file: prediction.picture().save(file, "PNG"))
-    save(out / f"{path.stem}-seen.png", lambda file: prediction.over(path).save(file, "PNG"))
-    return prediction.shares()

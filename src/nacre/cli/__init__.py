@@ -8,8 +8,9 @@ import typer
 from nacre.cli import learn  # noqa: F401  # isort: skip
 from nacre.cli import run  # noqa: F401  # isort: skip
 from nacre.cli import results  # noqa: F401  # isort: skip
-from nacre.cli import inspect  # noqa: F401  # isort: skip
+from nacre.cli import predict  # noqa: F401  # isort: skip
 from nacre.cli import export  # noqa: F401  # isort: skip
+from nacre.cli import inspect  # noqa: F401  # isort: skip
 from nacre.cli.app import app, show_bars
 from nacre.errors import NacreError, SaidElsewhere
 from nacre.utils.signals import obey_parent

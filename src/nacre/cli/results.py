@@ -7,7 +7,6 @@ import typer
 
 from nacre.cli.app import app, config_values, make_console, print_json
 from nacre.cli.options import Root, Set
-from nacre.errors import NacreError
 
 
 @app.command(
@@ -93,28 +92,3 @@ def report(
 
     page = write_report(runs, out, pictures=pictures, paper=paper)
     make_console().print(f"report: [bold]{page}[/]", soft_wrap=True)
-
-
-@app.command(epilog="Example:  nacre predict runs/mib cat.jpg dog.jpg --out seen")
-def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
-    pictures: Annotated[list[Path], typer.Argument(help="Images.")],
-    out: Annotated[Path, typer.Option(help="Folder for the masks and overlays.")] = Path("seen"),
-) -> None:
-    """Say what is in pictures: a mask and an overlay of each, and the classes found."""
-    from nacre.api.model import load, write_prediction
-
-    stems = [picture.stem for picture in pictures]
-    twice = [stem for stem in stems if stems.count(stem) > 1]
-    if twice:
-        raise NacreError(
-            f"two pictures are named {twice[0]!r}, and their results would be too; "
-            "predict them into different folders (--out)"
-        )
-    loaded = load(model)
-    console = make_console()
-    for picture in pictures:
-        shares = write_prediction(loaded, picture, out)
-        seen = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        console.print(f"{picture.name}: {seen}", highlight=False)
-    console.print(f"masks and overlays: {out}")

@@ -39,7 +39,7 @@ def predict_classes(logits: Tensor, size: tuple[int, int]) -> Tensor:
     Raises:
         NacreError: a logit is not a finite number, so that no class is the greatest.
     """
-    logits = _check_finite(at_least_float32(logits.detach()))
+    logits = check_finite(at_least_float32(logits.detach()))
     images, channels = logits.shape[:2]
     dtype = torch.uint8 if channels <= 256 else torch.int16
     labels = torch.empty(images, *size, dtype=dtype, device=logits.device)
@@ -65,14 +65,15 @@ def sliding_classes(network: Network, images: Tensor, window: int) -> Tensor:
         for left in starts(width, window):
             rows, columns = slice(top, top + window), slice(left, left + window)
             part = images[:, :, rows, columns]
-            logits = _check_finite(network(part).scores)
+            logits = check_finite(network(part).scores)
             logits = upsample(logits, (part.shape[-2], part.shape[-1]))
             # The sum is enough: at a pixel all channels would be divided by the same number.
             total[:, :, rows, columns] += logits.softmax(1)
     return total.argmax(1)
 
 
-def _check_finite(logits: Tensor) -> Tensor:
+def check_finite(logits: Tensor) -> Tensor:
+    """Return logits that are numbers, or say what else they may be."""
     if not bool(logits.isfinite().all()):
         raise NacreError(
             "the network's scores are not finite numbers, so it says nothing about any pixel: its "

@@ -1,0 +1,78 @@
+"""Which pictures and videos a user means: files, folders, globs."""
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from nacre.data.image_io import IMAGE_SUFFIXES
+from nacre.errors import NacreError
+
+VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A picture or a video.
+
+    Attributes:
+        path: The file.
+        name: Its path below the folder that all have in common, with its suffix.
+        stem: The same for its results: without the suffix unless another has the same stem.
+    """
+
+    path: Path
+    name: str
+    stem: str
+
+    @property
+    def is_video(self) -> bool:
+        """Whether it is a video."""
+        return self.path.suffix.lower() in VIDEO_SUFFIXES
+
+
+def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
+    """Return all pictures and videos that files, folders and globs name.
+
+    Args:
+        given: Files, folders (with all below them) and globs such as ``day-*/*.jpg``.
+        out: Where results go; what lies there is no input.
+    """
+    found = [path for one in given for path in _paths(one, out.resolve())]
+    paths = list(dict.fromkeys(found))
+    parents = {path.absolute().parent for path in paths}
+    common = Path(os.path.commonpath([str(parent) for parent in parents])) if parents else Path()
+    names = [PurePosixPath(path.absolute().relative_to(common)) for path in paths]
+    stems = Counter(str(name.with_suffix("")) for name in names)
+    return [
+        Input(path, str(name), str(name.with_suffix("") if _alone(name, stems) else name))
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _alone(name: PurePosixPath, stems: Counter[str]) -> bool:
+    return stems[str(name.with_suffix(""))] == 1
+
+
+def _paths(given: str, out: Path) -> Iterable[Path]:
+    path = Path(given).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        below = [one for one in sorted(path.rglob("*")) if out not in one.resolve().parents]
+        found = [one for one in below if _is_input(one)]
+    else:
+        found = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
+        found = [one for one in found if _is_input(one)]
+    if not found:
+        raise NacreError(
+            f"no pictures at {given}: give files, folders or globs of "
+            f"{', '.join(suffix[1:] for suffix in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES))}"
+        )
+    return found
+
+
+def _is_input(path: Path) -> bool:
+    return path.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) and path.is_file()

@@ -1,0 +1,256 @@
+"""`nacre predict`: a model over pictures, folders, videos and maps; results lie as inputs lay.
+
+    OUT/masks/…png  OUT/overlays/…jpg  OUT/labelme/…json  OUT/coco.json  OUT/shares.csv
+
+A wish to stop is heard after the picture at hand; whatever was done by then is written and whole.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nacre.api.inputs import Input, find_inputs
+from nacre.api.model import Model, to_rgb
+from nacre.api.rasters import Raster, is_georeferenced, open_raster, write_geotiff
+from nacre.api.video import VideoWriter, frames_per_second, read_frames
+from nacre.errors import NacreError, unknown_name
+from nacre.evaluation.tiles import tiled_classes
+from nacre.export.predictions import (
+    CocoWriter,
+    Legend,
+    ShareWriter,
+    overlay,
+    write_labelme,
+    write_mask,
+    write_overlay,
+)
+from nacre.utils.progress import show_progress
+
+Pixels = npt.NDArray[np.uint8]
+
+FORMS = ("masks", "overlays", "labelme", "coco", "csv")
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """How pictures are seen and what is written of them.
+
+    Attributes:
+        forms: Of `FORMS`.
+        window: Side of the windows through which pictures are seen at their own size, in bounded
+            memory; None shows them as the model was tested.
+        tolerance: How far LabelMe polygons may be from the edges of regions, in pixels.
+    """
+
+    forms: tuple[str, ...] = ("masks", "overlays", "csv")
+    window: int | None = None
+    tolerance: float = 1.0
+
+    def __post_init__(self) -> None:
+        for form in self.forms:
+            if form not in FORMS:
+                raise unknown_name("form", form, FORMS)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was done.
+
+    Attributes:
+        done: Pictures, and frames of videos.
+        failed: What could not be read, and why.
+        stopped: Whether there was a wish to stop.
+        shares: Which share of all that was seen each class covers.
+    """
+
+    done: int
+    failed: tuple[str, ...]
+    stopped: bool
+    shares: dict[str, float]
+
+
+class _Results:
+    """Where the results of a call go."""
+
+    def __init__(self, model: Model, out: Path, options: PredictOptions) -> None:
+        colors = tuple((color[0], color[1], color[2]) for color in model.info.colors)
+        self.legend = Legend(model.classes, colors)
+        self.out, self.options = out, options
+        self.counts = np.zeros(len(model.classes), np.int64)
+        self.done = 0
+        forms = options.forms
+        self.coco = CocoWriter(out / "coco.json", self.legend) if "coco" in forms else None
+        self.shares = ShareWriter(out / "shares.csv", self.legend) if "csv" in forms else None
+
+    def __enter__(self) -> "_Results":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for collected in (self.coco, self.shares):
+            if collected is not None:
+                collected.close()
+
+    def add(self, name: str, stem: str, picture: Path | None, classes: Pixels) -> None:
+        """Write what has nothing to do with the picture's pixels."""
+        forms = self.options.forms
+        if "labelme" in forms:
+            path = self.out / "labelme" / f"{stem}.json"
+            shown = os.path.relpath(picture or name, path.parent)
+            write_labelme(path, classes, self.legend, shown, self.options.tolerance)
+        if self.coco is not None:
+            self.coco.add(name, classes)
+        if self.shares is not None:
+            self.shares.add(name, classes)
+        self.counts += np.bincount(classes.ravel(), minlength=len(self.counts))
+        self.done += 1
+
+    def share_of_classes(self) -> dict[str, float]:
+        total = max(1, int(self.counts.sum()))
+        order = np.argsort(-self.counts, kind="stable")
+        return {
+            self.legend.classes[at]: int(self.counts[at]) / total for at in order if self.counts[at]
+        }
+
+
+def predict_all(
+    model: Model,
+    given: Sequence[str],
+    out: Path,
+    options: PredictOptions,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Summary:
+    """Say what is in pictures and videos, and write it.
+
+    Args:
+        model: The model.
+        given: Files, folders and globs.
+        out: Folder of the results.
+        options: How, and what is written.
+        should_stop: Asked after each picture and frame.
+    """
+    inputs = find_inputs(given, out)
+    failed: list[str] = []
+    stopped = False
+    with _Results(model, out, options) as results, show_progress("predicting") as progress:
+        for at, one in enumerate(inputs):
+            try:
+                stopped = _predict(model, one, results, should_stop) or should_stop()
+            except NacreError as error:
+                if len(inputs) == 1:
+                    raise
+                failed.append(str(error))
+            progress(at + 1, len(inputs))
+            if stopped:
+                break
+    return Summary(results.done, tuple(failed), stopped, results.share_of_classes())
+
+
+def _predict(model: Model, one: Input, results: _Results, should_stop: Callable[[], bool]) -> bool:
+    """Do one input; return whether it was left in its middle."""
+    if one.is_video:
+        return _predict_video(model, one, results, should_stop)
+    if results.options.window is not None or is_georeferenced(one.path):
+        _predict_map(model, one, results)
+    else:
+        _predict_picture(model, one, results)
+    return False
+
+
+def _predict_picture(model: Model, one: Input, results: _Results) -> None:
+    pixels = np.asarray(to_rgb(one.path))
+    classes = model.predict(pixels).mask
+    if "masks" in results.options.forms:
+        write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
+    if "overlays" in results.options.forms:
+        path = results.out / "overlays" / f"{one.stem}.jpg"
+        write_overlay(path, pixels, classes, results.legend)
+    results.add(one.name, one.stem, one.path, classes)
+
+
+def _predict_map(model: Model, one: Input, results: _Results) -> None:
+    """Do a picture that may be too large to be seen at once."""
+    with open_raster(one.path) as raster, _map_writer(one, results) as write:
+        classes = np.zeros(raster.size, np.uint8)
+        for rows, columns, part in _blocks(model, raster, results.options.window):
+            classes[rows, columns] = part
+            if write is not None:
+                write(rows, columns, part)
+        preview = raster.preview() if "overlays" in results.options.forms else None
+    if "masks" in results.options.forms and write is None:
+        write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
+    if preview is not None:
+        path = results.out / "overlays" / f"{one.stem}.jpg"
+        write_overlay(path, preview, _shrunk(classes, preview.shape[:2]), results.legend)
+    results.add(one.name, one.stem, one.path, classes)
+
+
+@contextlib.contextmanager
+def _map_writer(
+    one: Input, results: _Results
+) -> Iterator[Callable[[slice, slice, Pixels], None] | None]:
+    """Open a GeoTIFF for the mask of a georeferenced picture; None for others."""
+    if "masks" not in results.options.forms or not is_georeferenced(one.path):
+        yield None
+        return
+    path = results.out / "masks" / f"{one.stem}.tif"
+    with write_geotiff(path, one.path, results.legend) as write:
+        yield write
+
+
+def _blocks(
+    model: Model, raster: Raster, window: int | None
+) -> Iterator[tuple[slice, slice, Pixels]]:
+    if window is None and model.info.predict_mode != "sliding":
+        every = (slice(0, raster.size[0]), slice(0, raster.size[1]))
+        yield *every, model.predict(raster.read(*every)).mask
+        return
+
+    def read(rows: slice, columns: slice) -> torch.Tensor:
+        part = np.ascontiguousarray(raster.read(rows, columns).transpose(2, 0, 1))
+        return torch.from_numpy(part)
+
+    done = 0
+    with show_progress("windows of a large picture") as progress:
+        side = window or model.info.crop
+        for block in tiled_classes(model.network, read, raster.size, side):
+            yield block.rows, block.columns, block.classes.numpy()
+            done += block.classes.numel()
+            progress(done, raster.size[0] * raster.size[1])
+
+
+def _shrunk(classes: Pixels, size: tuple[int, ...]) -> Pixels:
+    rows = (np.arange(size[0]) + 0.5) * classes.shape[0] / size[0]
+    columns = (np.arange(size[1]) + 0.5) * classes.shape[1] / size[1]
+    return classes[rows.astype(int)][:, columns.astype(int)]
+
+
+def _predict_video(
+    model: Model, one: Input, results: _Results, should_stop: Callable[[], bool]
+) -> bool:
+    forms = results.options.forms
+    writer: VideoWriter | None = None
+    try:
+        for at, frame in enumerate(read_frames(one.path)):
+            classes = model.predict(frame).mask
+            stem = f"{one.stem}/{at:06d}"
+            if "masks" in forms:
+                write_mask(results.out / "masks" / f"{stem}.png", classes, results.legend)
+            if "overlays" in forms:
+                if writer is None:
+                    path = results.out / "overlays" / f"{one.stem}.mp4"
+                    rate = frames_per_second(one.path)
+                    writer = VideoWriter(path, classes.shape, rate)
+                writer.add(np.asarray(overlay(frame, classes, results.legend)))
+            results.add(f"{one.name}#{at}", stem, None, classes)
+            if should_stop():
+                return True
+    finally:
+        if writer is not None:
+            writer.close()
+    return False

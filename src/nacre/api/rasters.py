@@ -1,0 +1,154 @@
+"""Large pictures that are read and written part by part: GeoTIFF by rasterio, others by Pillow."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from nacre.data.image_io import load, open_image
+from nacre.errors import NacreError
+from nacre.export.predictions import Legend
+from nacre.utils.io import replacing
+
+Pixels = npt.NDArray[np.uint8]
+
+_TIFF = (".tif", ".tiff")
+PREVIEW = 4096
+"""Longest side of the overlay of a picture that is too large to be shown whole."""
+
+
+@dataclass(frozen=True)
+class Raster:
+    """A picture of which parts can be read.
+
+    Attributes:
+        size: Height and width.
+        read: Returns rows and columns, height x width x RGB.
+        preview: Returns the whole picture with its longer side at most `PREVIEW`.
+    """
+
+    size: tuple[int, int]
+    read: Callable[[slice, slice], Pixels]
+    preview: Callable[[], Pixels]
+
+
+def has_rasterio() -> bool:
+    """Whether rasterio is installed."""
+    return find_spec("rasterio") is not None
+
+
+@contextlib.contextmanager
+def open_raster(path: Path) -> Iterator[Raster]:
+    """Open a picture of any size: a TIFF by rasterio where it is installed, else by Pillow."""
+    if path.suffix.lower() in _TIFF and has_rasterio():
+        with _rasterio_open(path) as file:
+            yield _windowed(file, path)
+    else:
+        yield _in_memory(path)
+
+
+@contextlib.contextmanager
+def _large_pictures() -> Iterator[None]:
+    """Let Pillow open what it takes for an attack: the user asked for windows, and knows."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _in_memory(path: Path) -> Raster:
+    with _large_pictures():
+        image = load(open_image(path))
+    pixels = np.asarray(image.convert("RGB"))
+
+    def preview() -> Pixels:
+        small = image.copy() if max(image.size) <= PREVIEW else image.reduce(_factor(image.size))
+        return np.asarray(small.convert("RGB"))
+
+    return Raster(pixels.shape[:2], lambda rows, columns: pixels[rows, columns], preview)
+
+
+def _factor(size: tuple[int, ...]) -> int:
+    return max(1, -(-max(size) // PREVIEW))
+
+
+@contextlib.contextmanager
+def _rasterio_open(path: Path) -> Iterator[Any]:
+    import rasterio
+    from rasterio.errors import RasterioIOError
+
+    try:
+        with rasterio.open(path) as file:
+            yield file
+    except RasterioIOError as error:
+        raise NacreError(f"the image {path} is damaged: {error}") from error
+
+
+def _windowed(file: Any, path: Path) -> Raster:
+    bands = [1, 2, 3] if file.count >= 3 else [1, 1, 1]
+    kind = np.dtype(file.dtypes[0])
+    if kind not in (np.uint8, np.uint16):
+        raise NacreError(f"the image {path} holds {kind} values; 8 or 16 bits are read")
+
+    def as_rgb(values: npt.NDArray[Any]) -> Pixels:
+        if kind == np.uint16:
+            values = values >> 8
+        return np.ascontiguousarray(values.astype(np.uint8).transpose(1, 2, 0))
+
+    def read(rows: slice, columns: slice) -> Pixels:
+        window = ((rows.start, rows.stop), (columns.start, columns.stop))
+        return as_rgb(file.read(bands, window=window))
+
+    def preview() -> Pixels:
+        factor = _factor((file.height, file.width))
+        shape = (3, -(-file.height // factor), -(-file.width // factor))
+        return as_rgb(file.read(bands, out_shape=shape))
+
+    return Raster((file.height, file.width), read, preview)
+
+
+def is_georeferenced(path: Path) -> bool:
+    """Whether a picture says where on Earth it lies, and rasterio is there to read it."""
+    if path.suffix.lower() not in _TIFF or not has_rasterio():
+        return False
+    with _rasterio_open(path) as file:
+        return file.crs is not None or not file.transform.is_identity
+
+
+@contextlib.contextmanager
+def write_geotiff(
+    path: Path, like: Path, legend: Legend
+) -> Iterator[Callable[[slice, slice, Pixels], None]]:
+    """Write a class map part by part, with the georeference of the picture it is of."""
+    import rasterio
+
+    with _rasterio_open(like) as source:
+        profile = {
+            "driver": "GTiff",
+            "height": source.height,
+            "width": source.width,
+            "count": 1,
+            "dtype": "uint8",
+            "crs": source.crs,
+            "transform": source.transform,
+            "compress": "deflate",
+            "tiled": True,
+            "blockxsize": 256,
+            "blockysize": 256,
+        }
+    with replacing(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
+        file.write_colormap(1, {at: (*color, 255) for at, color in enumerate(legend.colors)})
+        file.update_tags(classes=", ".join(legend.classes))
+
+        def write(rows: slice, columns: slice, classes: Pixels) -> None:
+            window = ((rows.start, rows.stop), (columns.start, columns.stop))
+            file.write(classes, 1, window=window)
+
+        yield write

@@ -1,0 +1,51 @@
+"""The command that uses a model on pictures."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nacre.cli.app import app, make_console
+
+
+@app.command(
+    epilog="Examples:  nacre predict runs/mib cat.jpg holiday/ 'day-*/*.png' --out seen;  "
+    "nacre predict runs/mib map.tif --window 512;  nacre predict runs/mib street.mp4"
+)
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
+    pictures: Annotated[list[str], typer.Argument(help="Pictures, folders, globs, videos.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("seen"),
+    as_: Annotated[
+        str, typer.Option("--as", help="Any of masks,overlays,labelme,coco,csv.")
+    ] = "masks,overlays,csv",
+    window: Annotated[
+        int | None,
+        typer.Option(min=32, help="See pictures at their own size through windows this wide."),
+    ] = None,
+    simplify: Annotated[
+        float, typer.Option(min=0, help="Pixels that LabelMe polygons may be off.")
+    ] = 1.0,
+) -> None:
+    """Say what is in pictures: masks, overlays, polygons to correct, the share of each class."""
+    from nacre.api.model import load
+    from nacre.api.predict import PredictOptions, predict_all
+    from nacre.utils.signals import StopSignal
+
+    forms = tuple(part.strip() for part in as_.split(",") if part.strip())
+    options = PredictOptions(forms, window, simplify)
+    console = make_console()
+    with StopSignal() as stop:
+        summary = predict_all(load(model), pictures, out, options, stop)
+    for sentence in summary.failed:
+        typer.echo(f"left out: {sentence}", err=True)
+    seen = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
+    count = "1 picture" if summary.done == 1 else f"{summary.done} pictures"
+    console.print(f"{count}: {seen}", highlight=False)
+    console.print(f"{', '.join(forms)}: {out}", highlight=False)
+    if summary.stopped:
+        typer.echo("interrupted; what was done is written", err=True)
+        sys.exit(130)
+    if summary.failed:
+        sys.exit(2)

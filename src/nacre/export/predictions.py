@@ -1,0 +1,205 @@
+"""What predictions are written as: masks, overlays, LabelMe polygons, COCO JSON, a CSV of shares.
+
+Masks and overlays are one file per picture and lie where the picture lay. COCO JSON and the CSV are
+one file for all: the CSV grows row by row, the JSON is written at the end, also of an interruption.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from nacre.export.polygons import simplify, trace_rings
+from nacre.utils.io import save, save_json, save_text
+
+ClassMap = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[np.uint8]
+Color = tuple[int, int, int]
+
+_STRIP = 256
+"""Rows of an overlay that are mixed at once."""
+
+
+@dataclass(frozen=True)
+class Legend:
+    """Class name and RGB by channel; channel 0 is the background."""
+
+    classes: tuple[str, ...]
+    colors: tuple[Color, ...]
+
+
+def palette_image(classes: ClassMap, legend: Legend) -> Image.Image:
+    """Return a class map as a palette image: its values are channels."""
+    image = Image.fromarray(classes)
+    image.putpalette([value for color in legend.colors for value in color])
+    return image
+
+
+def write_mask(path: Path, classes: ClassMap, legend: Legend) -> None:
+    """Write a class map as a palette PNG."""
+    save(path, lambda file: palette_image(classes, legend).save(file, "PNG"))
+
+
+def overlay(
+    pixels: Pixels, classes: ClassMap, legend: Legend, strength: float = 0.6
+) -> Image.Image:
+    """Return a picture with its classes laid over it in colour, all but the background."""
+    colors = np.array(legend.colors, np.float32) * strength
+    mixed = np.empty_like(pixels)
+    for top in range(0, len(pixels), _STRIP):
+        rows = slice(top, top + _STRIP)
+        part, found = pixels[rows], classes[rows]
+        laid = part * np.float32(1 - strength) + colors[found]
+        mixed[rows] = np.where(found[..., None] > 0, laid.round().astype(np.uint8), part)
+    return Image.fromarray(mixed)
+
+
+def write_overlay(path: Path, pixels: Pixels, classes: ClassMap, legend: Legend) -> None:
+    """Write a picture with its classes over it as a JPEG."""
+    image = overlay(pixels, classes, legend)
+    save(path, lambda file: image.save(file, "JPEG", quality=90))
+
+
+def labelme(classes: ClassMap, legend: Legend, picture: str, tolerance: float) -> dict[str, Any]:
+    """Return a class map as the JSON of LabelMe, larger polygons first.
+
+    Args:
+        classes: Channel of each pixel.
+        legend: What the channels mean.
+        picture: Path of the picture, from where the JSON lies.
+        tolerance: How far, in pixels, a polygon may be from the edge of its region.
+    """
+    shapes = [
+        {
+            "label": legend.classes[ring.channel] if ring.channel else "_background_",
+            "points": simplify(ring.points, tolerance).tolist(),
+            "group_id": None,
+            "shape_type": "polygon",
+            "flags": {},
+        }
+        for ring in trace_rings(classes)
+    ]
+    # Background that lies beneath everything else needs no polygon.
+    while shapes and shapes[0]["label"] == "_background_":
+        shapes.pop(0)
+    height, width = classes.shape
+    return {
+        "version": "5.5.0",
+        "flags": {},
+        "shapes": shapes,
+        "imagePath": picture,
+        "imageData": None,
+        "imageHeight": height,
+        "imageWidth": width,
+    }
+
+
+def encode_runs(mask: npt.NDArray[np.bool_]) -> list[int]:
+    """Return the lengths of runs down the columns, zeros first, as COCO has them."""
+    flat = np.concatenate([[False], mask.ravel(order="F")])
+    changes = np.flatnonzero(flat[1:] != flat[:-1])
+    return np.diff(np.concatenate([[0], changes, [mask.size]])).tolist()
+
+
+def compress_runs(runs: Sequence[int]) -> str:
+    """Return run lengths as COCO's text: groups of 5 bits, differences from the fourth on."""
+    text = []
+    for at, length in enumerate(runs):
+        value = length - runs[at - 2] if at > 2 else length
+        more = True
+        while more:
+            bits = value & 0x1F
+            value >>= 5
+            more = value != (-1 if bits & 0x10 else 0)
+            text.append(chr(48 + bits + (0x20 if more else 0)))
+    return "".join(text)
+
+
+@dataclass
+class CocoWriter:
+    """Collects the classes found in pictures, one region per picture and class.
+
+    Attributes:
+        path: The JSON file.
+        legend: What the channels mean.
+    """
+
+    path: Path
+    legend: Legend
+    images: list[dict[str, Any]] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, name: str, classes: ClassMap) -> None:
+        """Add a picture."""
+        height, width = classes.shape
+        number = len(self.images) + 1
+        self.images.append({"id": number, "file_name": name, "width": width, "height": height})
+        for channel in np.unique(classes).tolist():
+            if channel:
+                found = self._region(classes == channel)
+                self.annotations.append(
+                    {"id": len(self.annotations) + 1, "image_id": number, "category_id": channel}
+                    | found
+                )
+
+    @staticmethod
+    def _region(mask: npt.NDArray[np.bool_]) -> dict[str, Any]:
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        left, top = int(columns[0]), int(rows[0])
+        return {
+            "iscrowd": 1,
+            "area": int(mask.sum()),
+            "bbox": [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top],
+            "segmentation": {
+                "size": list(mask.shape),
+                "counts": compress_runs(encode_runs(mask)),
+            },
+        }
+
+    def close(self) -> None:
+        """Write the file."""
+        named = enumerate(self.legend.classes[1:], start=1)
+        categories = [{"id": at, "name": name, "supercategory": ""} for at, name in named]
+        content = {
+            "images": self.images,
+            "annotations": self.annotations,
+            "categories": categories,
+        }
+        save_text(self.path, json.dumps(content) + "\n")
+
+
+class ShareWriter:
+    """Writes which share of each picture each class covers, a row at a time."""
+
+    def __init__(self, path: Path, legend: Legend) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.channels = len(legend.classes)
+        self.file = path.open("w", newline="", encoding="utf-8")
+        self.rows = csv.writer(self.file)
+        self._write(["picture", *legend.classes])
+
+    def add(self, name: str, classes: ClassMap) -> None:
+        """Add a picture."""
+        counts = np.bincount(classes.ravel(), minlength=self.channels)
+        self._write([name, *(f"{count / classes.size:.6f}" for count in counts)])
+
+    def _write(self, row: Iterable[object]) -> None:
+        self.rows.writerow(row)
+        self.file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+def write_labelme(
+    path: Path, classes: ClassMap, legend: Legend, picture: str, tolerance: float
+) -> None:
+    """Write the polygons of a picture for LabelMe."""
+    save_json(path, labelme(classes, legend, picture, tolerance))

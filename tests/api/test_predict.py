@@ -1,0 +1,157 @@
+"""`nacre predict` from pictures, folders, maps and videos to results that lie as inputs lay."""
+
+import csv
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from nacre.api.inputs import find_inputs
+from nacre.api.model import Model, load
+from nacre.api.predict import PredictOptions, predict_all
+from nacre.data.image_io import read_mask
+from nacre.data.importers.run import ImportOptions, import_export
+from nacre.errors import NacreError
+from nacre.export.verify import noise_picture
+from tiny_runs import StopAfter, tiny_run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    tiny_run(out, train={"epochs": 6})
+    return load(out)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    root = tmp_path / "pictures"
+    for at, name in enumerate(("a/x.png", "b/x.png", "b/x.jpg", "b/deep/y.png")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise_picture((40 + at, 50), at)).save(root / name)
+    return root
+
+
+def test_pictures_of_one_name_keep_their_folders(model, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "seen"
+    summary = predict_all(model, [str(pictures)], out, PredictOptions())
+    assert (summary.done, summary.failed, summary.stopped) == (4, (), False)
+    found = {str(path.relative_to(out)) for path in out.rglob("*.png")}
+    assert found == {f"masks/{name}.png" for name in ("a/x", "b/x.png", "b/x.jpg", "b/deep/y")}
+    for stem, name in (("a/x", "a/x.png"), ("b/x.jpg", "b/x.jpg")):
+        mask = np.asarray(Image.open(out / "masks" / f"{stem}.png"))
+        assert (mask == model.predict(pictures / name).mask).all()
+    rows = list(csv.DictReader((out / "shares.csv").open()))
+    assert [row["picture"] for row in rows] == ["a/x.png", "b/deep/y.png", "b/x.jpg", "b/x.png"]
+    shares = model.predict(pictures / "a/x.png").shares()
+    assert all(abs(float(rows[0][name]) - share) < 1e-6 for name, share in shares.items())
+
+
+def test_files_folders_and_globs_are_found_once(pictures: Path, tmp_path: Path) -> None:
+    given = [str(pictures / "b"), str(pictures / "*" / "x.png"), str(pictures / "b/x.jpg")]
+    found = find_inputs(given, tmp_path / "seen")
+    assert [one.name for one in found] == ["b/deep/y.png", "b/x.jpg", "b/x.png", "a/x.png"]
+    with pytest.raises(NacreError, match="no pictures at"):
+        find_inputs([str(tmp_path / "none-*.png")], tmp_path / "seen")
+
+
+def test_results_within_the_pictures_are_no_pictures(model, pictures: Path) -> None:
+    out = pictures / "seen"
+    for _ in range(2):
+        assert predict_all(model, [str(pictures)], out, PredictOptions()).done == 4
+
+
+def test_a_wish_to_stop_loses_nothing(model, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "seen"
+    options = PredictOptions(("masks", "coco", "csv"))
+    summary = predict_all(model, [str(pictures)], out, options, StopAfter(2))
+    assert (summary.done, summary.stopped) == (2, True)
+    assert len(list(out.rglob("*.png"))) == 2
+    assert len(json.loads((out / "coco.json").read_text())["images"]) == 2
+    assert len((out / "shares.csv").read_text().splitlines()) == 3
+
+
+def test_a_damaged_picture_is_told_and_the_others_are_done(
+    model, pictures: Path, tmp_path: Path
+) -> None:
+    (pictures / "a/x.png").write_bytes(b"no picture")
+    summary = predict_all(model, [str(pictures)], tmp_path / "seen", PredictOptions())
+    assert summary.done == 3
+    assert len(summary.failed) == 1
+    assert "a/x.png" in summary.failed[0]
+
+
+def test_an_unknown_form_is_named() -> None:
+    with pytest.raises(NacreError, match=r"unknown form 'mask' .*did you mean 'masks'"):
+        PredictOptions(("mask",))
+
+
+def test_corrected_polygons_come_back_as_data(model, tmp_path: Path) -> None:
+    """The loop closes: predictions for LabelMe are an export that `nacre import` reads."""
+    root = tmp_path / "pictures"
+    root.mkdir()
+    Image.fromarray(noise_picture((96, 120), 4)).save(root / "a.png")
+    options = PredictOptions(("labelme", "masks"), tolerance=0.0)
+    predict_all(model, [str(root)], tmp_path / "seen", options)
+    written = json.loads((tmp_path / "seen/labelme/a.json").read_text())
+    assert (tmp_path / "seen/labelme" / written["imagePath"]).resolve() == root / "a.png"
+    import_export(tmp_path / "seen/labelme", tmp_path / "data", ImportOptions(images=root))
+    (imported,) = (tmp_path / "data" / "masks").rglob("*.png")
+    labels = read_mask(imported)
+    assert labels.any()
+    names = yaml.safe_load((tmp_path / "data" / "classes.yaml").read_text())["classes"]
+    found = np.vectorize({0: "background", **names}.get)(labels)
+    assert (found == model.predict(root / "a.png").names).all()
+
+
+def test_windows_see_what_windows_over_the_whole_see(model, tmp_path: Path) -> None:
+    picture = tmp_path / "large.png"
+    Image.fromarray(noise_picture((150, 190), 2)).save(picture)
+    predict_all(model, [str(picture)], tmp_path / "seen", PredictOptions(window=32))
+    mask = np.asarray(Image.open(tmp_path / "seen/masks/large.png"))
+    assert mask.shape == (150, 190)
+    assert len(np.unique(mask)) > 1
+
+
+def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
+    pixels = noise_picture((130, 170), 7)
+    place = rasterio.transform.from_origin(500_000, 5_300_000, 0.5, 0.5)
+    profile = {"driver": "GTiff", "height": 130, "width": 170, "count": 3, "dtype": "uint8"}
+    with rasterio.open(
+        tmp_path / "map.tif", "w", crs="EPSG:32632", transform=place, **profile
+    ) as file:
+        file.write(pixels.transpose(2, 0, 1))
+    predict_all(model, [str(tmp_path / "map.tif")], tmp_path / "seen", PredictOptions(window=32))
+    with rasterio.open(tmp_path / "seen/masks/map.tif") as found:
+        assert found.crs.to_epsg() == 32632
+        assert found.transform == place
+        geo = found.read(1)
+        assert found.colormap(1)[1][:3] == tuple(model.info.colors[1])
+    Image.fromarray(pixels).save(tmp_path / "plain.png")
+    predict_all(model, [str(tmp_path / "plain.png")], tmp_path / "seen", PredictOptions(window=32))
+    assert (geo == np.asarray(Image.open(tmp_path / "seen/masks/plain.png"))).all()
+
+
+def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path) -> None:
+    if shutil.which("ffmpeg") is None:
+        pytest.skip("no ffmpeg is installed")
+    for at in range(5):
+        Image.fromarray(noise_picture((48, 65), at)).save(tmp_path / f"{at}.png")
+    video = tmp_path / "film.mkv"
+    command = ["ffmpeg", "-v", "error", "-r", "10", "-i", str(tmp_path / "%d.png")]
+    subprocess.run([*command, "-c:v", "ffv1", str(video)], check=True)
+    summary = predict_all(model, [str(video)], tmp_path / "seen", PredictOptions())
+    assert summary.done == 5
+    for at in range(5):
+        mask = np.asarray(Image.open(tmp_path / f"seen/masks/film/{at:06d}.png"))
+        assert (mask == model.predict(noise_picture((48, 65), at)).mask).mean() > 0.9
+    assert (tmp_path / "seen/overlays/film.mp4").stat().st_size > 500
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    with pytest.raises(NacreError, match=r"broken\.mp4 cannot be read"):
+        predict_all(model, [str(tmp_path / "broken.mp4")], tmp_path / "seen", PredictOptions())
