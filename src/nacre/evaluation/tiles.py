@@ -54,7 +54,7 @@ def tiled_classes(
         side: Of the blocks; as the memory allows by default.
     """
     height, width = size
-    side = side or block_side(window, network.classifier.num_classes)
+    side = side or block_side(window, network.num_classes)
     for top in range(0, height, side):
         for left in range(0, width, side):
             rows = slice(top, min(top + side, height))
@@ -72,7 +72,7 @@ def _classes(
 ) -> Tensor:
     device = next(network.parameters()).device
     shape = (rows.stop - rows.start, columns.stop - columns.start)
-    total = torch.zeros(network.classifier.num_classes, *shape, device=device)
+    total = torch.zeros(network.num_classes, *shape, device=device)
     for seen_rows in _touching(size[0], window, rows):
         for seen_columns in _touching(size[1], window, columns):
             part = read(seen_rows, seen_columns).to(device)
