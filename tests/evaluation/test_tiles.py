@@ -5,14 +5,14 @@ import torch
 
 from nacre.evaluation.inference import sliding_classes
 from nacre.evaluation.tiles import block_side, tiled_classes
-from nacre.models.config import ModelConfig
-from nacre.models.network import build_network
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
 
 
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    config = ModelConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    config = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
     network = build_network(config, [4], crop=32).eval()
     for conv in network.classifier.modules():
         if isinstance(conv, torch.nn.Conv2d):
