@@ -80,15 +80,24 @@ def film(
         make_console().print(f"film: [bold]{path}[/]", soft_wrap=True)
 
 
-@app.command(epilog="Example:  nacre report runs/grid --out report")
+@app.command(
+    epilog="Examples:  nacre report runs/grid --out report;  nacre report models/pets-birds"
+)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, folders that hold them, or one of `nacre learn`."),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
     pictures: Annotated[int, typer.Option(min=0, help="Pictures per scenario; 0 for none.")] = 8,
     paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
 ) -> None:
-    """Make one page of finished runs: tables, curves, pictures."""
+    """Make one page of finished runs, or of a step: tables, curves, pictures."""
+    from nacre.report.page.learn import is_learn_folder, write_learn_page
     from nacre.report.page.page import write_report
 
-    page = write_report(runs, out, pictures=pictures, paper=paper)
+    if len(runs) == 1 and is_learn_folder(runs[0]):
+        page = write_learn_page(runs[0], out, pictures=pictures)
+    else:
+        page = write_report(runs, out, pictures=pictures, paper=paper)
     make_console().print(f"report: [bold]{page}[/]", soft_wrap=True)

@@ -203,6 +203,8 @@ def _with_absolute_paths(config: BaseModel) -> dict[str, Any]:
             plain[key] = _with_absolute_paths(value)
         elif isinstance(value, Path):
             plain[key] = str(value.expanduser().absolute())
+        elif isinstance(value, tuple) and value and isinstance(value[0], Path):
+            plain[key] = [str(one.expanduser().absolute()) for one in value]
     return plain
 
 
