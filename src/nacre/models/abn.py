@@ -2,9 +2,10 @@
 
     y = act(weight * (x - mean) / sqrt(var + eps) + bias [+ shortcut])
 
-In training `mean` and `var` are those of the joined batch of all processes. With one
-process this is `F.batch_norm`. With several, each process adds its count, sum and sum of
-squares in float64, so unequal batches are weighted rightly, and the backward pass
+In training `mean` and `var` are those of the joined batch of all processes. With one process
+this is `F.batch_norm`, but for channels-last maps on a CPU, which torch sums with too few digits
+(see `nacre.ops.channel_sums`). With several, each process adds its count, sum and sum of squares
+in float64, so unequal batches are weighted rightly, and the backward pass
 
     dx = weight / sqrt(var + eps) * (dy - mean(dy) - xhat * mean(dy * xhat))
 
@@ -23,10 +24,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nacre.errors import NacreError
+from nacre.ops.channel_sums import (
+    channel_affine,
+    channel_statistics,
+    channel_sums,
+    lies_in_rows,
+    per_channel,
+)
 
 Activation = Literal["leaky_relu", "relu", "relu6", "identity"]
-
-_PER_CHANNEL = (0, 2, 3)  # the dimensions that a channel's statistics are taken over
 
 
 class NormFactory(Protocol):
@@ -34,11 +40,6 @@ class NormFactory(Protocol):
 
     def __call__(self, channels: int, *, activation: Activation = ...) -> ABN:
         """Return the layer."""
-
-
-def per_channel(values: Tensor) -> Tensor:
-    """A vector of channel values, shaped to be used with N,C,H,W."""
-    return values[:, None, None]
 
 
 def world_size() -> int:
@@ -65,10 +66,6 @@ def sum_over_processes(values: Tensor) -> Tensor:
     return values
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.device.type == "mps" else torch.float64
-
-
 def check_count(count: float, shape: torch.Size) -> None:
     """Refuse to take statistics over a single value.
 
@@ -85,17 +82,11 @@ def check_count(count: float, shape: torch.Size) -> None:
 
 def joined_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean, biased variance and count per channel over the joined batch of all processes."""
-    wide = _wide(x)
     count = x.numel() // x.shape[1]
-    total = x.sum(_PER_CHANNEL, dtype=wide)
-    # Squares are summed about the local mean and then moved to the origin in float64: taken
-    # about the origin in float32 they would cancel where the mean is far from 0.
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    center = (total / max(count, 1)).to(x.dtype)
-    squares = (x - per_channel(center)).square_().sum(_PER_CHANNEL, dtype=wide)
-    center = center.to(wide)
-    squares += 2 * center * total - count * center.square()
-    joined = sum_over_processes(torch.cat([total, squares, total.new_tensor([count])]))
+    mean, var = channel_statistics(x)
+    # Moved to the origin in float64, where sums of squares of several processes can be added.
+    squares = count * (var + mean.square())
+    joined = sum_over_processes(torch.cat([count * mean, squares, mean.new_full((1,), count)]))
     joined_count = joined[-1]
     if count <= 1:  # otherwise there is no need to wait for the device
         check_count(float(joined_count), x.shape)
@@ -118,41 +109,44 @@ class _SyncedNorm(torch.autograd.Function):
     ) -> Tensor:
         # scale is 1 / sqrt(var + eps)
         ctx.save_for_backward(x, weight, mean, scale, count)
-        gain = weight * scale
-        return torch.addcmul(per_channel(bias - mean * gain), x, per_channel(gain)).to(x.dtype)
+        factor = weight * scale
+        return channel_affine(bias - mean * factor, (factor, x)).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale, count = ctx.saved_tensors
-        dy = grads[0]
-        normalize = (x - per_channel(mean)) * per_channel(scale)
-        dx, dweight, dbias = norm_backward(dy, normalize, weight * scale, count)
+        dx, dweight, dbias = norm_backward(grads[0], x, mean, scale, weight * scale, count)
         return dx.to(x.dtype), dweight, dbias, None, None, None
 
 
 def norm_backward(
-    dy: Tensor, normalize: Tensor, gain: Tensor, count: Tensor
+    dy: Tensor, x: Tensor, mean: Tensor, scale: Tensor, factor: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of batch normalisation from its normalised input.
+    """The gradients of batch normalisation.
 
     Args:
         dy: gradient of the output.
-        normalize: (x - mean) / sqrt(var + eps), of this process.
-        gain: weight / sqrt(var + eps).
+        x: the input of this process, or another map that `mean` and `scale` normalise to xhat.
+        mean: of x.
+        scale: 1 / std of x: xhat = (x - mean) * scale.
+        factor: weight / sqrt(var + eps) of the layer's input.
         count: values per channel over all processes.
 
     Returns:
-        Gradients of x, of the weight and of the bias. The last two are this process's own
-        share: data-parallel training adds the shares itself.
+        Gradients of the layer's input, of the weight and of the bias. The last two are this
+        process's own share: data-parallel training adds the shares itself.
     """
-    wide = _wide(dy)
-    sum_dy = dy.sum(_PER_CHANNEL, dtype=wide)
-    sum_product = (dy * normalize).sum(_PER_CHANNEL, dtype=wide)
+    if lies_in_rows(x):
+        dy = dy.contiguous(memory_format=torch.channels_last)
+    sum_dy, sum_product = channel_sums(dy, x, mean, scale)
     joined = sum_over_processes(torch.cat([sum_dy, sum_product])) / count.clamp(min=1)
-    mean_dy, mean_product = joined.to(gain.dtype).view(2, -1, 1, 1)
-    dx = torch.addcmul(dy - mean_dy, normalize, mean_product, value=-1) * per_channel(gain)
-    return dx, sum_product.to(gain.dtype), sum_dy.to(gain.dtype)
+    mean_dy, mean_product = joined.view(2, -1)
+    # dx = factor * (dy - mean(dy) - xhat * mean(dy * xhat)), which is of first degree in dy and x.
+    slope = -factor * scale * mean_product
+    shift = (-factor * mean_dy - slope * mean).to(factor.dtype)
+    dx = channel_affine(shift, (slope.to(factor.dtype), x), (factor, dy))
+    return dx, sum_product.to(factor.dtype), sum_dy.to(factor.dtype)
 
 
 def recomputing() -> bool:
@@ -223,7 +217,7 @@ class ABN(nn.Module):
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.gain(), self.bias, eps=self.eps
             )
-        if world_size() == 1:
+        if world_size() == 1 and not lies_in_rows(x):
             return self._normalize_alone(x)
         mean, var, count = joined_statistics(x.detach())
         self.update_running(mean, var, count)

@@ -29,9 +29,9 @@ from nacre.models.abn import (
     Activation,
     joined_statistics,
     norm_backward,
-    per_channel,
     world_size,
 )
+from nacre.ops.channel_sums import channel_affine, lies_in_rows
 
 # where torch's own kernels are known to go by the statistics they are given
 _NATIVE = ("cpu", "cuda", "meta")
@@ -75,8 +75,8 @@ class _InPlaceABN(torch.autograd.Function):
         if count is None:
             dx, dgain, dbias = _native_backward(dz, branch, gain, bias, scale)
         else:
-            normalize = (branch - per_channel(bias)) / per_channel(gain)
-            dx, dgain, dbias = norm_backward(dz, normalize, gain * scale, count)
+            # The branch is gain * xhat + bias, so these two normalise it to xhat.
+            dx, dgain, dbias = norm_backward(dz, branch, bias, 1 / gain, gain * scale, count)
             dx = dx.to(y.dtype)
         dshortcut = dz if ctx.needs_input_grad[1] else None
         return dx, dshortcut, torch.where(weight < 0, -dgain, dgain), dbias, None
@@ -147,7 +147,7 @@ class InPlaceABN(ABN):
             (None where the backward pass is to use torch's kernel).
         """
         gain = self.gain()
-        if world_size() == 1 and x.device.type in _NATIVE:
+        if world_size() == 1 and x.device.type in _NATIVE and not lies_in_rows(x):
             running = self.count_batch(x)
             y, _, scale = torch.native_batch_norm(
                 x, gain, self.bias, *running, True, self.momentum, self.eps
@@ -158,4 +158,4 @@ class InPlaceABN(ABN):
         scale = (var + self.eps).rsqrt().to(gain.dtype)
         factor = gain * scale
         shift = self.bias - mean.to(gain.dtype) * factor
-        return torch.addcmul(per_channel(shift), x, per_channel(factor)).to(x.dtype), scale, count
+        return channel_affine(shift, (factor, x)).to(x.dtype), scale, count
