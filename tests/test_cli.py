@@ -175,6 +175,7 @@ def test_a_run_with_another_config_is_refused(nacre, finished):
     assert "holds a run with another config" in done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes to signal")
 def test_ctrl_c_saves_and_says_how_to_go_on(nacre, config, finished, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "nacre", "run", "--config", str(config), "--out", str(out)]

@@ -151,7 +151,7 @@ class _Files:
 
 
 def be_killed():
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows knows one death
 
 
 def exit_at_once():

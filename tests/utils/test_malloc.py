@@ -1,6 +1,6 @@
 """Freed memory is kept where the C library can do so."""
 
-import resource
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -38,5 +38,5 @@ def test_memory_that_is_used_again_is_not_mapped_again():
         command = [sys.executable, "-c", PROGRAM, how]
         return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
 
-    pages = 5 * 64 * 2**20 // resource.getpagesize()
+    pages = 5 * 64 * 2**20 // mmap.PAGESIZE
     assert pages_mapped("keep") < pages / 100 < pages / 4 < pages_mapped("return")
