@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 from small_data import blocks, save_image, save_mask
 
-from nacre.data.image_io import HEAD, image_size, load, open_image, read_bytes, read_mask
+from nacre.data.image_head import HEAD
+from nacre.data.image_io import image_size, load, open_image, read_bytes, read_mask
 from nacre.data.index.label_counts import Counts, _count_any, _count_plain_png, count_labels
 from nacre.errors import NacreError
 

@@ -1,34 +1,54 @@
 """Reading one picture or one mask from a file, with errors that name the file.
 
 A picture is opened lazily where that is possible (an upright RGB JPEG), so that whoever needs
-only a small version can have it decoded at a smaller scale. A mask is read as it is stored: the
-index of a palette, or the grey value, of 1 to 16 bits, and never a colour.
+only a small version can have it decoded at a smaller scale. It is turned as the EXIF data say that
+stand before its pixels: that is the frame in which a mask is drawn. A mask is read as it is stored:
+the index of a palette, or the grey value, of 1 to 16 bits, and never a colour.
+
+Only the formats that are meant are opened, whatever a file is called: Pillow knows some that start
+other programs. A picture is refused by its size before any memory is taken for it.
 """
 
 import contextlib
+import io
 import os
-import struct
+import stat
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
+from nacre.data.image_head import plain_jpeg_size
 from nacre.data.index.png import plain_rows
 from nacre.data.source import Mask
 from nacre.data.worker_monitor import set_current_file
 from nacre.errors import NacreError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-HEAD = 4096
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
+MOST_PIXELS = 2**27
+"""The largest picture that is opened."""
+
 IN_MEMORY = "in memory"
 """What stands for the path of a picture that has none."""
 
+_MAX_BYTES = 1 << 30
 _ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _SIDEWAYS = (5, 6, 7, 8)
+_BITS_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 # Pillow stretches grey values of 2 and 4 bits to 0..255; a label is what is stored.
 _STRETCH = {"L;2": 85, "L;4": 17}
-_BAD_FILE = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
 
 
 @contextlib.contextmanager
@@ -37,19 +57,34 @@ def _naming(path: Path | str, kind: str) -> Iterator[None]:
     if path != IN_MEMORY:
         set_current_file(f"the {kind} {path}")
     try:
-        yield
-    except NacreError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters is an error here
+            yield
+    except (NacreError, MemoryError):
         raise
     except FileNotFoundError as error:
         raise NacreError(f"the {kind} {path} is missing") from error
     except UnidentifiedImageError as error:
-        raise NacreError(f"the {kind} {path} is damaged or not a picture") from error
-    except _BAD_FILE as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise NacreError(f"the {kind} {path} is damaged: {reason}") from error
+        raise NacreError(
+            f"the {kind} {path} is damaged or not a picture ({', '.join(FORMATS)})"
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise NacreError(
+            f"the {kind} {path} is too large: at most {MOST_PIXELS:,} pixels"
+        ) from error
+    except OSError as error:
+        # Only an error of the system has a number; Pillow's own mean a damaged file.
+        what = f"cannot be read: {error.strerror}" if error.errno else f"is damaged: {_line(error)}"
+        raise NacreError(f"the {kind} {path} {what}") from error
+    except Exception as error:  # damaged bytes end in errors of any type
+        raise NacreError(f"the {kind} {path} is damaged: {_line(error)}") from error
 
 
-def read_bytes(path: Path | str, limit: int | None = None) -> tuple[bytes, os.stat_result]:
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def read_bytes(path: Path, limit: int | None = None) -> tuple[bytes, os.stat_result]:
     """Read a file, or its first bytes, without the cost of a Python file object.
 
     Args:
@@ -59,12 +94,31 @@ def read_bytes(path: Path | str, limit: int | None = None) -> tuple[bytes, os.st
     Returns:
         The bytes, and what the file system knows of the file.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    handle = os.open(path, flags)
     try:
         state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode):
+            raise NacreError(f"{path} is not a regular file")
+        if limit is None and state.st_size > _MAX_BYTES:
+            raise NacreError(f"{path} is larger than {_MAX_BYTES:,} bytes")
         return os.read(handle, state.st_size if limit is None else limit), state
     finally:
         os.close(handle)
+
+
+def _open(path: Path, kind: str, content: bytes | None = None) -> Image.Image:
+    """Open a file that is a picture of a known format and not too large; or what is in it."""
+    if content is None and not stat.S_ISREG(os.stat(path).st_mode):
+        raise NacreError(f"the {kind} {path} is not a regular file")
+    image = Image.open(path if content is None else io.BytesIO(content), formats=FORMATS)
+    if image.width * image.height > MOST_PIXELS:
+        image.close()
+        raise NacreError(
+            f"the {kind} {path} has {image.width} x {image.height} pixels, and {MOST_PIXELS:,} are "
+            "the most; cut it into parts"
+        )
+    return image
 
 
 def open_image(path: Path) -> Image.Image:
@@ -74,23 +128,54 @@ def open_image(path: Path) -> Image.Image:
         path: The file; its EXIF orientation is applied.
     """
     with _naming(path, "image"):
-        image = Image.open(path)
-        if image.mode == "RGB" and image.format == "JPEG" and _orientation(image) == 1:
+        # From memory: a picture that is never decoded would leave its file open.
+        image = _open(path, "image", read_bytes(path)[0])
+        if image.mode == "RGB" and image.format == "JPEG" and orientation(image) == 1:
+            image.filename = str(path)  # type: ignore[attr-defined]
             return image
         with image:
-            return upright_rgb(image)
+            return upright_rgb(image, f"the image {path}")
 
 
-def upright_rgb(image: Image.Image) -> Image.Image:
+def upright_rgb(image: Image.Image, what: str = "the picture") -> Image.Image:
     """Return an opened picture as a network sees it: turned as its EXIF data say, 8-bit RGB.
 
     Grey values of 16 bits are scaled, a palette is looked up, alpha is left out.
+
+    Args:
+        image: A picture that Pillow opened or made.
+        what: It, for messages.
     """
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode in ("I;16", "I;16B", "I"):
+    turn = _TURNS.get(orientation(image))
+    upright = image if turn is None else image.transpose(turn)
+    if upright.mode in _BITS_16 or (upright.mode == "I" and image.format in ("PNG", None)):
         # Pillow clips 16 bits to 8 instead of scaling them.
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+    if upright.mode in ("F", "I"):
+        raise NacreError(
+            f"{what} has pixels of 32 bits (mode {upright.mode}), whose range nobody knows; "
+            "save it with 8 or 16 bits per channel"
+        )
     return upright.convert("RGB")
+
+
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of a picture that was not decoded yet, from 1 (upright) to 8.
+
+    Data behind the pixels do not count, and neither do data that cannot be understood.
+    """
+    if image.format == "TIFF" or (image.format == "JPEG" and not _may_turn(image)):
+        return 1  # Pillow turns a TIFF itself
+    try:
+        # Not the image's own method: a PNG's would decode it to look behind the pixels.
+        found = Image.Image.getexif(image).get(_ORIENTATION, 1)
+    except Exception:  # as for all damaged bytes
+        return 1
+    return int(found) if found in _TURNS else 1
+
+
+def _may_turn(image: Image.Image) -> bool:
+    return "exif" in image.info or "xmp" in image.info
 
 
 def load(image: Image.Image) -> Image.Image:
@@ -105,16 +190,20 @@ def image_size(path: Path, head: bytes) -> tuple[int, int]:
 
     Args:
         path: The file.
-        head: Its first `HEAD` bytes, in which the size of most pictures stands.
+        head: Its first bytes, in which the size of most pictures stands.
     """
-    size = _plain_jpeg_size(head)
-    if size is not None:
+    size = plain_jpeg_size(head)
+    if size is not None and size[0] * size[1] <= MOST_PIXELS:
         return size
-    with _naming(path, "image"), Image.open(path) as image:
+    with _naming(path, "image"), _open(path, "image") as image:
         width, height = image.size
-        # A PNG may tell its orientation after the pixels; looking there means decoding.
-        turned = "exif" in image.info and _orientation(image) in _SIDEWAYS
-        return (height, width) if turned else (width, height)
+        return (height, width) if orientation(image) in _SIDEWAYS else (width, height)
+
+
+def is_turned(path: Path) -> bool:
+    """Whether EXIF data turn a picture."""
+    with _naming(path, "image"), _open(path, "image") as image:
+        return image.format != "TIFF" and orientation(image) != 1
 
 
 def read_mask(path: Path) -> Mask:
@@ -131,26 +220,21 @@ def read_mask(path: Path) -> Mask:
 
 
 def _read_any_mask(path: Path) -> Mask:
-    with Image.open(path) as image:
-        stored = _stored_mode(image)
+    with _open(path, "mask") as image:
+        if orientation(image) != 1:
+            raise NacreError(f"the mask {path} has EXIF data that turn it; save it upright")
+        stored, mode = _stored_mode(image), image.mode
         labels = np.array(image)
-    if image.mode in ("L", "P"):
+    if mode in ("L", "P"):
         return labels // _STRETCH[stored] if stored in _STRETCH else labels
-    if image.mode == "1":
+    if mode == "1":
         return labels.astype(np.uint8)
-    if image.mode.startswith("I") and labels.min() >= 0 and labels.max() <= 65535:
+    if mode.startswith("I") and labels.min() >= 0 and labels.max() <= 65535:
         return labels.astype(np.uint16)
     raise NacreError(
-        f"the mask {path} holds colours (mode {image.mode}), not labels; "
+        f"the mask {path} holds colours (mode {mode}), not labels; "
         "a mask must be a palette or grey PNG of at most 16 bits"
     )
-
-
-def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation; 1 is upright."""
-    if image.format == "JPEG" and "exif" not in image.info:
-        return 1
-    return int(image.getexif().get(_ORIENTATION, 1))
 
 
 def _stored_mode(image: Image.Image) -> str:
@@ -158,22 +242,3 @@ def _stored_mode(image: Image.Image) -> str:
     tile = getattr(image, "tile", ())
     args = tile[0][3] if tile else ""
     return args if isinstance(args, str) else str(args[0]) if args else ""
-
-
-def _plain_jpeg_size(head: bytes) -> tuple[int, int] | None:
-    """Read the size from a JPEG's frame header, if no EXIF data come before it.
-
-    The index looks at every picture; this is a third of the time that opening one takes.
-    """
-    if head[:2] != b"\xff\xd8":
-        return None
-    at = 2
-    while at + 9 <= len(head) and head[at] == 0xFF:
-        kind = head[at + 1]
-        if kind in (0xC0, 0xC1, 0xC2):
-            height, width = struct.unpack(">HH", head[at + 5 : at + 9])
-            return (width, height) if width and height else None
-        if kind == 0xE1 or not 0xC4 <= kind <= 0xFE:
-            return None
-        at += 2 + int.from_bytes(head[at + 2 : at + 4], "big")
-    return None

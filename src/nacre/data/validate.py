@@ -42,6 +42,7 @@ class SplitReport:
         expected: How many it has where the data set is whole; None if nobody can know.
         index: Labels and pixels of the images that could be read.
         problems: What is wrong, one at most for an image.
+        turned: How many pictures EXIF data turn; their masks must be drawn on the turned ones.
     """
 
     split: Split
@@ -49,6 +50,7 @@ class SplitReport:
     expected: int | None
     index: Index
     problems: tuple[Problem, ...]
+    turned: int = 0
 
     def count(self, kind: ProblemKind) -> int:
         """Count the problems of a kind."""
@@ -107,16 +109,16 @@ def check_source(
         pairs = sorted(source.pairs(split), key=lambda pair: pair.name)
         if progress is None:
             with show_progress(f"{source.root.name} {split}") as bar:
-                index, problems = _read(pairs, source.space, workers, bar)
+                index, problems, turned = _read(pairs, source.space, workers, bar)
         else:
-            index, problems = _read(pairs, source.space, workers, progress)
-        reports.append(SplitReport(split, len(pairs), known.get(split), index, problems))
+            index, problems, turned = _read(pairs, source.space, workers, progress)
+        reports.append(SplitReport(split, len(pairs), known.get(split), index, problems, turned))
     return DataReport(source.root, source.space, tuple(reports))
 
 
 def _read(
     pairs: list[Pair], space: LabelSpace, workers: int | None, progress: Progress
-) -> tuple[Index, tuple[Problem, ...]]:
+) -> tuple[Index, tuple[Problem, ...], int]:
     read: dict[str, Record] = {}
     problems: dict[str, Problem] = {}
     results = scan(pairs, workers=workers, progress=progress, decode=True)
@@ -131,7 +133,8 @@ def _read(
         tuple(frozenset(record.pixels) for record in read.values()),
         tuple(record.pixels for record in read.values()),
     )
-    return index, tuple(problems[name] for name in sorted(problems))
+    turned = sum(record.is_turned for record in read.values())
+    return index, tuple(problems[name] for name in sorted(problems)), turned
 
 
 def _split_as_dict(split: SplitReport, space: LabelSpace) -> dict[str, Any]:
@@ -140,6 +143,7 @@ def _split_as_dict(split: SplitReport, space: LabelSpace) -> dict[str, Any]:
         "split": split.split,
         "images": split.images,
         "known": split.expected,
+        "turned": split.turned,
         "images_by_class": {name: images[label] for label, name in space.names.items()},
         "problems": [
             {"kind": one.kind, "image": one.name, "text": one.text} for one in split.problems

@@ -21,6 +21,7 @@ from typing import IO, Literal
 
 from nacre.errors import NacreError
 from nacre.utils.progress import Progress, show_progress
+from nacre.utils.system import user_cache
 
 TIMEOUT = 30
 """Seconds without a byte after which a server counts as gone."""
@@ -64,8 +65,10 @@ class _CutOff(Exception):
 
 def cache_folder() -> Path:
     """Return where weights are kept: below $XDG_CACHE_HOME, or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nacre" / "weights"
+    cache = user_cache()
+    if cache is None:
+        raise NacreError("there is no home folder to keep weights in: set XDG_CACHE_HOME")
+    return cache / "weights"
 
 
 def download(url: str, path: Path, checksum: Checksum | None) -> Path:

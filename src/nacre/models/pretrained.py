@@ -20,6 +20,7 @@ from nacre.errors import NacreError, did_you_mean
 from nacre.models.backbones import BACKBONES, Published
 from nacre.models.download import Checksum, cache_folder, download
 from nacre.models.hub import hub_file
+from nacre.utils.system import expand_user
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILE = re.compile(r".*\.(pth|pt|tar|bin|safetensors)", re.IGNORECASE)
@@ -42,7 +43,7 @@ def find_weights(backbone: str, weights: str) -> Path:
     """
     if weights == "imagenet":
         return imagenet_file(backbone)
-    path = Path(weights).expanduser()
+    path = expand_user(Path(weights))
     if not path.exists() and _HUB_NAME.fullmatch(weights) and not _FILE.fullmatch(weights):
         return hub_file(weights, "model.safetensors")
     return path

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nacre.errors import NacreError
+from nacre.utils.system import expand_user
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def read_weights(path: Path) -> WeightFile:
     Raises:
         NacreError: the file is not there, is damaged, or holds anything but tensors by name.
     """
-    path = path.expanduser()
+    path = expand_user(path)
     if not path.is_file():
         raise NacreError(f"there is no weight file {path}")
     if path.suffix == ".safetensors":

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from nacre.errors import NacreError, did_you_mean
+from nacre.errors import NacreError, did_you_mean, shown
 
 IGNORE_INDEX = 255
 """The channel number of a pixel that does not count; so there are at most 254 classes."""
@@ -88,17 +88,17 @@ class LabelSpace:
     def label_of(self, wanted: str | int) -> int:
         """Return the label of a class given by name or by label."""
         if isinstance(wanted, int):
-            if wanted in self.names:
+            if wanted in self.names and not isinstance(wanted, bool):
                 return wanted
             raise NacreError(
-                f"label {wanted} is not a class of this data; labels: {ranges(self.names)}"
+                f"label {shown(wanted)} is not a class of this data; labels: {ranges(self.names)}"
             )
         for label, name in self.names.items():
             if name == wanted:
                 return label
         hint = did_you_mean(wanted, self.names.values())
         raise NacreError(
-            f"no class is named {wanted!r}{hint}; classes: {', '.join(self.names.values())}"
+            f"no class is named {shown(wanted)}{hint}; classes: {', '.join(self.names.values())}"
         )
 
 

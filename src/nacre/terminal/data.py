@@ -73,6 +73,12 @@ def _sentences(report: DataReport) -> Iterator[str]:
         if len(split.problems) > _SHOWN:
             yield f"{split.split}: and {len(split.problems) - _SHOWN:,} more"
     for split in report.splits:
+        if split.turned:
+            yield (
+                f"{split.split}: EXIF data turn {split.turned:,} pictures; their masks must be "
+                "drawn on the turned pictures, as programs show them"
+            )
+    for split in report.splits:
         if split.expected not in (None, split.images):
             yield (
                 f"{split.split} has {split.images:,} images, the whole data set has "

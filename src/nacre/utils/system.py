@@ -1,6 +1,9 @@
 """The machine: how many cores a process may use."""
 
 import os
+from pathlib import Path
+
+from nacre.errors import NacreError
 
 
 def usable_cores() -> int:
@@ -8,3 +11,20 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def user_cache() -> Path | None:
+    """Return nacre's folder among the user's caches; None where the user has no home."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(given) if given else Path.home() / ".cache") / "nacre"
+    except RuntimeError:
+        return None
+
+
+def expand_user(path: Path) -> Path:
+    """Return a path with the home folder in the place of ``~``."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise NacreError(f"{path}: there is no user whose home that could be") from error

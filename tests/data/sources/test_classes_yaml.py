@@ -53,7 +53,7 @@ def test_colours_by_name_or_label(tmp_path: Path) -> None:
         ("classes: {1: cat}\nignore: 9", "unknown key 'ignore' (did you mean 'ignored'?)"),
         ("classes: {1: cat}\nbackground: 1", "label 1 is both the class 'cat' and"),
         ("classes: {1: cat}\nignored: -1", "`ignored` is -1; it must be a whole number"),
-        ("classes: {1: cat}\nignored: yes", "`ignored` is True; it must be a whole number"),
+        ("classes: {1: cat}\nignored: true", "`ignored` is True; it must be a whole number"),
         ("classes: {x: cat}", "the label of class 'cat' is 'x'; it must be a whole number"),
         ("classes: {70000: cat}", "the label of class 'cat' is 70000"),
         ("classes: {1: }", "the class of label 1 has the name None"),

@@ -8,20 +8,21 @@ import csv
 import io
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nacre.data.index.cache import keep, load_records
+from nacre.data.index.cache import load_index, save_index
 from nacre.data.index.scan import Pair, Problem, Record, scan
-from nacre.errors import NacreError
+from nacre.errors import NacreError, shown
 from nacre.scenarios.classes import LabelSpace, ranges
 from nacre.scenarios.label_index import Index
-from nacre.utils.io import save_text
+from nacre.utils.io import read_text, save_text
 from nacre.utils.progress import Progress, show_progress
 
 HEADER = ("image", "labels")
 
 _SHOWN = 5
+_MAX_BYTES = 1 << 28
 
 
 def read_index(path: Path) -> Index:
@@ -30,30 +31,39 @@ def read_index(path: Path) -> Index:
     Args:
         path: A file with the header ``image,labels``; labels are separated by spaces.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise NacreError(f"could not read the index {path}: {error}") from error
-    lines = csv.reader(io.StringIO(text))
-    if tuple(next(lines, ())) != HEADER:
+    text = read_text(path, "the index", _MAX_BYTES)
+    lines = _rows(path, text)
+    if tuple(next(lines, (0, []))[1]) != HEADER:
         first = text.partition("\n")[0][:60]
         raise NacreError(f"{path}, line 1: the header is {first!r}; it must be 'image,labels'")
     found: dict[str, frozenset[int]] = {}
     known: dict[str, frozenset[int]] = {}
-    for fields in lines:
+    for number, fields in lines:
         if not fields:
             continue
-        place = f"{path}, line {lines.line_num}"
+        place = f"{path}, line {number}"
         if len(fields) != len(HEADER) or not fields[0]:
-            raise NacreError(f"{place}: {','.join(fields)!r} is not of the form 'image,labels'")
+            raise NacreError(
+                f"{place}: {shown(','.join(fields))} is not of the form 'image,labels'"
+            )
         name, labels = fields
         if name in found:
-            raise NacreError(f"{place}: the image {name!r} stands there for the second time")
+            raise NacreError(f"{place}: the image {shown(name)} stands there for the second time")
         if labels not in known:
             known[labels] = _parse_labels(labels, place)
         found[name] = known[labels]
     names = tuple(sorted(found))
     return Index(names, tuple(found[name] for name in names))
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV text with the numbers of their lines."""
+    lines = csv.reader(io.StringIO(text))
+    try:
+        for fields in lines:
+            yield lines.line_num, fields
+    except csv.Error as error:
+        raise NacreError(f"{path}, line {lines.line_num}: not valid CSV: {error}") from error
 
 
 def write_index(path: Path, index: Index) -> None:
@@ -104,7 +114,7 @@ def inspect(
     """Like ``build_index``, but return the problems beside the index of what can be read."""
     pairs = sorted(pairs, key=lambda pair: pair.name)
     keys = {pair.name: _key(pair, root) for pair in pairs}
-    records, complete = load_records(root, split, {keys[pair.name]: pair for pair in pairs})
+    records, complete = load_index(root, split, {keys[pair.name]: pair for pair in pairs})
     stale = [pair for pair in pairs if keys[pair.name] not in records]
     problems: dict[str, Problem] = {}
     for pair, result in _scan_with_bar(stale, f"index of {root.name} {split}", workers, progress):
@@ -121,7 +131,7 @@ def inspect(
     problems |= unknown_labels(pairs, read, space)
     if stale or complete != (not problems):
         by_key = {keys[name]: record for name, record in read.items()}
-        keep(root, split, by_key, None if problems else _as_csv(index))
+        save_index(root, split, by_key, None if problems else _as_csv(index))
     return index, [problems[name] for name in sorted(problems)]
 
 
@@ -181,7 +191,7 @@ def _parse_labels(text: str, place: str) -> frozenset[int]:
     except ValueError:
         labels = frozenset((-1,))
     if any(not 0 <= label <= 65535 for label in labels):
-        raise NacreError(f"{place}: {text!r} are not labels: whole numbers from 0 to 65535")
+        raise NacreError(f"{place}: {shown(text)} are not labels: whole numbers from 0 to 65535")
     return labels
 
 

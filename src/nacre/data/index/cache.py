@@ -11,30 +11,39 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError
 
 from nacre.data.index.scan import Pair, Record, file_signature
 from nacre.errors import NacreError
 from nacre.utils.io import load_json, save_text
+from nacre.utils.system import user_cache
 
 FOLDER = "nacre-index"
 
 _VERSION = 1
+_MAX_BYTES = 1 << 30
+Label = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=0)]
 _LOG = logging.getLogger(__name__)
 
 
-def index_paths(root: Path, split: str) -> tuple[Path, Path]:
+def index_paths(root: Path, split: str) -> list[Path]:
     """Return where the index may lie: beside the data, and in the user's cache folder."""
     root = root.resolve()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nacre"
-    digest = hashlib.sha256(str(root).encode()).hexdigest()[:16]
-    return root / FOLDER / f"{split}.csv", cache / f"{root.name}-{digest}" / f"{split}.csv"
+    paths = [root / FOLDER / f"{split}.csv"]
+    if paths[0].parent.is_symlink():
+        paths = []  # what it points to is not ours to write
+    cache = user_cache()
+    if cache is not None:
+        digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
+        paths.append(cache / f"{root.name}-{digest}" / f"{split}.csv")
+    return paths
 
 
-def load_records(
-    root: Path, split: str, pairs: Mapping[str, Pair]
-) -> tuple[dict[str, Record], bool]:
-    """Return what is still true of what earlier passes found, by the mask's path below the root.
+def load_index(root: Path, split: str, pairs: Mapping[str, Pair]) -> tuple[dict[str, Record], bool]:
+    """Return what is still right of what earlier passes found, by the mask's path below the root.
 
     Args:
         root: The data folder.
@@ -42,28 +51,29 @@ def load_records(
         pairs: The files in question, by the mask's path below the root.
 
     Returns:
-        The records of unchanged files, and whether a kept index is exactly of these files.
+        The records of unchanged files, and whether a cached index is exactly of these files.
     """
     fresh: dict[str, Record] = {}
     complete = False
     for path in index_paths(root, split):
-        kept = _load(path.with_suffix(".json"))
-        true = {
+        cached = _load(path.with_suffix(".json"))
+        unchanged = {
             key: record
-            for key, record in kept.items()
-            if key in pairs and record.stamp == file_signature(pairs[key])
+            for key, record in cached.items()
+            if key in pairs and record.signature == file_signature(pairs[key])
         }
-        fresh.update(true)
-        complete |= path.exists() and len(true) == len(kept) == len(pairs)
+        fresh.update(unchanged)
+        complete |= path.exists() and len(unchanged) == len(cached) == len(pairs)
     return fresh, complete
 
 
-def keep(root: Path, split: str, records: Mapping[str, Record], index: str | None) -> None:
-    """Keep the records, and the index as CSV text if it is sound, where that is possible."""
-    masks = {key: [*record.stamp, record.pixels] for key, record in records.items()}
+def save_index(root: Path, split: str, records: Mapping[str, Record], index: str | None) -> None:
+    """Save the records, and the index as CSV text if it is sound, where that is possible."""
+    masks = {key: [*record.signature, record.pixels] for key, record in records.items()}
     text = json.dumps({"version": _VERSION, "masks": masks}, separators=(",", ":"))
-    beside, cache = index_paths(root, split)
-    for path in (beside, cache) if _is_writable(root) else (cache,):
+    for path in index_paths(root, split):
+        if path.is_relative_to(root.resolve()) and not _is_writable(root):
+            continue
         try:
             if index is None:
                 path.unlink(missing_ok=True)
@@ -76,21 +86,20 @@ def keep(root: Path, split: str, records: Mapping[str, Record], index: str | Non
     _LOG.warning("the index of %s %s could not be kept; it is built anew each time", root, split)
 
 
+class _Cache(BaseModel):
+    """The file of records: four numbers and the pixels by label, for every mask."""
+
+    version: Literal[1]
+    masks: dict[str, tuple[int, int, int, int, dict[Label, Count]]]
+
+
 def _load(path: Path) -> dict[str, Record]:
     """Read a file of records; one that cannot be used is as good as none."""
     try:
-        stored = load_json(path)
-        if stored["version"] != _VERSION:
-            return {}
-        return {key: _unpack(entry) for key, entry in stored["masks"].items()}
-    except (NacreError, KeyError, TypeError, ValueError, AttributeError):
+        masks = _Cache.model_validate(load_json(path, _MAX_BYTES)).masks
+    except (NacreError, ValidationError, OSError):
         return {}
-
-
-def _unpack(entry: list[Any]) -> Record:
-    image_size, image_time, mask_size, mask_time, pixels = entry
-    counts = {int(label): int(count) for label, count in pixels.items()}
-    return Record((image_size, image_time, mask_size, mask_time), counts)
+    return {key: Record(entry[:4], entry[4]) for key, entry in masks.items()}
 
 
 def _is_writable(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PLAIN = (bytes((8, 0)), bytes((8, 3)))  # eight bits of grey, or of a palette's index
-_MAX_BYTES = 1 << 28
+_MAX_BYTES = 1 << 27
 
 
 class Rows(NamedTuple):
@@ -42,12 +42,14 @@ def plain_rows(data: bytes) -> Rows | None:
 def _decompress(data: bytes, size: int) -> bytes | None:
     """Return the pixel data of a PNG file if it is whole and of this size."""
     parts = []
-    at = 8
-    while at + 12 <= len(data):
-        length = int.from_bytes(data[at : at + 4], "big")
-        if data[at + 4 : at + 8] == b"IDAT":
-            parts.append(data[at + 8 : at + 8 + length])
-        at += length + 12
+    i = 8
+    while i + 12 <= len(data):
+        length, kind = int.from_bytes(data[i : i + 4], "big"), data[i + 4 : i + 8]
+        if kind == b"eXIf":
+            return None  # which may turn the picture
+        if kind == b"IDAT":
+            parts.append(data[i + 8 : i + 8 + length])
+        i += length + 12
     stream = zlib.decompressobj()
     try:
         # At most one byte too many, whatever the file says: a small file can unpack to terabytes.

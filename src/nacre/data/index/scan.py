@@ -22,7 +22,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from nacre.data.image_io import HEAD, image_size, load, open_image, read_bytes
+from nacre.data.image_head import HEAD, is_png, seems_whole
+from nacre.data.image_io import image_size, is_turned, load, open_image, read_bytes
 from nacre.data.index.label_counts import count_labels
 from nacre.errors import NacreError
 from nacre.utils.progress import Progress
@@ -61,10 +62,17 @@ class Problem:
 
 
 class Record(NamedTuple):
-    """What is known of one image: when its files changed last, and its pixels by label."""
+    """What is known of one image.
 
-    stamp: FileSignature
+    Attributes:
+        signature: By what a change of its files is noticed.
+        pixels: Pixels of its mask by label.
+        is_turned: Whether EXIF data turn the picture, where it was decoded.
+    """
+
+    signature: FileSignature
     pixels: dict[int, int]
+    is_turned: bool = False
 
 
 class Work(NamedTuple):
@@ -83,7 +91,7 @@ def file_signature(pair: Pair) -> FileSignature | None:
     if pair.image is None or pair.mask is None:
         return None
     try:
-        return _stamp(os.stat(pair.image), os.stat(pair.mask))
+        return _signature(os.stat(pair.image), os.stat(pair.mask))
     except OSError:
         return None
 
@@ -136,20 +144,36 @@ def _examine(pair: Pair, decode: bool) -> Record | Problem:
         head, image_state = read_bytes(image, HEAD)
         data, mask_state = read_bytes(mask)
         width, height, pixels = count_labels(mask, data)
-        size = load(open_image(image)).size if decode else image_size(image, head)
+        size = image_size(image, head)
+        whole = seems_whole(image, head, image_state.st_size)
+        if decode or not whole:
+            size = load(open_image(image)).size
+        if not whole and is_png(head):
+            # Pillow takes the pixels from a file whose chunks are wrong, other programs do not.
+            return Problem(
+                "damaged file", name, f"the image {image} is damaged: a chunk is cut off"
+            )
+        turned = (decode or size != (width, height)) and is_turned(image)
     except FileNotFoundError:
         return _missing(pair)
     except OSError as error:
-        return Problem("damaged file", name, f"{error.filename} cannot be read: {error.strerror}")
+        file = error.filename or f"a file of the image {name}"
+        return Problem("damaged file", name, f"{file} cannot be read: {error.strerror}")
     except NacreError as error:
         return Problem("damaged file", name, str(error))
     if size != (width, height):
-        sizes = f"the image {image} is {size[0]} x {size[1]}, its mask is {width} x {height}"
-        return Problem("sizes differ", name, f"{sizes}; they must be equal")
-    return Record(_stamp(image_state, mask_state), pixels)
+        return Problem("sizes differ", name, _sizes(pair, size, (width, height), turned))
+    return Record(_signature(image_state, mask_state), pixels, turned)
 
 
-def _stamp(image: os.stat_result, mask: os.stat_result) -> FileSignature:
+def _sizes(pair: Pair, size: tuple[int, int], mask: tuple[int, int], turned: bool) -> str:
+    text = f"the image {pair.image} is {size[0]} x {size[1]}, its mask is {mask[0]} x {mask[1]}; "
+    if turned and size == mask[::-1]:
+        return text + "EXIF data turn the image, and a mask must be drawn on the turned one"
+    return text + "they must be equal"
+
+
+def _signature(image: os.stat_result, mask: os.stat_result) -> FileSignature:
     return image.st_size, image.st_mtime_ns, mask.st_size, mask.st_mtime_ns
 
 

@@ -22,6 +22,7 @@ from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace, NamedTask, StepLabels
 from nacre.scenarios.label_index import Index
 from nacre.utils.affects import NOTHING
+from nacre.utils.system import expand_user
 
 KNOWN_COUNTS: dict[Split, int] = {"train": 20_210, "val": 2_000}
 
@@ -81,7 +82,7 @@ class Ade20k:
     def __init__(self, config: AdeConfig) -> None:
         """Find the folders; they are listed when they are needed."""
         self.config = config
-        self.root = _find_root(config.root.expanduser())
+        self.root = _find_root(expand_user(config.root))
 
     def index(self, split: Split) -> Index:
         """Return which labels each image of a split holds."""

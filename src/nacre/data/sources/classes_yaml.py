@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from nacre.errors import NacreError, did_you_mean
+from nacre.errors import NacreError, did_you_mean, has_control_characters, shown
 from nacre.scenarios.classes import BACKGROUND, LabelSpace
 from nacre.utils.io import read_text
+from nacre.utils.yaml_file import MAX_BYTES, parse_yaml
 
 _KEYS = ("classes", "background", "ignored", "colors")
 _LARGEST = 65535
+_LONGEST = 200
 
 
 def read_classes(path: Path) -> LabelSpace:
@@ -31,16 +31,13 @@ def read_classes(path: Path) -> LabelSpace:
             f"could not read {path}: there is no such file; it says what the labels mean, such as "
             "`classes: {1: cat, 2: dog}`"
         )
-    try:
-        content: Any = yaml.load(read_text(path, "classes file"), Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        raise NacreError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    content: Any = parse_yaml(read_text(path, "classes file", MAX_BYTES), f"classes file {path}")
     if not isinstance(content, dict) or "classes" not in content:
         raise NacreError(f"{path} must have a key `classes`, such as `classes: {{1: cat, 2: dog}}`")
     for key in content:
         if key not in _KEYS:
             raise NacreError(
-                f"{path}: unknown key {key!r}{did_you_mean(str(key), _KEYS)}; "
+                f"{path}: unknown key {shown(key)}{did_you_mean(str(key), _KEYS)}; "
                 f"known: {', '.join(_KEYS)}"
             )
     try:
@@ -74,8 +71,15 @@ def _class_names(classes: Any) -> dict[int, str]:
     names = {}
     for label, name in classes.items():
         if not isinstance(name, str) or not name.strip():
-            raise NacreError(f"the class of label {label} has the name {name!r}; it must be a text")
-        names[_label(label, f"the label of class {name!r}")] = name
+            raise NacreError(
+                f"the class of label {shown(label)} has the name {shown(name)}; it must be a text"
+            )
+        if len(name) > _LONGEST or has_control_characters(name):
+            raise NacreError(
+                f"the class of label {shown(label)} has the name {shown(name)}; it must be a text "
+                f"of at most {_LONGEST} characters, without control characters"
+            )
+        names[_label(label, f"the label of class {shown(name)}")] = name
     return names
 
 
@@ -86,35 +90,28 @@ def _special(content: Mapping[str, Any], key: str, default: int | None) -> int |
 
 def _label(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise NacreError(f"{what} is {value!r}; it must be a whole number from 0 to {_LARGEST}")
+        raise NacreError(
+            f"{what} is {shown(value)}; it must be a whole number from 0 to {_LARGEST}"
+        )
     return value
 
 
 def _color_label(space: LabelSpace, key: Any) -> int:
-    if key in ("background", space.background) and space.background is not None:
+    if (
+        isinstance(key, str | int)
+        and key in ("background", space.background)
+        and space.background is not None
+    ):
         return space.background
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise NacreError(f"`colors` names {shown(key)}; it must be a class, by name or label")
     return space.label_of(key)
 
 
 def _color(key: Any, value: Any) -> tuple[int, int, int]:
     good = isinstance(value, list) and len(value) == 3
     if not good or any(type(one) is not int or not 0 <= one <= 255 for one in value):
-        raise NacreError(f"the colour of {key!r} is {value!r}; it must be [red, green, blue]")
+        raise NacreError(
+            f"the colour of {shown(key)} is {shown(value)}; it must be [red, green, blue]"
+        )
     return (value[0], value[1], value[2])
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a label given twice is an error; usually the last one silently wins."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that was there before."""
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            value = self.construct_object(key, deep=deep)
-            if value in seen:
-                place = f"line {key.start_mark.line + 1}"
-                raise yaml.YAMLError(f"{place}: {value!r} is given twice")
-            seen.add(value)
-        return super().construct_mapping(node, deep=deep)

@@ -8,7 +8,9 @@ there are.
 """
 
 import hashlib
+import os
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -21,14 +23,16 @@ from nacre.data.index.build import build_index
 from nacre.data.index.scan import Pair
 from nacre.data.source import DataConfig, Mask, Split
 from nacre.data.sources.classes_yaml import read_classes
-from nacre.errors import NacreError
+from nacre.errors import NacreError, has_control_characters
 from nacre.scenarios.classes import LabelSpace
 from nacre.scenarios.label_index import Index
 from nacre.utils.affects import NOTHING
 from nacre.utils.io import read_text
+from nacre.utils.system import expand_user
 
 _TEST_BYTES = 51
 _SHOWN = 5
+_LONGEST = 100
 
 
 class FolderConfig(DataConfig):
@@ -51,7 +55,7 @@ class Folder:
     def __init__(self, config: FolderConfig) -> None:
         """Read which classes, images and masks there are; no picture is opened."""
         self.config = config
-        self.root = config.root.expanduser()
+        self.root = expand_user(config.root)
         for part in (self.root, self.root / "images", self.root / "masks"):
             if not part.is_dir():
                 raise NacreError(
@@ -69,7 +73,7 @@ class Folder:
     def space(self) -> LabelSpace:
         """What the values in the masks mean."""
         path = self.config.classes
-        return read_classes(self.root / "classes.yaml" if path is None else path.expanduser())
+        return read_classes(self.root / "classes.yaml" if path is None else expand_user(path))
 
     @property
     def has_lists(self) -> bool:
@@ -149,14 +153,29 @@ def is_for_testing(name: str) -> bool:
 def _files(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
     """Find the files below a folder by their path without extension."""
     found: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(_below(folder)):
         if path.suffix.lower() not in suffixes or path.name.startswith("."):
             continue
         name = path.relative_to(folder).with_suffix("").as_posix()
+        if has_control_characters(name):
+            raise NacreError(
+                f"the name of the file {path} is not text in UTF-8 or has control characters; "
+                "rename it"
+            )
         if name in found:
             raise NacreError(f"{found[name]} and {path} have the same name; one must go")
         found[name] = path
     return found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield the paths below a folder; one that may not be looked into is an error, not empty."""
+
+    def tell(error: OSError) -> None:
+        raise NacreError(f"the folder {error.filename} cannot be read: {error.strerror}")
+
+    for here, _, files in os.walk(folder, onerror=tell, followlinks=False):
+        yield from (Path(here, file) for file in files)
 
 
 def _without_suffix(name: str) -> str:
@@ -167,4 +186,4 @@ def _without_suffix(name: str) -> str:
 
 def _first(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return ", ".join(name[:_LONGEST] for name in names[:_SHOWN]) + more

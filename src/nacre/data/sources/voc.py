@@ -17,11 +17,12 @@ from nacre.data.image_io import open_image, read_mask
 from nacre.data.index.build import build_index
 from nacre.data.index.scan import Pair
 from nacre.data.source import DataConfig, Mask, Split
-from nacre.errors import NacreError
+from nacre.errors import NacreError, shown
 from nacre.scenarios.classes import LabelSpace
 from nacre.scenarios.label_index import Index
 from nacre.utils.affects import NOTHING
 from nacre.utils.io import read_text
+from nacre.utils.system import expand_user
 
 # fmt: off
 CLASS_NAMES = (
@@ -85,7 +86,7 @@ class Voc:
     def __init__(self, config: VocConfig) -> None:
         """Find the folders; the lists are read when they are needed."""
         self.config = config
-        self.root = _find_root(config.root.expanduser())
+        self.root = _find_root(expand_user(config.root))
 
     def index(self, split: Split) -> Index:
         """Return which labels each image of a split holds."""
@@ -118,16 +119,23 @@ class Voc:
         for fields in wanted:
             if len(fields) > 2:
                 raise NacreError(
-                    f"{path}: the line {' '.join(fields)!r} is neither a name nor a pair of "
+                    f"{path}: the line {shown(' '.join(fields))} is neither a name nor a pair of "
                     "an image's and a mask's path"
+                )
+            if any(_leads_outside(field) for field in fields):
+                raise NacreError(
+                    f"{path}: the line {shown(' '.join(fields))} leads out of {self.root}"
                 )
             name = Path(fields[0]).stem if len(fields) == 2 else fields[0]
             if name in files:
-                raise NacreError(f"{path} names the image {name!r} more than once")
+                raise NacreError(f"{path} names the image {shown(name)} more than once")
             files[name] = (
                 (self._below(fields[0]), self._below(fields[1]))
                 if len(fields) == 2
-                else (self.root / "JPEGImages" / f"{name}.jpg", masks / f"{name}.png")
+                else (
+                    self.root / "JPEGImages" / f"{name.lstrip('/')}.jpg",
+                    masks / f"{name.lstrip('/')}.png",
+                )
             )
         return files
 
@@ -157,6 +165,11 @@ class Voc:
         bases = (self.root, *list(self.root.parents)[:2])
         found = (base / path for base in bases if (base / path).is_file())
         return next(found, self.root / path)
+
+
+def _leads_outside(written: str) -> bool:
+    """Whether a list names a file elsewhere: paths may begin with a stroke, but go down only."""
+    return ".." in Path(written).parts or "\0" in written
 
 
 def _find_root(given: Path) -> Path:
