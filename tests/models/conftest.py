@@ -63,7 +63,13 @@ _OPERATORS = (
 
 @pytest.fixture(scope="session")
 def foreign_libraries() -> None:
-    """Let torchvision, timm and smp be imported; skip where they are not installed.
+    """Let torchvision, timm and smp be imported; skip where they are not installed."""
+    if not import_foreign():
+        pytest.skip("torchvision, timm and smp are not installed: make test does it")
+
+
+def import_foreign() -> bool:
+    """Let torchvision, timm and smp be imported; return whether they are installed.
 
     Where torchvision's compiled part does not fit torch, its operators are declared without being
     there: networks for segmentation use none of them.
@@ -73,10 +79,11 @@ def foreign_libraries() -> None:
     try:
         importlib.import_module("torchvision")
     except ModuleNotFoundError:
-        pytest.skip("torchvision, timm and smp are not installed: make test does it")
+        return False
     except RuntimeError:
         _declare_operators()
         importlib.import_module("torchvision")
+    return True
 
 
 _libraries: list[torch.library.Library] = []  # operators last as long as their library

@@ -14,10 +14,11 @@ from nacre.errors import NacreError
 from nacre.models.abn import ABN
 from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES
-from nacre.models.build import NORMS, build_network
+from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.inplace_abn import InPlaceABN
+from nacre.models.kinds.deeplab import NORMS
 from nacre.models.network import Output
 
 SMALL: list[str] = ["tiny", "resnet18", "lite0"]

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.export.packages import need
 from nacre.losses.reference import upsample
 from nacre.models.deeplab import DeepLab
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.head import DeepLabHead
 from nacre.models.lite import SameConv2d
+from nacre.utils.packages import need
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nacre.export.packages import need
+from nacre.utils.packages import need
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from nacre.errors import NacreError
 from nacre.export.metadata import Metadata, read_metadata
-from nacre.export.packages import need
+from nacre.utils.packages import need
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -48,6 +48,7 @@ class ParameterRegularizer(Method):
     """Cross-entropy and a penalty on what moves important parameters."""
 
     tunable = ("weight",)
+    needs = frozenset({"classifier"})
     offloaded: ClassVar[frozenset[str]] = frozenset()
     """Tables that are seldom read and therefore lie in the CPU's memory."""
     config: RegularizerConfig

@@ -45,6 +45,7 @@ class Ilt(Method):
     presets = {"small": {"feature_weight": 1}}
     tunable = ("weight", "feature_weight")
     uses_teacher = True
+    needs = frozenset({"features"})
     config: IltConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:

@@ -74,7 +74,8 @@ class Mib(Method):
             batch.targets,
             require_teacher(teacher).logits,
             ce=batch.ce(self.config.ce),
-            kd=self.config.kd,
+            # Without a background that hid the new classes, only the old ones are compared (eq. 6)
+            kd=self.config.kd if student.has_background else "plain",
             hidden=batch.hidden,
             num_pixels=batch.num_valid_pixels,
         )

@@ -1,28 +1,69 @@
-"""Making a network from its config."""
+"""Making a network from its config: the table of kinds, and those of installed packages.
+
+A kind from another package joins through the entry point group ``nacre.models`` (name = the kind,
+object = a `nacre.models.kinds.base.Kind`). It is imported when it is asked for by name: one that is
+broken breaks only itself.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
 
-from nacre.models.abn import ABN, NormFactory
-from nacre.models.backbones import BACKBONES, NormName
-from nacre.models.classifier import Classifier
-from nacre.models.config import DeepLabConfig
-from nacre.models.deeplab import DeepLab
-from nacre.models.head import DeepLabHead, default_atrous_rates
-from nacre.models.inplace_abn import InPlaceABN
-from nacre.models.weights import load_backbone
+from nacre.errors import NacreError, check, unknown_name
+from nacre.models.config import ModelConfig
+from nacre.models.kinds import deeplab, hf, python, smp, timm, torchvision
+from nacre.models.kinds.base import Kind
+from nacre.models.network import Network
 
-NORMS: dict[NormName, NormFactory] = {
-    "bn": partial(ABN, activation="relu"),
-    "abn": partial(ABN, activation="leaky_relu", slope=0.01),
-    "iabn": partial(InPlaceABN, activation="leaky_relu", slope=0.01),
+KINDS: dict[str, Kind] = {
+    "deeplab": deeplab.KIND,
+    "hf": hf.KIND,
+    "timm": timm.KIND,
+    "smp": smp.KIND,
+    "torchvision": torchvision.KIND,
+    "python": python.KIND,
 }
 
 
+def find_kind(name: str) -> Kind:
+    """Return a kind of networks by name.
+
+    Raises:
+        NacreError: there is none, or the package that brings it is broken.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    others = {point.name: point for point in entry_points(group="nacre.models")}
+    if name not in others:
+        raise unknown_name("model.kind", name, {*KINDS, *others})
+    point = others[name]
+    try:
+        kind = point.load()
+    except Exception as error:  # whatever goes wrong in another's package
+        reason = " ".join(str(error).split())[:200]
+        raise NacreError(
+            f"model.kind {name!r} cannot be used: {point.value} fails with {reason}"
+        ) from error
+    if not isinstance(kind, Kind):
+        raise NacreError(f"model.kind {name!r} cannot be used: {point.value} is no Kind")
+    return kind
+
+
+def model_config_type(raw: Mapping[str, Any]) -> type[ModelConfig]:
+    """Return the config that belongs to what was written under ``model``."""
+    return find_kind(str(raw.get("kind", "deeplab"))).config
+
+
+def read_model_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Return the typed config of a network from plain data, such as a model file's."""
+    return check(model_config_type(raw), dict(raw))
+
+
 def build_network(
-    config: DeepLabConfig, classes: int | list[int], crop: int | None = None, *, load: bool = True
-) -> DeepLab:
+    config: ModelConfig, classes: int | list[int], crop: int | None = None, *, load: bool = True
+) -> Network:
     """Make a network.
 
     Args:
@@ -32,17 +73,5 @@ def build_network(
             time; None pools over the whole image.
         load: whether to start from `config.weights`; without, the network is random.
     """
-    norm = NORMS[config.norm]
-    backbone = BACKBONES[config.backbone].make(config.output_stride or 16, norm)
-    backbone.grad_checkpointing = config.grad_checkpointing
-    if load:
-        load_backbone(backbone, config.backbone, config.weights)
-    head = DeepLabHead(
-        backbone.channels,
-        width=config.decoder_channels,
-        atrous_rates=config.atrous_rates or default_atrous_rates(backbone.stride),
-        window=None if crop is None else -(-crop // backbone.stride),
-        norm=norm,
-    )
     steps = [classes] if isinstance(classes, int) else classes
-    return DeepLab(backbone, head, Classifier(head.channels, steps))
+    return find_kind(config.kind).build(config, steps, crop, load)

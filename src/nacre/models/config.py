@@ -16,7 +16,9 @@ Rate = Annotated[int, Field(ge=1, le=1024)]
 class ModelConfig(Config):
     """What the configs of all kinds of networks have in common: the kind."""
 
-    kind: str = Field(description="deeplab (ours), or whose network it is, as in `nacre models`")
+    kind: str = Field(
+        description="deeplab (ours), hf, timm, smp, torchvision, python, or a package's"
+    )
     weights: str = Field(default="none", description="what it starts from; `none` is random")
 
 

@@ -73,8 +73,16 @@ class DeepLab(Network):
         # Half precision is too coarse for the log-sum-exp of the losses
         logits = self.classifier(decoder_features).float()
         extra = self.classifier.score_extra(decoder_features)
-        rows = {name: value.float() for name, value in extra.items()}
-        return Output(logits, features, decoder_features, stages, **rows)
+        unknown, auxiliary = (
+            value if value is None else value.float()
+            for value in (extra.get("unknown"), extra.get("auxiliary"))
+        )
+        return Output(logits, features, decoder_features, stages, unknown, auxiliary)
+
+    def fit(self, state: dict[str, Tensor]) -> None:
+        """Get the rows and branches that the classifier of a saved state has."""
+        prefix = "classifier."
+        self.classifier.fit(name.removeprefix(prefix) for name in state if name.startswith(prefix))
 
     def grow(self, num_new: int, init: Init = "random") -> None:
         """Give the classifier channels for new classes."""

@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nacre.errors import NacreError
 from nacre.models.backbones import BACKBONES
-from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
+from nacre.models.kinds.deeplab import build
 
 _FLOAT32 = 4  # bytes
 
@@ -105,7 +105,7 @@ def _comparable(config: DeepLabConfig) -> tuple[str, ...]:
 
 def _on_meta(config: DeepLabConfig, classes: int, crop: int) -> DeepLab:
     with torch.device("meta"):
-        return build_network(config, classes, crop, load=False)
+        return build(config, [classes], crop, load=False)
 
 
 def _count(module: nn.Module) -> int:

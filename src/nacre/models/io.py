@@ -7,15 +7,14 @@ people to read.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from nacre.errors import NacreError
-from nacre.models.build import build_network
-from nacre.models.config import DeepLabConfig
+from nacre.models.build import build_network, read_model_config
 from nacre.models.network import Network
 from nacre.utils.io import save_json
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
@@ -53,6 +52,7 @@ class ModelInfo:
 
 def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tensors) -> None:
     """Write a model file and the readable copy of its JSON."""
+    info = replace(info, model=network.config.model_dump(mode="json"))
     tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
     tensors |= {f"method.{name}": value for name, value in method_state.items()}
     # The copy first: a step is learnt when the model is there, and nobody comes back to it.
@@ -67,11 +67,10 @@ def load_model(
     tensors, content = read_tensors(path, MODEL, device)
     try:
         info = ModelInfo(**content)
-        network = build_network(
-            DeepLabConfig.model_validate(info.model), info.steps, info.crop, load=False
-        )
+        config = read_model_config(info.model)
+        network = build_network(config, info.steps, info.crop, load=False)
         state = _under("network.", tensors)
-        network.classifier.fit(_under("classifier.", state))
+        network.fit(state)
         network.load_state_dict(state)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nacre.losses.reference import upsample
 from nacre.losses.sigmoid import merge_unknown
+from nacre.models.config import ModelConfig
 
 Init = Literal["background", "random"]
 """How the channels of new classes start: as shares of the background (eq. 8, 9), or random."""
@@ -36,6 +37,7 @@ class Output:
             they were asked for.
         unknown: N,1,h,w, logit of what is no class yet, where the network has such a row.
         auxiliary: N,1,h,w, logit of the auxiliary row, where the network has one.
+        has_background: whether channel 0 is a background that may hide the new classes.
     """
 
     logits: Tensor
@@ -44,6 +46,7 @@ class Output:
     stages: tuple[Tensor, ...] = ()
     unknown: Tensor | None = None
     auxiliary: Tensor | None = None
+    has_background: bool = True
 
     @property
     def scores(self) -> Tensor:
@@ -56,9 +59,18 @@ class Network(nn.Module):
 
     Attributes:
         stride: input pixels per logit.
+        config: how to build it again, with the channels of its steps.
+        uses_all_parameters: whether every parameter has a part in the logits.
+        takes_channels_last: whether it is known to compute rightly, and faster, in that layout.
+        has_background: whether a channel of its own stands for background; without, the first
+            channel is never probable and a pixel that nobody labelled may be any old class.
     """
 
     stride: int
+    config: ModelConfig
+    uses_all_parameters = True
+    takes_channels_last = True
+    has_background = True
 
     @property
     @abstractmethod
@@ -78,6 +90,10 @@ class Network(nn.Module):
     @abstractmethod
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
+
+    @abstractmethod
+    def fit(self, state: dict[str, Tensor]) -> None:
+        """Take the form of a network of as many classes whose state was saved."""
 
     @abstractmethod
     def grow(self, num_new: int, init: Init = "random") -> None:

@@ -10,7 +10,7 @@ from nacre.errors import NacreError, describe_errors
 from nacre.methods import find_method
 from nacre.models.io import ModelInfo
 from nacre.training.automatic import Choice
-from nacre.training.config import ConfigValues, Recipe, deep_merge, parse_assignment
+from nacre.training.config import ConfigValues, Recipe, deep_merge, model_field, parse_assignment
 from nacre.training.presets import preset_values
 from nacre.utils.affects import LATER, NOTHING
 from nacre.utils.yaml_file import read_yaml
@@ -60,6 +60,7 @@ def resolve_learn_config(raw: Mapping[str, Any]) -> LearnConfig:
         "LearnConfig",
         __base__=LearnConfig,
         method=(kind.Config, Field(json_schema_extra=LATER)),
+        model=model_field(raw),
     )
     if kind.is_joint:
         raise NacreError(f"{kind.name!r} learns all classes at once, not a step; `ft` is its like")

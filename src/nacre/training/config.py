@@ -16,7 +16,8 @@ from nacre.data.source import DataConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, check, shown, unknown_name
 from nacre.methods import MethodConfig, find_method
-from nacre.models.config import DeepLabConfig
+from nacre.models.build import model_config_type
+from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.optim import OptimConfig
@@ -102,7 +103,7 @@ class Recipe(Config):
         1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
     )
     method: MethodConfig = Field(json_schema_extra=LATER)
-    model: DeepLabConfig = Field(default_factory=DeepLabConfig)
+    model: ModelConfig = Field(default_factory=DeepLabConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     images: ImagesConfig = Field(default_factory=ImagesConfig)
     conventions: Conventions = Field(default_factory=Conventions)
@@ -148,6 +149,7 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
         __base__=RunConfig,
         data=(DATASETS[data_name].config, ...),
         method=(find_method(method).Config, Field(json_schema_extra=LATER)),
+        model=model_field(raw),
     )
     content = {**raw, "data": {"name": data_name, **_section(raw, "data")}}
     content["method"] = {"name": method, **_section(raw, "method")}
@@ -155,6 +157,15 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     if isinstance(conventions, Mapping):
         content["conventions"] = {"border": DATASETS[data_name].border, **conventions}
     return check(model, content)
+
+
+def model_field(raw: Mapping[str, Any]) -> Any:
+    """Return the field `model` of a config: which kind of network is meant decides its keys."""
+    section = raw.get("model") or {}
+    if not isinstance(section, Mapping):
+        raise NacreError(f"model: {shown(section)} is not a mapping such as {{kind: …}}")
+    kind = model_config_type(section)
+    return (kind, Field(default_factory=kind) if kind is DeepLabConfig else Field())
 
 
 def resolve_model(backbone: str, assignments: Iterable[str]) -> DeepLabConfig:
@@ -215,8 +226,8 @@ def build_config(
 def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValues:
     """Lay one plain config over another, section by section.
 
-    A section that names another method or data set replaces the one below entirely: values of
-    the other one must not stay behind.
+    A section that names another method, data set or kind of network replaces the one below
+    entirely: values of the other one must not stay behind.
     """
     result = dict(below)
     for key, value in above.items():
@@ -224,8 +235,8 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
         if key in ("method", "data"):
             value = {"name": value} if isinstance(value, str) else value
             old = {"name": old} if isinstance(old, str) else old
-            if isinstance(old, Mapping) and isinstance(value, Mapping) and _renames(old, value):
-                old = None
+        if key in _CHOSEN_BY and isinstance(old, Mapping) and isinstance(value, Mapping):
+            old = None if _renames(old, value, key) else old
         if isinstance(value, Mapping) and old is not None:
             if not isinstance(old, Mapping):
                 raise NacreError(f"{key}: {shown(old)} is not a mapping of keys to values")
@@ -234,9 +245,15 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
     return result
 
 
-def _renames(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
-    names = below.get("name"), above.get("name")
-    return None not in names and names[0] != names[1]
+# The key of a section that decides what its other keys may be, and what stands there by default
+_CHOSEN_BY = {"method": ("name", None), "data": ("name", None), "model": ("kind", "deeplab")}
+
+
+def _renames(below: Mapping[str, Any], above: Mapping[str, Any], section: str) -> bool:
+    key, default = _CHOSEN_BY[section]
+    if key not in above:
+        return False
+    return below.get(key, default) not in (None, above[key])
 
 
 def parse_assignment(text: str) -> ConfigValues:

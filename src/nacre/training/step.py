@@ -17,6 +17,7 @@ from torch import Tensor
 from nacre.data.dataset import TrainDataset, train_batches
 from nacre.data.learn_data import UnionDataset
 from nacre.data.sampler import StepSampler
+from nacre.errors import NacreError
 from nacre.methods import Method, Step, find_method
 from nacre.models.build import build_network
 from nacre.models.network import Network
@@ -133,13 +134,19 @@ def _grow(
     """Return the step with its student grown, and a teacher if the method has one."""
     # All processes draw the same weights, and a step's do not depend on the steps before.
     torch.manual_seed(recipe.seed * 1000 + spec.index)
-    network: Network
     teacher = None
     if start is None:
         crop_size = recipe.images.crop_size
         network = build_network(recipe.model, len(spec.class_names), crop_size).to(dist.device)
+        if not network.has_background:
+            raise NacreError(
+                "model.background=null: a network without a background can only be continued; to "
+                "learn one from nothing leave it out"
+            )
+        _check_needs(method, network)
     else:
         network = start.network
+        _check_needs(method, network)
         if method.uses_teacher:
             teacher = copy.deepcopy(network).eval().requires_grad_(False)
         method.grow(network, len(spec.class_names) - spec.num_old)
@@ -147,6 +154,21 @@ def _grow(
     hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
     return Step(
         spec.index, spec.class_names, spec.num_old, network, teacher, dist, iterations, hidden
+    )
+
+
+def _check_needs(method: Method, network: Network) -> None:
+    """Refuse a network that lacks what a method asks of it, before anything is learnt."""
+    missing = sorted(method.needs - network.gives)
+    if not missing:
+        return
+    if missing == ["classifier"]:
+        reason = "its parameters must keep their shapes, and a foreign scoring layer is widened"
+    else:
+        reason = "name the modules whose features are compared in model.stages"
+    raise NacreError(
+        f"method {method.name!r} needs {' and '.join(missing)} of a network, which a network of "
+        f"kind {network.config.kind!r} does not give: {reason}"
     )
 
 

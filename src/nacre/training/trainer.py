@@ -26,6 +26,7 @@ from nacre.data.dataset import Sample
 from nacre.errors import NacreError
 from nacre.losses.compile import compiled_strips
 from nacre.methods import Batch, Method, Step
+from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
 from nacre.scenarios.classes import IGNORE_INDEX
 from nacre.training.config import TrainConfig
@@ -68,12 +69,18 @@ class Trainer:
         self.last_image: Tensor | None = None
         self.dist, self.network = self.step.dist, self.step.network
         self.network.train()
-        self.layout = memory_layout(self.dist.device)
+        fast = self.network.takes_channels_last
+        self.layout = memory_layout(self.dist.device) if fast else torch.contiguous_format
         self.network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.student: torch.nn.Module = self.network
         if self.dist.world_size > 1:
             # Buffers are the same everywhere: the normalisation is synchronised.
-            self.student = DistributedDataParallel(self.network, broadcast_buffers=False)
+            synchronize_batch_norm(self.network)
+            self.student = DistributedDataParallel(
+                self.network,
+                broadcast_buffers=False,
+                find_unused_parameters=not self.network.uses_all_parameters,
+            )
         self.optimizer = make_optimizer(self.network, self.config, self.lr)
         ema_decay = self.config.ema_decay
         self.average = WeightAverage(self.network, ema_decay) if ema_decay else None

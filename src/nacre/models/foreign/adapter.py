@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
@@ -31,7 +32,7 @@ from nacre.models.foreign.scoring_layers import (
     undisturbed,
 )
 from nacre.models.foreign.widen import widen
-from nacre.models.network import Output
+from nacre.models.network import Network, Output, Part
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 
 NEVER = -1e4
@@ -68,7 +69,7 @@ def _color(values: Sequence[float]) -> Color:
     return red, green, blue
 
 
-class Adapter(nn.Module):
+class Adapter(Network):
     """A foreign network between nacre's images and nacre's outputs.
 
     Args:
@@ -78,6 +79,7 @@ class Adapter(nn.Module):
         pixels: what it expects of its pixels.
         stages: names of modules whose output methods may compare, from the first to the last.
         images: a batch that it takes, normalised; None tries noise of several sizes.
+        divisor: sides of images must be multiples of it; others are continued by their last pixels.
 
     Attributes:
         layers: the scoring layers.
@@ -87,6 +89,10 @@ class Adapter(nn.Module):
 
     scale: Tensor
     shift: Tensor
+    # Auxiliary heads score for losses that nobody computes here
+    uses_all_parameters = False
+    # Networks that turn maps into tokens by `view` do not run in this layout
+    takes_channels_last = False
 
     def __init__(
         self,
@@ -97,9 +103,11 @@ class Adapter(nn.Module):
         pixels: Pixels | None = None,
         stages: Sequence[str] = (),
         images: Tensor | None = None,
+        divisor: int = 1,
     ) -> None:
         super().__init__()
         self.model, self.background, self.stages = model, background, tuple(stages)
+        self.divisor, self.has_background = divisor, background is not None
         check_names(model, stages)
         images = example_images(model) if images is None else images
         self._shape = images.shape
@@ -124,11 +132,30 @@ class Adapter(nn.Module):
         """Channels of the output, the background's included, even if the network has none."""
         return self.layers.num_classes + (self.background is None)
 
+    @property
+    def gives(self) -> frozenset[Part]:
+        """Features where modules were named."""
+        return frozenset(("features", "stages") if self.stages else ())
+
+    @property
+    def pretrained_part(self) -> nn.Module | None:
+        """What its library calls base model, backbone or encoder."""
+        found = (getattr(self.model, name, None) for name in ("base_model", "backbone", "encoder"))
+        return next(
+            (one for one in found if isinstance(one, nn.Module) and one is not self.model), None
+        )
+
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
         x = torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
+        height, width = size = (images.shape[-2], images.shape[-1])
+        bottom, right = -height % self.divisor, -width % self.divisor
+        if bottom or right:
+            x = F.pad(x, (0, right, 0, bottom), mode="replicate")
+            size = (height + bottom, width + right)
         logits, found = self._score(x)
-        size = (images.shape[-2], images.shape[-1])
+        if bottom or right:
+            logits = upsample(logits, size)[..., :height, :width]
         decoded = as_map(self._read(found), size)
         stages = [as_map(found[name], size) for name in self.stages]
         return Output(
@@ -136,9 +163,10 @@ class Adapter(nn.Module):
             features=stages[-1] if stages else decoded,  # type: ignore[arg-type]
             decoder_features=decoded,  # type: ignore[arg-type]
             stages=tuple(stages) if with_stages else (),  # type: ignore[arg-type]
+            has_background=self.has_background,
         )
 
-    def grow(self, num_new: int, init: Init) -> None:
+    def grow(self, num_new: int, init: Init = "random") -> None:
         """Give the network channels for new classes."""
         widened = widen(
             self.model,

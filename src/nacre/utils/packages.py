@@ -1,4 +1,4 @@
-"""Packages that only exports need, imported when they are needed."""
+"""Packages that only some people need, imported when they are needed."""
 
 from importlib import import_module
 from typing import Any
@@ -8,11 +8,17 @@ from nacre.errors import NacreError
 
 def need(name: str, extra: str = "export") -> Any:
     """Import a package of an extra, or say how to get it."""
+    package = name.split(".")[0]
     try:
         return import_module(name)
     except ImportError as error:
-        package = name.split(".")[0]
         raise NacreError(
             f"this needs the package {package}, which is not installed: "
             f"pip install 'nacre[{extra}]'"
+        ) from error
+    except RuntimeError as error:  # compiled parts that do not fit this torch
+        reason = " ".join(str(error).split())[:200]
+        raise NacreError(
+            f"this needs the package {package}, which cannot be imported here ({reason}): it must "
+            "be made for the installed version of torch"
         ) from error

@@ -1,0 +1,51 @@
+"""Our network: one of our backbones under the paper's head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from nacre.models.abn import ABN, NormFactory
+from nacre.models.backbone import Backbone
+from nacre.models.backbones import BACKBONES, NormName
+from nacre.models.classifier import Classifier
+from nacre.models.config import DeepLabConfig, HeadConfig
+from nacre.models.deeplab import DeepLab
+from nacre.models.head import DeepLabHead, default_atrous_rates
+from nacre.models.inplace_abn import InPlaceABN
+from nacre.models.kinds.base import Kind
+from nacre.models.weights import load_backbone
+
+NORMS: dict[NormName, NormFactory] = {
+    "bn": partial(ABN, activation="relu"),
+    "abn": partial(ABN, activation="leaky_relu", slope=0.01),
+    "iabn": partial(InPlaceABN, activation="leaky_relu", slope=0.01),
+}
+
+
+def build(config: DeepLabConfig, classes: Sequence[int], crop: int | None, load: bool) -> DeepLab:
+    """Make our network."""
+    backbone = BACKBONES[config.backbone].make(config.output_stride or 16, NORMS[config.norm])
+    backbone.grad_checkpointing = config.grad_checkpointing
+    if load:
+        load_backbone(backbone, config.backbone, config.weights)
+    return under_head(backbone, config, classes, crop)
+
+
+def under_head(
+    backbone: Backbone, config: HeadConfig, classes: Sequence[int], crop: int | None
+) -> DeepLab:
+    """Put the head and a classifier on a backbone."""
+    head = DeepLabHead(
+        backbone.channels,
+        width=config.decoder_channels,
+        atrous_rates=config.atrous_rates or default_atrous_rates(backbone.stride),
+        window=None if crop is None else -(-crop // backbone.stride),
+        norm=NORMS[config.norm],
+    )
+    network = DeepLab(backbone, head, Classifier(head.channels, list(classes)))
+    network.config = config
+    return network
+
+
+KIND = Kind(DeepLabConfig, build, "ours: a backbone of nacre under the paper's head")

@@ -1,0 +1,81 @@
+"""A small network of every kind, as a config names it."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+MODELS: dict[str, dict[str, Any]] = {
+    "deeplab": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+    "deeplab lite1": {
+        "backbone": "lite1",
+        "weights": "imagenet",
+        "decoder_channels": 8,
+        "atrous_rates": [1, 2, 3],
+    },
+    "hf": {
+        "kind": "hf",
+        "name": "segformer",
+        "weights": "none",
+        "options": {
+            "hidden_sizes": [8, 8, 16, 16],
+            "depths": [1, 1, 1, 1],
+            "decoder_hidden_size": 16,
+            "drop_path_rate": 0.0,
+            "classifier_dropout_prob": 0.0,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    },
+    "timm": {
+        "kind": "timm",
+        "name": "resnet10t",
+        "decoder_channels": 8,
+        "atrous_rates": [1, 2, 3],
+        "output_stride": 8,
+    },
+    "smp": {
+        "kind": "smp",
+        "architecture": "Unet",
+        "encoder": "resnet18",
+        "options": {"encoder_depth": 3, "decoder_channels": [16, 8, 8]},
+    },
+    "torchvision": {
+        "kind": "torchvision",
+        "name": "lraspp_mobilenet_v3_large",
+    },
+    "python": {
+        "kind": "python",
+        "factory": "models.kinds_of_networks:make",
+        "options": {"width": 8},
+        "stages": ["body.0", "body"],
+    },
+}
+
+NEEDS = {"timm": "timm", "smp": "segmentation_models_pytorch", "torchvision": "torchvision"}
+"""The packages that are in the folder for packages without what they depend on."""
+
+
+class WithAux(nn.Module):
+    """A network with an auxiliary head, which no loss of nacre sees, and its own batch norm."""
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, width, 3, 2, 1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 1),
+        )
+        self.score = nn.Conv2d(width, num_classes, 1)
+        self.aux = nn.Conv2d(width, num_classes, 1)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        features = self.body(images)
+        up = nn.functional.interpolate(
+            self.score(features.relu()), images.shape[-2:], mode="bilinear"
+        )
+        return {"out": up, "aux": self.aux(features)}
+
+
+def make(num_classes: int, width: int) -> nn.Module:
+    return WithAux(num_classes, width)

@@ -1,0 +1,12 @@
+"""Carries out the run of every config in a folder, with the libraries that need help to import."""
+
+import sys
+from pathlib import Path
+
+from models.conftest import import_foreign
+from nacre.runs.run import run_scenario
+from nacre.training.config import build_config
+
+import_foreign()
+for path in sorted(Path(sys.argv[1]).glob("*.yaml")):
+    run_scenario(build_config(file=path), path.with_suffix(""))

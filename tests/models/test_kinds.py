@@ -1,0 +1,266 @@
+"""One set of tests over every kind of network: it grows, learns, resumes, is saved and loaded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import nacre
+from models.conftest import import_foreign
+from models.kinds_of_networks import MODELS
+from nacre.errors import NacreError
+from nacre.models.build import KINDS, build_network, find_kind, read_model_config
+from nacre.models.io import find_model, load_model
+from nacre.models.kinds.base import Kind
+from nacre.models.kinds.hf import HfConfig
+from nacre.runs.folder import RunFolder
+from nacre.runs.run import run_scenario
+from nacre.training.config import RunConfig, build_config, deep_merge
+from nacre.training.events import Event, Iterated
+from nacre.training.step import Interrupted
+
+LEARN = Path(__file__).with_name("learn_kinds.py")
+SIDE = 64
+NAMES = [name for name in MODELS if name != "deeplab"]
+BY_TWO = [name for name in MODELS if not name.startswith("deeplab")]
+
+RUN: dict[str, Any] = {
+    "scenario": "scenes/4-4/overlapped",
+    "data": {"train": 16, "val": 6, "size": SIDE, "seed": 3},
+    "images": {"crop_size": SIDE, "augmentation": "flip"},
+    "train": {"epochs": 1, "batch_size": 8, "lr": 0.0005, "incremental_lr": 0.0005, "log_freq": 1},
+    "method": {"name": "mib"},
+}
+
+
+def values_of(name: str) -> dict[str, Any]:
+    return deep_merge(RUN, {"model": MODELS[name]})
+
+
+def config_of(name: str) -> RunConfig:
+    return build_config(overrides=values_of(name))
+
+
+def need(name: str) -> None:
+    """Skip where the library of a kind is not installed."""
+    kind = MODELS[name].get("kind", "deeplab")
+    if kind == "hf":
+        pytest.importorskip("transformers")
+    elif kind in ("timm", "smp", "torchvision") and not import_foreign():
+        pytest.skip("torchvision, timm and smp are not installed: make test does it")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A finished run of two steps with each kind."""
+    need(request.param)
+    out = tmp_path_factory.mktemp("kinds") / "run"
+    run_scenario(config_of(request.param), out)
+    return request.param, out
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same runs, carried out by two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    for name in BY_TWO:
+        try:
+            need(name)
+        except pytest.skip.Exception:
+            continue
+        (folder / f"{name}.yaml").write_text(json.dumps(values_of(name)))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch += ["--master-port", str(20000 + os.getpid() % 20000), str(LEARN), str(folder)]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(launch, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_it_learns_two_steps_and_is_loaded_and_predicts(run: Any) -> None:
+    _, out = run
+    model = nacre.load(out, device="cpu")
+    assert len(model.classes) == 9
+    picture = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    seen = model.predict(picture)
+    assert seen.mask.shape == (50, 70)
+    metrics = json.loads((find_model(out).parent / "metrics.json").read_text())
+    assert metrics["mean_iou"]
+
+
+def test_the_file_alone_builds_the_network_again(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a download or a folder: with what the file says."""
+    _, out = run
+    monkeypatch.setenv("XDG_CACHE_HOME", str(out / "nothing"))
+    network, info, _ = load_model(find_model(out))
+    assert read_model_config(info.model) == network.config
+    assert network.num_classes == 9
+
+
+def interrupt(config: RunConfig, folder: RunFolder) -> None:
+    """Stop a run after the first iteration of its second step."""
+    seen: list[Event] = []
+
+    def stop() -> bool:
+        return any(isinstance(event, Iterated) and event.step == 1 for event in seen)
+
+    with pytest.raises(Interrupted):
+        run_scenario(config, folder.path, observers=[seen.append], should_stop=stop)
+    assert folder.resume.exists(), "stopped in the middle of a step"
+
+
+def test_it_resumes_exactly(run: Any, tmp_path: Path) -> None:
+    name, out = run
+    again = RunFolder(tmp_path / "run")
+    interrupt(config_of(name), again)
+    run_scenario(config_of(name), again.path)
+    assert find_model(again.path).read_bytes() == find_model(out).read_bytes()
+
+
+def test_two_processes_learn_what_one_does(run: Any, by_two: Path) -> None:
+    name, out = run
+    if name not in BY_TWO:
+        pytest.skip("as the other networks of nacre, which the methods' tests see")
+    one, two = (load_model(find_model(path))[0].state_dict() for path in (out, by_two / name))
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, two[key], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_new_classes_begin_as_shares_of_the_background(name: str) -> None:
+    need(name)
+    torch.manual_seed(0)
+    config = read_model_config({**MODELS[name], "weights": "none"})
+    network = build_network(config, 3, SIDE).eval()
+    images = torch.randint(0, 256, (2, 3, SIDE, SIDE), dtype=torch.uint8)
+    with torch.no_grad():
+        p = network(images).logits.softmax(1)
+        network.grow(2, "background")
+        q = network(images).logits.softmax(1)
+    torch.testing.assert_close(q[:, 1:3], p[:, 1:], rtol=0, atol=1e-5)
+    torch.testing.assert_close(q[:, 0] + q[:, 3:].sum(1), p[:, 0], rtol=0, atol=1e-5)
+    assert network.num_classes == 5
+
+
+def test_dropout_and_drop_path_resume_bit_for_bit(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    random = {"drop_path_rate": 0.3, "classifier_dropout_prob": 0.3}
+    values = deep_merge(values_of("hf"), {"model": {"options": random}})
+    config = build_config(overrides=values)
+    run_scenario(config, tmp_path / "whole")
+    interrupt(config, RunFolder(tmp_path / "cut"))
+    run_scenario(config, tmp_path / "cut")
+    whole, cut = (find_model(tmp_path / name).read_bytes() for name in ("whole", "cut"))
+    assert whole == cut
+
+
+def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_iteration(
+    tmp_path: Path,
+) -> None:
+    values = values_of("python")
+    for method, message in (("ewc", "'ewc' needs classifier"), ("ilt", "'ilt' needs features")):
+        changed = deep_merge(values, {"method": {"name": method}, "model": {"stages": []}})
+        with pytest.raises(NacreError, match=message):
+            run_scenario(build_config(overrides=changed), tmp_path / method)
+    named = deep_merge(values, {"method": {"name": "ilt"}})
+    run_scenario(build_config(overrides=named), tmp_path / "named")
+
+
+def test_a_network_without_background_is_not_learnt_from_nothing(tmp_path: Path) -> None:
+    values = deep_merge(values_of("python"), {"model": {"background": None}})
+    with pytest.raises(NacreError, match="can only be continued"):
+        run_scenario(build_config(overrides=values), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"kind": "hff"}, r"unknown model.kind 'hff' \(did you mean 'hf'\?\)"),
+        ({"kind": "hf", "name": "segformer"}, "is a model type and has no weights"),
+        (
+            {"kind": "hf", "name": "segformr", "weights": "none"},
+            "neither a model type",
+        ),
+        ({"kind": "python", "factory": "os:system"}, "no function with a parameter `num_classes`"),
+        ({"kind": "python", "factory": "nowhere:make"}, "cannot be imported"),
+        ({"kind": "python", "factory": "make"}, r"factory"),
+        ({"kind": "hf"}, "name: missing"),
+        ({"kind": "timm", "backbone": "x", "name": "y"}, "backbone: unknown key"),
+    ],
+)
+def test_mistakes_are_sentences(
+    model: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(NacreError, match=message):
+        build_network(read_model_config(model), 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "extra"),
+    [
+        ("hf", "transformers", "hf"),
+        ("timm", "timm", "timm"),
+        ("smp", "segmentation_models_pytorch", "smp"),
+        ("torchvision", "torchvision", "torchvision"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    kind: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(NacreError, match=rf"the package {package}.*'nacre\[{extra}\]'"):
+        build_network(read_model_config(MODELS[kind]), 3)
+
+
+def test_kinds_of_other_packages_join_and_a_broken_one_breaks_only_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Point:
+        def __init__(self, name: str, loaded: Any) -> None:
+            self.name, self.value, self.loaded = name, f"elsewhere:{name}", loaded
+
+        def load(self) -> Any:
+            if isinstance(self.loaded, Exception):
+                raise self.loaded
+            return self.loaded
+
+    points = [Point("mine", KINDS["deeplab"]), Point("bad", ImportError("no such thing"))]
+    points.append(Point("odd", 3))
+    monkeypatch.setattr("nacre.models.build.entry_points", lambda group: points)
+    assert isinstance(find_kind("mine"), Kind)
+    assert find_kind("hf") is KINDS["hf"]
+    with pytest.raises(NacreError, match=r"'bad' cannot be used: elsewhere:bad fails with no such"):
+        find_kind("bad")
+    with pytest.raises(NacreError, match="is no Kind"):
+        find_kind("odd")
+
+
+def test_a_folder_of_transformers_is_started_from_with_its_weights_and_pixels(
+    tmp_path: Path,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.SegformerConfig(num_labels=7, **MODELS["hf"]["options"])
+    torch.manual_seed(0)
+    model = transformers.SegformerForSemanticSegmentation(settings)
+    model.save_pretrained(tmp_path / "mine")
+    about = {"do_rescale": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
+    (tmp_path / "mine" / "preprocessor_config.json").write_text(json.dumps(about))
+    network = build_network(HfConfig(name=str(tmp_path / "mine")), 4)
+    ours, theirs = network.state_dict(), model.state_dict()
+    for key, value in theirs.items():
+        if not key.startswith("decode_head.classifier"):
+            assert torch.equal(ours[f"model.{key}"], value), key
+    assert network.num_classes == 4
+    assert network.config.pixels.mean == (0.5, 0.5, 0.5)  # type: ignore[attr-defined]
+    again = build_network(network.config, 4, load=False)
+    assert again.state_dict().keys() == ours.keys()
