@@ -51,9 +51,6 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
-NEEDS = {"timm": "timm", "smp": "segmentation_models_pytorch", "torchvision": "torchvision"}
-"""The packages that are in the folder for packages without what they depend on."""
-
 
 class WithAux(nn.Module):
     """A network with an auxiliary head, which no loss of nacre sees, and its own batch norm."""
