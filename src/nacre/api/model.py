@@ -43,7 +43,7 @@ class Prediction:
         colors: RGB by channel.
     """
 
-    mask: npt.NDArray[np.uint8]
+    mask: npt.NDArray[Any]
     classes: tuple[str, ...]
     colors: tuple[tuple[int, int, int], ...]
 
@@ -111,7 +111,9 @@ class Model:
             labels = sliding_classes(self.network, batch, self.info.crop)
         else:
             labels = predict_classes(self.network(batch).scores, (image.height, image.width))
-        mask = labels[0].cpu().numpy().astype(np.uint8)
+        wide = len(self.classes) > 256
+        mask: npt.NDArray[Any] = labels[0].cpu().numpy()
+        mask = mask.astype(np.uint16) if wide else mask.astype(np.uint8)
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)
         return Prediction(mask, self.classes, colors)
 

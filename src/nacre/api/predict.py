@@ -176,7 +176,8 @@ def _predict_picture(model: Model, one: Input, results: _Results) -> None:
 def _predict_map(model: Model, one: Input, results: _Results) -> None:
     """Do a picture that may be too large to be seen at once."""
     with open_raster(one.path) as raster, _map_writer(one, results) as write:
-        classes = np.zeros(raster.size, np.uint8)
+        wide = len(model.classes) > 256
+        classes = np.zeros(raster.size, np.uint16 if wide else np.uint8)
         for rows, columns, part in _blocks(model, raster, results.options.window):
             classes[rows, columns] = part
             if write is not None:

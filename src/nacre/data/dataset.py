@@ -18,7 +18,7 @@ from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
 from nacre.data.worker_monitor import WorkerMonitor
 from nacre.errors import NacreError
-from nacre.scenarios.classes import IGNORE_INDEX, LabelTable
+from nacre.scenarios.classes import LabelTable, ignore_value
 from nacre.utils.signals import held_back
 
 Sample = tuple[Tensor, ...]
@@ -65,7 +65,7 @@ class TrainDataset(Dataset[Sample]):
         image, mask = self.source.image("train", name), self.source.mask("train", name)
         # What is beside the picture is ignored, whatever the border's convention is.
         return _tensors(
-            train_sample(image, mask, self.config, rng, pad=IGNORE_INDEX, table=self.lut)
+            train_sample(image, mask, self.config, rng, pad=ignore_value(self.lut), table=self.lut)
         )
 
 

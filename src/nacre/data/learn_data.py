@@ -24,10 +24,10 @@ from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, did_you_mean
 from nacre.scenarios.classes import (
     BACKGROUND,
-    IGNORE_INDEX,
     BorderRule,
     LabelSpace,
     LabelTable,
+    empty_table,
 )
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.plan import digest
@@ -88,12 +88,12 @@ class LabelledSet:
     def lut(self, class_names: Sequence[str], border: BorderRule = "ignored") -> LabelTable:
         """Return the table from label values to channels: what is not learnt is background."""
         channel = {name: i for i, name in enumerate(class_names)}
-        table = np.zeros(65536, np.uint8)
+        table, ignored = empty_table(len(class_names))
         for label, name in self.names.items():
             if name in self.labelled:
                 table[label] = channel.get(name, 0)
         if self.space.ignored is not None and border == "ignored":
-            table[self.space.ignored] = IGNORE_INDEX
+            table[self.space.ignored] = ignored
         return table
 
     def hidden(self, class_names: Sequence[str]) -> list[bool]:
@@ -179,14 +179,20 @@ def choose_new_classes(
             f"there is no new class in {', '.join(one.name for one in sets)}: the model knows "
             f"{', '.join(name for name in named if name in known)} already"
         )
-    _check_close(found, known, new)
+    _check_close(sets, found, known, new)
     return found
 
 
-def _check_close(found: Sequence[str], known: Sequence[str], new: Sequence[str]) -> None:
-    others = [name for name in known if name != BACKGROUND]
+def _check_close(
+    sets: Sequence[LabelledSet], found: Sequence[str], known: Sequence[str], new: Sequence[str]
+) -> None:
+    """Ask about new names that look like known ones, or like those of another data set."""
+    owner = {name: one.name for one in reversed(sets) for name in one.names.values()}
+    old = [name for name in known if name != BACKGROUND]
     for i, name in enumerate(found):
-        twin = None if name in new else _twin(name, [*others, *found[:i]])
+        # Whoever names two classes in one file means two.
+        others = [other for other in found[:i] if owner[other] != owner[name]]
+        twin = None if name in new else _twin(name, [*old, *others])
         if twin is not None:
             raise NacreError(
                 f"is {name!r} the same class as {twin!r}? If it is, say --rename {name}={twin}; "
@@ -202,6 +208,8 @@ def _twin(name: str, others: Sequence[str]) -> str | None:
 
     for other in others:
         a, b = plain(name), plain(other)
+        if [*filter(str.isdigit, a)] != [*filter(str.isdigit, b)]:
+            continue
         if a == b or (
             min(len(a), len(b)) > 4 and difflib.SequenceMatcher(None, a, b).ratio() >= CLOSE
         ):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nacre.scenarios.classes import BACKGROUND, IGNORE_INDEX, ClassTable, StepLabels
+from nacre.scenarios.classes import BACKGROUND, ClassTable, StepLabels, ignore_value
 
 WITHOUT, WITH = "without_background", "with_background"
 
@@ -108,7 +108,7 @@ def confusion_matrix(truth: Tensor, predicted: Tensor, channels: int) -> Tensor:
     truth, predicted = truth.reshape(-1), predicted.reshape(-1)
     overflow = channels * channels
     cell = truth.to(torch.int64) * channels + predicted
-    cell = torch.where(truth == IGNORE_INDEX, overflow, cell)
+    cell = torch.where(truth == ignore_value(truth), overflow, cell)
     return torch.bincount(cell, minlength=overflow + 1)[:overflow].view(channels, channels)
 
 

@@ -81,7 +81,7 @@ def _classes(
             down, from_rows = _overlap(rows, seen_rows)
             across, from_columns = _overlap(columns, seen_columns)
             total[:, down, across] += scores.softmax(1)[0, :, from_rows, from_columns]
-    return total.argmax(0).to(torch.uint8).cpu()
+    return total.argmax(0).to(torch.uint8 if len(total) <= 256 else torch.int16).cpu()
 
 
 def _touching(length: int, window: int, part: slice) -> Iterator[slice]:

@@ -18,7 +18,7 @@ from PIL import Image
 from nacre.export.polygons import simplify, trace_rings
 from nacre.utils.io import save, save_json, save_text
 
-ClassMap = npt.NDArray[np.uint8]
+ClassMap = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 Color = tuple[int, int, int]
 
@@ -35,8 +35,10 @@ class Legend:
 
 
 def palette_image(classes: ClassMap, legend: Legend) -> Image.Image:
-    """Return a class map as a palette image: its values are channels."""
+    """Return a class map as a palette image, or of 16 bits: its values are channels."""
     image = Image.fromarray(classes)
+    if classes.dtype == np.uint16:
+        return image  # a palette has 256 colours
     image.putpalette([value for color in legend.colors for value in color])
     return image
 

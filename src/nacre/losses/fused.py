@@ -20,7 +20,7 @@ from nacre.losses.compile import as_wanted
 from nacre.losses.kernels import OldTargets, SigmoidKernel, SoftmaxKernel, StripKernel, Variant
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.ops.strip_upsample import StripGradient, StripUpsampler
-from nacre.scenarios.classes import IGNORE_INDEX
+from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 _BITS = math.log2(math.e)
 
@@ -57,6 +57,7 @@ def fused_losses(
         `ce` and `kd` as far as asked for, not weighted; each may be weighted and added at will,
         but differentiated only once.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     says_what_hides = old_logits is not None or num_old is not None or hidden is not None
     assert ce != "unbiased" or says_what_hides, "the unbiased ce needs num_old or old_logits"
     assert hidden is None or ce == "unbiased", "what hides is a matter of the unbiased ce"
@@ -104,6 +105,7 @@ def fused_binary_losses(
         `bce` and, if asked for, `kd`, not weighted; each may be weighted and added at will, but
         differentiated only once.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     num_old = _num_old(logits, old_logits, None)
     needs_teacher = distil or old_targets != "labels"
     assert not needs_teacher or old_logits is not None, "these losses need old_logits"

@@ -35,7 +35,7 @@ from torch import Tensor
 from nacre.losses.fused import _losses
 from nacre.losses.kernels import Sums, _dot
 from nacre.losses.reference import at_least_float32, pixel_count
-from nacre.scenarios.classes import IGNORE_INDEX
+from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 _BITS = math.log2(math.e)
 
@@ -65,6 +65,7 @@ def label_guided_distillation(
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
     guided = guided_probabilities(old_logits, targets, logits.shape[1], ignore_index=ignore_index)
     by_pixel = -(guided.to(logits.dtype) * logits.log_softmax(1)).sum(1)
@@ -85,6 +86,7 @@ def guided_probabilities(
         num_classes: all channels, N,num_classes,H,W is returned.
         ignore_index: the target of pixels that do not count; they keep the teacher's softmax.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     p = at_least_float32(old_logits.detach()).softmax(1)
     num_old = p.shape[1]
     guided = torch.cat([p, p.new_zeros(len(p), num_classes - num_old, *p.shape[2:])], 1)
@@ -115,6 +117,7 @@ def fused_label_guided_distillation(
         num_pixels: what the sum over the pixels is divided by.
         ignore_index: the target of pixels that do not count.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
     teacher = old_logits.detach().to(logits.dtype)
     kernel = GuidedKernel(teacher.shape[1], old_weight, new_weight, ignore_index)

@@ -45,7 +45,7 @@ from torch import Tensor
 from nacre.losses.fused import fused_losses
 from nacre.losses.reference import at_least_float32
 from nacre.ops.strip_upsample import StripUpsampler
-from nacre.scenarios.classes import IGNORE_INDEX
+from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 Score = Literal["entropy", "probability", "sigmoid"]
 LEAST_THRESHOLD = 0.001
@@ -201,6 +201,7 @@ def pseudo_targets(
     Returns:
         The new targets, of the type of `targets`.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     is_background = targets == 0
     kept = targets if unsure == "kept" else targets.masked_fill(is_background, ignore_index)
     return torch.where(is_background & certain, channels.to(targets.dtype), kept)
@@ -236,6 +237,7 @@ def weighted_cross_entropy(
             pixels that are not ignored. PLOP's is the number before pixels were set aside.
         ignore_index: the target of pixels that do not count.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     if num_pixels is None:
         num_pixels = (targets != ignore_index).sum()
     # A pass for each image takes no longer: strips are made of a part of an image anyway.

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.scenarios.classes import IGNORE_INDEX
+from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 
 def cross_entropy(
@@ -47,6 +47,7 @@ def cross_entropy(
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     log_q = at_least_float32(logits).log_softmax(1)
     return _mean_negative(log_q, targets, num_pixels, ignore_index)
 
@@ -75,6 +76,7 @@ def unbiased_cross_entropy(
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     assert 1 <= num_old <= logits.shape[1], (num_old, logits.shape)
     logits = at_least_float32(logits)
     everything = logits.logsumexp(1, keepdim=True)
@@ -144,6 +146,7 @@ def binary_cross_entropy(
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
     channel_targets = _one_hot(targets, logits, ignore_index)
     return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index)
@@ -188,6 +191,7 @@ def binary_mixed(
     Returns:
         The mean over the pixels that are not ignored of the sum over channels; 0 if all are.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
     first = 1 if labeled_background else 0

@@ -36,7 +36,7 @@ from torch import Tensor
 from nacre.losses.fused import _losses
 from nacre.losses.kernels import Sums, _dot, _into
 from nacre.losses.reference import at_least_float32, pixel_count
-from nacre.scenarios.classes import IGNORE_INDEX
+from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 NO_CHANNEL = -1
 """The target of a pixel that is none of the channels."""
@@ -66,6 +66,8 @@ def new_binary_cross_entropy(
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
+    if ignore_index is not None:
+        ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
     channels = torch.arange(first_new, first_new + logits.shape[1], device=logits.device)
     is_target = targets.long().unsqueeze(1) == channels.view(-1, 1, 1)
@@ -105,6 +107,8 @@ def fused_split_binary_losses(
         `bce` and, with a teacher, `kd`, which is that of `binary_distillation`; each may be
         weighted and added at will, but differentiated only once.
     """
+    if ignore_index is not None:
+        ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
     divisors = {"bce": _divisor(logits, targets, num_pixels, ignore_index)}
     teacher = None
@@ -134,6 +138,7 @@ def unknown_targets(
     Returns:
         N,H,W, int16: the second new class is 3, and old classes are `NO_CHANNEL`.
     """
+    ignore_index = ignore_value(targets, ignore_index)
     numbers = targets.to(torch.int16)
     is_new = (numbers >= num_old) & (numbers != ignore_index)
     found = torch.where(is_new, numbers - num_old + 2, NO_CHANNEL)

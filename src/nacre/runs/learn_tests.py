@@ -106,8 +106,8 @@ class Tester:
             for pictures, targets in self._batches(dataset):
                 batch = pictures.to(self.dist.device)
                 size = (targets.shape[-2], targets.shape[-1])
-                was = predict_classes(before(batch).logits, size)
-                now = predict_classes(after(batch).logits, size)
+                was = predict_classes(before(batch).scores, size)
+                now = predict_classes(after(batch).scores, size)
                 total += confusion_matrix(was, now, len(names)).cpu()
         total = self.dist.sum(total)
         ious = iou_by_class(total)[: len(known)]

@@ -9,7 +9,7 @@ to channels is one look-up in a table of 65,536 entries (a mask has 8 or 16 bits
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,20 @@ import numpy.typing as npt
 from nacre.errors import NacreError, did_you_mean, shown
 
 IGNORE_INDEX = 255
-"""The channel number of a pixel that does not count; so there are at most 254 classes."""
+"""The target of a pixel that does not count, where targets have 8 bits: up to 254 classes."""
+
+WIDE_IGNORE_INDEX = -1
+"""The same where they have 16, for more classes."""
+
+MOST_CLASSES = 32_766
 
 BACKGROUND = "background"
 
 BorderRule = Literal["background", "ignored"]
 UnseenRule = Literal["ignored", "background"]
 
-LabelTable = npt.NDArray[np.uint8]
+LabelTable = npt.NDArray[Any]
+"""The target by label value; its type is that of the targets."""
 
 StepLabels = tuple[tuple[int, ...], ...]
 """The labels that each step learns."""
@@ -115,7 +121,7 @@ class ClassTable:
     steps: StepLabels
 
     def __post_init__(self) -> None:
-        """Refuse empty steps, repeated classes and more channels than a uint8 can name."""
+        """Refuse empty steps, repeated classes and more channels than 16 bits can name."""
         if not self.steps:
             raise NacreError("there is no step; at least one is needed")
         learnt: set[int] = set()
@@ -127,8 +133,8 @@ class ClassTable:
                 if label in learnt:
                     raise NacreError(f"class {name!r} is learnt twice; step {step} repeats it")
                 learnt.add(label)
-        if len(learnt) >= IGNORE_INDEX:
-            raise NacreError(f"{len(learnt)} classes are too many; at most {IGNORE_INDEX - 1}")
+        if len(learnt) > MOST_CLASSES:
+            raise NacreError(f"{len(learnt)} classes are too many; at most {MOST_CLASSES}")
 
     def new(self, step: int) -> tuple[int, ...]:
         """Labels learnt in this step."""
@@ -174,12 +180,12 @@ class ClassTable:
         Old and future classes are background: that is the background shift. The paper makes
         the border background as well; ``border="ignored"`` leaves it out of the losses.
         """
-        table = np.zeros(65536, np.uint8)
+        table, ignored = empty_table(self.channels(step))
         start = 1 + len(self.old(step))
         for channel, label in enumerate(self.new(step), start=start):
             table[label] = channel
         if border == "ignored" and self.space.ignored is not None:
-            table[self.space.ignored] = IGNORE_INDEX
+            table[self.space.ignored] = ignored
         return table
 
     def testing_table(self, step: int, unseen: UnseenRule) -> LabelTable:
@@ -187,7 +193,8 @@ class ClassTable:
 
         Classes not seen yet are ignored as in the paper, or background as in later papers.
         """
-        table = np.full(65536, IGNORE_INDEX if unseen == "ignored" else 0, np.uint8)
+        table, ignored = empty_table(self.channels(step))
+        table[:] = ignored if unseen == "ignored" else 0
         for channel, label in enumerate(self.seen(step), start=1):
             table[label] = channel
         background = self.space.background
@@ -195,9 +202,9 @@ class ClassTable:
         for label in set(self.space.names) - set(self.seen(len(self.steps) - 1)):
             table[label] = 0
         if background is not None:
-            table[background] = IGNORE_INDEX if self.space.ignore_background_in_tests else 0
+            table[background] = ignored if self.space.ignore_background_in_tests else 0
         if self.space.ignored is not None:
-            table[self.space.ignored] = IGNORE_INDEX
+            table[self.space.ignored] = ignored
         return table
 
     def merged(self) -> "ClassTable":
@@ -218,7 +225,20 @@ class NamedTask:
     partition_as: StepLabels | None = None
 
 
-def map_labels(mask: npt.NDArray[np.integer], table: LabelTable) -> npt.NDArray[np.uint8]:
+def empty_table(channels: int) -> tuple[LabelTable, int]:
+    """Return a table of background for so many channels, and what ignores a pixel in it."""
+    if channels <= IGNORE_INDEX:
+        return np.zeros(65536, np.uint8), IGNORE_INDEX
+    return np.zeros(65536, np.int16), WIDE_IGNORE_INDEX
+
+
+def ignore_value(targets: Any, wanted: int = IGNORE_INDEX) -> int:
+    """Return what ignores a pixel in targets of this type, unless another value is wanted."""
+    is_wide = str(targets.dtype).removeprefix("torch.") == "int16"
+    return WIDE_IGNORE_INDEX if is_wide and wanted == IGNORE_INDEX else wanted
+
+
+def map_labels(mask: npt.NDArray[np.integer], table: LabelTable) -> LabelTable:
     """Map a mask of labels to channels by one table look-up."""
     # `take` is faster than indexing, and faster still from a table of the bytes alone.
     return table[:256].take(mask) if mask.dtype == np.uint8 else table.take(mask)

@@ -28,7 +28,7 @@ from nacre.losses.compile import compiled_strips
 from nacre.methods import Batch, Method, Step
 from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
-from nacre.scenarios.classes import IGNORE_INDEX
+from nacre.scenarios.classes import ignore_value
 from nacre.training.config import TrainConfig
 from nacre.training.optim import (
     WeightAverage,
@@ -241,7 +241,7 @@ class Trainer:
 
     def _num_valid_pixels(self, micro_batches: list[Sample]) -> float:
         """Return the labelled pixels per micro-batch and process, a mean over the whole batch."""
-        count = torch.stack([(sample[1] != IGNORE_INDEX).sum() for sample in micro_batches]).sum()
+        count = torch.stack([_num_valid(sample[1]) for sample in micro_batches]).sum()
         return float(self.dist.sum(count)) / (len(micro_batches) * self.dist.world_size)
 
     def _check_finite(self, losses: dict[str, float]) -> None:
@@ -257,3 +257,7 @@ class Trainer:
         keys = self.method.tunable if self.step.index else ()
         weights = "".join(f"a smaller method.{key}, " for key in keys)
         return f"{weights}a smaller learning rate or train.grad_clip_norm may help"
+
+
+def _num_valid(targets: Tensor) -> Tensor:
+    return (targets != ignore_value(targets)).sum()

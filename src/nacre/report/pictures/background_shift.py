@@ -13,7 +13,7 @@ from nacre.data.source import Mask
 from nacre.data.step_data import ScenarioData
 from nacre.data.transforms import eval_sample
 from nacre.report.pictures.predict import UNTESTED, Color, Pixels
-from nacre.scenarios.classes import IGNORE_INDEX, map_labels
+from nacre.scenarios.classes import ignore_value, map_labels
 
 SAMPLE = 60
 """Images of a step among which one is chosen."""
@@ -96,5 +96,5 @@ def painted_hidden(shift: Shift, colors: tuple[Color, Color]) -> Pixels:
     for kind, color in zip((OLD, FUTURE), colors, strict=True):
         at = shift.hidden == kind
         gray[at] = gray[at] * 0.4 + np.asarray(color, np.float32) * 0.8
-    gray[shift.labels == IGNORE_INDEX] = UNTESTED
+    gray[shift.labels == ignore_value(shift.labels)] = UNTESTED
     return gray.round().clip(0, 255).astype(np.uint8)

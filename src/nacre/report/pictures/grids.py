@@ -8,7 +8,6 @@ from nacre.report.pictures.background_shift import FUTURE, OLD, Shift, painted_h
 from nacre.report.pictures.by_step import Growth
 from nacre.report.pictures.predict import Color, Pixels, data_uri, paint
 from nacre.report.pictures.sheet import Sheet
-from nacre.scenarios.classes import IGNORE_INDEX
 
 OLD_COLOR, FUTURE_COLOR = (196, 132, 226), (72, 190, 220)
 """What the background hides, in the colours of the page."""
@@ -109,7 +108,7 @@ def legend_of(sheet: Sheet) -> list[tuple[str, str]]:
 
 def has_untested(sheet: Sheet) -> bool:
     """Say whether any truth of a sheet has pixels that are not tested."""
-    return any(bool((seen.image.truth == IGNORE_INDEX).any()) for seen in sheet.pictures)
+    return any(bool((~seen.image.tested).any()) for seen in sheet.pictures)
 
 
 def _painted(mask: Pixels, colors: Sequence[Color], pixels: Pixels, side: int) -> str:

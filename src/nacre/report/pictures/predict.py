@@ -19,7 +19,7 @@ from nacre.models.network import Network
 from nacre.report.results.aggregate import Row
 from nacre.runs.folder import read_config
 from nacre.runs.scenario_data import open_scenario
-from nacre.scenarios.classes import IGNORE_INDEX
+from nacre.scenarios.classes import ignore_value
 from nacre.utils.device import choose_device
 
 Pixels = npt.NDArray[np.uint8]
@@ -49,7 +49,8 @@ class TestImage:
     @property
     def tested(self) -> npt.NDArray[np.bool_]:
         """Which pixels count."""
-        return self.truth != IGNORE_INDEX
+        tested: npt.NDArray[np.bool_] = self.truth != ignore_value(self.truth)
+        return tested
 
 
 def open_data(rows: Sequence[Row]) -> ScenarioData:
@@ -83,13 +84,15 @@ def look(network: Network, images: Sequence[TestImage]) -> list[Pixels]:
     for group in _batches(images):
         batch = torch.stack([torch.from_numpy(image.pixels) for image in group])
         logits = network.predict(batch.permute(0, 3, 1, 2).to(device))
-        masks += list(logits.argmax(1).to(torch.uint8).cpu().numpy())
+        dtype = torch.uint8 if logits.shape[1] <= 256 else torch.int16
+        masks += list(logits.argmax(1).to(dtype).cpu().numpy())
     return masks
 
 
 def paint(mask: Pixels, colors: Sequence[Color], pixels: Pixels, strength: float = 0.8) -> Pixels:
     """Return a mask in its colours over the faint grey picture; untested pixels are light."""
-    table = np.full((256, 3), UNTESTED, np.float32)
+    # Untested pixels are 255, or -1 where there are more classes: the last row in both cases.
+    table = np.full((max(256, len(colors) + 1), 3), UNTESTED, np.float32)
     table[: len(colors)] = np.asarray(colors, np.float32)
     gray = pixels.astype(np.float32).mean(2, keepdims=True)
     flat = table[mask]

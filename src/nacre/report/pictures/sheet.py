@@ -16,7 +16,7 @@ from nacre.models.network import Network
 from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network, read_images
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.runs.folder import RunFolder
-from nacre.scenarios.classes import IGNORE_INDEX
+from nacre.scenarios.classes import IGNORE_INDEX, WIDE_IGNORE_INDEX
 
 DIFFERENT, RANDOM = "methods differ most", "drawn at random"
 
@@ -68,7 +68,7 @@ class Sheet:
         """Return the channels that stand anywhere on the sheet."""
         masks = [mask for seen in self.pictures for mask in (*seen.masks, seen.image.truth)]
         found: set[int] = set().union(*(np.unique(mask).tolist() for mask in masks))
-        return sorted(found - {IGNORE_INDEX})
+        return sorted(found - {IGNORE_INDEX, WIDE_IGNORE_INDEX})
 
 
 def comparison_sheet(
