@@ -13,12 +13,12 @@ from small_data import blocks, make_pairs, save_image, save_mask
 
 from nacre.data.index import scan as scanning
 from nacre.data.index.build import (
+    as_csv,
     build_index,
     images_by_label,
     inspect,
     pixels_by_label,
     read_index,
-    write_index,
 )
 from nacre.data.index.cache import index_paths
 from nacre.data.index.scan import Pair, scan
@@ -230,8 +230,7 @@ def test_the_facts_file_form_is_read_and_written_back(tmp_path: Path) -> None:
     assert index.labels == ({0, 1, 15, 255}, {0, 20, 255}, frozenset())
     assert index.pixels is None
     assert pixels_by_label(index) is None
-    write_index(tmp_path / "b.csv", index)
-    assert (tmp_path / "b.csv").read_text() == text
+    assert as_csv(index) == text
 
 
 @given(
@@ -247,7 +246,7 @@ def test_any_index_survives_writing_and_reading(
     path = tmp_path_factory.mktemp("index") / "i.csv"
     names = tuple(sorted(content))
     index = Index(names, tuple(content[name] for name in names))
-    write_index(path, index)
+    path.write_text(as_csv(index), encoding="utf-8")
     assert read_index(path) == index
 
 

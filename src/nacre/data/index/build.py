@@ -16,7 +16,7 @@ from nacre.data.index.scan import Pair, Problem, Record, scan
 from nacre.errors import NacreError, shown
 from nacre.scenarios.classes import LabelSpace, ranges
 from nacre.scenarios.label_index import Index
-from nacre.utils.io import read_text, save_text
+from nacre.utils.io import read_text
 from nacre.utils.progress import Progress, show_progress
 
 HEADER = ("image", "labels")
@@ -64,11 +64,6 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             yield lines.line_num, fields
     except csv.Error as error:
         raise NacreError(f"{path}, line {lines.line_num}: not valid CSV: {error}") from error
-
-
-def write_index(path: Path, index: Index) -> None:
-    """Write an index as CSV, atomically."""
-    save_text(path, _as_csv(index))
 
 
 def build_index(
@@ -131,7 +126,7 @@ def inspect(
     problems |= unknown_labels(pairs, read, space)
     if stale or complete != (not problems):
         by_key = {keys[name]: record for name, record in read.items()}
-        save_index(root, split, by_key, None if problems else _as_csv(index))
+        save_index(root, split, by_key, None if problems else as_csv(index))
     return index, [problems[name] for name in sorted(problems)]
 
 
@@ -176,7 +171,8 @@ def pixels_by_label(index: Index) -> Counter[int] | None:
     return total
 
 
-def _as_csv(index: Index) -> str:
+def as_csv(index: Index) -> str:
+    """Return an index as the text of the file that `read_index` reads."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(HEADER)
