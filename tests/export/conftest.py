@@ -15,7 +15,7 @@ from nacre.models.network import Network
 from tiny_runs import tiny_run
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps."""
     out = tmp_path_factory.mktemp("runs") / "tiny"
@@ -23,13 +23,13 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def model(learnt: Path) -> tuple[Network, ModelInfo]:
     network, info, _ = load_model(find_model(learnt))
     return network, info
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def traced(model: tuple[Network, ModelInfo]) -> ModelProto:
     """The graph of the model, with its scores: tracing is what takes long in an export."""
     return to_onnx(PictureToClasses(model[0]))
@@ -41,7 +41,7 @@ def trace_once(traced: ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_file, "to_onnx", lambda module: copy.deepcopy(traced))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def exported(
     model: tuple[Network, ModelInfo],
     traced: ModelProto,

@@ -1,0 +1,1 @@
+"""A page that runs exported models in a browser."""

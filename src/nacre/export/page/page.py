@@ -1,0 +1,104 @@
+"""`nacre export --page`: one HTML file with runtime and models inside, and no way out of it.
+
+The policy in the page's head forbids every request but to what the page itself made, so that
+pictures cannot leave it. With a server behind it (`nacre serve`) the same page asks that one.
+"""
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from nacre.export.metadata import Metadata
+from nacre.export.page.web_runtime import WebRuntime
+from nacre.utils.io import save_text
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval' blob:; worker-src blob:; "
+    "connect-src {connect}; img-src blob: data:; media-src blob: mediastream:; "
+    "style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
+)
+
+
+@dataclass(frozen=True)
+class PageModel:
+    """A model as a page shows it.
+
+    Attributes:
+        name: For people.
+        metadata: What its file says about itself.
+    """
+
+    name: str
+    metadata: Metadata
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the page's script needs to know."""
+        said = self.metadata
+        return {
+            "name": self.name,
+            "classes": said.classes,
+            "colors": said.colors,
+            "crop": said.crop,
+            "mode": said.predict_mode,
+        }
+
+
+def write_page(
+    out: Path, models: Sequence[PageModel], graphs: Sequence[bytes], runtime: WebRuntime
+) -> int:
+    """Write a page that runs models by itself; return its size in bytes."""
+    worker = (TEMPLATES / "worker.js").read_bytes()
+    parts = [("runtime", runtime.script), ("worker", b"\n" + worker), ("glue", runtime.glue)]
+    parts += [("wasm", runtime.wasm)]
+    parts += [(f"model-{at}", graph) for at, graph in enumerate(graphs)]
+    text = _render(models, [(name, _pack(content)) for name, content in parts])
+    save_text(out, text)
+    return len(text.encode())
+
+
+def served_page(models: Sequence[PageModel]) -> str:
+    """Return a page that asks the server it came from."""
+    return _render(models, None)
+
+
+def _render(models: Sequence[PageModel], packed: list[tuple[str, str]] | None) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
+    )
+    server = packed is None
+    last = models[-1].metadata
+    settings = {"models": [model.settings() for model in models], "server": server}
+    names = ", ".join(last.classes[1:])
+    return environment.get_template("page.html.j2").render(
+        title=f"What is where: {names}" if len(names) < 90 else f"{len(last.classes) - 1} classes",
+        policy=_POLICY.format(connect="'self'" if server else "blob: data:"),
+        place="Pictures are sent to the server that this page came from, and to no other."
+        if server
+        else "Everything happens in this page: no picture leaves it, and it works offline.",
+        about=_about(last),
+        style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
+        # Within a script element only this sequence could end it.
+        settings=Markup(json.dumps(settings).replace("<", "\\u003c")),
+        packed=[(name, Markup(content)) for name, content in packed or []],
+    )
+
+
+def _about(said: Metadata) -> str:
+    steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in said.lineage)
+    count = f"{len(said.steps)} steps" if len(said.steps) > 1 else "one step"
+    licence = f"Licence of the weights: {said.license}. Made with nacre {said.version}."
+    return f"Learnt in {count}: {steps}. {licence}"
+
+
+def _pack(content: bytes) -> str:
+    return b64encode(gzip.compress(content, 9, mtime=0)).decode("ascii")

@@ -1,0 +1,59 @@
+"""ONNX Runtime for browsers, fetched once from npm's registry, or taken from a given archive."""
+
+import os
+import tarfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from nacre.errors import NacreError
+from nacre.models.download import Checksum, cache_folder, download
+from nacre.utils.io import save
+
+VERSION = "1.30.0"
+_ARCHIVE = f"onnxruntime-web-{VERSION}.tgz"
+_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
+_FILES = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+
+
+@dataclass(frozen=True)
+class WebRuntime:
+    """What a page needs to run a model: the program, its glue code and the WebAssembly."""
+
+    script: bytes
+    glue: bytes
+    wasm: bytes
+
+
+def web_runtime(archive: Path | None = None) -> WebRuntime:
+    """Return the runtime, fetching it at first use.
+
+    Args:
+        archive: The npm package as a file, where there is no network.
+
+    Raises:
+        NacreError: it cannot be had.
+    """
+    folder = cache_folder().parent / f"onnxruntime-web-{VERSION}"
+    if archive is not None or not all((folder / name).is_file() for name in _FILES):
+        _unpack(archive or _fetch(folder), folder)
+        if archive is None:
+            (folder / _ARCHIVE).unlink(missing_ok=True)
+    return WebRuntime(*((folder / name).read_bytes() for name in _FILES))
+
+
+def _fetch(folder: Path) -> Path:
+    registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
+    url = f"{registry}/onnxruntime-web/-/{_ARCHIVE}"
+    return download(url, folder / _ARCHIVE, Checksum(_SHA256))
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Take the three files out of the archive; nothing else of it is opened or written."""
+    if not Checksum(_SHA256).fits(archive):
+        raise NacreError(f"{archive} is not the package onnxruntime-web {VERSION} of npm")
+    with tarfile.open(archive) as package:
+        for name in _FILES:
+            file = package.extractfile(f"package/dist/{name}")
+            assert file is not None
+            save(folder / name, partial(Path.write_bytes, data=file.read()))

@@ -1,0 +1,195 @@
+"""The page in a real browser: onnxruntime's classes, no errors, nothing that leaves it."""
+
+import base64
+import io
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from export.page.browser import Browser, find_browser
+from nacre.errors import NacreError
+from nacre.export.onnx_file import Exported
+from nacre.export.page.page import PageModel, served_page, write_page
+from nacre.export.page.web_runtime import web_runtime
+from nacre.export.runtime import OnnxModel
+from nacre.export.verify import noise_picture
+
+
+@pytest.fixture(scope="module")
+def opened(exported: Exported) -> OnnxModel:
+    return OnnxModel(exported.path)
+
+
+@pytest.fixture(scope="module")
+def page(exported: Exported, opened: OnnxModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    find_browser()
+    try:
+        runtime = web_runtime()
+    except NacreError as error:
+        pytest.skip(f"the runtime for browsers is not here: {error}")
+    out = tmp_path_factory.mktemp("page") / "model.html"
+    graph = exported.path.read_bytes()
+    shown = [PageModel("step 0", opened.metadata), PageModel("step 1", opened.metadata)]
+    write_page(out, shown, [graph, graph], runtime)
+    return out
+
+
+@pytest.fixture(scope="module")
+def browser(page: Path, tmp_path_factory: pytest.TempPathFactory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    try:
+        browser.resize(1200, 900)
+        browser.open(page.as_uri())
+        browser.until("!at('status').textContent.startsWith('Loading')")
+        assert browser.run("at('status').textContent") == "Ready: choose a picture."
+        yield browser
+    finally:
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "noise.png"
+    Image.fromarray(noise_picture((70, 110), 8)).save(path)
+    return path
+
+
+@pytest.fixture
+def seen(browser: Browser, picture: Path) -> Browser:
+    """The page with a picture that it has looked at."""
+    browser.run("pictures.length = 0, shown = null, at('gallery').replaceChildren()")
+    browser.choose("#files", picture)
+    browser.until("shown && shown.seen.size === 1 && !at('layout').hidden")
+    return browser
+
+
+@pytest.mark.parametrize("size", [(32, 32), (45, 77), (96, 130)])
+def test_classes_are_those_of_onnxruntime(browser: Browser, opened: OnnxModel, size) -> None:
+    pixels = noise_picture(size, 9)
+    sent = base64.b64encode(pixels.tobytes()).decode()
+    found = browser.run(
+        f"classify(1, Uint8Array.from(atob('{sent}'), c => c.charCodeAt(0)), {size[0]}, {size[1]})"
+        ".then(classes => Array.from(classes))"
+    )
+    assert (np.array(found, np.uint8).reshape(size) == opened.classify(pixels)).all()
+
+
+def test_the_legend_has_the_shares(seen: Browser, opened: OnnxModel) -> None:
+    rows = seen.run(
+        "[...at('legend').rows].map(row => [row.cells[1].innerText, row.cells[3].innerText])"
+    )
+    assert [name for name, _ in rows] == opened.metadata.classes
+    assert abs(sum(float(share.rstrip(" %")) for _, share in rows) - 100) < 1
+
+
+def test_a_saved_mask_is_a_palette_of_classes(seen: Browser, opened: OnnxModel) -> None:
+    told = seen.run(
+        "maskOf(shown).then(blob => blob.arrayBuffer())"
+        ".then(buffer => btoa(String.fromCharCode(...new Uint8Array(buffer))))"
+    )
+    mask = Image.open(io.BytesIO(base64.b64decode(told)))
+    assert (mask.mode, mask.size) == ("P", (110, 70))
+    colors = np.array(mask.getpalette()).reshape(-1, 3)[: len(opened.metadata.colors)]
+    assert colors.tolist() == [list(color) for color in opened.metadata.colors]
+    classes, width, height = seen.run(
+        "(one => [Array.from(one.classes), one.width, one.height])(shown.seen.get(1))"
+    )
+    wanted = Image.fromarray(np.array(classes, np.uint8).reshape(height, width))
+    assert (np.asarray(mask) == np.asarray(wanted.resize((110, 70), 0))).all()
+
+
+def test_two_steps_are_compared(seen: Browser) -> None:
+    seen.run(
+        "at('before-model').value = '0', at('before-model').dispatchEvent(new Event('change'))"
+    )
+    seen.until("shown.seen.size === 2 && !at('divider').hidden")
+    assert not seen.run("at('divide').disabled")
+    seen.run("at('before-model').value = '', at('before-model').dispatchEvent(new Event('change'))")
+    seen.until("at('divider').hidden")
+
+
+def test_everything_is_reached_by_the_keyboard(seen: Browser) -> None:
+    seen.run("document.body.tabIndex = -1, document.body.focus()")
+    reached = []
+    for _ in range(40):
+        seen.press("Tab", 9)
+        reached.append(seen.run("document.activeElement.id || document.activeElement.tagName"))
+    assert {"files", "camera", "opacity", "after-model", "save-mask", "class-1"} <= set(reached)
+    seen.run("at('opacity').focus()")
+    before = int(seen.run("at('opacity').value"))
+    seen.press("ArrowRight", 39)
+    assert int(seen.run("at('opacity').value")) == before + 1
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_is_whole_at_two_widths(seen: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    seen.resize(width, 900, scheme)
+    assert seen.run("innerWidth") == width
+    assert seen.run("document.documentElement.scrollWidth - innerWidth") <= 0
+    light = seen.run("getComputedStyle(document.body).backgroundColor") == "rgb(250, 249, 247)"
+    assert light == (scheme == "light")
+    kept = os.environ.get("NACRE_SCREENSHOTS")
+    seen.screenshot((Path(kept) if kept else tmp_path) / f"page-{width}.png")
+    seen.resize(1200, 900)
+
+
+def test_a_file_that_is_no_picture_is_told(seen: Browser, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no picture")
+    seen.choose("#files", tmp_path / "text.png")
+    seen.until("at('status').textContent.includes('text.png is not a picture')")
+
+
+def test_the_camera_is_looked_at(seen: Browser) -> None:
+    seen.run("at('camera').click()")
+    seen.until("shown.name === 'camera' && shown.seen.size === 1")
+    assert seen.run("at('camera').getAttribute('aria-pressed')") == "true"
+    seen.run("at('camera').click()")
+    seen.until("at('camera').getAttribute('aria-pressed') === 'false'")
+
+
+def test_a_video_is_looked_at(seen: Browser, tmp_path: Path) -> None:
+    if shutil.which("ffmpeg") is None:
+        pytest.skip("no ffmpeg is installed")
+    source = ["-f", "lavfi", "-i", "testsrc=size=96x64:rate=10:duration=1"]
+    video = tmp_path / "film.webm"
+    subprocess.run(["ffmpeg", "-v", "error", *source, str(video)], check=True)
+    seen.choose("#files", video)
+    seen.until("shown.name === 'film.webm' && moving === null")
+    assert seen.run("[shown.width, shown.height]") == [96, 64]
+
+
+def test_no_errors_and_no_requests(browser: Browser, page: Path) -> None:
+    assert browser.console == []
+    assert browser.requests == [page.as_uri()]
+
+
+def test_nothing_can_leave_the_page(browser: Browser) -> None:
+    refused = browser.run("fetch('http://127.0.0.1:9/').then(() => false, () => true)")
+    assert refused
+    assert any("Content Security Policy" in line for line in browser.console)
+    browser.console.clear()
+
+
+def test_hostile_class_names_stay_text(opened: OnnxModel, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    name = "</script><script>alert(1)</script>"
+    said = replace(opened.metadata, classes=["background", name, *opened.metadata.classes[2:]])
+    text = served_page([PageModel(name, said)])
+    assert "<script>alert(1)" not in text
+    settings = text.split('type="application/json">')[1].split("</script>")[0]
+    assert json.loads(settings)["models"][0]["classes"][1] == name
+
+
+def test_another_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    archive = tmp_path / "other.tgz"
+    archive.write_bytes(b"other")
+    with pytest.raises(NacreError, match=r"other\.tgz is not the package onnxruntime-web"):
+        web_runtime(archive)
