@@ -57,6 +57,7 @@ COMMANDS = [
     "plan",
     "predict",
     "export",
+    "serve",
     "methods",
     "scenarios",
     "data",

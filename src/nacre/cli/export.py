@@ -1,22 +1,34 @@
 """Commands that take a model to where it is used."""
 
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nacre.cli.app import app, make_console
 from nacre.errors import NacreError
 
-ModelPath = Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")]
+if TYPE_CHECKING:
+    from nacre.export.onnx_file import Exported, Form
+
+Models = Annotated[
+    list[Path], typer.Argument(help="Run folders, step folders or model files; one, but for pages.")
+]
 
 
 @app.command(
-    epilog="Examples:  nacre export runs/mib;  nacre export runs/mib --int8 --data my-data"
+    epilog="Examples:  nacre export runs/mib;  nacre export runs/mib --int8 --data my-data;  "
+    "nacre export runs/mib/step-0 runs/mib/step-1 --page"
 )
 def export(
-    model: ModelPath,
-    out: Annotated[Path, typer.Option(help="The ONNX file.")] = Path("model.onnx"),
+    models: Models,
+    out: Annotated[
+        Path | None, typer.Option(help="The file: model.onnx, or model.html for a page.")
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="One HTML file that runs the model in a browser.")
+    ] = False,
     fp16: Annotated[bool, typer.Option("--fp16", help="Weights of 16 bits.")] = False,
     int8: Annotated[
         bool, typer.Option("--int8", help="Weights of 8 bits; activations too with --data.")
@@ -29,18 +41,108 @@ def export(
     license_: Annotated[
         str | None, typer.Option("--license", help="Of the weights, such as CC-BY-4.0.")
     ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(help="The npm package onnxruntime-web as a file; fetched if not given."),
+    ] = None,
 ) -> None:
-    """Write the model as one ONNX file: uint8 picture in, class map out, of any size."""
-    from nacre.export.onnx_file import Form, export_onnx
-    from nacre.models.io import find_model, load_model
-    from nacre.terminal.export import exported_table
-
+    """Write the model as an ONNX file, from picture to class map, or as a page that runs it."""
     if fp16 and int8:
         raise NacreError("--fp16 and --int8 do not go together: choose one")
+    if len(models) > 1 and not page:
+        raise NacreError("one ONNX file holds one model: give one, or --page to compare several")
     form: Form = "fp16" if fp16 else "fp32"
     if int8:
         form = "int8-calibrated" if data else "int8-dynamic"
+    if page:
+        _write_page(models, out or Path("model.html"), form, data, limit, license_, runtime)
+    else:
+        _write_onnx(models[0], out or Path("model.onnx"), form, data, limit, license_)
+
+
+def _write_onnx(
+    model: Path, out: Path, form: "Form", data: str | None, limit: int, license: str | None
+) -> "Exported":
+    from nacre.export.onnx_file import export_onnx
+    from nacre.models.io import find_model, load_model
+    from nacre.terminal.export import exported_table
+
     network, info, _ = load_model(find_model(model))
     with make_console().status("tracing and comparing with torch"):
-        done = export_onnx(network, info, out, form=form, data=data, limit=limit, license=license_)
+        done = export_onnx(network, info, out, form=form, data=data, limit=limit, license=license)
     make_console().print(exported_table(done))
+    return done
+
+
+def _write_page(
+    models: list[Path],
+    out: Path,
+    form: "Form",
+    data: str | None,
+    limit: int,
+    license: str | None,
+    archive: Path | None,
+) -> None:
+    from nacre.export.page.page import PageModel, write_page
+    from nacre.export.page.web_runtime import web_runtime
+    from nacre.export.runtime import OnnxModel
+
+    runtime = web_runtime(archive)
+    shown, graphs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for at, model in enumerate(models):
+            file = Path(folder) / f"{at}.onnx"
+            _write_onnx(model, file, form, data, limit, license)
+            shown.append(PageModel(_name(model), OnnxModel(file).metadata))
+            graphs.append(file.read_bytes())
+    size = write_page(out, shown, graphs, runtime)
+    make_console().print(f"page: [bold]{out}[/] ({size / 1e6:.1f} MB)", soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples:  nacre serve runs/mib;  nacre serve model.onnx --port 8000 --threads 4"
+)
+def serve(
+    models: Annotated[
+        list[Path], typer.Argument(help="Run folders, step folders, model files or ONNX files.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; this machine alone by default.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads per picture; 0 leaves it to onnxruntime.")
+    ] = 0,
+) -> None:
+    """Serve the page that shows what a model sees, and the model behind it, on this machine."""
+    from nacre.export.runtime import OnnxModel
+    from nacre.export.server import ModelServer, Served
+
+    served = []
+    with tempfile.TemporaryDirectory() as folder:
+        for at, model in enumerate(models):
+            file = model
+            if model.suffix != ".onnx":
+                file = Path(folder) / f"{at}.onnx"
+                _write_onnx(model, file, "fp32", None, 1, None)
+            served.append(Served(_name(model), OnnxModel(file, threads)))
+    try:
+        server = ModelServer(served, (host, port))
+    except OSError as error:
+        raise NacreError(f"cannot listen at {host}:{port}: {error.strerror}") from error
+    make_console().print(
+        f"http://{host}:{server.server_address[1]}/   (Ctrl-C stops it)", highlight=False
+    )
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+
+
+def _name(model: Path) -> str:
+    """Return a model's name for people: the last two folders, without what all have."""
+    if model.suffix == ".onnx":
+        return model.stem
+    path = model.parent if model.is_file() else model
+    return "/".join(path.resolve().parts[-2:]) if path.name.startswith("step-") else path.name
