@@ -187,7 +187,12 @@ def test_step_0_of_lwf_mc_is_the_binary_cross_entropy(seen, name):
     assert {key: value.item() for key, value in found.items()} == {"bce": pytest.approx(wanted)}
 
 
-@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.uses_teacher])
+# Those that look at the classifier's rows as well are in test_later.py.
+BY_OUTPUTS = [name for name, kind in METHODS.items() if kind.uses_teacher]
+BY_OUTPUTS = [name for name in BY_OUTPUTS if name not in ("dkd", "star")]
+
+
+@pytest.mark.parametrize("name", BY_OUTPUTS)
 def test_no_gradient_reaches_the_teacher(seen, name):
     batch, student, teacher = seen
     losses = METHODS[name](METHODS[name].Config(), OLD).losses(batch, student, teacher)
@@ -196,7 +201,7 @@ def test_no_gradient_reaches_the_teacher(seen, name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_weights_are_those_of_the_supplement(name):
+def test_weights_are_those_of_the_papers(name):
     paper = {
         "ewc": [500],
         "pi": [500],
@@ -205,6 +210,11 @@ def test_weights_are_those_of_the_supplement(name):
         "lwf-mc": [10],
         "ilt": [100, 100],
         "mib": [10],
+        "plop": [0.01],
+        "ewf": [10],
+        "lgkd": [10],
+        "dkd": [5, 5],
+        "star": [5],
     }
     config = METHODS[name].Config()
     assert [getattr(config, key) for key in METHODS[name].tunable] == paper.get(name, [])

@@ -18,7 +18,9 @@ With w_f = sum n_k / (N h w) and w_b = r |B| / (N h w),
     bce  = sum over the new c of (labels[c] + w_f drawn[c] + w_b background[c]) / (1 + w_f + w_b)
     drawn[c] = mean over the drawn x of log(1 + e^x_c),  background[c] = the same over B
 
-labels[c] is `new_binary_cross_entropy`. Old features stay where the teacher has them,
+labels[c] is `new_binary_cross_entropy`. (The divisor takes |B| as its mean over the step's batches,
+so that neither accumulation nor several processes change it.) Old features stay where the teacher
+has them,
 
     pkd  = sum over m (f - f_teacher)^2 / (D sum m)
 
@@ -82,48 +84,39 @@ def background_count(stored: float, seen: float, *, overlapped: bool) -> float:
     return stored + (0.5 * seen if overlapped else seen)
 
 
-def replay_cross_entropy(
-    labeled: Tensor,
-    drawn: Tensor,
-    background: Tensor,
-    *,
-    background_weight: float,
-    num_pixels: int,
-) -> Tensor:
-    """The binary cross-entropy of the new channels with replay.
+def replay_divisor(num_drawn: float, background_pixels: float, num_pixels: float) -> float:
+    """1 + w_f + w_b, which labels, drawn features and background are divided by.
 
     Args:
-        labeled: the one on the labels, a scalar.
-        drawn: P,C, logits of the new channels on the drawn features.
-        background: B,C, those on the batch's background.
-        background_weight: r.
-        num_pixels: N h w, of the batch on the grid of the features.
+        num_drawn: features that are drawn for a batch.
+        background_pixels: r |B| of a batch.
+        num_pixels: N h w of a batch, on the grid of the features.
     """
-    of_drawn = len(drawn) / num_pixels
-    of_background = background_weight * len(background) / num_pixels
-    total = labeled + of_drawn * _negatives(drawn) + of_background * _negatives(background)
-    return total / (1 + of_drawn + of_background)
+    return 1 + (num_drawn + background_pixels) / num_pixels
 
 
-def _negatives(logits: Tensor) -> Tensor:
-    """Sum over channels of the mean binary cross-entropy of negatives P,C; 0 if there is none."""
-    return F.softplus(at_least_float32(logits)).sum() / max(len(logits), 1)
+def sum_of_negatives(logits: Tensor) -> Tensor:
+    """Binary cross-entropy of P,C logits to 0, summed over pixels and channels."""
+    return F.softplus(at_least_float32(logits)).sum()
 
 
-def masked_feature_distance(features: Tensor, old_features: Tensor, mask: Tensor) -> Tensor:
+def masked_feature_distance(
+    features: Tensor, old_features: Tensor, mask: Tensor, *, total: Tensor | None = None
+) -> Tensor:
     """Mean square distance of features where a mask says so, pkd.
 
     Args:
         features: the student's, N,D,h,w.
         old_features: the teacher's, of the same shape; no gradient flows into them.
         mask: N,h,w, weights in 0..1, such as `grid_mask`.
+        total: what the weighted sum is divided by, instead of the sum of the weights.
 
     Returns:
         The mean over the channels and the pixels, weighted; 0 if all weights are 0.
     """
     features = at_least_float32(features)
     distance = (features - old_features.detach().to(features.dtype)).square().mean(1)
-    return (distance * mask).sum() / mask.sum().clamp(min=1e-4)
+    return (distance * mask).sum() / (mask.sum() if total is None else total).clamp(min=1e-4)
 
 
 def grid_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
@@ -132,15 +125,12 @@ def grid_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(wide, size=size, mode="bilinear", align_corners=False).squeeze(1)
 
 
-def prototype_contrast(
-    features: Tensor, targets: Tensor, prototypes: Tensor, first_new: int, num_new: int
-) -> Tensor:
-    """How near new classes are to the nearest old prototypes, contrast.
+def direction_sums(features: Tensor, targets: Tensor, first_new: int, num_new: int) -> Tensor:
+    """The sum of the directions of each new class's features, C,D; 0 for a class that is absent.
 
     Args:
         features: the student's, N,D,h,w.
         targets: N,h,w, at the resolution of the features.
-        prototypes: K,D, of the old classes.
         first_new: the first new class's target.
         num_new: new classes.
     """
@@ -149,7 +139,16 @@ def prototype_contrast(
     is_class = targets.flatten().long() == classes.unsqueeze(1)
     # Autocast would take the product to half precision.
     with torch.autocast(f.device.type, enabled=False):
-        sums = is_class.to(f.dtype) @ directions(f)
+        return is_class.to(f.dtype) @ directions(f)
+
+
+def prototype_contrast(sums: Tensor, prototypes: Tensor) -> Tensor:
+    """How near new classes are to the nearest old prototypes, contrast.
+
+    Args:
+        sums: C,D, as `direction_sums` gives them; they add up over batches and processes.
+        prototypes: K,D, of the old classes.
+    """
     v = directions(sums)
-    nearest = (v.unsqueeze(1) - prototypes.to(f.dtype)).norm(dim=2).amin(1)
-    return (is_class.any(1) / nearest.clamp(min=1e-6)).mean()
+    nearest = (v.unsqueeze(1) - prototypes.to(v.dtype)).norm(dim=2).amin(1)
+    return ((sums != 0).any(1) / nearest.clamp(min=1e-6)).mean()

@@ -8,22 +8,38 @@ import logging
 from importlib.metadata import EntryPoint, entry_points
 
 from nacre.errors import NacreError, unknown_name
-from nacre.methods.base import Batch, Method, MethodConfig, Step
+from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step
+from nacre.methods.dft import Dft
+from nacre.methods.dkd import Dkd
 from nacre.methods.ewc import Ewc
+from nacre.methods.ewf import Ewf
 from nacre.methods.ft import FineTuning
 from nacre.methods.ilt import Ilt
 from nacre.methods.joint import Joint
+from nacre.methods.lgkd import Lgkd
 from nacre.methods.lwf import Lwf
 from nacre.methods.lwf_mc import LwfMc, LwfMcC, LwfMcD
 from nacre.methods.mib import Mib
 from nacre.methods.pi import Pi
+from nacre.methods.plop import Plop
 from nacre.methods.rw import Rw
+from nacre.methods.ssul import Ssul
+from nacre.methods.star import Star
 
-__all__ = ["METHODS", "Batch", "Method", "MethodConfig", "Step", "all_methods", "find_method"]
+__all__ = [
+    "METHODS",
+    "Batch",
+    "Method",
+    "MethodConfig",
+    "ParamGroup",
+    "Step",
+    "all_methods",
+    "find_method",
+]
 
 _LOG = logging.getLogger(__name__)
 
-# In the order of the paper's tables, in which tables and pages show them.
+# In the order of the paper's tables, then by year; tables and pages show them so.
 METHODS: dict[str, type[Method]] = {
     "ft": FineTuning,
     "pi": Pi,
@@ -35,6 +51,13 @@ METHODS: dict[str, type[Method]] = {
     "lwf-mc-c": LwfMcC,
     "ilt": Ilt,
     "mib": Mib,
+    "plop": Plop,
+    "ssul": Ssul,
+    "dkd": Dkd,
+    "ewf": Ewf,
+    "lgkd": Lgkd,
+    "star": Star,
+    "dft": Dft,
     "joint": Joint,
 }
 

@@ -69,8 +69,10 @@ class ParameterRegularizer(Method):
         squares: list[Tensor] = [
             _WeightedSquare.apply(parameter, anchor[name], omega[name])  # type: ignore[no-untyped-call]
             for name, parameter in step.network.named_parameters()
-            if name in omega
+            if name in omega and parameter.requires_grad
         ]
+        if not squares:
+            return {}
         return {self.name: self.config.weight * torch.stack(squares).sum()}
 
     def end_step(self, step: Step) -> None:
@@ -119,7 +121,7 @@ class _WeightedSquare(torch.autograd.Function):
         return (theta - anchor).mul_(omega).mul_(2 * grads[0]), None, None
 
 
-def learnt(network: Network) -> Table:
+def trained(network: Network) -> Table:
     """Return the parameters that are learnt, without their history."""
     return {
         name: parameter.detach()
@@ -148,10 +150,8 @@ def normalize(importance: Tensor) -> Tensor:
 
 def begin_fisher(fisher: Table, network: Network) -> Table:
     """Return the running Fisher information at the start of a step: 1 for new parameters."""
-    return {
-        name: fisher[name] if name in fisher else torch.ones_like(value)
-        for name, value in learnt(network).items()
-    }
+    new = {name: value for name, value in trained(network).items() if name not in fisher}
+    return fisher | {name: torch.ones_like(value) for name, value in new.items()}
 
 
 def update_fisher(fisher: Table, network: Network) -> None:

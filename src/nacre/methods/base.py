@@ -4,8 +4,13 @@ The trainer owns everything else. For a step it does, in this order:
 
     method = Method(config, num_old)         # channels known before this step, 0 in step 0
     method.grow(network, num_new)            # only after step 0
+    method.prepare(step)                     # freeze, add rows: before optimizer and DDP are made
+    optimizer = SGD(method.param_groups(step, groups))
     method.begin_step(step)
+    method.survey(step)                      # not when an interrupted step goes on: see `state`
     for batch in batches:
+        student, teacher = network(batch.images), teacher_network(batch.images)
+        batch = method.relabel(batch, student, teacher)
         losses = method.losses(batch, student, teacher)
         sum(losses.values()).backward()      # the trainer's, once or over micro-batches
         method.after_backward(step)
@@ -16,81 +21,90 @@ The trainer owns everything else. For a step it does, in this order:
 A method returns named values and never calls ``backward()``. `student` and `teacher` are the
 outputs of the networks, at low resolution; the fused losses upsample them strip by strip and are
 equal to the plain functions of `nacre.losses` on upsampled logits. The teacher is evaluated only if
-`uses_teacher` says so.
+`uses_teacher` says so, the backbone's stages are kept only if `uses_stages` does. For inference the
+greatest of `Output.scores` is the answer; what a network needs for it (such as a row for what is
+unknown) is part of the network and so of the model file.
+
+What combines with any method (freezing, fusion, pseudo-labels, rates) is in `nacre.methods.parts`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
 from nacre.losses.kernels import Variant
+from nacre.losses.label_guided import fused_label_guided_distillation
+from nacre.losses.pseudo_labels import weighted_cross_entropy
+from nacre.methods.parts import ParamGroup, Parts, PartsConfig, fill_parts
+from nacre.methods.step import Batch, Step
 from nacre.models.network import Network, Output, Part
 from nacre.utils.config import Config
-from nacre.utils.distributed import Distributed
 
+__all__ = [
+    "Batch",
+    "Distillation",
+    "DistillingConfig",
+    "Method",
+    "MethodConfig",
+    "ParamGroup",
+    "Step",
+    "label_cross_entropy",
+    "label_losses",
+    "require_teacher",
+]
 
-@dataclass(frozen=True)
-class Batch:
-    """What one call of `losses` sees.
-
-    Attributes:
-        images: N,3,H,W, uint8 RGB.
-        targets: N,H,W, channel numbers; 255 is ignored.
-        num_valid_pixels: How many pixels a loss on the targets is averaged over. It is the share
-            of the whole batch, so that gradient accumulation and several processes change nothing.
-        hidden: N,C, bool: the channels that may hide in the background of each image, where that is
-            known of the data and not simply all old ones. Cross-entropies take it into account.
-    """
-
-    images: Tensor
-    targets: Tensor
-    num_valid_pixels: float | None = None
-    hidden: Tensor | None = None
-
-    def ce(self, usual: Variant) -> Variant:
-        """Return which cross-entropy is right: the usual one unless the data say what hides."""
-        return usual if self.hidden is None else "unbiased"
-
-
-@dataclass(frozen=True)
-class Step:
-    """The step that is being learnt, as the hooks of a method see it.
-
-    Attributes:
-        index: Its number; 0 is the base.
-        class_names: Class name by channel, all that is known after the step.
-        num_old: Channels known before the step, background included; 0 in step 0.
-        network: The student, already grown.
-        teacher: The frozen network of the step before, where the method uses one.
-        dist: Who computes, and where.
-        iterations: Updates of the whole step.
-        hidden: One row of channels per data set, see `Batch`; None where all old ones may hide.
-    """
-
-    index: int
-    class_names: tuple[str, ...]
-    num_old: int
-    network: Network
-    teacher: Network | None
-    dist: Distributed
-    iterations: int
-    hidden: Tensor | None = None
-
-    @property
-    def num_new(self) -> int:
-        """Channels that the step adds; in step 0 all of them."""
-        return len(self.class_names) - self.num_old
+Distillation = Literal["plain", "unbiased", "full"]
 
 
 class MethodConfig(Config):
-    """What the configs of all methods have in common: the method's name."""
+    """What the configs of all methods have in common: the method's name, and its parts."""
+
+    has_sigmoids: ClassVar[bool] = False
+    """Whether there is one sigmoid per channel instead of a softmax over all."""
 
     name: str = Field(description="the method's name, as in `nacre methods`")
+    parts: PartsConfig = Field(
+        default_factory=PartsConfig, description="what combines with any method"
+    )
+
+    @classmethod
+    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parts that the method has on unless a user says otherwise.
+
+        Args:
+            values: What else was set.
+        """
+        return {}
+
+    @classmethod
+    def refused_parts(cls) -> dict[str, str]:
+        """Return the parts that make no sense for the method, and why."""
+        return {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_parts(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        parts = fill_parts(values.get("parts", {}), cls.own_parts(values))
+        return {**values, "parts": parts}
+
+    @model_validator(mode="after")
+    def _refuse_parts(self) -> "MethodConfig":
+        own = PartsConfig(**self.own_parts({}))
+        for key, reason in self.refused_parts().items():
+            if getattr(self.parts, key) != getattr(own, key):
+                raise ValueError(f"parts.{key} cannot be set for {self.name}: {reason}")
+        if self.has_sigmoids and self.parts.pseudo_labels in ("entropy", "released"):
+            raise ValueError(
+                f"parts.pseudo_labels: {self.parts.pseudo_labels!r} needs a softmax, and "
+                f"{self.name} has one sigmoid per channel; use 'probability'"
+            )
+        return self
 
 
 class DistillingConfig(MethodConfig):
@@ -101,6 +115,11 @@ class DistillingConfig(MethodConfig):
     """
 
     weight: float = Field(1.0, ge=0, description="weight of the distillation")
+    kd: Distillation = Field(
+        "plain",
+        description="distillation: plain (eq. 6), unbiased (eq. 7) or full (all channels, guided "
+        "by the labels, LGKD)",
+    )
     average: Literal["classes", "pixels"] = Field(
         "classes",
         description="distillation: mean over old classes and pixels, or pixels alone (eq. 5)",
@@ -125,7 +144,15 @@ class Method(ABC):
     """The keys of the config that weigh remembering against learning."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Values of its config under a preset, by ``preset`` or ``preset data/task``."""
+    train_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The same for the section `train`: where a paper learns with a recipe of its own."""
     uses_teacher: ClassVar[bool] = False
+    uses_stages: bool = False
+    """Whether `losses` needs the features at the end of the backbone's stages."""
+    unsure: ClassVar[Literal["ignored", "kept"]] = "ignored"
+    """What becomes of background that gets no pseudo-label."""
+    weighs_images: ClassVar[bool] = False
+    """Whether images weigh by how much of their background got pseudo-labels (PLOP)."""
     extra_param_copies: ClassVar[int] = 0
     """Tensors as large as the parameters that it keeps on the device, beside a teacher."""
     is_joint: ClassVar[bool] = False
@@ -142,6 +169,23 @@ class Method(ABC):
     def __init__(self, config: MethodConfig, num_old: int) -> None:
         self.config = config
         self.num_old = num_old
+        self.parts = Parts(
+            config.parts,
+            num_old,
+            score="sigmoid" if config.has_sigmoids else "probability",
+            unsure=self.unsure,
+            weigh_images=self.weighs_images,
+        )
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether there must be a teacher, for the method's losses or for pseudo-labels."""
+        return self.uses_teacher or self.parts.labels_anew
+
+    @classmethod
+    def step_0_of(cls, config: MethodConfig) -> str:
+        """Say how step 0 is learnt: runs may share it only if that is the same."""
+        return ", ".join([cls.step_0, *Parts(config.parts, 0).step_0()])
 
     def grow(self, network: Network, num_new: int) -> None:
         """Give the network its new channels; by default at random."""
@@ -150,6 +194,27 @@ class Method(ABC):
     @abstractmethod
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the named losses of a batch, already weighted: the trainer sums them."""
+
+    def prepare(self, step: Step) -> None:
+        """Freeze, add rows: called before optimizer and DDP are made, the network in train mode."""
+        self.parts.prepare(step)
+
+    def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
+        """Return what learns, and at which rate.
+
+        Args:
+            step: With the student prepared.
+            groups: What the config says: each has `params`, `lr_scale` (its learning rate over the
+                step's) and, if it is not the config's, `weight_decay`.
+        """
+        return groups
+
+    def survey(self, step: Step) -> None:
+        """Look at the step's images before the first iteration; `state` must keep what is found."""
+
+    def relabel(self, batch: Batch, student: Output, teacher: Output | None) -> Batch:
+        """Return the batch with the targets that `losses` is to see."""
+        return self.parts.relabel(batch, student, teacher)
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
         """Return named losses on the parameters, already weighted; asked for once per batch."""
@@ -178,6 +243,10 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
 
     Where the data say what their background hides, it is eq. 3 and 4 with these channels.
     """
+    if batch.weights is not None:
+        weights, pixels = batch.weights, batch.num_valid_pixels
+        ce = weighted_cross_entropy(student.logits, batch.targets, weights, num_pixels=pixels)
+        return {"ce": ce}
     return fused_losses(
         student.logits,
         batch.targets,
@@ -185,6 +254,30 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
         hidden=batch.hidden,
         num_pixels=batch.num_valid_pixels,
     )
+
+
+def label_losses(
+    config: DistillingConfig, ce: Variant, batch: Batch, student: Output, teacher: Output
+) -> dict[str, Tensor]:
+    """Return the cross-entropy and the weighted distillation of the old channels, `ce` and `kd`."""
+    # Without a background that hid the new classes, only the old ones are compared (eq. 6)
+    kd = config.kd if student.has_background else "plain"
+    losses = fused_losses(
+        student.logits,
+        batch.targets,
+        teacher.logits,
+        ce=batch.ce(ce),
+        kd=None if kd == "full" else kd,
+        hidden=batch.hidden,
+        num_pixels=batch.num_valid_pixels,
+    )
+    num_old = teacher.logits.shape[1]
+    if kd == "full":
+        guided = fused_label_guided_distillation(
+            student.logits, teacher.logits, batch.data_targets, num_pixels=batch.num_valid_pixels
+        )
+        losses["kd"] = guided / num_old
+    return {"ce": losses["ce"], "kd": config.distillation_weight(num_old) * losses["kd"]}
 
 
 def require_teacher(teacher: Output | None) -> Output:

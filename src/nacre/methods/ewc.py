@@ -26,8 +26,8 @@ from nacre.methods._regularizer import (
     RegularizerConfig,
     begin_fisher,
     copy_table,
-    learnt,
     normalize,
+    trained,
     update_fisher,
 )
 from nacre.methods.base import Step
@@ -59,9 +59,11 @@ class Ewc(ParameterRegularizer):
         fisher = self.require_state("fisher")
         self.tables = {"fisher": begin_fisher(fisher, step.network)}
         if self.num_old:
-            parameters = learnt(step.network)
+            parameters = trained(step.network)
             self.tables["omega"] = {name: normalize(value) for name, value in fisher.items()}
-            self.tables["anchor"] = copy_table({name: parameters[name] for name in fisher})
+            self.tables["anchor"] = copy_table(
+                {name: value for name, value in parameters.items() if name in fisher}
+            )
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:

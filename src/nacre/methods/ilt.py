@@ -12,9 +12,15 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses.fused import fused_losses
 from nacre.losses.reference import at_least_float32
-from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, require_teacher
+from nacre.methods.base import (
+    Batch,
+    DistillingConfig,
+    Method,
+    label_cross_entropy,
+    label_losses,
+    require_teacher,
+)
 from nacre.models.network import Output
 
 
@@ -53,21 +59,9 @@ class Ilt(Method):
         if not self.num_old:
             return label_cross_entropy(batch, student)
         seen = require_teacher(teacher)
-        losses = fused_losses(
-            student.logits,
-            batch.targets,
-            seen.logits,
-            ce=batch.ce("plain"),
-            kd="plain",
-            hidden=batch.hidden,
-            num_pixels=batch.num_valid_pixels,
-        )
+        losses = label_losses(self.config, "plain", batch, student, seen)
         distance = self._features(student) - self._features(seen)
-        return {
-            "ce": losses["ce"],
-            "kd": self.config.distillation_weight(self.num_old) * losses["kd"],
-            "features": self.config.feature_weight * distance.square().mean(),
-        }
+        return losses | {"features": self.config.feature_weight * distance.square().mean()}
 
     def _features(self, output: Output) -> Tensor:
         features = output.features if self.config.layer == "backbone" else output.decoder_features

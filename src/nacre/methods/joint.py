@@ -6,6 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
+from nacre.methods.parts import PartsConfig
 from nacre.models.network import Output
 
 
@@ -13,6 +14,11 @@ class JointConfig(MethodConfig):
     """Joint training has nothing to set."""
 
     name: Literal["joint"] = Field("joint", description="joint training")
+
+    @classmethod
+    def refused_parts(cls) -> dict[str, str]:
+        """Return all parts: there is no later step."""
+        return dict.fromkeys(PartsConfig.model_fields, "it has no step after step 0")
 
 
 class Joint(Method):

@@ -14,8 +14,14 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses.fused import fused_losses
-from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, require_teacher
+from nacre.methods.base import (
+    Batch,
+    DistillingConfig,
+    Method,
+    label_cross_entropy,
+    label_losses,
+    require_teacher,
+)
 from nacre.models.network import Output
 
 
@@ -43,14 +49,4 @@ class Lwf(Method):
         """Return the cross-entropy, eq. 2, and the distillation, eq. 5 and 6."""
         if not self.num_old:
             return label_cross_entropy(batch, student)
-        losses = fused_losses(
-            student.logits,
-            batch.targets,
-            require_teacher(teacher).logits,
-            ce=batch.ce("plain"),
-            kd="plain",
-            hidden=batch.hidden,
-            num_pixels=batch.num_valid_pixels,
-        )
-        factor = self.config.distillation_weight(self.num_old)
-        return {"ce": losses["ce"], "kd": factor * losses["kd"]}
+        return label_losses(self.config, "plain", batch, student, require_teacher(teacher))

@@ -31,20 +31,26 @@ from nacre.methods.base import Batch, Method, MethodConfig, require_teacher
 from nacre.models.network import Output
 
 
-class LwfMcConfig(MethodConfig):
+class _SigmoidConfig(MethodConfig):
+    """One sigmoid per channel."""
+
+    has_sigmoids = True
+
+
+class LwfMcConfig(_SigmoidConfig):
     """The weight of the distillation."""
 
     name: Literal["lwf-mc"] = Field("lwf-mc", description="LwF with binary classifiers")
     weight: float = Field(10.0, ge=0, description="weight of the distillation (paper: 10)")
 
 
-class LwfMcCConfig(MethodConfig):
+class LwfMcCConfig(_SigmoidConfig):
     """The variant has nothing to set."""
 
     name: Literal["lwf-mc-c"] = Field("lwf-mc-c", description="LwF-MC, background from labels")
 
 
-class LwfMcDConfig(MethodConfig):
+class LwfMcDConfig(_SigmoidConfig):
     """The variant has nothing to set."""
 
     name: Literal["lwf-mc-d"] = Field("lwf-mc-d", description="LwF-MC, background from the teacher")

@@ -25,8 +25,15 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses.fused import fused_losses
-from nacre.methods.base import Batch, DistillingConfig, Method, label_cross_entropy, require_teacher
+from nacre.methods.base import (
+    Batch,
+    Distillation,
+    DistillingConfig,
+    Method,
+    label_cross_entropy,
+    label_losses,
+    require_teacher,
+)
 from nacre.models.network import Init, Network, Output
 
 Bias = Literal["unbiased", "plain"]
@@ -40,7 +47,11 @@ class MibConfig(DistillingConfig):
         10.0, ge=0, description="weight of the distillation (paper: 10; 100 in the task 15-1)"
     )
     ce: Bias = Field("unbiased", description="cross-entropy: unbiased (eq. 3, 4) or plain (eq. 2)")
-    kd: Bias = Field("unbiased", description="distillation: unbiased (eq. 7) or plain (eq. 6)")
+    kd: Distillation = Field(
+        "unbiased",
+        description="distillation: unbiased (eq. 7), plain (eq. 6) or full (all channels, guided "
+        "by the labels, LGKD)",
+    )
     init: Init = Field(
         "background", description="new classifiers: from the background's (eq. 8, 9) or random"
     )
@@ -59,6 +70,7 @@ class Mib(Method):
     presets = {"paper voc/15-1": {"weight": 100}}
     tunable = ("weight",)
     uses_teacher = True
+    unsure = "kept"  # the unbiased cross-entropy knows what background may be
     config: MibConfig
 
     def grow(self, network: Network, num_new: int) -> None:
@@ -69,15 +81,4 @@ class Mib(Method):
         """Return the cross-entropy, eq. 3 and 4, and the distillation, eq. 5 and 7."""
         if not self.num_old:
             return label_cross_entropy(batch, student)
-        losses = fused_losses(
-            student.logits,
-            batch.targets,
-            require_teacher(teacher).logits,
-            ce=batch.ce(self.config.ce),
-            # Without a background that hid the new classes, only the old ones are compared (eq. 6)
-            kd=self.config.kd if student.has_background else "plain",
-            hidden=batch.hidden,
-            num_pixels=batch.num_valid_pixels,
-        )
-        factor = self.config.distillation_weight(self.num_old)
-        return {"ce": losses["ce"], "kd": factor * losses["kd"]}
+        return label_losses(self.config, self.config.ce, batch, student, require_teacher(teacher))

@@ -27,8 +27,8 @@ from nacre.methods._regularizer import (
     ParameterRegularizer,
     RegularizerConfig,
     copy_table,
-    learnt,
     normalize,
+    trained,
     with_gradients,
 )
 from nacre.methods.base import Step
@@ -61,7 +61,7 @@ class Pi(ParameterRegularizer):
     def begin_step(self, step: Step) -> None:
         """Freeze the score found so far, and begin a path."""
         score = self.require_state("score")
-        parameters = learnt(step.network)
+        parameters = trained(step.network)
         self.tables = {
             "score": score,
             "anchor": copy_table(parameters),
@@ -70,7 +70,9 @@ class Pi(ParameterRegularizer):
         }
         if self.num_old:
             self.tables["omega"] = {
-                name: normalize(value.to(parameters[name].device)) for name, value in score.items()
+                name: normalize(score[name].to(value.device))
+                for name, value in parameters.items()
+                if name in score
             }
 
     @torch.no_grad()
@@ -85,7 +87,7 @@ class Pi(ParameterRegularizer):
     def end_step(self, step: Step) -> None:
         """Add this step's score to the earlier ones."""
         path, start, score = (self.tables[kind] for kind in ("path", "anchor", "score"))
-        for name, value in learnt(step.network).items():
+        for name, value in trained(step.network).items():
             moved = (value - start[name]).square_().add_(EPSILON)
             found = path[name].div(moved).clamp_(min=0)
             score[name] = found + score[name].to(found.device) if name in score else found

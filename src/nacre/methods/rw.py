@@ -30,8 +30,8 @@ from nacre.methods._regularizer import (
     RegularizerConfig,
     begin_fisher,
     copy_table,
-    learnt,
     normalize,
+    trained,
     update_fisher,
     with_gradients,
 )
@@ -67,7 +67,7 @@ class Rw(ParameterRegularizer):
     def begin_step(self, step: Step) -> None:
         """Freeze what was found so far, and begin a walk."""
         fisher, score = self.require_state("fisher"), self.require_state("walk_score")
-        parameters = learnt(step.network)
+        parameters = trained(step.network)
         self.tables = {
             "fisher": begin_fisher(fisher, step.network),
             "walk_score": score,
@@ -80,7 +80,9 @@ class Rw(ParameterRegularizer):
                 name: normalize(value) + normalize(score[name].to(value.device))
                 for name, value in fisher.items()
             }
-            self.tables["anchor"] = copy_table({name: parameters[name] for name in fisher})
+            self.tables["anchor"] = copy_table(
+                {name: value for name, value in parameters.items() if name in fisher}
+            )
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
-from nacre.methods import Method, find_method
+from nacre.methods import MethodConfig, find_method
 from nacre.runs.folder import RunFolder, read_config
 from nacre.training.config import RunConfig, differences
 from nacre.utils.affects import deciding
@@ -21,7 +21,7 @@ def check_base(base: Path | None, config: RunConfig, data: ScenarioData) -> None
     if not source.step_metrics(0).exists() or not source.fingerprint.exists():
         raise NacreError(f"--base {base}: its step 0 is not finished")
     changed = differences(deciding(theirs, step_0=True), deciding(config, step_0=True))
-    changed += _learnt_otherwise(find_method(theirs.method.name), find_method(config.method.name))
+    changed += _learnt_otherwise(theirs.method, config.method)
     changed += _other_step_0(load_json(source.fingerprint), data.fingerprint())
     if changed:
         raise NacreError(f"--base {base} learnt step 0 differently ({'; '.join(changed)})")
@@ -47,17 +47,19 @@ def take_base(base: Path | None, folder: RunFolder) -> None:
 
 def step_0_key(config: RunConfig, fingerprint: dict[str, Any]) -> list[Any]:
     """Return what tells a run's step 0 from others': runs with the same key may share it."""
-    loss = find_method(config.method.name).step_0
+    loss = find_method(config.method.name).step_0_of(config.method)
     recipe = deciding(config, step_0=True)
     data = [fingerprint["steps"][0], fingerprint["tests"][0], classes_ever(fingerprint)]
     return [loss, recipe, *data]
 
 
-def _learnt_otherwise(theirs: type[Method], ours: type[Method]) -> list[str]:
+def _learnt_otherwise(their_config: MethodConfig, our_config: MethodConfig) -> list[str]:
     """Say what a method would lack in a step 0 that another method learnt."""
     changed = []
-    if theirs.step_0 != ours.step_0:
-        changed.append(f"its loss: {theirs.step_0} -> {ours.step_0}")
+    theirs, ours = find_method(their_config.name), find_method(our_config.name)
+    have, want = theirs.step_0_of(their_config), ours.step_0_of(our_config)
+    if have != want:
+        changed.append(f"its loss: {have} -> {want}")
     lacking = sorted(ours.persistent_state - theirs.persistent_state)
     if lacking:
         changed.append(f"{ours.name} needs what {theirs.name} did not keep: {', '.join(lacking)}")

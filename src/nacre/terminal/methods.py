@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nacre.methods.base import Method
+from nacre.methods.parts import PartsConfig
 
 TEACHER_TIME = 4 / 3
 
@@ -62,9 +63,13 @@ def explain(method: type[Method]) -> RenderableType:
     for column in ("key", "default", "what it is"):
         options.add_column(column)
     for key, field in method.Config.model_fields.items():
-        if key != "name":
+        if key not in ("name", "parts"):
             options.add_row(key, str(field.default), field.description)
-    return Group(*parts, options) if options.row_count else Group(*parts)
+    own, refused = method.Config(name=method.name).parts, method.Config.refused_parts()
+    for key, field in PartsConfig.model_fields.items():
+        if key not in refused:
+            options.add_row(f"parts.{key}", str(getattr(own, key)), field.description)
+    return Group(*parts, options)
 
 
 def _weights(method: type[Method]) -> str:

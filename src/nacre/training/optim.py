@@ -97,6 +97,8 @@ def param_groups(network: Network, config: OptimConfig) -> list[ParamGroup]:
     backbone = {id(one) for one in _backbone(network, config)}
     found: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for parameter in network.parameters():
+        if not parameter.requires_grad:
+            continue
         scale = config.backbone_lr_scale if id(parameter) in backbone else 1.0
         decays = config.weight_decay_on == "all" or parameter.ndim > 1
         found.setdefault((scale, decays), []).append(parameter)

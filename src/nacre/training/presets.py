@@ -43,13 +43,15 @@ def preset_values(name: str, scenario: ScenarioFile | None, method: str = "mib")
     values = dict(PRESETS[name])
     places = [name]
     if scenario is not None:
-        places.append(f"{name} {scenario.data}/{scenario.task}")
+        places += [f"{name} {scenario.data}", f"{name} {scenario.data}/{scenario.task}"]
         if name == "paper" and scenario.data in DATASETS:
             epochs = DATASETS[scenario.data].paper_epochs or values["train"]["epochs"]
             values["train"] = {**values["train"], "epochs": epochs}
     own: dict[str, Any] = {}
+    kind = find_method(method)
     for place in places:
-        own |= find_method(method).presets.get(place, {})
+        own |= kind.presets.get(place, {})
+        values["train"] = {**values["train"], **kind.train_presets.get(place, {})}
     if own:
         values["method"] = {"name": method, **own}
     return values

@@ -8,7 +8,7 @@ for spec in steps:                       (a scenario is such a loop, see `nacre.
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -18,8 +18,10 @@ from nacre.data.dataset import TrainDataset, train_batches
 from nacre.data.learn_data import UnionDataset
 from nacre.data.sampler import StepSampler
 from nacre.errors import NacreError
-from nacre.methods import Method, Step, find_method
+from nacre.methods import Batch, Method, Step, find_method
+from nacre.methods.parts import Shared
 from nacre.models.build import build_network
+from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.training.config import Recipe
 from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearnt, Trained
@@ -104,12 +106,19 @@ def learn_step(spec: StepSpec, start: Learnt | None, recipe: Recipe, session: Se
     method = find_method(recipe.method.name)(recipe.method, spec.num_old)
     if start is not None and start.method_state:
         method.load_state(start.method_state)
-    step = _grow(spec, start, method, recipe, session.dist)
+    step = replace(
+        _grow(spec, start, method, recipe, session.dist),
+        iterations_per_epoch=_one_epoch(spec.sampler).iterations,
+        open_batches=lambda: _one_pass(spec, recipe.train.num_workers, session.dist),
+    )
     train = recipe.train
     lr = train.incremental_lr if spec.num_old else train.lr
     trainer = Trainer(step, method, train, lr, session.precision)
     method.begin_step(step)
     session.checkpoint.restore(trainer)
+    if trainer.iteration == 0:
+        method.parts.survey(step)
+        method.survey(step)
     session.recorder(
         StepBegan(
             step=spec.index,
@@ -121,6 +130,8 @@ def learn_step(spec: StepSpec, start: Learnt | None, recipe: Recipe, session: Se
     )
     _train(trainer, spec, session)
     trainer.finish()
+    # Statistics are to be those of the network that is kept: fusion comes first.
+    method.parts.end_step(step)
     method.end_step(step)
     trainer.check_learnt()
     seconds = round(time.monotonic() - began, 1)
@@ -147,9 +158,12 @@ def _grow(
     else:
         network = start.network
         _check_needs(method, network)
-        if method.uses_teacher:
-            teacher = copy.deepcopy(network).eval().requires_grad_(False)
-        method.grow(network, len(spec.class_names) - spec.num_old)
+        method.parts.remember(network)
+        if method.needs_teacher:
+            teacher = make_teacher(network, method.parts.shared)
+        num_new = len(spec.class_names) - spec.num_old
+        if not method.parts.grow(network, num_new):
+            method.grow(network, num_new)
     iterations = spec.sampler.iterations
     hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
     return Step(
@@ -159,7 +173,7 @@ def _grow(
 
 def _check_needs(method: Method, network: Network) -> None:
     """Refuse a network that lacks what a method asks of it, before anything is learnt."""
-    missing = sorted(method.needs - network.gives)
+    missing = sorted((method.needs | method.parts.needs) - network.gives)
     if not missing:
         return
     if missing == ["classifier"]:
@@ -170,6 +184,28 @@ def _check_needs(method: Method, network: Network) -> None:
         f"method {method.name!r} needs {' and '.join(missing)} of a network, which a network of "
         f"kind {network.config.kind!r} does not give: {reason}"
     )
+
+
+def make_teacher(network: Network, shared: Shared) -> Network:
+    """Return a frozen copy of a network; what the student will not change is not copied."""
+    kept: list[torch.nn.Module] = []
+    if shared != "nothing":
+        assert isinstance(network, DeepLab), "only parts of our networks are frozen"
+        kept = [network.backbone, network.head][: 1 if shared == "backbone" else 2]
+    teacher = copy.deepcopy(network, {id(module): module for module in kept})
+    return teacher.eval().requires_grad_(False)
+
+
+def _one_epoch(sampler: StepSampler) -> StepSampler:
+    return replace(sampler, epochs=1, total=None)
+
+
+def _one_pass(spec: StepSpec, num_workers: int, dist: Distributed) -> Iterator[Batch]:
+    """Yield this process's share of a step's images as the first epoch shows them."""
+    sampler = _one_epoch(spec.sampler)
+    for micro_batches in train_batches(spec.dataset, sampler, 0, num_workers, pin=False):
+        for images, targets, *_ in micro_batches:
+            yield Batch(images.to(dist.device), targets.to(dist.device))
 
 
 def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:

@@ -3,6 +3,7 @@
     for each batch:                       (micro-batches fit the device; their gradients add up)
         lr = lr0 * (1 - iteration / iterations) ** power     (`nacre.training.optim` has others)
         for each micro-batch:
+            batch = method.relabel(batch, student(images), teacher(images))
             losses = method.losses(batch, student(images), teacher(images))
             (sum of the losses / number of micro-batches).backward()
         method.after_backward(step)       (sees the gradients of these losses alone)
@@ -10,7 +11,9 @@
         update the parameters
 
 Losses on targets are averaged over the pixels of the whole batch, over all its micro-batches and
-all processes, so that neither accumulation nor the number of processes changes the gradient.
+all processes, so that neither accumulation nor the number of processes changes the gradient. What
+does not learn has no backward pass; the teacher takes over the features of what it shares with the
+student (`Parts.shared`).
 """
 
 import contextlib
@@ -26,6 +29,7 @@ from nacre.data.dataset import Sample
 from nacre.errors import NacreError
 from nacre.losses.compile import compiled_strips
 from nacre.methods import Batch, Method, Step
+from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
 from nacre.scenarios.classes import ignore_value
@@ -35,6 +39,7 @@ from nacre.training.optim import (
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
+    param_groups,
     set_lr,
 )
 from nacre.utils.device import Precision, memory_layout
@@ -69,6 +74,7 @@ class Trainer:
         self.last_image: Tensor | None = None
         self.dist, self.network = self.step.dist, self.step.network
         self.network.train()
+        self.method.prepare(self.step)
         fast = self.network.takes_channels_last
         self.layout = memory_layout(self.dist.device) if fast else torch.contiguous_format
         self.network.to(memory_format=self.layout)  # type: ignore[call-overload]
@@ -81,7 +87,9 @@ class Trainer:
                 broadcast_buffers=False,
                 find_unused_parameters=not self.network.uses_all_parameters,
             )
-        self.optimizer = make_optimizer(self.network, self.config, self.lr)
+        groups = param_groups(self.network, self.config)
+        groups = self.method.param_groups(self.step, groups)
+        self.optimizer = make_optimizer(self.network, self.config, self.lr, groups)
         ema_decay = self.config.ema_decay
         self.average = WeightAverage(self.network, ema_decay) if ema_decay else None
         device = self.dist.device.type
@@ -162,6 +170,7 @@ class Trainer:
             "optimizer": optimizer_state(self.optimizer, self.network),
             "average": self.average.tensors if self.average else {},
             "method": self.method.state(),
+            "parts": self.method.parts.state,
         }
         for kind, part in parts.items():
             tensors |= {f"{kind}.{name}": value for name, value in part.items()}
@@ -169,7 +178,8 @@ class Trainer:
 
     def load_state(self, tensors: Tensors, iteration: int, scaler: dict[str, float]) -> None:
         """Take back what `state` returned at an iteration."""
-        split: dict[str, Tensors] = {"network": {}, "optimizer": {}, "average": {}, "method": {}}
+        kinds = ("network", "optimizer", "average", "method", "parts")
+        split: dict[str, Tensors] = {kind: {} for kind in kinds}
         for key, value in tensors.items():
             kind, _, name = key.partition(".")
             split[kind][name] = value
@@ -178,6 +188,7 @@ class Trainer:
         if self.average is not None:
             self.average.tensors = split["average"]
         self.method.load_state(split["method"])
+        self.method.parts.state = split["parts"]
         if scaler:
             self.scaler.load_state_dict(scaler)
         self.iteration = iteration
@@ -189,10 +200,12 @@ class Trainer:
         batch = Batch(images, targets, num_valid, self._hidden(sample))
         self.last_image = images[:1]
         with self._mixed():
-            student: Output = self.student(images)
-        teacher = self._ask_teacher(images)
+            student: Output = self.student(images, with_stages=self.method.uses_stages)
+        teacher = self._ask_teacher(images, student)
         with compiled_strips(self.config.compile_losses):
-            return self.method.losses(batch, student, teacher)
+            batch = self.method.relabel(batch, student, teacher)
+            losses = self.method.losses(batch, student, teacher)
+        return losses | self.method.parts.losses(batch, student)
 
     def _penalize(self) -> dict[str, float]:
         """Add the gradients of the losses on parameters, once per batch; return these losses.
@@ -213,12 +226,20 @@ class Trainer:
         grads = [one.grad for one in self.network.parameters() if one.grad is not None]
         return bool(torch.nn.utils.get_total_norm(grads).isfinite())
 
-    def _ask_teacher(self, images: Tensor) -> Output | None:
-        if self.step.teacher is None:
+    def _ask_teacher(self, images: Tensor, student: Output) -> Output | None:
+        teacher, shared = self.step.teacher, self.method.parts.shared
+        if teacher is None:
             return None
         with torch.no_grad(), self._mixed():
-            output: Output = self.step.teacher(images)
-        return output
+            if shared == "nothing":
+                output: Output = teacher(images, with_stages=self.method.uses_stages)
+                return output
+            assert isinstance(teacher, DeepLab)
+            features = student.features.detach()
+            stages = tuple(stage.detach() for stage in student.stages)
+            if shared == "backbone":
+                return teacher.decode(features, stages)
+            return teacher.classify(student.decoder_features.detach(), features, stages)
 
     def _mixed(self) -> contextlib.AbstractContextManager[object]:
         if not self.precision.is_mixed:

@@ -74,7 +74,9 @@ class _Search:
     def fine_tuning(self, rate: float) -> Trial:
         """Measure what can be learnt when nothing is to be kept."""
         values: dict[str, Any] = {"method": {"name": "ft"}}
-        if find_method("ft").step_0 != self.kind.step_0:
+        fine_tuning = find_method("ft")
+        learnt = fine_tuning.step_0_of(fine_tuning.Config(name="ft"))
+        if learnt != self.kind.step_0_of(self.config.method):
             values = {"method": dict.fromkeys(self.kind.tunable, 0.0)}
         return self._try(Trial(f"ft-lr-{rate:g}", rate), values)
 

@@ -1,0 +1,58 @@
+"""Frozen network, new rows only (DFT*): after step 0 nothing learns but the rows of new classes.
+
+    loss = cross-entropy over all channels (eq. 2)
+
+With everything else frozen, batch norm included, the gradient of a new row's logit is
+q[c] - [y = c] whatever the other labels are: background shift vanishes, no teacher is needed, the
+old classes stay as they are but for what new ones take from them, and there is no backward pass but
+the last layer's.
+
+The learning rate is the whole tuning: too large a rate finds new classes everywhere. The preset
+`paper` has the released scripts' rates by task. In the released implementation the rows of all
+future classes are there from step 0 on, which needs to know how many there will be; here they start
+at random when their step begins.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
+from nacre.models.network import Output
+
+
+class DftConfig(MethodConfig):
+    """Nothing but its parts can be set."""
+
+    name: Literal["dft"] = Field("dft", description="frozen network, new rows only")
+
+    @classmethod
+    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is frozen: all but the new rows."""
+        return {"freeze": "decoder", "freeze_bn": True, "freeze_old_rows": True}
+
+
+class Dft(Method):
+    """Cross-entropy on a frozen network: only new rows learn."""
+
+    name = "dft"
+    title = "DFT"
+    summary = "a frozen network, of which only the new rows learn"
+    regularizes = "everything: it is frozen"
+    paper = "Revisiting CSS 2025 (DFT*)"
+    Config = DftConfig
+    train_presets = {
+        "paper": {"lr": 0.02},
+        "paper voc/19-1": {"incremental_lr": 0.005},
+        "paper voc/15-5": {"incremental_lr": 0.02},
+        "paper voc/15-1": {"incremental_lr": 0.0005},
+        "paper voc/10-1": {"incremental_lr": 0.0005},
+        "paper ade20k": {"incremental_lr": 0.1},
+        "paper ade20k/100-5": {"incremental_lr": 0.05},
+    }
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the cross-entropy, eq. 2."""
+        return label_cross_entropy(batch, student)

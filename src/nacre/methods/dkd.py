@@ -1,0 +1,180 @@
+"""DKD: one sigmoid per class, and what speaks for and against a class kept apart.
+
+There is no background channel: its logit is the constant 0, so that a pixel is background where no
+sigmoid is above 1/2. With B(t, x) the binary cross-entropy of a logit to a target,
+
+    loss = sum over new c of B([y = c], x[c])            mean over pixels, positives weigh g
+         + 5 * sum over old c of B(sigmoid(x_old[c]), x[c])                                   kd
+         + 5 * the same with the positive parts x+ of the logits, and with the negative x-   dkd
+         + the auxiliary row's
+
+x+ and x- are the sums over the features d of max(f[d] w[d], 0) and min(f[d] w[d], 0), at low
+resolution and without bias (`nacre.losses.decomposed`). The auxiliary row learns to call every
+pixel negative, and new rows start as copies of it (`parts.init=auxiliary`). After step 0 batch norm
+is frozen, and only new rows decay. The backbone's rate is a tenth of the others', as the presets
+`paper` and `small` have it (the released scripts' 0.001 is the backbone's).
+
+g is 2 in step 0 and 1 later on VOC, 35 on ADE20K. In the released implementation pixels with the
+label 255 are negatives; here they are what `conventions.border` says.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from nacre.losses.decomposed import decomposed_distillation
+from nacre.losses.sigmoid import fused_split_binary_losses
+from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step, require_teacher
+from nacre.methods.parts import classifier_of
+from nacre.models.network import Network, Output
+
+SLOW_BACKBONE: dict[str, dict[str, Any]] = {
+    "paper": {"backbone_lr_scale": 0.1},
+    "small": {"backbone_lr_scale": 0.1},
+}
+"""Presets of `train` for methods whose backbone learns at a tenth of the rate."""
+
+
+class SigmoidConfig(MethodConfig):
+    """What is common to the configs of methods with sigmoids and without a background channel."""
+
+    has_sigmoids = True
+
+    @model_validator(mode="after")
+    def _refuse_background(self) -> "SigmoidConfig":
+        if self.parts.init == "background":
+            raise ValueError(f"parts.init: {self.name} has no background row to start from")
+        return self
+
+
+class DkdConfig(SigmoidConfig):
+    """The weights of the two distillations and of positive pixels."""
+
+    name: Literal["dkd"] = Field("dkd", description="decomposed distillation")
+    weight: float = Field(5.0, ge=0, description="weight of the distillation of logits")
+    decomposed_weight: float = Field(5.0, ge=0, description="weight of those of their parts")
+    positive_weight: float = Field(1.0, gt=0, description="weight of a new class's own pixels")
+    base_positive_weight: float = Field(2.0, gt=0, description="the same in step 0")
+
+    @classmethod
+    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return DKD's: batch norm frozen, and the auxiliary row."""
+        return {"freeze_bn": True, "init": "auxiliary"}
+
+
+class SigmoidMethod(Method):
+    """Sigmoids without a background channel: channel 0 is the constant 0."""
+
+    step_0 = "binary cross-entropy without background"
+    takes_hidden = False
+    uses_teacher = True
+    needs = frozenset({"classifier"})
+
+    def prepare(self, step: Step) -> None:
+        """Make the background's logit 0 in step 0; no loss and no decay ever moves it."""
+        if not self.num_old:
+            silence_background(step.network)
+        super().prepare(step)
+
+    def begin_step(self, step: Step) -> None:
+        """Keep the step: losses need the classifiers' rows."""
+        self.step = step
+
+
+class Dkd(SigmoidMethod):
+    """Distils logits and their positive and negative parts."""
+
+    name = "dkd"
+    title = "DKD"
+    summary = "a sigmoid per class; logits and their positive and negative parts distilled"
+    regularizes = "outputs of old classes, and their parts"
+    paper = "Baek et al. 2022"
+    Config = DkdConfig
+    presets = {"paper ade20k": {"positive_weight": 35, "base_positive_weight": 35}}
+    train_presets = {
+        **SLOW_BACKBONE,
+        "paper voc": {"epochs": 60, "batch_size": 32, "lr": 0.01, "incremental_lr": 0.001},
+        "paper ade20k": {"epochs": 100, "lr": 0.025, "incremental_lr": 0.0025},
+    }
+    tunable = ("weight", "decomposed_weight")
+    config: DkdConfig
+
+    @classmethod
+    def step_0_of(cls, config: MethodConfig) -> str:
+        """Say how step 0 is learnt, with the weight of its positive pixels."""
+        assert isinstance(config, DkdConfig)
+        return f"{super().step_0_of(config)}, positives x {config.base_positive_weight:g}"
+
+    def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
+        """Let only new rows and the auxiliary one decay after step 0."""
+        if not self.num_old:
+            return groups
+        rows = classifier_of(step.network)
+        decaying = {id(value) for value in rows.heads[-1].parameters()}
+        if rows.auxiliary is not None:
+            decaying |= {id(value) for value in rows.auxiliary.parameters()}
+        new, old = split_groups(groups, decaying)
+        return new + [{**group, "weight_decay": 0.0} for group in old]
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the cross-entropy of new classes and the distillations of old ones."""
+        config, num_old = self.config, self.num_old
+        seen = require_teacher(teacher) if num_old else None
+        losses = fused_split_binary_losses(
+            student.logits[:, 1:],
+            batch.targets,
+            None if seen is None else seen.logits[:, 1:],
+            first_new=num_old or 1,
+            positive_weight=config.positive_weight if num_old else config.base_positive_weight,
+            num_pixels=batch.num_valid_pixels,
+        )
+        if seen is None:
+            return losses
+        positive, negative = self._decomposed(student, seen)
+        return {
+            "bce": losses["bce"],
+            "kd": config.weight * losses["kd"],
+            "dkd+": config.decomposed_weight * positive,
+            "dkd-": config.decomposed_weight * negative,
+        }
+
+    def _decomposed(self, student: Output, teacher: Output) -> tuple[Tensor, Tensor]:
+        old, step = slice(1, self.num_old), self.step
+        assert step.teacher is not None
+        return decomposed_distillation(
+            student.decoder_features,
+            classifier_of(step.network).weight(old),
+            teacher.decoder_features,
+            classifier_of(step.teacher).weight(old),
+        )
+
+
+@torch.no_grad()
+def silence_background(network: Network) -> None:
+    """Make the logit of channel 0 the constant 0."""
+    head = classifier_of(network).heads[0]
+    assert isinstance(head, torch.nn.Conv2d)
+    assert head.bias is not None
+    head.weight[0] = 0
+    head.bias[0] = 0
+
+
+def split_groups(
+    groups: list[ParamGroup], chosen: set[int]
+) -> tuple[list[ParamGroup], list[ParamGroup]]:
+    """Split groups of parameters into those of chosen ones and the rest.
+
+    Args:
+        groups: What learns.
+        chosen: Ids of parameters.
+    """
+    halves: tuple[list[ParamGroup], list[ParamGroup]] = ([], [])
+    for half, wanted in zip(halves, (True, False), strict=True):
+        for group in groups:
+            params = [value for value in group["params"] if (id(value) in chosen) == wanted]
+            if params:
+                half.append({**group, "params": params})
+    return halves

@@ -1,0 +1,123 @@
+"""SSUL: a frozen network, one sigmoid per class, and a row for what is unknown.
+
+A pixel labelled background is *unknown* u: it may be any class that is not learnt yet. (SSUL's rule
+for ADE20K; on VOC it asks an external saliency network which background is unknown.) With logits
+x, the target y and the teacher's sigmoids s over background, unknown and old classes,
+
+    y' = argmax s        where y is background, s[y'] >= 0.7 and y' is an old class, else y
+    loss = sum over c in {b, u, new classes} of binary cross-entropy(x[c], [y' = c])
+
+Old rows are frozen: their terms have no gradient and are left out. After step 0 backbone, decoder,
+batch norm and old rows do not move; the rows of new classes and of unknown learn. New rows start as
+copies of unknown's. For inference unknown counts as background: the score of b is
+logit(sigmoid(x[b]) + sigmoid(x[u])), taken before the scores are upsampled.
+
+With `branches` every head, unknown's too, has a 3x3 convolution of its own (590,000 weights per
+step with 256 features), which a new head takes over from unknown's: that is the released network.
+
+What the released implementation does otherwise: it chooses the epoch by its score on test images,
+which is not done here; the background's own row learns at 1/10,000 of the rate, here it is frozen
+with the old ones; labels of memory images are off by one class and hold the new classes' truth,
+here they are what they were in their own step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from nacre.losses.sigmoid import fused_split_binary_losses, unknown_targets
+from nacre.methods.base import Batch, Method, MethodConfig, Step
+from nacre.methods.parts import classifier_of
+from nacre.models.network import Network, Output
+
+
+class SsulConfig(MethodConfig):
+    """Whether heads have features of their own."""
+
+    has_sigmoids = True
+
+    name: Literal["ssul"] = Field("ssul", description="frozen network and an unknown class")
+    branches: bool = Field(
+        False, description="a 3x3 convolution of its own for every head, as released"
+    )
+
+    @classmethod
+    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is frozen, and how pseudo-labels are made."""
+        return {
+            "freeze": "decoder",
+            "freeze_bn": True,
+            "freeze_old_rows": True,
+            "pseudo_labels": "probability",
+        }
+
+    @classmethod
+    def refused_parts(cls) -> dict[str, str]:
+        """Return how new rows start: that is the method."""
+        return {"init": "new rows start from the unknown row"}
+
+
+class Ssul(Method):
+    """Sigmoids on a frozen network; what is unknown has a row of its own."""
+
+    name = "ssul"
+    title = "SSUL"
+    summary = "a frozen network with a sigmoid per class and a row for what is unknown"
+    regularizes = "everything: it is frozen"
+    paper = "Cha et al. 2021"
+    Config = SsulConfig
+    train_presets = {
+        "paper": {"lr": 0.01, "incremental_lr": 0.01, "backbone_lr_scale": 0.1},
+        "small": {"backbone_lr_scale": 0.1},
+        "paper voc": {"epochs": 50, "batch_size": 32},
+        "paper ade20k": {"epochs": 100, "incremental_lr": 0.05},
+    }
+    step_0 = "binary cross-entropy with unknown"
+    takes_hidden = False
+    needs = frozenset({"classifier"})
+    unsure = "kept"
+    config: SsulConfig
+
+    @classmethod
+    def step_0_of(cls, config: MethodConfig) -> str:
+        """Say how step 0 is learnt; branches are there from then on."""
+        assert isinstance(config, SsulConfig)
+        return super().step_0_of(config) + (", branches" if config.branches else "")
+
+    def grow(self, network: Network, num_new: int) -> None:
+        """Let new classes start as what is unknown."""
+        classifier_of(network).grow_from("unknown", num_new)
+
+    def prepare(self, step: Step) -> None:
+        """Add the unknown row in step 0; later freeze all but it and the new rows."""
+        if not self.num_old:
+            classifier = classifier_of(step.network)
+            if self.config.branches:
+                classifier.add_branches()
+            classifier.add_row("unknown")
+        super().prepare(step)
+
+    def relabel(self, batch: Batch, student: Output, teacher: Output | None) -> Batch:
+        """Name what the teacher is sure of; a teacher that is sure of unknown names nothing."""
+        if teacher is None or teacher.unknown is None:
+            return batch
+        both = replace(teacher, logits=torch.cat([teacher.logits, teacher.unknown], 1))
+        found = super().relabel(batch, student, both)
+        is_unknown = (batch.targets == 0) & (found.targets == self.num_old)
+        return replace(found, targets=found.targets.masked_fill(is_unknown, 0))
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the binary cross-entropy over background, unknown and new classes."""
+        assert student.unknown is not None
+        first_new = self.num_old or 1
+        logits = [student.logits[:, :1], student.unknown, student.logits[:, first_new:]]
+        return fused_split_binary_losses(
+            torch.cat(logits, 1),
+            unknown_targets(batch.targets, first_new),
+            first_new=0,
+            num_pixels=batch.num_valid_pixels,
+        )

@@ -1,0 +1,87 @@
+"""What a method is shown: a batch, and the step that is being learnt."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from nacre.losses.kernels import Variant
+from nacre.models.network import Network
+from nacre.utils.distributed import Distributed
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one call of `losses` sees.
+
+    Attributes:
+        images: N,3,H,W, uint8 RGB.
+        targets: N,H,W, channel numbers; 255 is ignored.
+        num_valid_pixels: How many pixels a loss on the targets is averaged over. It is the share
+            of the whole batch, so that gradient accumulation and several processes change nothing.
+            Pseudo-labels do not change it: it is counted with the labels of the data.
+        hidden: N,C, bool: the channels that may hide in the background of each image, where that is
+            known of the data and not simply all old ones. Cross-entropies take it into account.
+        labels: N,H,W, the targets as the data have them, where pseudo-labels took their place.
+        weights: N, of the images in the cross-entropy, where pseudo-labels say so.
+    """
+
+    images: Tensor
+    targets: Tensor
+    num_valid_pixels: float | None = None
+    hidden: Tensor | None = None
+    labels: Tensor | None = None
+    weights: Tensor | None = None
+
+    def ce(self, usual: Variant) -> Variant:
+        """Return which cross-entropy is right: the usual one unless the data say what hides."""
+        return usual if self.hidden is None else "unbiased"
+
+    @property
+    def data_targets(self) -> Tensor:
+        """The targets as the data have them, without pseudo-labels."""
+        return self.targets if self.labels is None else self.labels
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step that is being learnt, as the hooks of a method see it.
+
+    Attributes:
+        index: Its number; 0 is the base.
+        class_names: Class name by channel, all that is known after the step.
+        num_old: Channels known before the step, background included; 0 in step 0.
+        network: The student, already grown.
+        teacher: The frozen network of the step before, where the method uses one.
+        dist: Who computes, and where.
+        iterations: Updates of the whole step.
+        hidden: One row of channels per data set, see `Batch`; None where all old ones may hide.
+        iterations_per_epoch: Updates of one pass over the step's images.
+        open_batches: Opens this process's share of one such pass, see `batches`.
+    """
+
+    index: int
+    class_names: tuple[str, ...]
+    num_old: int
+    network: Network
+    teacher: Network | None
+    dist: Distributed
+    iterations: int
+    hidden: Tensor | None = None
+    iterations_per_epoch: int = 1
+    open_batches: Callable[[], Iterator[Batch]] | None = None
+
+    @property
+    def num_new(self) -> int:
+        """Channels that the step adds; in step 0 all of them."""
+        return len(self.class_names) - self.num_old
+
+    @property
+    def num_classes(self) -> int:
+        """All channels, background included."""
+        return len(self.class_names)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this process's share of the step's images once, as the first epoch shows them."""
+        assert self.open_batches is not None, "this step was made without its images"
+        return self.open_batches()

@@ -1,0 +1,77 @@
+"""The second step of a method on a tiny network and a few noisy pictures, without data or files."""
+
+from dataclasses import replace
+
+import torch
+
+from nacre.methods import METHODS, Batch, Step
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.training.config import TrainConfig
+from nacre.training.step import make_teacher
+from nacre.training.trainer import Trainer
+from nacre.utils.device import Precision
+from nacre.utils.distributed import Distributed
+
+OLD, NEW, SIDE = 3, 2, 32
+NAMES = ("background", "a", "b", "c", "d")
+ALONE = Distributed(0, 1, torch.device("cpu"))
+
+
+def pictures(targets, seed, count=4):
+    """A batch whose targets are drawn from a list."""
+    g = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, 3, SIDE, SIDE), generator=g, dtype=torch.uint8)
+    values = torch.tensor(targets, dtype=torch.uint8)
+    blocks = values[torch.randint(0, len(targets), (count, 4, 4), generator=g)]
+    return images, blocks.repeat_interleave(8, 1).repeat_interleave(8, 2)
+
+
+def second_step(name, norm="bn", lr=0.01, **values):
+    """Return the trainer of a method's second step and the network as step 0 left it."""
+    torch.manual_seed(5)
+    kind = METHODS[name]
+    config = kind.Config(name=name, **values)
+    model = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3), norm=norm)
+    network = build_network(model, OLD, SIDE)
+    first = [pictures([0, 0, 1, 2], seed) for seed in range(3)]
+    base = Step(0, NAMES[:OLD], 0, network, None, ALONE, 3, None, 3, lambda: passes(first))
+    before = kind(config, 0)
+    learner = trainer_of(base, before, lr)
+    for sample in first:
+        learner.update([sample])
+    before.parts.end_step(base)
+    before.end_step(base)
+    method = kind(config, OLD)
+    if before.state():
+        method.load_state(before.state())
+    method.parts.remember(network)
+    teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
+    state = {key: value.clone() for key, value in network.state_dict().items()}
+    if not method.parts.grow(network, NEW):
+        method.grow(network, NEW)
+    second = [pictures([0, 0, 3, 4, 255], 10 + seed) for seed in range(3)]
+    step = replace(
+        base,
+        index=1,
+        class_names=NAMES,
+        num_old=OLD,
+        teacher=teacher,
+        open_batches=lambda: passes(second),
+    )
+    trainer = trainer_of(step, method, lr)
+    method.parts.survey(step)
+    method.survey(step)
+    return trainer, state, second
+
+
+def passes(samples):
+    for images, targets in samples:
+        yield Batch(images, targets)
+
+
+def trainer_of(step, method, lr):
+    config = TrainConfig(batch_size=4, lr=lr)
+    trainer = Trainer(step, method, config, lr, Precision(torch.float32, "a test"))
+    method.begin_step(step)
+    return trainer
