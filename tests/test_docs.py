@@ -175,13 +175,18 @@ def test_config_values_are_allowed(page):
 
 
 @each_page
-def test_grids_and_scenarios_in_yaml_are_read(page):
+def test_grids_scenarios_and_configs_in_yaml_are_read(page):
     for block in blocks(page, "yaml"):
         content = yaml.safe_load(block)
         if "scenarios" in content:
             check_grid(content)
+            content = content.get("config", {})
         elif {"steps", "task"} & set(content):
             ScenarioFile.model_validate(content)
+        for section in set(content) & set(SECTIONS):
+            if isinstance(content[section], dict):
+                unknown = [key for key in content[section] if not fields_of(f"{section}.{key}")]
+                assert not unknown, f"{section}: {unknown}"
 
 
 @each_page
@@ -244,6 +249,11 @@ ROTTEN = {
     test_options_named_alone_belong_to_some_command: ["`--bas RUN`"],
     test_config_keys_exist: ["`--set train.batch=8`", "`images.crop`", "nacre run --set a.b=1"],
     test_config_values_are_allowed: ["`--set train.batch_size=none`", "`--set method.kd=simple`"],
+    test_grids_scenarios_and_configs_in_yaml_are_read: [
+        "```yaml\nscenarios: [scenes/4-4/overlapped]\nmethod: mib\n```",
+        "```yaml\ndata: folder\nsteps: [[cat]]\nset-up: disjoint\n```",
+        "```yaml\nmodel: {backbones: tiny}\n```",
+    ],
     test_scenarios_exist: ["`voc/15-5/overlaped`"],
     test_files_and_modules_exist: ["`nacre/methods/mob.py`", "`nacre.losses.equation`"],
     test_targets_of_make_exist: ["`make tests`", "make demon"],
@@ -258,7 +268,7 @@ ROTTEN = {
 def test_a_page_that_names_what_does_not_exist_is_noticed(tmp_path, check, text):
     page = tmp_path / "page.md"
     page.write_text(text if text[0] in "`[" else f"```sh\n{text}\n```\n")
-    with pytest.raises((AssertionError, NacreError)):
+    with pytest.raises((AssertionError, NacreError, ValidationError)):
         check(page)
 
 
