@@ -1,5 +1,6 @@
 """The one kind of error that users see, and the help that its messages share."""
 
+import os
 import reprlib
 import types
 import unicodedata
@@ -19,6 +20,27 @@ class NacreError(ValueError):
 
 class SaidElsewhere(NacreError):
     """An error that another process of the run has told the user: this one ends in silence."""
+
+
+_LONGEST_MESSAGE = 4000
+_NO_MEMORY = ("allocate memory", "out of memory", "not enough memory")
+
+
+def as_sentence(error: Exception) -> str | None:
+    """Return what a user can do something about as one bounded sentence; None for a bug."""
+    if isinstance(error, OSError):
+        files = [os.fsdecode(one) for one in (error.filename, error.filename2) if one is not None]
+        return f"{' -> '.join(files) or 'the output'}: {error.strerror or error}"[:_LONGEST_MESSAGE]
+    if isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY):
+        reason = " ".join(str(error).split())[:200]
+        return (
+            f"there is not enough memory{f' ({reason})' if reason else ''}; smaller pictures or "
+            "crops, a smaller train.batch_size or a train.micro_batch need less"
+        )
+    if not isinstance(error, NacreError):
+        return None
+    text = str(error)
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]} …"
 
 
 _MOST_MISTAKES = 10

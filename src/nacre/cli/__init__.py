@@ -1,8 +1,7 @@
 """The command line: parse, call, print. Everything heavy is imported when it is needed."""
 
 import sys
-
-import typer
+from typing import Any
 
 # The commands join the application in the order in which `nacre --help` lists them.
 from nacre.cli import learn  # noqa: F401  # isort: skip
@@ -11,8 +10,8 @@ from nacre.cli import results  # noqa: F401  # isort: skip
 from nacre.cli import predict  # noqa: F401  # isort: skip
 from nacre.cli import export  # noqa: F401  # isort: skip
 from nacre.cli import inspect  # noqa: F401  # isort: skip
-from nacre.cli.app import app, show_bars
-from nacre.errors import NacreError, SaidElsewhere
+from nacre.cli.app import app, echo, finish_output, make_output_safe, show_bars
+from nacre.errors import NacreError, SaidElsewhere, as_sentence
 from nacre.utils.signals import obey_parent
 
 
@@ -20,10 +19,17 @@ def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     obey_parent()
     show_bars()
+    make_output_safe()
+    code: Any = 2
     try:
         app()
+    except SystemExit as end:
+        code = end.code
     except SaidElsewhere:
-        sys.exit(2)
-    except NacreError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        pass
+    except (NacreError, OSError, MemoryError, RuntimeError) as error:
+        sentence = as_sentence(error)
+        if sentence is None:
+            raise
+        echo(f"error: {sentence}", err=True)
+    sys.exit(code if finish_output() else code or 2)

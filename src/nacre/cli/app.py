@@ -10,6 +10,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
 
+from nacre.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -62,15 +64,36 @@ def until_interrupted(work: Callable[[], T], again: str) -> T:
     except (Interrupted, KeyboardInterrupt) as error:
         saved = "saved" if isinstance(error, Interrupted) else "the last save is kept"
         if is_main_process():
-            typer.echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
+            echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
         if isinstance(error, Interrupted):
             leave_distributed()
         sys.exit(130)
 
 
+def echo(text: str, err: bool = False) -> None:
+    """Print a text as it is, but for control characters, which are shown."""
+    typer.echo(printable(text), err=err)
+
+
 def print_json(content: Any) -> None:
     """Print plain data as JSON."""
-    typer.echo(json.dumps(content, indent=1))
+    echo(json.dumps(content, indent=1))
+
+
+def make_output_safe() -> None:
+    """Let nothing that is printed fail for its characters, whatever the output's encoding."""
+    from nacre.terminal.console import accept_any_character
+
+    accept_any_character()
+
+
+def finish_output() -> bool:
+    """Write what is still to be written; return whether all of it could be."""
+    from nacre.terminal.output import Output
+
+    output = Output(sys.stdout)
+    output.flush()
+    return sys.stdout is None or not output.is_broken
 
 
 def is_main_process() -> bool:
@@ -80,11 +103,10 @@ def is_main_process() -> bool:
 
 def make_console() -> "Console":
     """Return the console of the process that talks; the others' is silent."""
-    from rich.console import Console
-
+    from nacre.terminal.console import PlainConsole
     from nacre.terminal.output import Output
 
-    return Console(file=cast(IO[str], Output(sys.stdout)), quiet=not is_main_process())
+    return PlainConsole(file=cast(IO[str], Output(sys.stdout)), quiet=not is_main_process())
 
 
 def show_bars() -> None:

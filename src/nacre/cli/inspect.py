@@ -101,9 +101,11 @@ def data(
 @app.command(epilog="Examples:  nacre model resnet101 --classes 21 --batch 4;  nacre model lite0")
 def model(
     backbone: Annotated[str, typer.Argument(help="tiny, lite0, resnet18, … resnet101.")],
-    classes: Annotated[int, typer.Option(min=2, help="Channels, background included.")] = 21,
-    crop: Annotated[int, typer.Option(min=16, help="Side of the crops in pixels.")] = 512,
-    batch: Annotated[int, typer.Option(min=1, help="Images at once on a device.")] = 24,
+    classes: Annotated[
+        int, typer.Option(min=2, max=255, help="Channels, background included.")
+    ] = 21,
+    crop: Annotated[int, typer.Option(min=16, max=8192, help="Side of the crops in pixels.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, max=65536, help="Images at once on a device.")] = 24,
     set_: Set = None,
 ) -> None:
     """Describe a network: parameters, FLOPs and memory, to see whether it fits."""

@@ -90,7 +90,7 @@ def learn(
         metrics = until_interrupted(learning, command_to_go_on("learn", "--out", str(folder)))
     if is_main_process():
         console.print(learn_table(metrics))
-        console.print(f"model, metrics and events: {folder}", soft_wrap=True, markup=False)
+        console.print(f"model, metrics and events: {folder}", soft_wrap=True)
 
 
 @app.command(epilog="Example:  nacre log models/pets-birds")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nacre.cli.app import app, make_console
+from nacre.cli.app import app, echo, make_console
 
 
 @app.command(
@@ -39,13 +39,13 @@ def predict(
     with StopSignal() as stop:
         summary = predict_all(load(model), pictures, out, options, stop)
     for sentence in summary.failed:
-        typer.echo(f"left out: {sentence}", err=True)
+        echo(f"left out: {sentence}", err=True)
     seen = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
     count = "1 picture" if summary.done == 1 else f"{summary.done} pictures"
     console.print(f"{count}: {seen}", highlight=False)
     console.print(f"{', '.join(forms)}: {out}", highlight=False)
     if summary.stopped:
-        typer.echo("interrupted; what was done is written", err=True)
+        echo("interrupted; what was done is written", err=True)
         sys.exit(130)
     if summary.failed:
         sys.exit(2)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nacre.cli.app import app, config_values, make_console, print_json
+from nacre.cli.app import app, config_values, echo, make_console, print_json
 from nacre.cli.options import Root, Set
 
 
@@ -58,13 +58,13 @@ def table(
         raise unknown_name("form", as_, forms)
     tables = make_tables(load_results(runs), kind, paper=paper, background=background)
     if as_ == "csv":
-        typer.echo(to_csv(tables))
+        echo(to_csv(tables))
         return
     for one in tables:
         if as_ == "terminal":
             make_console().print(to_rich(one))
         else:
-            typer.echo(to_markdown(one) if as_ == "markdown" else to_latex(one))
+            echo(to_markdown(one) if as_ == "markdown" else to_latex(one))
 
 
 @app.command(epilog="Example:  nacre film runs/grid --out film")
@@ -77,7 +77,7 @@ def film(
     from nacre.report.pictures.film import write_film
 
     for path in write_film(runs, out, pictures=pictures):
-        make_console().print(f"film: [bold]{path}[/]", soft_wrap=True)
+        make_console().print("film:", str(path), soft_wrap=True)
 
 
 @app.command(
@@ -100,4 +100,4 @@ def report(
         page = write_learn_page(runs[0], out, pictures=pictures)
     else:
         page = write_report(runs, out, pictures=pictures, paper=paper)
-    make_console().print(f"report: [bold]{page}[/]", soft_wrap=True)
+    make_console().print("report:", str(page), soft_wrap=True)

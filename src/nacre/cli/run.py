@@ -10,6 +10,7 @@ from nacre.cli.app import (
     app,
     command_to_go_on,
     config_values,
+    echo,
     is_main_process,
     make_console,
     until_interrupted,
@@ -45,7 +46,7 @@ def demo(
     for results in load_results(runs):
         console.print(to_rich(steps_table(results)))
     page = write_demo_page(runs, out)
-    console.print(f"The page with pictures: [bold]{page}[/]", soft_wrap=True)
+    console.print("The page with pictures:", str(page), soft_wrap=True)
 
 
 @app.command(
@@ -194,14 +195,14 @@ def grid(
             lambda: run_grid(runs, made.jobs, should_stop=stop, show=display), "the same command"
         )
     if not finished:
-        typer.echo("interrupted; saved. The same command goes on.", err=True)
+        echo("interrupted; saved. The same command goes on.", err=True)
         sys.exit(130)
     for job in runs:
         if job.state == "failed":
-            typer.echo(f"failed: {failure(job)}", err=True)
+            echo(f"failed: {failure(job)}", err=True)
     done = [job.folder.path for job in runs if job.state == "done"]
     if done:
-        console.print(f"report: [bold]{write_report(done, out)}[/]", soft_wrap=True)
+        console.print("report:", str(write_report(done, out)), soft_wrap=True)
     if len(done) < len(runs):
         sys.exit(1)
 

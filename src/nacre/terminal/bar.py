@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from nacre.terminal.console import PlainConsole
 from nacre.utils.progress import Progress
 
 _SECONDS = 0.1
@@ -17,8 +16,13 @@ _SECONDS = 0.1
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
     """Show a bar with the time left on the terminal; nothing where there is no terminal."""
-    columns = (TextColumn(escape(title)), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = PlainConsole(stderr=True)
     bar = RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:
         task = bar.add_task(title, total=None)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -17,13 +16,12 @@ from nacre.scenarios.classes import LabelSpace
 
 def render(report: DataReport) -> Group:
     """Return the report as something for rich to print."""
-    # As text and not as markup: a file or a class may have brackets in its name.
     sentences = (Text(sentence) for sentence in _sentences(report))
     return Group(_files_table(report), _classes_table(report), *sentences)
 
 
 def _files_table(report: DataReport) -> Any:
-    table = Table(title=f"files of {escape(str(report.root))}", title_justify="left")
+    table = Table(title=f"files of {report.root}", title_justify="left")
     table.add_column("")
     for split in report.splits:
         table.add_column(split.split, justify="right")
@@ -53,7 +51,7 @@ def _classes_table(report: DataReport) -> Any:
         cells = []
         for count, share in zip(counts, pixels, strict=True):
             cells += [f"{count[label]:,}", f"{share[label] / max(1, share.total()):.2%}"]
-        table.add_row(str(label), escape(name), *cells)
+        table.add_row(str(label), name, *cells)
     return table
 
 

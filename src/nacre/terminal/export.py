@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ def exported_table(done: "Exported") -> Table:
     table.add_column(style="dim")
     table.add_column()
     sizes = ", ".join(f"{height} x {width}" for height, width in done.comparison.sizes)
-    table.add_row("file", f"[bold]{escape(str(done.path))}[/] ({done.size / 1e6:.1f} MB)")
+    table.add_row("file", f"{done.path} ({done.size / 1e6:.1f} MB)")
     table.add_row("numbers", done.form)
     table.add_row("compared with torch at", sizes)
     table.add_row(

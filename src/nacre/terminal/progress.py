@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,6 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from nacre.training.events import (
     Event,
@@ -64,7 +64,7 @@ class RunDisplay(Display):
     def __init__(self, console: Console) -> None:
         self.total = 0
         self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -107,8 +107,10 @@ class RunDisplay(Display):
         self.label = event.method
         place = f"{event.device}, {event.processes} process(es)"
         self.console.print(
-            f"[bold]{escape(event.method)}[/] on {escape(event.scenario)}, seed {event.seed}, "
-            f"{place}; {event.precision}",
+            Text.assemble(
+                (event.method, "bold"),
+                f" on {event.scenario}, seed {event.seed}, {place}; {event.precision}",
+            ),
             highlight=False,
         )
         if event.weights.startswith("random"):
@@ -119,7 +121,7 @@ class RunDisplay(Display):
     def _on_skipped(self, event: StepSkipped) -> None:
         self._advance(event.iterations)
         taken = event.taken_from
-        how = f"taken over from {escape(taken)}, not learnt again" if taken else "done before"
+        how = f"taken over from {taken}, not learnt again" if taken else "done before"
         self.console.print(f"  step {event.step}: {how}", style="dim", highlight=False)
 
     def _on_begin(self, event: StepBegan) -> None:
@@ -127,7 +129,7 @@ class RunDisplay(Display):
         more = f" and {len(event.classes) - 6} more" if len(event.classes) > 6 else ""
         again = f", going on at iteration {event.first}" if event.first else ""
         self.console.print(
-            f"  step {event.step}: {escape(shown)}{more} ({event.images:,} images){again}",
+            f"  step {event.step}: {shown}{more} ({event.images:,} images){again}",
             highlight=False,
         )
         self._advance(event.first)

@@ -213,7 +213,9 @@ def build_config(
     # Twice: a method named here is the one that the assignments speak of, and has the last word.
     written = deep_merge(written, overrides)
     for text in assignments:
-        written = deep_merge(written, parse_assignment(text))
+        assigned = parse_assignment(text)
+        _check_one_scenario(assigned, overrides)
+        written = deep_merge(written, assigned)
     written = deep_merge(written, overrides)
     if preset is not None:
         scenario = written.get("scenario")
@@ -221,6 +223,13 @@ def build_config(
         method = str(_section(written, "method").get("name", "mib"))
         written = deep_merge(preset_values(preset, known, method), written)
     return resolve_config(written)
+
+
+def _check_one_scenario(assigned: ConfigValues, given: Mapping[str, Any]) -> None:
+    """Refuse a scenario that is set beside another one that would win without a word."""
+    wanted, other = assigned.get("scenario"), given.get("scenario")
+    if None not in (wanted, other) and wanted != other:
+        raise NacreError(f"two scenarios: --set says {shown(wanted)}, and {shown(other)} is given")
 
 
 def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValues:

@@ -7,6 +7,8 @@ import torch
 
 from nacre.errors import NacreError
 
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+
 
 def choose_device(device: str, local_rank: int = 0) -> torch.device:
     """Return the device a config asks for; ``auto`` takes the fastest that is there."""
@@ -16,8 +18,10 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+        if chosen.type not in DEVICES:
+            raise RuntimeError(f"known: {', '.join(DEVICES)}")
         torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise NacreError(
             f"train.device: {device!r} cannot be used here ({str(error).splitlines()[0]}); "
             "'auto' takes what is there"

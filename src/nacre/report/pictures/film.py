@@ -65,7 +65,7 @@ def write_film(
     if pictures < 1:
         raise NacreError(f"a film of {pictures} pictures shows nothing; at least 1")
     frames = list(_frames(found[0], pictures, seconds, side, seed))
-    out = out.with_suffix(".webp")
+    out = _film_path(out)
     save(out, lambda path: _write_webp(path, frames))
     written = [out]
     if shutil.which("ffmpeg"):
@@ -73,6 +73,14 @@ def write_film(
         save(video, lambda path: _write_mp4(path, frames))
         written.append(video)
     return written
+
+
+def _film_path(out: Path) -> Path:
+    """Return the WebP's path: ``v1.2`` is a name without an ending, a folder is no name."""
+    if out.is_dir() or out.name in ("", ".."):
+        raise NacreError(f"--out {out} is a folder; give the film's name, such as {out / 'film'}")
+    out = out.with_suffix("") if out.suffix.lower() in (".webp", ".mp4") else out
+    return out.with_name(f"{out.name}.webp")
 
 
 def _frames(

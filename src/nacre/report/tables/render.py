@@ -11,18 +11,18 @@ CSV_FIELDS = ("table", "columns", "classes", "method", "source", "seeds", "mean"
 
 def to_markdown(table: ResultTable) -> str:
     """Return a table as Markdown."""
-    names = [f"{column.heading} {column.group}" for column in table.columns]
+    names = [_plain(f"{column.heading} {column.group}") for column in table.columns]
     lines = [
-        f"**{table.title}**",
+        f"**{_plain(table.title)}**",
         "",
         _pipes(["method", *names]),
         _pipes(["---", *["---:"] * len(names)]),
     ]
     for row in table.rows:
         cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
-        name = row.name if row.source == "ours" else f"*{row.name}*"
+        name = _plain(row.name) if row.source == "ours" else f"*{_plain(row.name)}*"
         lines.append(_pipes([name, *cells]))
-    return "\n".join([*lines, "", table.caption, ""])
+    return "\n".join([*lines, "", _plain(table.caption), ""])
 
 
 def to_csv(tables: Sequence[ResultTable]) -> str:
@@ -35,7 +35,7 @@ def to_csv(tables: Sequence[ResultTable]) -> str:
             for column, cell in zip(table.columns, row.cells, strict=True):
                 figures = [_number(cell.mean), _number(cell.std)]
                 place = [table.title, column.heading, column.group, row.name, row.source]
-                writer.writerow([*place, row.seeds or "", *figures])
+                writer.writerow([*map(_no_formula, place), row.seeds or "", *figures])
     return file.getvalue()
 
 
@@ -80,7 +80,19 @@ def _escape(text: str) -> str:
 
 
 def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cells) + " |"
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is: no HTML, no link, one line."""
+    special = {"<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "}
+    special |= {char: f"\\{char}" for char in "|[]`"}
+    return "".join(special.get(char, char) for char in text)
+
+
+def _no_formula(text: str) -> str:
+    """Return a text that a spreadsheet takes for a text: a formula begins with one of these."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _number(value: float | None) -> str:
