@@ -1,6 +1,7 @@
 """Tables of the site that are made from the code: every command with its options, every config key.
 
-A page asks for one with ``<!-- table: commands -->`` or ``<!-- table: config -->``.
+A page asks for one with ``<!-- table: commands -->``, ``<!-- table: config -->`` or
+``<!-- table: methods -->``.
 """
 
 import json
@@ -15,6 +16,7 @@ from pydantic.fields import FieldInfo
 from nacre.cli.app import app
 from nacre.data import DATASETS
 from nacre.methods import METHODS
+from nacre.methods.parts import PartsConfig
 from nacre.training.config import RunConfig
 from nacre.utils.affects import affects
 
@@ -23,7 +25,7 @@ EFFECTS = {"results": "", "later": "after step 0", "nothing": "no result"}
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the tables in; called by mkdocs for every page."""
-    made = {"commands": commands, "config": config}
+    made = {"commands": commands, "config": config, "methods": methods}
     return re.sub(r"<!-- table: (\w+) -->", lambda found: "\n".join(made[found[1]]()), markdown)
 
 
@@ -72,10 +74,22 @@ def config() -> Iterator[str]:
     for name, method in METHODS.items():
         yield from section("method", method.Config, f" of {name}")
 
+    yield from section("method.parts", PartsConfig, " of any method")
+
+
+def methods() -> Iterator[str]:
+    """Yield the table of methods."""
+    rows = [
+        (f"`{name}`", one.title or name, one.summary, one.regularizes, one.paper)
+        for name, one in METHODS.items()
+    ]
+    yield from table(("name", "in tables", "", "holds on to", "paper"), rows)
+
 
 def section(name: str, model: Any, whose: str = "") -> Iterator[str]:
     """Yield the table of one config class; those without keys of their own are left out."""
-    fields = {key: field for key, field in model.model_fields.items() if key != "name"}
+    named = {key: field for key, field in model.model_fields.items() if key != "name"}
+    fields = {key: field for key, field in named.items() if not _is_section(field)}
     if fields:
         yield f"\n## {name}{whose}\n"
         yield from keys(f"{name}.", fields)
