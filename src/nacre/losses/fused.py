@@ -87,7 +87,7 @@ def fused_binary_losses(
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> dict[str, Tensor]:
-    """Binary cross-entropy and distillation of one sigmoid a channel (LwF-MC).
+    """Binary cross-entropy and distillation of one sigmoid per channel (LwF-MC).
 
     Args:
         logits: the student's, N,C,h,w.

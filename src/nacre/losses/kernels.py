@@ -258,7 +258,7 @@ def _minus_softmax2_(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SigmoidKernel:
-    """Binary cross-entropy to labels, teacher or both, and distillation; one sigmoid a channel."""
+    """Binary cross-entropy to labels, teacher or both, and distillation: a sigmoid per channel."""
 
     old_targets: OldTargets
     distil: bool

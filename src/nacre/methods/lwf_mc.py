@@ -1,4 +1,4 @@
-"""LwF-MC: learning without forgetting with one sigmoid a class (as iCaRL has) and no softmax.
+"""LwF-MC: learning without forgetting with one sigmoid per class (as iCaRL has) and no softmax.
 
 With s = sigmoid of the student's logits, p = sigmoid of the teacher's, y the label, b the
 background, Y the old channels (b included), and the binary cross-entropy
@@ -80,7 +80,7 @@ class LwfMc(_Binary):
 
     name = "lwf-mc"
     title = "LwF-MC"
-    summary = "distillation with a sigmoid a class"
+    summary = "distillation with a sigmoid per class"
     regularizes = "outputs of old channels"
     Config = LwfMcConfig
     tunable = ("weight",)

@@ -13,7 +13,7 @@ from nacre.data.importers.reading import as_dict, load_yaml
 from nacre.errors import NacreError
 
 MOST_JSON = 50
-"""Where a folder has more JSON files than this, they are one a picture, and few tell their kind."""
+"""Where a folder has more JSON files than this, they are one per picture; few tell their kind."""
 
 _LABEL_STUDIO_PNG = ("-annotation-", "-by-")
 
@@ -28,7 +28,7 @@ class Evidence:
 
     @cached_property
     def json_files(self) -> list[File]:
-        """JSON files that may be a whole export: not those of folders with one a picture."""
+        """JSON files that may be a whole export: not those of folders with one per picture."""
         files = self.export.with_suffix(".json")
         per_folder = Counter(file.folder for file in files)
         crowded = {folder for folder, count in per_folder.items() if count > MOST_JSON}

@@ -2,8 +2,8 @@
 
 ``images`` have id, file name and size, ``categories`` id and name, ``annotations`` a picture, a
 category and a segmentation: a list of outlines that are united, or runs down the columns, as
-numbers or compressed. There may be one file a split. Where objects overlap, the smaller one lies on
-top, unless the export says by ``z_order``.
+numbers or compressed. There may be one file per split. Where objects overlap, the smaller one
+lies on top, unless the export says by ``z_order``.
 """
 
 from collections import defaultdict

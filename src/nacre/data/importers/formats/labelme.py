@@ -1,4 +1,4 @@
-"""LabelMe: one JSON file a picture, beside it.
+"""LabelMe: one JSON file per picture, beside it.
 
 Later shapes cover earlier ones. ``__ignore__`` does not count, ``_background_`` is background. A
 picture without a JSON file is unlabelled, one whose file has no shapes is empty.
