@@ -1,0 +1,109 @@
+"""Kills `nacre learn` with -9 at random moments, lets it go on, and compares what it ends in.
+
+    python benchmarks/kill_learn.py [--kills 200] [--seed 1]
+
+Every trial is a process of its own that begins a step of a few updates in a fresh folder, is killed
+after a random time, and is begun again until it ends; its tensors and metrics must be those of a
+step that nobody disturbed, and nothing half written may lie in its folder.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import torch
+
+from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.models.io import load_model
+from nacre.runs.learn import find_start
+from nacre.runs.learn_plan import plan_learning
+from partial_data import write_folder
+
+WORLD = ScenesConfig(train=24, val=12, size=32, seed=3)
+VALUES = {
+    "model": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+    "images": {"crop_size": 32, "augmentation": "flip"},
+    # A save about every second update, so that kills fall between, before and within them.
+    "train": {"iterations": 24, "batch_size": 4, "checkpoint_minutes": 1e-4, "log_freq": 2},
+}
+
+
+def learn(data: Path, start: Path | None, out: Path) -> None:
+    values = VALUES if start is None else {k: v for k, v in VALUES.items() if k != "model"}
+    plan_learning([data], find_start(start), values=values).learning(out)()
+
+
+def in_a_process(data: Path, start: Path, out: Path, seconds: float | None) -> bool:
+    """Begin in a process of its own, kill it after a time; return whether it ended before."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        code = 1
+        try:
+            learn(data, start, out)
+            code = 0
+        finally:
+            os._exit(code)
+    began = time.monotonic()
+    while seconds is None or time.monotonic() - began < seconds:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0, f"it failed: {status}"
+            return True
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def digest(out: Path) -> str:
+    network, _, state = load_model(out / "model.safetensors")
+    found = hashlib.sha256((out / "metrics.json").read_bytes())
+    for name, value in sorted({**network.state_dict(), **state}.items()):
+        found.update(name.encode() + value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def main(kills: int, seed: int) -> None:
+    root = Path(tempfile.mkdtemp(prefix="nacre-kills-"))
+    rng = random.Random(seed)
+    write_folder(root / "pets", ["pearl", "starfish"], world=WORLD)
+    write_folder(root / "birds", ["crate"], world=WORLD)
+    torch.set_num_threads(1)
+    assert in_a_process(root / "pets", None, root / "start", None)  # type: ignore[arg-type]
+    began = time.monotonic()
+    assert in_a_process(root / "birds", root / "start", root / "whole", None)
+    usual = time.monotonic() - began
+    wanted, files = digest(root / "whole"), sorted(p.name for p in (root / "whole").iterdir())
+    killed = steps = same = tidy = 0
+    while killed < kills:
+        out = root / "cut"
+        shutil.rmtree(out, ignore_errors=True)
+        while not in_a_process(root / "birds", root / "start", out, rng.uniform(0, 1.1 * usual)):
+            killed += 1
+        steps += 1
+        same += digest(out) == wanted
+        tidy += sorted(p.name for p in out.iterdir()) == files
+        if steps % 10 == 0:
+            print(f"{killed} kills, {same} of {steps} steps identical, {tidy} tidy", flush=True)
+    print(json.dumps({"kills": killed, "steps": steps, "identical": same, "tidy": tidy}))
+    shutil.rmtree(root)
+    assert steps == same == tidy
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    main(given.kills, given.seed)
