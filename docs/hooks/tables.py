@@ -17,6 +17,7 @@ from nacre.cli.app import app
 from nacre.data import DATASETS
 from nacre.methods import METHODS
 from nacre.methods.parts import PartsConfig
+from nacre.models.build import KINDS
 from nacre.training.config import RunConfig
 from nacre.utils.affects import affects
 
@@ -66,9 +67,12 @@ def config() -> Iterator[str]:
     yield "\n## A run\n"
     yield from keys("", top)
     for name, field in RunConfig.model_fields.items():
-        if name in ("method", "data") or not _is_section(field):
+        if name in ("method", "data", "model") or not _is_section(field):
             continue
         yield from section(name, field.annotation)
+    for kind, network in KINDS.items():
+        if kind != "object":  # which no config can name
+            yield from section("model", network.config, f" of kind {kind}")
     for data, row in DATASETS.items():
         yield from section("data", row.config, f" of {data}")
     for name, method in METHODS.items():

@@ -14,11 +14,27 @@ from typing import TYPE_CHECKING, Any
 from nacre.version import __version__
 
 if TYPE_CHECKING:
+    from nacre import losses
     from nacre.api.model import Model, Prediction, learn, load
     from nacre.api.run import run
     from nacre.errors import NacreError
+    from nacre.evaluation.forgetting import report_forgetting
+    from nacre.models.foreign.teacher import Teacher
+    from nacre.models.foreign.widen import widen
 
-__all__ = ["Model", "NacreError", "Prediction", "__version__", "learn", "load", "run"]
+__all__ = [
+    "Model",
+    "NacreError",
+    "Prediction",
+    "Teacher",
+    "__version__",
+    "learn",
+    "load",
+    "losses",
+    "report_forgetting",
+    "run",
+    "widen",
+]
 
 _HOMES = {
     "run": "nacre.api.run",
@@ -27,10 +43,16 @@ _HOMES = {
     "Prediction": "nacre.api.model",
     "learn": "nacre.api.model",
     "load": "nacre.api.model",
+    # For a training loop of one's own
+    "Teacher": "nacre.models.foreign.teacher",
+    "widen": "nacre.models.foreign.widen",
+    "report_forgetting": "nacre.evaluation.forgetting",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "losses":
+        return import_module("nacre.losses")
     if name not in _HOMES:
         raise AttributeError(f"module 'nacre' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

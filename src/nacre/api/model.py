@@ -10,13 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
+from torch import nn
 
 from nacre.data.image_io import load as decode
 from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
 from nacre.evaluation.inference import predict_classes, sliding_classes
 from nacre.export.predictions import Legend, overlay, palette_image
+from nacre.models.foreign.start import save_start
 from nacre.models.io import ModelInfo, find_model, load_model
+from nacre.models.kinds.object import give
 from nacre.models.network import Network
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
@@ -131,8 +134,17 @@ class Model:
         return size
 
 
-def load(path: str | Path, device: str = "auto") -> Model:
-    """Load a model from a run folder (its last step), a step folder or a model file."""
+def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = None) -> Model:
+    """Load a model from a run folder (its last step), a step folder or a model file.
+
+    Args:
+        path: The folder or the file.
+        device: auto, cpu, cuda, mps.
+        network: For a model that was learnt from a network of yours: one of the same kind, with the
+            classes that it had before; it is copied.
+    """
+    if network is not None:
+        give(network)
     file = find_model(Path(path))
     network, info, _ = load_model(file, choose_device(device))
     return Model(network, info, file)
@@ -142,7 +154,9 @@ def learn(
     data: Paths,
     *,
     out: str | Path,
-    start: "str | Path | Model | None" = None,
+    start: "str | Path | Model | nn.Module | None" = None,
+    old: Sequence[str] | None = None,
+    background: int | None = 0,
     method: str = "mib",
     classes: Sequence[str] = (),
     rename: Mapping[str, str] | None = None,
@@ -158,7 +172,10 @@ def learn(
     Args:
         data: Folders with images/, masks/ and classes.yaml; each labels what it labels.
         out: The folder for the new model; calling again goes on there.
-        start: The model that is continued: a file, a step's or a run's folder, a loaded model.
+        start: The model that is continued: a file, a step's or a run's folder, a loaded model, or
+            any torch network of yours that segments; it is copied and stays as it is.
+        old: Names of your network's classes in the order of its channels, without the background.
+        background: Channel of the background in your network; None if it has none.
         method: Name of the method.
         classes: Learn only these of the data's classes.
         rename: The model's name of a class by the data's name of it.
@@ -173,6 +190,13 @@ def learn(
         The model; its folder has the metrics before and after (metrics.json).
     """
     show_with(progress_bar)
+    crop = ((config or {}).get("images") or {}).get("crop_size", 512)
+    if isinstance(start, nn.Module):
+        path = Path(out).with_name(f"{Path(out).name}-start.safetensors")
+        save_start(path, start, old=old, background=background, crop=crop, **_about(config))
+        start = path
+    elif old is not None or background != 0:
+        raise NacreError("old and background go with a network of your own as start")
     found = find_start(_start_path(start))
     values: dict[str, Any] = {
         "method": {"name": method},
@@ -187,6 +211,11 @@ def learn(
     )
     plan.learning(Path(out))()
     return load(out)
+
+
+def _about(config: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a config says of a network that is given: head, stages, pixels."""
+    return dict((config or {}).get("model") or {})
 
 
 def _start_path(start: "str | Path | Model | None") -> Path | None:

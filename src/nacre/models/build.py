@@ -13,7 +13,7 @@ from typing import Any
 
 from nacre.errors import NacreError, check, unknown_name
 from nacre.models.config import ModelConfig
-from nacre.models.kinds import deeplab, hf, python, smp, timm, torchvision
+from nacre.models.kinds import deeplab, hf, object, python, smp, timm, torchvision
 from nacre.models.kinds.base import Kind
 from nacre.models.network import Network
 
@@ -24,6 +24,7 @@ KINDS: dict[str, Kind] = {
     "smp": smp.KIND,
     "torchvision": torchvision.KIND,
     "python": python.KIND,
+    "object": object.KIND,
 }
 
 

@@ -1,0 +1,103 @@
+"""What a network lost and gained: one and the same pictures seen by it before and after.
+
+For a training loop of one's own; runs and `nacre learn` measure the same in their own way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nacre.evaluation.inference import predict_classes
+from nacre.evaluation.metrics import confusion_matrix, iou_by_class
+from nacre.models.foreign.scores import scores_of
+
+Scorer = nn.Module | Callable[[Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """How each class is seen before and after.
+
+    Attributes:
+        names: Of the channels after.
+        before: IoU by channel of the network before; None where there is no pixel of the class.
+        after: IoU by channel of the network after.
+        agreement: IoU of the two predictions with each other, by old channel: how much of what was
+            seen is still seen. It needs no labels.
+    """
+
+    names: tuple[str, ...]
+    before: tuple[float | None, ...]
+    after: tuple[float | None, ...]
+    agreement: tuple[float | None, ...]
+
+    def __str__(self) -> str:
+        width = max(map(len, (*self.names, "class")))
+        lines = [f"{'class':{width}}  before   after  agreement"]
+        columns = (self.names, self.before, self.after, self.agreement)
+        for name, *values in itertools.zip_longest(*columns):
+            lines.append("  ".join([f"{name:{width}}", *map(_percent, values)]))
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def report_forgetting(
+    before: Scorer,
+    after: Scorer,
+    data: Iterable[tuple[Tensor, Tensor]],
+    *,
+    names: Sequence[str] = (),
+) -> Forgetting:
+    """Compare a network before and after it was taught new classes.
+
+    Args:
+        before: The network or teacher of the old classes.
+        after: The network of old and new classes, the old channels first.
+        data: Batches of images, as both take them, and of labels N,H,W: a channel of `after`, or
+            255 for what nobody labelled.
+        names: Of the channels of `after`; their numbers if not given.
+    """
+    own = seen = both = torch.zeros(0, 0, dtype=torch.int64)
+    num_old = num_new = 0
+    with _evaluating(before), _evaluating(after):
+        for images, labels in data:
+            size = (labels.shape[-2], labels.shape[-1])
+            old, new = scores_of(before(images)), scores_of(after(images))
+            if not num_new:
+                num_old, num_new = old.shape[1], new.shape[1]
+                own, seen, both = (torch.zeros(num_new, num_new).long() for _ in range(3))
+            was, now = predict_classes(old, size), predict_classes(new, size)
+            truth = labels.to(now.device)
+            own += confusion_matrix(truth, was, num_new).cpu()
+            seen += confusion_matrix(truth, now, num_new).cpu()
+            both += confusion_matrix(was, now, num_new).cpu()
+    return Forgetting(
+        names=tuple(names) or tuple(str(at) for at in range(num_new)),
+        before=tuple(iou_by_class(own)[:num_old]),
+        after=tuple(iou_by_class(seen)),
+        agreement=tuple(iou_by_class(both)[:num_old]),
+    )
+
+
+@contextlib.contextmanager
+def _evaluating(model: Scorer) -> Iterator[None]:
+    """Use a network in eval mode and leave it in the mode it was in."""
+    was = isinstance(model, nn.Module) and model.training
+    if isinstance(model, nn.Module):
+        model.eval()
+    try:
+        yield
+    finally:
+        if was and isinstance(model, nn.Module):
+            model.train()
+
+
+def _percent(value: float | None) -> str:
+    return "     -" if value is None else f"{100 * value:6.1f}"

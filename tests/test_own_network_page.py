@@ -1,0 +1,183 @@
+"""The examples of docs/own-network.md are carried out, on networks of a few channels."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import nacre
+from models.foreign.small_networks import Small
+from nacre.errors import NacreError
+from nacre.models.foreign.scores import scores_of
+from nacre.models.io import load_model
+
+PAGE = Path(__file__).parents[1] / "docs" / "own-network.md"
+ONE_CALL, LOOP, HUGGING_FACE = re.findall(
+    r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S
+)
+SIDE = 64
+
+
+def network(num_classes: int = 3) -> Small:
+    torch.manual_seed(0)
+    made = Small(torch.nn.Conv2d(6, num_classes, 1))
+    with torch.no_grad():
+        for _ in range(20):
+            made(torch.randn(4, 3, SIDE, SIDE))
+    return made
+
+
+def batches(side: int = SIDE) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(1))
+    labels = torch.zeros(4, side, side, dtype=torch.uint8)
+    labels[:, :20, :20] = 3
+    labels[:, 30:, :] = 255
+    return [(images, labels)] * 3
+
+
+@pytest.fixture
+def cracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that labels one new class."""
+    draw = np.random.default_rng(0)
+    root = tmp_path / "cracks"
+    for part in ("images", "masks"):
+        (root / part).mkdir(parents=True)
+    for at in range(12):
+        pixels = draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+        mask = np.zeros((SIDE, SIDE), np.uint8)
+        mask[10:40, 10:30] = 1
+        Image.fromarray(pixels).save(root / "images" / f"{at}.png")
+        Image.fromarray(mask).save(root / "masks" / f"{at}.png")
+    (root / "classes.yaml").write_text("classes: {1: crack}")
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+def test_one_call_teaches_a_network_of_ones_own(cracks: Path) -> None:
+    mine = network()
+    before = {name: value.clone() for name, value in mine.state_dict().items()}
+    names: dict[str, Any] = {"nacre": nacre, "my_network": mine}
+    exec(compile(ONE_CALL, str(PAGE), "exec"), names)
+    assert isinstance(names["taught"], Small)
+    assert names["taught"].score.out_channels == 4
+    assert names["model"].classes == ("background", "road", "car", "crack")
+    assert [entry["classes"] for entry in names["model"].info.lineage] == [
+        ["road", "car"],
+        ["crack"],
+    ]
+    for name, value in mine.state_dict().items():
+        assert torch.equal(value, before[name]), "the network that was given is as it was"
+    again = nacre.load("models/with-cracks", "cpu", network=network())
+    assert again.predict("picture.png").mask.shape == (SIDE, SIDE)
+
+
+@pytest.mark.usefixtures("cracks")
+def test_a_network_without_background_is_taught() -> None:
+    config = {"images": {"crop_size": SIDE}, "train": {"iterations": 3, "batch_size": 4}}
+    model = nacre.learn(
+        "cracks",
+        start=network(2),
+        old=["road", "car"],
+        background=None,
+        out="streets",
+        config=config,
+    )
+    assert model.classes == ("background", "road", "car", "crack")
+    assert not model.network.has_background
+    assert "background" not in model.predict("picture.png").shares(), "no pixel is of no class"
+
+
+@pytest.mark.usefixtures("cracks")
+def test_a_network_of_transformers_is_built_again_from_its_file() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    labels = {0: "background", 1: "road", 2: "car"}
+    settings = transformers.SegformerConfig(
+        id2label=labels, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], decoder_hidden_size=8
+    )
+    segformer = transformers.SegformerForSemanticSegmentation(settings)
+    config = {"images": {"crop_size": SIDE}, "train": {"iterations": 3, "batch_size": 4}}
+    model = nacre.learn("cracks", start=segformer, out="taught", config=config)
+    assert model.classes == ("background", "road", "car", "crack")
+    assert model.info.model["kind"] == "hf"
+    assert isinstance(model.network.model, transformers.SegformerForSemanticSegmentation)
+
+
+@pytest.mark.usefixtures("cracks")
+def test_names_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(NacreError, match="scores 2 classes beside the background, and 1 names"):
+        nacre.learn("cracks", start=network(), old=["road"], out="taught")
+    with pytest.raises(NacreError, match="name the classes of the network"):
+        nacre.learn("cracks", start=network(), out="taught")
+    with pytest.raises(NacreError, match="go with a network of your own"):
+        nacre.learn("cracks", old=["road"], out="taught")
+
+
+@pytest.mark.usefixtures("cracks")
+def test_a_file_of_another_program_asks_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"images": {"crop_size": SIDE}, "train": {"iterations": 2, "batch_size": 4}}
+    model = nacre.learn("cracks", start=network(), old=["a", "b"], out="mine", config=config)
+    assert model.path is not None
+    monkeypatch.setattr("nacre.models.kinds.object._GIVEN", {})
+    with pytest.raises(NacreError, match=r"a Python program made: give one .* network="):
+        load_model(model.path)
+
+
+def test_three_lines_make_a_loop_remember(capsys: pytest.CaptureFixture[str]) -> None:
+    mine = network()
+    names: dict[str, Any] = {"nacre": nacre, "torch": torch, "network": mine, "batches": batches()}
+    exec(compile(LOOP, str(PAGE), "exec"), names)
+    assert mine.score.out_channels == 4
+    shown = capsys.readouterr().out
+    assert "crack" in shown
+    assert "agreement" in shown
+
+
+def test_a_loop_of_hugging_face_remembers() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    settings = transformers.SegformerConfig(
+        num_labels=3, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], decoder_hidden_size=8
+    )
+    segformer = transformers.SegformerForSemanticSegmentation(settings)
+    names: dict[str, Any] = {"nacre": nacre, "transformers": transformers, "segformer": segformer}
+    if transformers.utils.is_accelerate_available():
+        exec(compile(HUGGING_FACE, str(PAGE), "exec"), names)
+        loss_of = names["Remembering"].compute_loss
+    else:  # the class cannot be made without accelerate, its loss can be asked for
+        fake = type("Trainer", (), {"__init__": lambda self, *args, **kwargs: None})
+        names["transformers"] = type("Fake", (), {"Trainer": fake})
+        exec(compile(HUGGING_FACE, str(PAGE), "exec"), names)
+        loss_of = names["Remembering"].compute_loss
+    owner = type("Owner", (), {"teacher": names["teacher"]})()
+    images, labels = batches()[0]
+    loss, outputs = loss_of(owner, segformer, {"pixel_values": images, "labels": labels}, True)
+    loss.backward()
+    assert outputs.logits.shape[1] == 4
+    assert segformer.decode_head.classifier.weight.grad is not None
+    assert segformer.config.id2label[3] == "crack"
+
+
+def test_forgetting_is_what_the_labels_say() -> None:
+    """A network that lost class 2 and learnt class 3, on pictures that hold all of them."""
+    truth = torch.arange(4).repeat_interleave(4).view(1, 4, 4)
+    images = torch.zeros(1, 3, 4, 4)
+
+    def scores(classes: torch.Tensor, count: int) -> torch.Tensor:
+        return torch.nn.functional.one_hot(classes, count).permute(0, 3, 1, 2).float()
+
+    lost = torch.where(truth == 2, 0, truth)
+    known = torch.where(truth == 3, 0, truth)
+    report = nacre.report_forgetting(
+        lambda x: scores(known, 3), lambda x: scores(lost, 4), [(images, truth.byte())]
+    )
+    assert report.before == (0.5, 1.0, 1.0)
+    assert report.after == (0.5, 1.0, 0.0, 1.0)
+    assert report.agreement[1:] == (1.0, 0.0)
+    assert "2       100.0     0.0     0.0" in str(report)
+    assert scores_of(scores(lost, 4)).shape == (1, 4, 4, 4)
