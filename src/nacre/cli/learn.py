@@ -9,6 +9,31 @@ from nacre.cli.app import app, command_to_go_on, is_main_process, make_console, 
 from nacre.cli.options import Config, MethodName, Preset, Seed, Set
 from nacre.errors import NacreError
 
+Data = Annotated[
+    list[Path] | None, typer.Argument(help="Folders with images/, masks/ and classes.yaml.")
+]
+StartModel = Annotated[
+    Path | None,
+    typer.Option(help="The model to continue: a model file, a step's or a run's folder."),
+]
+Classes = Annotated[
+    str | None, typer.Option(help="Learn only these of the data's classes, by commas.")
+]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DATA=MODEL", help="The model's name of a class; may be repeated."),
+]
+New = Annotated[
+    list[str] | None, typer.Option(help="A name that is new although it looks like a known one.")
+]
+Share = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FOLDER=SHARE", help="Share of a batch, such as old-sample=0.25."),
+]
+Test = Annotated[
+    list[Path] | None, typer.Option(help="One more folder to test on; may be repeated.")
+]
+
 
 @app.command(
     epilog="Examples:  nacre learn pets/ --out models/pets;  "
@@ -16,49 +41,21 @@ from nacre.errors import NacreError
     "nacre learn --out models/pets  goes on with what was interrupted"
 )
 def learn(
-    data: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Folders with images/, masks/ and classes.yaml."),
-    ] = None,
-    start: Annotated[
-        Path | None,
-        typer.Option(help="The model to continue: a model file, a step's or a run's folder."),
-    ] = None,
+    data: Data = None,
+    start: StartModel = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the new model.")] = None,
     method: MethodName = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Learn only these of the data's classes, by commas.")
-    ] = None,
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DATA=MODEL", help="The model's name of a class; may be repeated."),
-    ] = None,
-    new: Annotated[
-        list[str] | None,
-        typer.Option(help="A name that is new although it looks like a known one."),
-    ] = None,
-    share: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FOLDER=SHARE", help="Share of a batch, such as old-sample=0.25."),
-    ] = None,
-    test: Annotated[
-        list[Path] | None, typer.Option(help="One more folder to test on; may be repeated.")
-    ] = None,
+    classes: Classes = None,
+    rename: Rename = None,
+    new: New = None,
+    share: Share = None,
+    test: Test = None,
     preset: Preset = None,
     config: Config = None,
     set_: Set = None,
     seed: Seed = None,
 ) -> None:
     """Add the new classes of some data to a model, or learn a first model."""
-    from nacre.utils.malloc import keep_freed_memory
-
-    keep_freed_memory()
-    from nacre.runs.learn import find_start
-    from nacre.runs.learn_plan import plan_learning
-    from nacre.terminal.learn import learn_table, plan_lines
-    from nacre.terminal.progress import RunDisplay
-    from nacre.utils.signals import StopSignal
-
     values: dict[str, Any] = {
         "method": {"name": method} if method else None,
         "classes": classes.split(",") if classes else None,
@@ -68,29 +65,36 @@ def learn(
         "seed": seed,
     }
     values = {key: value for key, value in values.items() if value}
-    folders, begun, file = data or [], start, config
+    folders, file = data or [], config
     if not folders and out is not None and (out / "config.yaml").is_file():
-        folders, begun, test, file = _saved(out)
+        folders, start, test, file = _saved(out)
     if not folders:
         raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
     folder = out or Path("models") / "-".join(path.resolve().name for path in folders)
-    plan = plan_learning(
-        folders,
-        find_start(begun),
-        tests=test or (),
-        preset=preset,
-        file=file,
-        assignments=set_ or (),
-        values=values,
-    )
+    given = {"tests": test or (), "preset": preset, "file": file, "assignments": set_ or ()}
+    _learn(folders, start, folder, {**given, "values": values})
+
+
+def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, Any]) -> None:
+    """Learn a step and show how it goes."""
+    from nacre.utils.malloc import keep_freed_memory
+
+    keep_freed_memory()
+    from nacre.runs.learn import find_start
+    from nacre.runs.learn_plan import plan_learning
+    from nacre.terminal.learn import learn_table, plan_lines
+    from nacre.terminal.progress import RunDisplay
+    from nacre.utils.signals import StopSignal
+
+    plan = plan_learning(folders, find_start(start), **given)
     console = make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
-        learning = plan.learning(folder, observers=[display], should_stop=stop)
+        learning = plan.learning(out, observers=[display], should_stop=stop)
         console.print(plan_lines(learning.data, plan.reasons))
-        metrics = until_interrupted(learning, command_to_go_on("learn", "--out", str(folder)))
+        metrics = until_interrupted(learning, command_to_go_on("learn", "--out", str(out)))
     if is_main_process():
         console.print(learn_table(metrics))
-        console.print(f"model, metrics and events: {folder}", soft_wrap=True)
+        console.print(f"model, metrics and events: {out}", soft_wrap=True, markup=False)
 
 
 @app.command(epilog="Example:  nacre log models/pets-birds")
