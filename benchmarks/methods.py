@@ -1,15 +1,17 @@
-"""Time of an update with each method against fine-tuning's, as ratios in one run.
+"""Time and memory of an update with each method against fine-tuning's, as ratios in one run.
 
     python benchmarks/methods.py                   # ResNet-18, 8 x 3 x 160 x 160
     python benchmarks/methods.py --threads 1       # processor time: steadier on a busy machine
 
 An update is everything from images to changed parameters, in the first incremental step of 21
-classes, 16 of them old. MiB is measured with ResNet-50 and 4 pictures of 256 pixels, too.
+classes, 16 of them old. MiB is measured with ResNet-50 and 4 pictures of 256 pixels, too, and so
+are parts that freeze: fine-tuning and MiB with a frozen backbone. Memory is that of the tensors on
+the device which the backward pass keeps, by torch's own count of saved tensors.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -17,16 +19,23 @@ import torch
 
 from measuring import Row, apart, command, take_turns
 from nacre.data.dataset import Sample
-from nacre.methods import METHODS, Step
+from nacre.methods import METHODS, Batch, Step
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.training.config import TrainConfig
+from nacre.training.step import make_teacher
 from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision
 from nacre.utils.distributed import Distributed
 from nacre.utils.malloc import keep_freed_memory
 
 OLD, NEW = 16, 5
+
+PARTS = {
+    "with a frozen backbone": {"freeze": "backbone", "freeze_bn": True},
+    "with frozen batch norm": {"freeze_bn": True},
+}
+"""Parts of methods that are measured, too."""
 
 
 def trainer_of(
@@ -43,22 +52,42 @@ def trainer_of(
     network = build_network(model, old, crop, load=False)
     names = tuple(f"class {at}" for at in range(sum(old) + new))
     dist = Distributed(0, 1, torch.device("cpu"))
-    base = Step(0, names[: sum(old)], 0, network, None, dist, iterations=1000)
-    kind = METHODS[name]
-    before = kind(kind.Config(), 0)
+    images = partial(_noise, crop, sum(old))
+    base = Step(
+        0, names[: sum(old)], 0, network, None, dist, 1000, None, 1, lambda: images(1, sum(old))
+    )
+    kind, parts = METHODS[name.partition(" ")[0]], PARTS.get(name.partition(" ")[2], {})
+    config = kind.Config(name=kind.name, parts=parts)
+    precision = Precision(torch.float32, "a benchmark")
+    recipe = TrainConfig(batch_size=batch)
+    before = kind(config, 0)
+    Trainer(base, before, recipe, 1e-4, precision)
     before.begin_step(base)
     before.end_step(base)
-    method = kind(kind.Config(), sum(old))
+    method = kind(config, sum(old))
     method.load_state(before.state())
-    teacher = None
-    if kind.uses_teacher:
-        teacher = copy.deepcopy(network).eval().requires_grad_(False)
-    method.grow(network, new)
-    step = replace(base, index=len(old), class_names=names, num_old=sum(old), teacher=teacher)
-    precision = Precision(torch.float32, "a benchmark")
-    trainer = Trainer(step, method, TrainConfig(batch_size=batch), 1e-4, precision)
+    method.parts.remember(network)
+    teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
+    if not method.parts.grow(network, new):
+        method.grow(network, new)
+    step = replace(
+        base,
+        index=len(old),
+        class_names=names,
+        num_old=sum(old),
+        teacher=teacher,
+        open_batches=lambda: images(sum(old), sum(old) + new),
+    )
+    trainer = Trainer(step, method, recipe, 1e-4, precision)
     method.begin_step(step)
+    method.parts.survey(step)
+    method.survey(step)
     return trainer
+
+
+def _noise(crop: int, old: int, first: int, end: int) -> Iterator[Batch]:
+    (images, targets, *_), *_ = make_batch(crop, 2, end, first)
+    yield Batch(images, targets)
 
 
 def make_batch(crop: int, batch: int, classes: int = OLD + NEW, old: int = OLD) -> list[Sample]:
@@ -83,12 +112,44 @@ def times(names: list[str], case: tuple[str, int, int], rounds: int) -> dict[str
     return take_turns(updates, rounds)
 
 
+def kept_by(name: str, case: tuple[str, int, int]) -> float:
+    """Return how many MiB the student's forward pass keeps for the backward pass."""
+    backbone, crop, batch = case
+    trainer = trainer_of(name, DeepLabConfig(backbone=backbone, norm="iabn"), crop, batch)
+    images = make_batch(crop, batch)[0][0]
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
+    state = (*trainer.network.parameters(), *trainer.network.buffers())
+    own = {value.untyped_storage()._cdata for value in state}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        storage = value.untyped_storage()
+        if storage._cdata not in own:
+            # held, so that its address is not given to another one
+            kept[storage._cdata] = (storage.nbytes(), value)
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        trainer.student(images, with_stages=trainer.method.uses_stages)
+    return sum(size for size, _ in kept.values()) / 2**20
+
+
 def compare(
     names: list[str], case: tuple[str, int, int], rounds: int, goal: float | None = None
 ) -> list[Row]:
     backbone, crop, batch = case
     seconds = apart(times, ["ft", *names], case, rounds)
-    return [
+    kept = {name: kept_by(name, case) for name in ["ft", *names]}
+    memory = [
+        Row(
+            f"update of {name}, {backbone}, {batch} x {crop} x {crop}: kept against fine-tuning",
+            kept[name] / kept["ft"],
+            None,
+            "most",
+            {f"{one} MiB": kept[one] for one in ("ft", name)},
+        )
+        for name in names
+    ]
+    return memory + [
         Row(
             f"update of {name}, {backbone}, {batch} x {crop} x {crop}: time against fine-tuning",
             seconds[name] / seconds["ft"],
@@ -106,7 +167,8 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     if tiny:
         large = small = ("tiny", 32, 2)
     others = [name for name, kind in METHODS.items() if name != "ft" and not kind.is_joint]
-    return [*compare(["mib"], large, rounds, 1.45), *compare(others, small, rounds)]
+    frozen = [f"{name} {parts}" for name in ("ft", "mib") for parts in PARTS]
+    return [*compare(["mib"], large, rounds, 1.45), *compare(others + frozen, small, rounds)]
 
 
 if __name__ == "__main__":

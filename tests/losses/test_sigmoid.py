@@ -20,6 +20,7 @@ from nacre.losses import (
 from nacre.losses import compile as compiling
 from nacre.losses.sigmoid import (
     NO_CHANNEL,
+    NOT_COUNTED,
     fused_split_binary_losses,
     merge_unknown,
     new_binary_cross_entropy,
@@ -211,7 +212,7 @@ def test_compiled_strips_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slow_unknown(y: int, num_old: int, salient: bool) -> int:
     if y == IGNORE_INDEX:
-        return IGNORE_INDEX
+        return NOT_COUNTED
     if y == 0:
         return 1 if salient else 0
     return NO_CHANNEL if y < num_old else 2 + y - num_old

@@ -41,6 +41,9 @@ from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 NO_CHANNEL = -1
 """The target of a pixel that is none of the channels."""
 
+NOT_COUNTED = -2
+"""What `unknown_targets` makes of a pixel that does not count."""
+
 
 def new_binary_cross_entropy(
     logits: Tensor,
@@ -133,18 +136,18 @@ def unknown_targets(
         targets: N,H,W, numbers over all channels; pseudo-labels may be among them.
         num_old: old channels, background included; 1 in step 0.
         salient: N,H,W, where background is unknown; everywhere if not given.
-        ignore_index: the target of pixels that do not count; they stay so.
+        ignore_index: the target of pixels that do not count.
 
     Returns:
-        N,H,W, int16: the second new class is 3, and old classes are `NO_CHANNEL`.
+        N,H,W, int32: the second new class is 3, old classes are `NO_CHANNEL`, pixels that do not
+        count are `NOT_COUNTED`, whatever the type of the targets.
     """
-    ignore_index = ignore_value(targets, ignore_index)
-    numbers = targets.to(torch.int16)
-    is_new = (numbers >= num_old) & (numbers != ignore_index)
-    found = torch.where(is_new, numbers - num_old + 2, NO_CHANNEL)
-    unknown = 1 if salient is None else salient.to(torch.int16)
+    ignored = targets == ignore_value(targets, ignore_index)
+    numbers = targets.to(torch.int32)
+    found = torch.where((numbers >= num_old) & ~ignored, numbers - num_old + 2, NO_CHANNEL)
+    unknown = 1 if salient is None else salient.to(torch.int32)
     found = torch.where(numbers == 0, unknown, found)
-    return torch.where(numbers == ignore_index, ignore_index, found).to(torch.int16)
+    return torch.where(ignored, NOT_COUNTED, found).to(torch.int32)
 
 
 def merge_unknown(logits: Tensor, unknown: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses.sigmoid import fused_split_binary_losses, unknown_targets
+from nacre.losses.sigmoid import NOT_COUNTED, fused_split_binary_losses, unknown_targets
 from nacre.methods.base import Batch, Method, MethodConfig, Step
 from nacre.methods.parts import classifier_of
 from nacre.models.network import Network, Output
@@ -120,4 +120,5 @@ class Ssul(Method):
             unknown_targets(batch.targets, first_new),
             first_new=0,
             num_pixels=batch.num_valid_pixels,
+            ignore_index=NOT_COUNTED,
         )
