@@ -114,7 +114,7 @@ def check(model: "type[Model]", content: Any, place: str = "") -> "Model":
         raise NacreError(before + describe_errors(error, model)) from error
 
 
-def describe_errors(error: "ValidationError", model: "type[BaseModel]") -> str:
+def describe_errors(error: "ValidationError", model: Any) -> str:
     """Say the mistakes of a config in one message, each with its place and what is allowed."""
     found = error.errors(include_url=False, include_context=False)
     more = len(found) - _MOST_MISTAKES
@@ -122,7 +122,7 @@ def describe_errors(error: "ValidationError", model: "type[BaseModel]") -> str:
     return "; ".join(_describe(one, model) for one in found[:_MOST_MISTAKES]) + rest
 
 
-def _describe(error: Any, model: "type[BaseModel]") -> str:
+def _describe(error: Any, model: Any) -> str:
     place = ".".join(str(part)[:_LONGEST_NAME] for part in error["loc"]) or "the config"
     if error["type"] == "extra_forbidden":
         known = _fields_at(model, error["loc"][:-1])

@@ -9,17 +9,26 @@ people to read.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, describe_errors
 from nacre.models.build import build_network, read_model_config
 from nacre.models.network import Network
 from nacre.utils.io import save_json
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 
 MODEL = "model"
+
+
+MOST_CLASSES = 65_536
+
+Name = Annotated[str, Field(min_length=1, max_length=4096)]
+Level = Annotated[int, Field(strict=True, ge=0, le=255)]
+Label = Annotated[int, Field(strict=True, ge=0, lt=MOST_CLASSES)]
+Channels = Annotated[int, Field(strict=True, ge=1, le=MOST_CLASSES)]
 
 
 @dataclass(frozen=True)
@@ -39,13 +48,13 @@ class ModelInfo:
         config: The config of the whole run.
     """
 
-    classes: list[str]
-    colors: list[tuple[int, int, int]]
-    labels: list[int | None]
-    steps: list[int]
+    classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
+    colors: list[tuple[Level, Level, Level]]
+    labels: list[Label | None]
+    steps: Annotated[list[Channels], Field(min_length=1, max_length=MOST_CLASSES)]
     lineage: list[dict[str, Any]]
     model: dict[str, Any]
-    crop: int
+    crop: Annotated[int, Field(strict=True, ge=1, le=8192)]
     predict_mode: Literal["crop", "full", "sliding"]
     config: dict[str, Any]
 
@@ -66,10 +75,14 @@ def load_model(
     """Read a model file; return the network, what is said about it, and the method's state."""
     tensors, content = read_tensors(path, MODEL, device)
     try:
-        info = ModelInfo(**content)
+        info = _read_info(content)
         config = read_model_config(info.model)
-        network = build_network(config, info.steps, info.crop, load=False)
         state = _under("network.", tensors)
+        if config.kind == "deeplab":
+            # On a device without memory first: what the header asks for must be in the file.
+            with torch.device("meta"):
+                _check_shapes(build_network(config, info.steps, info.crop, load=False), state)
+        network = build_network(config, info.steps, info.crop, load=False)
         network.fit(state)
         network.load_state_dict(state)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -77,6 +90,30 @@ def load_model(
         raise NacreError(f"model file {path} does not fit this version: {reason}") from error
     _check_finite(path, tensors)
     return network.to(device).eval(), info, _under("method.", tensors)
+
+
+def _read_info(content: dict[str, Any]) -> ModelInfo:
+    """Check what a header says: of which type, within which limits, and that it fits together."""
+    try:
+        info = TypeAdapter(ModelInfo).validate_python(content)
+    except ValidationError as error:
+        raise NacreError(describe_errors(error, Any)) from error
+    counts = {len(info.classes), len(info.colors), len(info.labels), sum(info.steps)}
+    if len(counts) > 1:
+        raise NacreError(
+            f"it has {len(info.classes)} classes, {len(info.colors)} colors, {len(info.labels)} "
+            f"labels and {sum(info.steps)} channels"
+        )
+    return info
+
+
+def _check_shapes(network: Network, state: Tensors) -> None:
+    """Refuse tensors of other shapes than those of the network that a header describes."""
+    network.fit(state)
+    for name, value in network.state_dict().items():
+        if name in state and state[name].shape != value.shape:
+            shapes = [" x ".join(map(str, one.shape)) or "a number" for one in (state[name], value)]
+            raise NacreError(f"{name} is {shapes[0]}, and its header asks for {shapes[1]}")
 
 
 def _check_finite(path: Path, tensors: Tensors) -> None:

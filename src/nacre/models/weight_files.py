@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nacre.errors import NacreError
+from nacre.utils.io import parse_json
 from nacre.utils.system import expand_user
 
 
@@ -44,6 +43,8 @@ def read_weights(path: Path) -> WeightFile:
         tensors, abn = _read_safetensors(path)
     else:
         tensors, abn = _read_pickle(path), False
+    if not tensors:
+        raise NacreError(f"{path} holds no tensors")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
     return WeightFile(path, tensors, abn)
@@ -54,10 +55,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], bool]:
         with safe_open(path, framework="pt") as file:
             header: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        about: dict[str, Any] = json.loads(header.get("nacre", "{}"))
+        about = parse_json(header.get("nacre", "{}"))
     except (SafetensorError, ValueError, OSError) as error:
         raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
-    return tensors, about.get("model", {}).get("norm") == "iabn"
+    model = about.get("model") if isinstance(about, dict) else None
+    return tensors, isinstance(model, dict) and model.get("norm") == "iabn"
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
@@ -77,7 +79,12 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         content = content["state_dict"]
     if not isinstance(content, dict) or not content:
         raise NacreError(f"{path} holds {type(content).__name__} and not tensors by name")
-    wrong = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    wrong = [
+        str(name)
+        for name, value in content.items()
+        if not isinstance(value, Tensor) or not isinstance(name, str)
+    ]
     if wrong:
-        raise NacreError(f"{path} holds other things than tensors: {', '.join(wrong)}")
+        some = ", ".join(name[:80] for name in wrong[:5])
+        raise NacreError(f"{path} holds {len(wrong)} things that are no tensors by name: {some}")
     return content

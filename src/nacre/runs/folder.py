@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,9 +28,10 @@ import yaml
 from pydantic import BaseModel
 
 from nacre.errors import NacreError
+from nacre.runs.records import Facts, Record, Starts, read_record
 from nacre.training.config import Recipe, RunConfig, differences, resolve_config
 from nacre.utils.affects import deciding
-from nacre.utils.io import load_json, remove_temporaries, save_json, save_text
+from nacre.utils.io import remove_temporaries, save_json, save_text
 from nacre.utils.lock import locked
 from nacre.utils.yaml_file import read_yaml
 from nacre.version import __version__
@@ -40,6 +41,7 @@ from nacre.version import __version__
 class RunFolder:
     """The paths of a run's files."""
 
+    facts: ClassVar[type[Record]] = Facts
     path: Path
 
     @property
@@ -145,7 +147,8 @@ class RunFolder:
             return
         changed = differences(deciding(self.saved_config()), deciding(config))
         if self.fingerprint.exists():
-            changed += self.changed_data(load_json(self.fingerprint), fingerprint)
+            before = read_record(self.facts, self.fingerprint)
+            changed += self.changed_data(before, fingerprint)
         if changed:
             raise NacreError(
                 f"{self.path} holds a run with another config ({'; '.join(changed)}); "
@@ -158,7 +161,7 @@ class RunFolder:
 
     def append_start(self, values: dict[str, Any]) -> None:
         """Add this start to run.json."""
-        starts = load_json(self.starts)["starts"] if self.starts.exists() else []
+        starts = read_record(Starts, self.starts)["starts"] if self.starts.exists() else []
         save_json(self.starts, {"starts": [*starts, {**_versions(), **values}]})
 
 

@@ -16,12 +16,14 @@ from typing import Any
 from nacre.errors import NacreError
 from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.runs.learn_config import LearnConfig, resolve_learn_config
+from nacre.runs.records import LearnFacts, Starts, read_record
 from nacre.training.config import differences
-from nacre.utils.io import load_json
 
 
 class LearnFolder(RunFolder):
     """The paths of the files of one step."""
+
+    facts = LearnFacts
 
     def model(self, step: int) -> Path:
         """The network after the step."""
@@ -61,8 +63,8 @@ class LearnFolder(RunFolder):
 
     def first_start(self) -> str:
         """Return when the step was first begun."""
-        starts = load_json(self.path / "run.json")["starts"]
-        return str(starts[0]["time"])
+        starts = read_record(Starts, self.path / "run.json")["starts"]
+        return str(starts[0].get("time", "")) if starts else ""
 
 
 def read_learn_config(folder: Path) -> LearnConfig:

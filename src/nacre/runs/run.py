@@ -19,6 +19,7 @@ from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.runs.base import check_base, take_base
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
+from nacre.runs.records import StepMetrics, read_record
 from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.training.config import RunConfig
@@ -34,7 +35,7 @@ from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learnt, Session, StepSpec, learn_step, until_stopped
 from nacre.utils.device import choose_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
-from nacre.utils.io import load_json, save_json
+from nacre.utils.io import save_json
 
 
 class Run:
@@ -83,7 +84,7 @@ class Run:
             while_running.enter_context(explain_worker_crash())
             self._learn_all(specs)
             last = self.folder.step_metrics(self.num_steps - 1)
-            metrics: dict[str, Any] = self.dist.on_main(lambda: load_json(last))
+            metrics: dict[str, Any] = self.dist.on_main(lambda: read_record(StepMetrics, last))
         return metrics
 
     def summarize(self) -> dict[str, Any]:
@@ -91,7 +92,10 @@ class Run:
         return self.dist.on_main(self._summarize)
 
     def _summarize(self) -> dict[str, Any]:
-        steps = [load_json(self.folder.step_metrics(step)) for step in range(self.num_steps)]
+        steps = [
+            read_record(StepMetrics, self.folder.step_metrics(step))
+            for step in range(self.num_steps)
+        ]
         scenario = self.data.scenario
         name = scenario.classes.space.names
         summary = {

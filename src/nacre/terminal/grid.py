@@ -9,10 +9,10 @@ from rich.live import Live
 from rich.table import Table
 
 from nacre.runs.event_file import read_events
+from nacre.runs.records import StepMetrics, read_record
 from nacre.sweeps.grid import Job
 from nacre.terminal.progress import LINE_SECONDS, Display, one_line
 from nacre.training.events import Trained
-from nacre.utils.io import load_json
 
 STYLES = {"waiting": "dim", "running": "bold", "done": "", "failed": "red"}
 
@@ -88,6 +88,6 @@ def _reached(job: Job) -> str:
     for step in reversed(range(len(job.iterations))):
         path = job.folder.step_metrics(step)
         if path.exists():
-            means = one_line(load_json(path)["mean_iou"])
+            means = one_line(read_record(StepMetrics, path)["mean_iou"])
             return f": step {step}, {means.removeprefix('mIoU without background: ')}"
     return ""

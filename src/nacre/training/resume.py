@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, Field
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, check
 from nacre.training.trainer import Trainer
 from nacre.utils.distributed import Distributed
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
@@ -89,6 +90,14 @@ def _set_generators(states: Tensors, dist: Distributed) -> None:
         torch.cuda.set_rng_state(cuda.cpu(), dist.device)
 
 
+class _Header(BaseModel):
+    """What a file says of the state in it."""
+
+    step: int = Field(strict=True, ge=0)
+    iteration: int = Field(strict=True, ge=0)
+    scaler: dict[str, float]
+
+
 def save_resume(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:
     """Write the state in the middle of a step."""
     write_tensors(path, tensors, {"kind": RESUME, **content})
@@ -96,4 +105,6 @@ def save_resume(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:
 
 def load_resume(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
     """Read the state in the middle of a step."""
-    return read_tensors(path, RESUME, device)
+    tensors, content = read_tensors(path, RESUME, device)
+    check(_Header, content, str(path))
+    return tensors, content

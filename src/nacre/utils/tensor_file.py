@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.utils.io import save
+from nacre.utils.io import parse_json, save
 
 FORMAT = 1
 
@@ -32,6 +32,8 @@ def read_tensors(
     path: Path, kind: str, device: torch.device | str
 ) -> tuple[Tensors, dict[str, Any]]:
     """Read the tensors of a file of a kind, and its plain data."""
+    if path.exists() and not path.is_file():
+        raise NacreError(f"{path} is not a regular file")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
@@ -41,7 +43,7 @@ def read_tensors(
     if "nacre" not in metadata:
         raise NacreError(f"{path} was not written by nacre: its header has no `nacre` entry")
     try:
-        content = dict(json.loads(metadata["nacre"]))
+        content = dict(parse_json(metadata["nacre"]))
     except (ValueError, TypeError) as error:
         raise NacreError(f"{path} has a damaged header: {error}") from error
     if content.pop("format", None) != FORMAT or content.pop("kind", None) != kind:

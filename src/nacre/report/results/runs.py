@@ -10,9 +10,9 @@ from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, read_plain_config
+from nacre.runs.records import Starts, StepMetrics, Summary, read_record
 from nacre.training.config import resolve_config
 from nacre.training.events import Event
-from nacre.utils.io import load_json
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def load_run(path: Path) -> RunResult:
             f"{path} is not a finished run: it has {done} tested step(s) but no metrics.json; "
             f"go on with `nacre run --out {path}` and the folder's own config"
         )
-    summary = load_json(folder.metrics)
+    summary = read_record(Summary, folder.metrics)
     try:
         steps = range(len(summary["mean_iou_by_step"]))
         return RunResult(
@@ -105,7 +105,9 @@ def load_run(path: Path) -> RunResult:
             seed=summary["seed"],
             groups=tuple(tuple(names) for names in summary["groups"]),
             conventions=summary["conventions"],
-            steps=tuple(_step(load_json(folder.step_metrics(step))) for step in steps),
+            steps=tuple(
+                _step(read_record(StepMetrics, folder.step_metrics(step))) for step in steps
+            ),
             forgetting=summary["forgetting"],
             events=tuple(read_events(folder.events)) if folder.events.exists() else (),
             config=config,
@@ -161,4 +163,4 @@ def _step(metrics: Mapping[str, Any]) -> StepResult:
 
 def _starts(path: Path) -> list[dict[str, Any]]:
     file = path / "run.json"
-    return list(load_json(file)["starts"]) if file.exists() else []
+    return list(read_record(Starts, file)["starts"]) if file.exists() else []

@@ -1,0 +1,129 @@
+"""The JSON files of a run, checked when they are read: of which type, how large, what fits to what.
+
+A file that somebody changed or that a failing disk damaged is one sentence with its place, and no
+figure that cannot be (an IoU of 700 %) ever reaches a table.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nacre.errors import check
+from nacre.utils.io import load_json
+
+Count = Annotated[int, Field(strict=True, ge=0, le=2**62)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Change = Annotated[float, Field(strict=True, ge=-1, le=1)]
+Name = Annotated[str, Field(max_length=4096)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Record(BaseModel):
+    """A file; what this version does not know in it is left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+
+class StepMetrics(Record):
+    """How a network tests after a step."""
+
+    step: Count
+    classes: list[Name] = Field(min_length=1, max_length=65_536)
+    iou: dict[Name, Share | None]
+    mean_iou: dict[Name, Share | None]
+    confusion: list[list[Count]]
+    images: Count
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        count = len(self.classes)
+        if list(self.iou) != self.classes:
+            raise ValueError("the classes of `iou` are not those of `classes`")
+        if [len(row) for row in self.confusion] != [count] * count:
+            raise ValueError(f"`confusion` is not a square of {count} x {count} numbers")
+        return self
+
+
+class Summary(Record):
+    """What all steps of a run together show."""
+
+    scenario: Name
+    method: Name
+    seed: Count
+    groups: list[Annotated[list[Name], Field(min_length=1)]] = Field(min_length=1)
+    conventions: dict[Name, Any]
+    forgetting: dict[Name, Change | None]
+    mean_iou_by_step: list[dict[Name, Share | None]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.mean_iou_by_step) not in (1, len(self.groups)):
+            raise ValueError(
+                f"`mean_iou_by_step` has {len(self.mean_iou_by_step)} steps and `groups` "
+                f"{len(self.groups)}"
+            )
+        return self
+
+
+class Start(Record):
+    """One start of a run: when, how, with what."""
+
+    time: Name = ""
+
+
+class Starts(Record):
+    """Every start of a run."""
+
+    starts: list[Start]
+
+
+class Images(Record):
+    """Images, by their number and the digest of their names."""
+
+    images: Count
+    sha256: Digest
+
+
+class LearntImages(Images):
+    """The images of a step, and its classes by label."""
+
+    classes: dict[Name, Name] = Field(min_length=1)
+
+
+class Facts(Record):
+    """What a run is learnt from and tested on."""
+
+    background: int | None
+    steps: list[LearntImages] = Field(min_length=1)
+    tests: list[Images]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.steps) != len(self.tests):
+            raise ValueError("`steps` and `tests` are not of the same steps")
+        return self
+
+
+class NamedData(Record):
+    """A data folder of `nacre learn`."""
+
+    name: Name
+
+
+class LearnFacts(Record):
+    """What a step of `nacre learn` is learnt from and tested on."""
+
+    data: list[NamedData]
+    tests: list[NamedData]
+
+
+R = TypeVar("R", bound=Record)
+
+
+def read_record(kind: type[R], path: Path) -> dict[str, Any]:
+    """Return the plain content of a file that is of a kind, or say what does not fit."""
+    content = load_json(path)
+    check(kind, content, str(path))
+    plain: dict[str, Any] = content
+    return plain
