@@ -1,0 +1,81 @@
+"""One of two processes that try what several processes can do to each other; see test_pair.py.
+
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python pair.py FOLDER
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from nacre.errors import NacreError
+from nacre.runs import shared_folder
+from nacre.runs.run import run_scenario
+from nacre.training import resume
+from nacre.training.step import Interrupted
+from tiny_runs import tiny_config
+
+RANK = int(os.environ["RANK"])
+
+
+class TremblingClock:
+    """The time of a process whose clock is a bit off, each time differently."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(RANK)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.rng.uniform(0, 0.2)
+
+
+class StopInTest:
+    """Asks to stop in the tests after step 0, in the second process only."""
+
+    def __init__(self, out: Path) -> None:
+        self.model = out / "step-0" / "model.safetensors"
+
+    def __call__(self) -> bool:
+        return RANK == 1 and self.model.exists()
+
+
+def outcome(work) -> str:
+    try:
+        work()
+    except (NacreError, Interrupted) as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    shared_folder.PATIENCE_SECONDS = 0.5
+    config = tiny_config(train={"log_freq": 10})
+    often = tiny_config(train={"log_freq": 10, "checkpoint_minutes": 0.1 / 60, "epochs": 3})
+    own = folder / f"of-rank-{RANK}"
+    shared = folder / "shared"
+    results = {"undisturbed": outcome(lambda: run_scenario(config, folder / "whole"))}
+    clock, resume.time = resume.time, TremblingClock()
+    results["trembling clock"] = outcome(lambda: run_scenario(often, folder / "trembling"))
+    resume.time = clock
+    stop = StopInTest(shared)
+    results["stopped in a test"] = outcome(lambda: run_scenario(config, shared, should_stop=stop))
+    results["tested then"] = str((shared / "step-0" / "metrics.json").exists())
+    other = tiny_config(train={"log_freq": 10}, seed=2)
+    results["another config"] = outcome(lambda: run_scenario(other, shared))
+    results["going on"] = outcome(lambda: run_scenario(config, shared))
+    results["folders of their own"] = outcome(lambda: run_scenario(config, own / "run"))
+    results["folders of their own, going on"] = outcome(lambda: run_scenario(config, own / "begun"))
+    (folder / f"{RANK}.json").write_text(json.dumps(results))
+    if RANK == 1:
+        out = folder / "lost"
+        run_scenario(config, out, should_stop=lambda: os._exit(9))
+    results["the other died"] = outcome(lambda: run_scenario(config, folder / "lost"))
+    (folder / f"{RANK}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,248 @@
+"""Whatever stopped a run: what is there stays, what is left over goes, and it goes on alike."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from nacre.errors import NacreError
+from nacre.runs.event_file import EventFile, Position, read_events
+from nacre.runs.folder import RunFolder, read_config
+from nacre.runs.run import run_scenario
+from nacre.training.config import build_config, deep_merge
+from nacre.training.events import StepLearnt
+from nacre.training.step import Interrupted
+from tiny_runs import TINY, StopAfter, tiny_config, tiny_run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "mib"
+    tiny_run(out)
+    return out
+
+
+def models(run):
+    return [path.read_bytes() for path in sorted(run.glob("step-*/model.safetensors"))]
+
+
+def learning(run):
+    """Everything that the events say of the learning, whatever interrupted it."""
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    keys = ("event", "step", "iteration", "losses", "mean_iou")
+    kept = [line for line in lines if line["event"] in ("train", "learnt", "end")]
+    return [[line.get(key) for key in keys] for line in kept]
+
+
+def test_no_event_is_lost_or_doubled_wherever_a_run_is_stopped(finished, tmp_path):
+    # Every third time that a run asks whether to stop; it asks within steps and within tests.
+    for after in range(1, 100, 3):
+        out = tmp_path / str(after)
+        try:
+            run_scenario(tiny_config(), out, should_stop=StopAfter(after))
+            break
+        except Interrupted:
+            tiny_run(out)
+        assert learning(out) == learning(finished), after
+        assert models(out) == models(finished), after
+    assert after > 18, "there are three steps, each with 3 to 5 updates and 2 batches of tests"
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["learnt", "end"])
+def test_no_event_is_lost_when_a_run_is_killed_right_after_it(finished, tmp_path, kind):
+    def kill(event):
+        if event.kind == kind and event.step == 1:
+            raise _Killed
+
+    with pytest.raises(_Killed):
+        run_scenario(tiny_config(), tmp_path / "run", observers=[kill])
+    tiny_run(tmp_path / "run")
+    assert learning(tmp_path / "run") == learning(finished)
+
+
+def test_half_a_last_line_is_passed_over_and_cut_off(tmp_path):
+    path = tmp_path / "events.jsonl"
+    whole = '{"time": 1, "event": "learnt", "step": 0, "seconds": 1, "peak_memory_bytes": 2}\n'
+    path.write_bytes((whole + '{"time": 2, "event": "le\x00\x00').encode())
+    assert [event.kind for event in read_events(path)] == ["learnt"]
+    EventFile(path, Position(1))(StepLearnt(1, 3, 4))
+    assert [event.step for event in read_events(path)] == [0, 1]
+    assert path.read_text().startswith(whole)
+
+
+def test_a_model_is_never_without_its_readable_copy(tmp_path, monkeypatch):
+    def kill(*values):
+        raise _Killed
+
+    monkeypatch.setattr("nacre.models.io.write_tensors", kill)
+    with pytest.raises(_Killed):
+        tiny_run(tmp_path / "run")
+    step = tmp_path / "run" / "step-0"
+    assert (step / "model.json").exists()
+    assert not (step / "model.safetensors").exists()
+    monkeypatch.undo()
+    tiny_run(tmp_path / "run", seed=2)  # nothing was learnt: another config is welcome
+
+
+def test_what_killed_saves_left_is_cleaned_up(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    left = [run / ".metrics.json.abcd_123", run / ".tmpA1b2C3", run / ".step-0" / "model.json"]
+    left += [run / "step-1" / ".model.safetensors.abcd1234", run / "step-1" / ".tmpA1b2C3"]
+    mine = [run / ".notes.txt.abcd1234", run / "step-1" / ".model.safetensors.backup-of-mine"]
+    for path in (*left, *mine):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    tiny_run(run)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in mine)
+    assert not (run / ".step-0").exists()
+
+
+def test_a_saved_state_that_is_behind_its_step_is_removed(finished, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_scenario(tiny_config(), run, should_stop=StopAfter(2))
+    state = RunFolder(run).resume.read_bytes()
+    shutil.rmtree(run)
+    shutil.copytree(finished, run)
+    RunFolder(run).resume.write_bytes(state)
+    tiny_run(run)
+    assert not RunFolder(run).resume.exists()
+
+
+def test_a_folder_that_a_kill_left_before_its_config_can_be_used(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".config.yaml.ab12cd34").write_text("scena")
+    tiny_run(run)
+    assert not (run / ".config.yaml.ab12cd34").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".model.json.ab12cd34").touch()  # not something that is written first: not ours
+    with pytest.raises(NacreError, match="is not empty and not a run folder"):
+        tiny_run(other)
+
+
+def make_data(root):
+    for at in range(12):
+        for kind, image in (
+            ("images", Image.new("RGB", (32, 32), (20 * at, 90, 30 + 10 * at))),
+            ("masks", Image.new("L", (32, 32), 1 + at % 2)),
+        ):
+            (root / kind).mkdir(parents=True, exist_ok=True)
+            image.save(root / kind / f"{at:02}.png")
+    (root / "classes.yaml").write_text("background: 0\nclasses: {1: cat, 2: dog}\n")
+    (root / "train.txt").write_text("".join(f"{at:02}\n" for at in range(8)))
+    (root / "val.txt").write_text("".join(f"{at:02}\n" for at in range(8, 12)))
+
+
+def folder_config(root, **changes):
+    train = {"epochs": 2, "batch_size": 2, "log_freq": 1, **changes.pop("train", {})}
+    values = {"scenario": "folder/1-1/overlapped", "data": {"name": "folder", "root": str(root)}}
+    tiny = {key: value for key, value in TINY.items() if key != "data"}
+    return build_config(overrides=deep_merge(tiny, {**values, "train": train, **changes}))
+
+
+def stopped(config, out, after=2):
+    with pytest.raises(Interrupted):
+        run_scenario(config, out, should_stop=StopAfter(after))
+
+
+def test_a_test_set_that_changed_is_noticed(tmp_path):
+    root, run = tmp_path / "data", tmp_path / "run"
+    make_data(root)
+    config = folder_config(root)
+    stopped(config, run, 12)
+    (root / "val.txt").write_text("08\n09\n")
+    sentence = r"another config \(test images of step 0: other ones \(2 -> 1\)"
+    with pytest.raises(NacreError, match=sentence):
+        run_scenario(config, run)
+    with pytest.raises(NacreError, match=r"differently \(test images of step 0: 2 -> 1, other"):
+        run_scenario(folder_config(root, method="lwf"), tmp_path / "lwf", base=run)
+
+
+def test_a_run_goes_on_with_other_workers_and_moved_data(tmp_path, monkeypatch):
+    root, moved, run = tmp_path / "data", tmp_path / "moved", tmp_path / "run"
+    make_data(root)
+    reference = run_scenario(folder_config(root), tmp_path / "reference")
+    stopped(folder_config(root), run)
+    root.rename(moved)
+    changes = {"num_workers": 1, "device": "cpu", "log_freq": 3, "checkpoint_minutes": 1}
+    assert run_scenario(folder_config(moved, train=changes), run) == reference
+    assert read_config(run).train.num_workers == 1
+    for step in (0, 1):
+        one, other = (run / f"step-{step}", tmp_path / "reference" / f"step-{step}")
+        assert (one / "metrics.json").read_bytes() == (other / "metrics.json").read_bytes()
+
+
+def test_a_relative_data_folder_means_the_same_from_another_place(tmp_path, monkeypatch):
+    make_data(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    stopped(folder_config("data"), tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run_scenario(read_config(tmp_path / "run"), tmp_path / "run")
+    plain = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert plain["data"]["root"] == str(tmp_path / "data")
+
+
+@pytest.mark.parametrize("after", [1, 3, 10])
+def test_dropout_goes_on_bit_for_bit(tmp_path, monkeypatch, after):
+    def with_dropout(network, *values, forward=torch.nn.Conv2d.forward):
+        out = forward(network, *values)
+        return torch.nn.functional.dropout(out, 0.1, network.training)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", with_dropout)
+    tiny_run(tmp_path / "whole")
+    stopped(tiny_config(), tmp_path / "run", after)
+    torch.rand(1000)  # another process has drawn other numbers
+    tiny_run(tmp_path / "run", train={"num_workers": 1})
+    assert learning(tmp_path / "run") == learning(tmp_path / "whole")
+
+
+def full(path, *values, **options):
+    raise OSError(28, "No space left on device", str(path))
+
+
+def no_room(source, target, **options):
+    raise shutil.Error([(str(source), str(target), "[Errno 28] No space left on device")])
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+    finished, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    monkeypatch.setattr("nacre.utils.tensor_file.save_file", lambda _, path, **more: full(path))
+    with pytest.raises(NacreError, match=r"could not write .*No space left on device"):
+        tiny_run(run)
+    monkeypatch.undo()
+    tiny_run(run)
+    assert models(run) == models(finished)
+    monkeypatch.setattr("shutil.copytree", no_room)
+    with pytest.raises(NacreError, match=r"could not copy step 0 of --base .*: .*No space left"):
+        run_scenario(tiny_config(method="lwf"), tmp_path / "lwf", base=finished)
+    monkeypatch.undo()
+    run_scenario(tiny_config(method="lwf"), tmp_path / "lwf", base=finished)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for the superuser")
+def test_a_read_only_folder_is_one_sentence(finished, tmp_path):
+    run = tmp_path / "run"
+    stopped(tiny_config(), run)
+    run.chmod(0o555)
+    try:
+        with pytest.raises(NacreError, match=r"could not write .*Permission denied"):
+            tiny_run(run)
+    finally:
+        run.chmod(0o755)
+    tiny_run(run)
+    assert models(run) == models(finished)

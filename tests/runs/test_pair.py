@@ -1,0 +1,82 @@
+"""What several processes can do to each other, in two real ones (pair.py)."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nacre.runs.run import run_scenario
+from nacre.training.step import Interrupted
+from tiny_runs import StopAfter, tiny_config
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """What came of everything that pair.py tries, by rank."""
+    folder = tmp_path_factory.mktemp("pair")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = str(server.getsockname()[1])
+    begun = folder / "of-rank-0" / "begun"  # the first process has one to go on with
+    with pytest.raises(Interrupted):
+        run_scenario(tiny_config(train={"log_freq": 10}), begun, should_stop=StopAfter(3))
+    script = Path(__file__).with_name("pair.py")
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common["PYTHONPATH"] = os.pathsep.join([str(script.parents[1]), *filter(None, sys.path)])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, folder],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 9], "\n".join(errors)
+    return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_clocks_that_differ_do_not_make_processes_wait_for_each_other(pair):
+    folder, results = pair
+    assert [one["trembling clock"] for one in results] == ["done", "done"]
+    events = (folder / "trembling" / "events.jsonl").read_text()
+    assert events.count('"saved"') > 1, "a save was due while it ran"
+
+
+def test_a_stop_is_heard_in_testing(pair):
+    folder, results = pair
+    assert all(one["stopped in a test"].startswith("Interrupted") for one in results)
+    assert [one["tested then"] for one in results] == ["False", "False"]
+    assert [one["going on"] for one in results] == ["done", "done"]
+    whole, shared = (folder / name / "metrics.json" for name in ("whole", "shared"))
+    assert whole.read_bytes() == shared.read_bytes()
+
+
+def test_the_error_of_the_main_process_is_everybodys_and_said_once(pair):
+    _, (main, other) = pair
+    assert "NacreError" in main["another config"]
+    assert "holds a run with another config (seed: 1 -> 2)" in main["another config"]
+    assert other["another config"].startswith("SaidElsewhere")
+
+
+@pytest.mark.parametrize("case", ["folders of their own", "folders of their own, going on"])
+def test_a_run_folder_that_is_not_shared_is_refused_at_the_start(pair, case):
+    folder, (main, other) = pair
+    assert main[case].startswith("NacreError: the run folder")
+    assert "is not shared: process 1 sees nothing of what the main one wrote there" in main[case]
+    assert other[case].startswith("SaidElsewhere")
+    assert not list(folder.glob("of-rank-*/*/step-*"))
+
+
+def test_a_process_that_dies_ends_the_others_with_a_sentence(pair):
+    _, (main, _) = pair
+    assert main["the other died"].startswith("NacreError: another process of this run ended")

@@ -1,0 +1,99 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nacre.utils import signals
+from nacre.utils.signals import STOPS, StopSignal, held_back, leave_stops_to_parent
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_the_first_signal_is_a_wish_that_is_heard_later(number):
+    with StopSignal() as stop:
+        assert not stop()
+        os.kill(os.getpid(), number)
+        assert stop()
+
+
+@pytest.mark.parametrize("second", STOPS)
+def test_what_torchrun_passes_on_does_not_interrupt_the_save(second):
+    with StopSignal() as stop:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), second)
+        assert stop()
+
+
+def test_a_second_ctrl_c_later_stops_at_once_and_a_second_sigterm_never(monkeypatch):
+    monkeypatch.setattr(signals, "_AGAIN_SECONDS", 0.0)
+    with StopSignal() as stop:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_nobody_waits_while_nobody_listens():
+    with StopSignal(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            stop()
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_helper_that_is_starting_hears_no_stop():
+    with held_back():
+        process = os.fork()
+        if not process:
+            os.kill(os.getpid(), signal.SIGTERM)  # kept for later, which never comes
+            leave_stops_to_parent()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(7)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+PARENT = """
+import os, signal, sys, time
+from nacre.utils.signals import die_with_parent
+me = os.getpid()
+if not os.fork():
+    die_with_parent(me, signal.SIGKILL)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_helper_dies_with_its_parent_however_that_dies():
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        helper = int(parent.stdout.readline())
+        parent.kill()
+    until = time.monotonic() + 10
+    while _is_alive(helper):
+        assert time.monotonic() < until, "the helper lives on"
+        time.sleep(0.01)
+
+
+def _is_alive(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
