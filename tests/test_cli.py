@@ -58,6 +58,7 @@ COMMANDS = [
     "predict",
     "export",
     "serve",
+    "publish",
     "methods",
     "scenarios",
     "data",

@@ -135,10 +135,10 @@ class Model:
 
 
 def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = None) -> Model:
-    """Load a model from a run folder (its last step), a step folder or a model file.
+    """Load a model.
 
     Args:
-        path: The folder or the file.
+        path: A run folder (its last step), a step folder, a model file, or ``hf://org/name``.
         device: auto, cpu, cuda, mps.
         network: For a model that was learnt from a network of yours: one of the same kind, with the
             classes that it had before; it is copied.

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
 from nacre.data import open_source
 from nacre.data.image_io import load
@@ -31,7 +32,8 @@ class LabelledPictures:
 
     Attributes:
         count: How many there are.
-        read: Yields each picture H,W,3 and its channels H,W, 255 where it is not tested.
+        read: Yields each picture H,W,3, at the scale at which the model is to see it, and its
+            channels H,W, 255 where it is not tested.
     """
 
     count: int
@@ -55,6 +57,8 @@ def open_labelled(data: str, info: ModelInfo, limit: int) -> LabelledPictures:
 
 
 def _own(info: ModelInfo, limit: int) -> LabelledPictures:
+    if "scenario" not in info.config:
+        raise NacreError("no scenario made this model, so it has no test pictures: give a folder")
     dataset = open_scenario(resolve_config(info.config)).eval_dataset(len(info.steps) - 1)
     count = min(limit, len(dataset))
 
@@ -76,7 +80,13 @@ def _folder(root: Path, info: ModelInfo, limit: int) -> LabelledPictures:
     def read() -> Iterator[tuple[Pixels, Pixels]]:
         for name in names:
             picture = load(source.image("val", name)).convert("RGB")
-            yield np.array(picture), table[source.mask("val", name)]
+            truth = Image.fromarray(table[source.mask("val", name)])
+            if info.predict_mode == "crop":
+                scale = info.crop / min(picture.size)
+                size = (round(picture.width * scale), round(picture.height * scale))
+                picture = picture.resize(size, Image.Resampling.BILINEAR)
+                truth = truth.resize(size, Image.Resampling.NEAREST)
+            yield np.array(picture), np.array(truth)
 
     return LabelledPictures(len(names), read)
 

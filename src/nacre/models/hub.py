@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from nacre.errors import NacreError
 from nacre.models.download import TIMEOUT, Checksum, cache_folder, download
 
 _REDIRECTIONS = (301, 302, 303, 307, 308)
@@ -76,3 +77,25 @@ def _checksum(tag: str | None) -> Checksum | None:
     if re.fullmatch(r"[0-9a-f]{64}", digest):
         return Checksum(digest)
     return Checksum(digest, "git") if re.fullmatch(r"[0-9a-f]{40}", digest) else None
+
+
+ADDRESS = "hf:/"
+"""What the address of a model on the hub begins with; a path has lost the second slash."""
+
+
+def hub_model(address: str) -> Path:
+    """Return the model file of an address such as ``hf://organisation/name@revision``.
+
+    Raises:
+        NacreError: it is no such address, or the file cannot be had.
+    """
+    repository, _, revision = address.removeprefix(ADDRESS).lstrip("/").partition("@")
+    parts = repository.split("/")
+    if len(parts) != 2 or not all(re.fullmatch(r"[\w.-]*\w[\w.-]*", part) for part in parts):
+        raise NacreError(
+            f"{address} is no model of the hub: give hf://organisation/name, with @revision if "
+            "another than main is meant"
+        )
+    if not re.fullmatch(r"[\w.-]*", revision):
+        raise NacreError(f"{address}: {revision!r} is no revision")
+    return hub_file(repository, "model.safetensors", revision=revision or "main")

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from nacre.errors import NacreError, describe_errors
 from nacre.models.build import build_network, read_model_config
+from nacre.models.hub import ADDRESS, hub_model
 from nacre.models.network import Network
 from nacre.utils.io import save_json
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
@@ -127,7 +128,14 @@ def _check_finite(path: Path, tensors: Tensors) -> None:
 
 
 def find_model(path: Path) -> Path:
-    """Return the model file that a user means: itself, a step's folder, or a run's last step."""
+    """Return the model file that a user means.
+
+    Args:
+        path: The file itself, a step's folder, a run's (its last step), or a model of the Hugging
+            Face hub as ``hf://organisation/name``, which is fetched once.
+    """
+    if str(path).startswith(ADDRESS):
+        return hub_model(str(path))
     if path.is_dir():
         found = path / "model.safetensors"
         steps = sorted(_numbered(path.glob("step-*/model.safetensors")), key=_step_number)
