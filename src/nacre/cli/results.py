@@ -38,7 +38,9 @@ def table(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
     kind: Annotated[
         str,
-        typer.Option(help="steps, last, classes; the paper's: voc, ade20k, ablation, lwf-mc."),
+        typer.Option(
+            help="steps, last, classes; the paper's: voc, ade20k, ablation, lwf-mc; later."
+        ),
     ] = "steps",
     paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
     background: Annotated[bool, typer.Option(help="Count the background in means.")] = False,

@@ -9,7 +9,7 @@ import pytest
 from nacre.data.sources.voc import CLASS_NAMES
 from nacre.errors import NacreError
 from nacre.report.results.aggregate import load_results
-from nacre.report.results.published import published
+from nacre.report.results.published import later, later_sources, published
 from nacre.report.tables.cells import ResultTable, TableRow
 from nacre.report.tables.columns import class_names
 from nacre.report.tables.kinds import KINDS, make_tables
@@ -231,3 +231,37 @@ def test_what_cannot_be_shown_is_refused(make_run: Any) -> None:
         make_tables(results, "steps", paper=True)
     with pytest.raises(NacreError, match="leave the background out"):
         make_tables(results, "last", paper=True, background=True)
+
+
+def test_published_figures_of_later_methods_are_marked_and_count_as_their_papers_do(
+    make_run: Any,
+) -> None:
+    path = make_run("a", "plop", scenario="voc/15-1/overlapped")
+    (table,) = make_tables(load_results([path]), "later", paper=True)
+    iou = last_iou(path, 5)
+    old = mean(iou[name] for name in ("background", *CLASS_NAMES[:15]))
+    new = mean(iou[name] for name in CLASS_NAMES[15:])
+    assert cell(table, "PLOP", "15-1 overlapped", "1-15").mean == pytest.approx(old)
+    assert cell(table, "PLOP", "15-1 overlapped", "16-20").mean == pytest.approx(new)
+    assert cell(table, "PLOP, published", "15-1 overlapped", "all").text == "54.6"
+    names = [one.name for one in table.rows]
+    assert {"SSUL-M, published", "STAR, published", "LGKD, published"} <= set(names)
+    assert all(("published" in one.name) != (one.name == "PLOP") for one in table.rows)
+    assert "not run here" in table.caption
+    assert "SSUL-M: stores 100 images" in table.caption
+
+
+def test_every_published_figure_of_later_methods_has_a_source_and_adds_up() -> None:
+    for data, count in {"voc": 20, "ade20k": 150}.items():
+        table, told = later()[data], later_sources(data)
+        assert all(any(one.startswith(f"{name}: ") for one in told) for name in table.methods)
+        for place, groups in table.groups.items():
+            first = int(place.task.partition("-")[0])
+            for method in table.methods:
+                found = [table.figures.get((place, method, group)) for group in groups]
+                if None in found:
+                    continue
+                old, new, every = (value or 0 for value in found)
+                means = [((first + b) * old + (count - first) * new) / (count + b) for b in (0, 1)]
+                # Within what rounding and means of several runs may do.
+                assert min(abs(every - one) for one in means) < 0.006, (place, method)

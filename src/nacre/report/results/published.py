@@ -1,5 +1,9 @@
 """The paper's own figures, and which of our runs stand beside which of them.
 
+The file ``later_tables.csv`` holds figures of methods since 2020 as later papers and repositories
+give them, each with its source, with what the method stores, and with whether the background is in
+its means (in those of old and of all classes, as these papers count).
+
 The file ``paper_tables.csv`` holds the figures of the paper's tables as printed, background left
 out of every mean. Its order is the order of rows and columns. ADE20K's are means over the class
 orders a and b. Our rows are found by method; the rows of the ablation by the three switches of
@@ -22,6 +26,7 @@ from nacre.report.results.aggregate import Row, ScenarioResults, shown_name
 from nacre.scenarios.scenario import read_scenario
 
 FILE = Path(__file__).with_name("paper_tables.csv")
+LATER_FILE = Path(__file__).with_name("later_tables.csv")
 
 ABLATION = {
     ("unbiased", "plain", "random"): "LwF + CE",
@@ -72,6 +77,35 @@ def published() -> dict[str, PublishedTable]:
         name: _table(name, [line for line in lines if _number(line["table"]) == name])
         for name in names
     }
+
+
+@lru_cache
+def later() -> dict[str, PublishedTable]:
+    """Return the published figures of methods since 2020, by data set."""
+    lines = _later_lines()
+    names = dict.fromkeys(line["dataset"] for line in lines)
+    return {
+        name: _table(name, [line for line in lines if line["dataset"] == name]) for name in names
+    }
+
+
+def later_sources(data: str) -> list[str]:
+    """Say of each method on a data set where its figures are from and what it stores."""
+    told: dict[str, None] = {}
+    for line in _later_lines():
+        if line["dataset"] == data:
+            stores = "" if line["stored"] == "nothing" else f"stores {line['stored']}; "
+            told[f"{line['method']}: {stores}{line['source']}{_apart(line)}"] = None
+    return list(told)
+
+
+def _apart(line: dict[str, str]) -> str:
+    return "; background out of its means" if line["background"] == "out" else ""
+
+
+def _later_lines() -> list[dict[str, str]]:
+    with LATER_FILE.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def place_of(results: ScenarioResults) -> tuple[Place, str] | None:

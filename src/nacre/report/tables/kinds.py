@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nacre.errors import NacreError, unknown_name
 from nacre.report.results.aggregate import ScenarioResults
-from nacre.report.results.published import PublishedTable, published
+from nacre.report.results.published import PublishedTable, later, later_sources, published
 from nacre.report.tables.cells import (
     Cell,
     Column,
@@ -29,6 +29,7 @@ KINDS = {
     "ade20k": "the paper's Table 2: ADE20K, the mean of its two class orders",
     "ablation": "the paper's Table 3: what each part of MiB adds",
     "lwf-mc": "the supplement's variants of LwF-MC",
+    "later": "methods since 2020: background counted in old and all, as their papers do",
 }
 
 NUMBERS = {"voc": ("1",), "ade20k": ("2",), "ablation": ("3",), "lwf-mc": ("S1", "S2")}
@@ -43,6 +44,9 @@ TITLES = {
 }
 
 
+LATER_TITLES = {"voc": "Pascal VOC 2012", "ade20k": "ADE20K"}
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a table is made of.
@@ -54,6 +58,8 @@ class Plan:
         closed: Whether no other methods are shown.
         paper: Where the paper's figures are looked up, if they are wanted.
         background: Whether the background counts as one class more in every mean.
+        is_later: Whether the figures are later papers', with the background in all means but
+            those of new classes.
     """
 
     title: str
@@ -62,6 +68,12 @@ class Plan:
     closed: bool = False
     paper: tuple[PublishedTable, ...] = ()
     background: bool = False
+    is_later: bool = False
+
+    def counts_background(self, group: str) -> bool:
+        """Whether the background is in the mean of a group of classes."""
+        is_new = group != "all" and group.partition("-")[0] != "1"
+        return self.background and not (self.is_later and is_new)
 
 
 def make_tables(
@@ -96,6 +108,8 @@ def make_tables(
             )
             for one in results
         ]
+    if kind == "later":
+        return _later_tables(results, paper)
     return _published_tables(results, kind, paper, background)
 
 
@@ -116,7 +130,7 @@ def build(plan: Plan) -> ResultTable:
 def _check(kind: str, paper: bool, background: bool) -> None:
     if kind not in KINDS:
         raise unknown_name("kind of table", kind, KINDS)
-    if paper and background:
+    if paper and background and kind != "later":
         raise NacreError("the paper's figures leave the background out: not both can be shown")
     if paper and kind == "steps":
         others = ", ".join(name for name in KINDS if name != "steps")
@@ -146,6 +160,22 @@ def _published_tables(
     return tables
 
 
+def _later_tables(results: Sequence[ScenarioResults], paper: bool) -> list[ResultTable]:
+    tables = []
+    for data, layout in later().items():
+        blocks = tuple(published_blocks(results, layout))
+        figures = (layout,) if paper else ()
+        if blocks:
+            title = f"{LATER_TITLES[data]}, methods since 2020"
+            plan = Plan(title, blocks, layout.methods, False, figures, True, is_later=True)
+            tables.append(build(plan))
+    if not tables:
+        places = dict.fromkeys(place for layout in later().values() for place in layout.places)
+        needed = ", ".join(f"{one.data}/{one.task}/{one.setup}" for one in places)
+        raise NacreError(f"no run fits the table 'later'; it is made of the scenarios {needed}")
+    return tables
+
+
 def _names(plan: Plan) -> list[str]:
     """Return the methods in the order of the rows."""
     ours = dict.fromkeys(name for block in plan.blocks for name in block.names)
@@ -159,16 +189,19 @@ def _names(plan: Plan) -> list[str]:
 def _rows(plan: Plan, name: str) -> list[TableRow]:
     """Return our row of a method, the paper's, and the difference: what there is of them."""
     places = [(block, group) for block in plan.blocks for group in block.groups]
-    ours = tuple(Cell(block.values(name, group, plan.background)) for block, group in places)
+    ours = tuple(
+        Cell(block.values(name, group, plan.counts_background(group))) for block, group in places
+    )
     theirs = tuple(Cell(_theirs(plan, block, name, group)) for block, group in places)
     gaps = tuple(_gap(one, other) for one, other in zip(ours, theirs, strict=True))
     members = [row for block in plan.blocks for row in block.members(name)]
     apart = any(row.merged for row in members) or name == "Joint"
+    mark = "published" if plan.is_later else "paper's"
     seeds = max((len(row.runs) for row in members), default=0)
     rows = (
         TableRow(name, ours, seeds, apart),
-        TableRow(f"{name}, paper's", theirs, 0, apart, "paper"),
-        TableRow(f"{name}, ours − paper's", gaps, 0, apart, "difference"),
+        TableRow(f"{name}, {mark}", theirs, 0, apart, "paper"),
+        TableRow(f"{name}, ours − {mark}", gaps, 0, apart, "difference"),
     )
     return [row for row in rows if any(cell.values for cell in row.cells)]
 
@@ -196,6 +229,13 @@ def _notes(plan: Plan) -> list[str]:
             notes.append(f"One order alone in {block.heading}: {', '.join(alone)}.")
         elif plan.paper and block.place is not None and block.place.data == "ade20k" and alone:
             notes.append(f"{block.heading} is one class order; the paper's is the mean of two.")
-    if plan.paper:
+    if plan.is_later:
+        notes.append("The background is in the means of old and of all classes.")
+    if plan.paper and plan.is_later:
+        notes.append(
+            "Rows named “published” are copied from papers and repositories, not run here."
+        )
+        notes.append("; ".join(later_sources(plan.paper[0].name)) + ".")
+    elif plan.paper:
         notes.append("Rows named “paper's” are copied from the paper, not run here.")
     return notes
