@@ -80,7 +80,7 @@ def operations(work: Path, kills: int, with_base: bool) -> tuple[int, int, list[
     total = int(log.read_text())
     chosen = range(1, total + 1)
     if kills < total:
-        chosen = range(1, total + 1, total // kills + 1)
+        chosen = range(1, total + 1, -(-total // kills))
     results = []
     for at in chosen:
         out = work / f"at-{at}"

@@ -1,7 +1,7 @@
 """Send signals to real runs, in every way that schedulers, terminals and torchrun do.
 
 python tests/kills/signal_cases.py              all cases
-python tests/kills/signal_cases.py 'workers 2'  those whose name holds the words
+python tests/kills/signal_cases.py 'workers 2'  those whose name holds these words
 
 Each run must save where it can, leave no process and no lock behind, and end as an undisturbed one
 when it goes on. The exit code says whether all did.
@@ -168,8 +168,12 @@ def _below(process: int) -> list[int]:
     return [one for child in _children(process) for one in _below(child)] + [process]
 
 
-def main(words: str = "") -> None:
-    """Try all cases whose name holds the words."""
+def _is_meant(name: str, words: tuple[str, ...]) -> bool:
+    return not words or any(one in name for one in words)
+
+
+def main(*words: str) -> None:
+    """Try all cases, or those whose name holds one of these words."""
     trials: dict[str, Callable[[Path], list[str]]] = {}
     with tempfile.TemporaryDirectory(prefix="nacre-signals-") as folder:
         work = Path(folder)
@@ -179,7 +183,7 @@ def main(words: str = "") -> None:
         for target in ("agent", "group", "tree"):
             name = f"SIGTERM to torchrun's {target}, workers 2"
             trials[name] = partial(try_torchrun, target, work, pair)
-        chosen = {name: trial for name, trial in trials.items() if words in name}
+        chosen = {name: trial for name, trial in trials.items() if _is_meant(name, words)}
         assert wait(start(command(alone, 0), alone.with_suffix(".log"))) == 0
         if any("torchrun" in name for name in chosen):
             run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -178,3 +178,19 @@ def test_step_0_is_learnt_once_and_is_a_base_for_runs(some_accuracy, tmp_path):
     run_scenario(config_of("mib"), own)
     assert (own / "step-0" / "model.safetensors").read_bytes() == steps.pop()
     run_scenario(build_config(file=tuning.config), tmp_path / "run", base=out / "base")
+
+
+def test_a_trial_of_another_config_is_not_taken_for_this_ones(tmp_path, monkeypatch):
+    def diverge(trainer, batch):
+        raise NotFinite("the loss is not a finite number")
+
+    out, base = tmp_path / "out", tmp_path / "base"
+    run_scenario(config_of("lwf"), base)
+    monkeypatch.setattr("nacre.training.trainer.Trainer.update", diverge)
+    for _ in range(2):
+        with pytest.raises(NacreError, match="fine-tuning learns nothing"):
+            tune(config_of("lwf"), out, base=base)
+    assert (out / "ft-lr-0.01" / "diverged.json").exists()
+    other = config_of("lwf", train={"incremental_epochs": 2})
+    with pytest.raises(NacreError, match=r"another config \(train.incremental_epochs: None -> 2"):
+        tune(other, out, base=base)

@@ -1,0 +1,26 @@
+import pytest
+
+from nacre.cli.app import command_to_go_on
+
+
+@pytest.mark.parametrize(
+    ("variables", "command"),
+    [
+        ({}, "nacre run --out 'my run'"),
+        (
+            {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"},
+            "torchrun --nproc-per-node 2 -m nacre run --out 'my run'",
+        ),
+        (
+            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"},
+            "torchrun --nproc-per-node 4 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
+            "-m nacre run --out 'my run'  on each of the 2 machines",
+        ),
+    ],
+)
+def test_the_command_to_go_on_is_the_one_that_began(monkeypatch, variables, command):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert command_to_go_on("run", "--out", "my run") == command
