@@ -15,7 +15,7 @@ LABELS = {name: label for label, name in NAMES.items()}
 
 def write_folder(
     root: Path,
-    labelled: Sequence[str],
+    labeled: Sequence[str],
     *,
     world: ScenesConfig,
     train: Sequence[str] | None = None,
@@ -29,9 +29,9 @@ def write_folder(
     source = Scenes(world)
     keep = np.zeros(256, np.uint8)
     keep[255] = 255
-    for name in labelled:
+    for name in labeled:
         keep[LABELS[name]] = LABELS[name]
-    wanted = {LABELS[name] for name in labelled}
+    wanted = {LABELS[name] for name in labeled}
     for folder in ("images", "masks"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for split, given in (("train", train), ("val", val)):
@@ -44,6 +44,6 @@ def write_folder(
             mask.save(root / "masks" / f"{split}-{name}.png")
         if lists:
             (root / f"{split}.txt").write_text("".join(f"{split}-{name}\n" for name in names))
-    classes = ", ".join(f"{LABELS[name]}: {name}" for name in labelled)
+    classes = ", ".join(f"{LABELS[name]}: {name}" for name in labeled)
     (root / "classes.yaml").write_text(f"classes: {{{classes}}}\n")
     return root

@@ -199,17 +199,17 @@ def test_background_is_counted_again() -> None:
 def test_replay_is_weighted_by_its_share_of_pixels(drawn: int, background: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     x, z = (torch.randn(n, 3, generator=g, dtype=torch.float64) for n in (drawn, background))
-    labelled = torch.rand((), generator=g, dtype=torch.float64)
+    labeled = torch.rand((), generator=g, dtype=torch.float64)
     r, num_pixels = 1.7, 20
     w_f, w_b = drawn / num_pixels, r * background / num_pixels
-    expected = float(labelled)
+    expected = float(labeled)
     for weight, logits in ((w_f, x), (w_b, z)):
         for column in logits.t().tolist():
             terms = [math.log(1 + math.exp(v)) for v in column]
             expected += weight * sum(terms) / len(terms) if terms else 0
     expected /= 1 + w_f + w_b
     replayed = (sum_of_negatives(x) + r * sum_of_negatives(z)) / num_pixels
-    actual = (labelled + replayed) / replay_divisor(drawn, r * background, num_pixels)
+    actual = (labeled + replayed) / replay_divisor(drawn, r * background, num_pixels)
     assert float(actual) == pytest.approx(expected, rel=1e-12)
 
 

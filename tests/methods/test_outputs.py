@@ -56,7 +56,7 @@ def mean(values):
     return sum(values) / len(values)
 
 
-def labelled(batch, student, teacher, term):
+def labeled(batch, student, teacher, term):
     """Mean of a term of (label, student's logits, teacher's) over the pixels that count."""
     triples = zip(
         batch.targets.flatten().tolist(),
@@ -97,7 +97,7 @@ def losses_of(seen, method, **values):
 def test_lwf(seen, average, times):
     batch, student, teacher = seen
     found = losses_of(seen, "lwf", weight=7, average=average)
-    assert found["ce"] == pytest.approx(labelled(batch, student, teacher, cross_entropy), rel=1e-9)
+    assert found["ce"] == pytest.approx(labeled(batch, student, teacher, cross_entropy), rel=1e-9)
     wanted = 7 * times * distillation(student, teacher)
     assert found["kd"] == pytest.approx(wanted, rel=1e-9)
 
@@ -112,7 +112,7 @@ def test_mib_averages_as_told(seen):
 def test_ilt(seen, layer):
     batch, student, teacher = seen
     found = losses_of(seen, "ilt", weight=5, feature_weight=3, layer=layer)
-    assert found["ce"] == pytest.approx(labelled(batch, student, teacher, cross_entropy), rel=1e-9)
+    assert found["ce"] == pytest.approx(labeled(batch, student, teacher, cross_entropy), rel=1e-9)
     assert found["kd"] == pytest.approx(5 * distillation(student, teacher) / OLD, rel=1e-9)
     one, other = (
         (output.features if layer == "backbone" else output.decoder_features)
@@ -148,7 +148,7 @@ def of_new_channels(y, x, t):
 def test_lwf_mc(seen):
     batch, student, teacher = seen
     found = losses_of(seen, "lwf-mc", weight=4)
-    assert found["bce"] == pytest.approx(labelled(batch, student, teacher, to_labels), rel=1e-9)
+    assert found["bce"] == pytest.approx(labeled(batch, student, teacher, to_labels), rel=1e-9)
     pairs = zip(pixels(student.logits), pixels(teacher.logits), strict=True)
     everywhere = mean([to_teacher(None, x, t) for x, t in pairs])
     assert found["kd"] == pytest.approx(4 * everywhere, rel=1e-9)
@@ -166,7 +166,7 @@ def variant_c(y, x, t):
 @pytest.mark.parametrize(("method", "term"), [("lwf-mc-d", variant_d), ("lwf-mc-c", variant_c)])
 def test_lwf_mc_variants(seen, method, term):
     found = losses_of(seen, method)
-    assert found == {"bce": pytest.approx(labelled(*seen, term), rel=1e-9)}
+    assert found == {"bce": pytest.approx(labeled(*seen, term), rel=1e-9)}
 
 
 def test_lwf_mc_c_and_d_differ_exactly_in_the_background_channel(seen):
@@ -183,7 +183,7 @@ def test_lwf_mc_c_and_d_differ_exactly_in_the_background_channel(seen):
 def test_step_0_of_lwf_mc_is_the_binary_cross_entropy(seen, name):
     batch, student, teacher = seen
     found = METHODS[name](METHODS[name].Config(), 0).losses(batch, student, None)
-    wanted = labelled(batch, student, teacher, to_labels)
+    wanted = labeled(batch, student, teacher, to_labels)
     assert {key: value.item() for key, value in found.items()} == {"bce": pytest.approx(wanted)}
 
 

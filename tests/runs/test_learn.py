@@ -164,7 +164,7 @@ def test_a_class_that_is_named_but_never_drawn_is_taken_as_hidden(pets, data, tm
     label = LABELS["crate"]
     (folder / "classes.yaml").write_text(f"classes: {{1: pearl, {label}: crate}}\n")
     step = learning(folder, tmp_path / "out", start=pets)
-    assert step.data.sets[0].unlabelled == ("pearl",)
+    assert step.data.sets[0].unlabeled == ("pearl",)
     assert step.spec.hidden is None, "all old classes hide, as in the paper"
 
 

@@ -37,7 +37,7 @@ CLOSE = 0.85
 
 
 @dataclass(frozen=True)
-class LabelledSet:
+class LabeledSet:
     """A data set as a step sees it, its classes under the names that the model uses.
 
     Attributes:
@@ -75,22 +75,22 @@ class LabelledSet:
         return {label: self.renamed.get(name, name) for label, name in self.space.names.items()}
 
     @cached_property
-    def labelled(self) -> tuple[str, ...]:
+    def labeled(self) -> tuple[str, ...]:
         """The classes that it labels: those it names and holds at least a pixel of."""
         held = images_by_label(self.train_index) + images_by_label(self.val_index)
         return tuple(name for label, name in self.names.items() if held[label])
 
     @property
-    def unlabelled(self) -> tuple[str, ...]:
+    def unlabeled(self) -> tuple[str, ...]:
         """Classes that it names and holds no pixel of: they may well stand in its background."""
-        return tuple(name for name in self.names.values() if name not in self.labelled)
+        return tuple(name for name in self.names.values() if name not in self.labeled)
 
     def lut(self, class_names: Sequence[str], border: BorderRule = "ignored") -> LabelTable:
         """Return the table from label values to channels: what is not learnt is background."""
         channel = {name: i for i, name in enumerate(class_names)}
         table, ignored = empty_table(len(class_names))
         for label, name in self.names.items():
-            if name in self.labelled:
+            if name in self.labeled:
                 table[label] = channel.get(name, 0)
         if self.space.ignored is not None and border == "ignored":
             table[self.space.ignored] = ignored
@@ -98,7 +98,7 @@ class LabelledSet:
 
     def hidden(self, class_names: Sequence[str]) -> list[bool]:
         """Return, by channel, whether a class may stand in the background."""
-        return [name != BACKGROUND and name not in self.labelled for name in class_names]
+        return [name != BACKGROUND and name not in self.labeled for name in class_names]
 
     def hidden_names(self, class_names: Sequence[str]) -> list[str]:
         """Return the classes that may stand in the background."""
@@ -119,7 +119,7 @@ class LabelledSet:
 
 def rename_classes(
     sets: Sequence[tuple[str, Source]], renames: Mapping[str, str]
-) -> list[LabelledSet]:
+) -> list[LabeledSet]:
     """Give the classes of data sets the model's names; refuse a rename that changes nothing."""
     named = {name for _, source in sets for name in source.space.names.values()}
     for old, new in renames.items():
@@ -128,7 +128,7 @@ def rename_classes(
                 f"--rename {old}={new}: no data set names a class {old!r}"
                 f"{did_you_mean(old, named)}; classes: {', '.join(sorted(named))}"
             )
-    found = [LabelledSet(name, source, renames) for name, source in sets]
+    found = [LabeledSet(name, source, renames) for name, source in sets]
     for one in found:
         names = list(one.names.values())
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -140,7 +140,7 @@ def rename_classes(
 
 
 def choose_new_classes(
-    sets: Sequence[LabelledSet],
+    sets: Sequence[LabeledSet],
     known: Sequence[str],
     chosen: Sequence[str] = (),
     new: Sequence[str] = (),
@@ -157,7 +157,7 @@ def choose_new_classes(
         NacreError: nothing is new, a chosen class is not there, or a name is close to another.
     """
     named = list(dict.fromkeys(name for one in sets for name in one.names.values()))
-    labelled = {name for one in sets for name in one.labelled}
+    labeled = {name for one in sets for name in one.labeled}
     for option, wanted in (("--classes", chosen), ("--new", new)):
         missing = [name for name in wanted if name not in named]
         if missing:
@@ -169,11 +169,11 @@ def choose_new_classes(
         if name in known:
             raise NacreError(f"--new {name}: the model knows a class of this very name already")
     wanted_names = [name for name in named if name not in known and name in (chosen or named)]
-    empty = [name for name in wanted_names if name not in labelled]
-    if empty and (chosen or not any(name in labelled for name in wanted_names)):
+    empty = [name for name in wanted_names if name not in labeled]
+    if empty and (chosen or not any(name in labeled for name in wanted_names)):
         where = ", ".join(one.name for one in sets)
         raise NacreError(f"no picture of {where} holds a pixel of {empty[0]!r}")
-    found = tuple(name for name in wanted_names if name in labelled)
+    found = tuple(name for name in wanted_names if name in labeled)
     if not found:
         raise NacreError(
             f"there is no new class in {', '.join(one.name for one in sets)}: the model knows "
@@ -184,7 +184,7 @@ def choose_new_classes(
 
 
 def _check_close(
-    sets: Sequence[LabelledSet], found: Sequence[str], known: Sequence[str], new: Sequence[str]
+    sets: Sequence[LabeledSet], found: Sequence[str], known: Sequence[str], new: Sequence[str]
 ) -> None:
     """Ask about new names that look like known ones, or like those of another data set."""
     owner = {name: one.name for one in reversed(sets) for name in one.names.values()}
@@ -252,8 +252,8 @@ class LearnData:
         border: What pixels that were not annotated are in training.
     """
 
-    sets: tuple[LabelledSet, ...]
-    tests: tuple[LabelledSet, ...]
+    sets: tuple[LabeledSet, ...]
+    tests: tuple[LabeledSet, ...]
     known: tuple[str, ...]
     new: tuple[str, ...]
     config: ImagesConfig
@@ -281,7 +281,7 @@ class LearnData:
         usual[1 : len(self.known)] = True
         return None if (rows == usual).all() else rows
 
-    def test_sets(self) -> Iterator[tuple[LabelledSet, tuple[Split, ...]]]:
+    def test_sets(self) -> Iterator[tuple[LabeledSet, tuple[Split, ...]]]:
         """Yield every test set with its splits: the data sets' own, and those given for testing."""
         for one in self.sets:
             if len(one.val_index):
@@ -292,7 +292,7 @@ class LearnData:
             yield one, ("val",) if has_lists else ("train", "val")
 
     def eval_dataset(
-        self, one: LabelledSet, split: Split, class_names: Sequence[str]
+        self, one: LabeledSet, split: Split, class_names: Sequence[str]
     ) -> EvalDataset:
         """Return the images of a test set that hold a class it can judge a network on."""
         judged = {label for label, name in one.names.items() if name in class_names}

@@ -14,13 +14,13 @@ from torch import nn
 
 from nacre.errors import NacreError
 from nacre.export.graph import PictureToClasses, to_onnx
-from nacre.export.labelled import (
+from nacre.export.labeled import (
     Classify,
-    LabelledPictures,
+    LabeledPictures,
     Pixels,
     mean_iou,
     measure_iou,
-    open_labelled,
+    open_labeled,
 )
 from nacre.export.metadata import describe, write_metadata
 from nacre.export.quantize import quantize
@@ -81,7 +81,7 @@ def export_onnx(
         info: What its file says about it.
         out: The ONNX file.
         form: Its numbers.
-        data: Test pictures to calibrate with and to measure the IoU on; see `open_labelled`.
+        data: Test pictures to calibrate with and to measure the IoU on; see `open_labeled`.
         limit: How many test pictures at most.
         license: Of the weights, for the metadata.
 
@@ -90,28 +90,28 @@ def export_onnx(
     """
     if len(info.classes) > 256:
         raise NacreError(f"{len(info.classes)} classes do not fit into a class map of 8 bits")
-    labelled = open_labelled(data, info, limit) if data is not None else None
+    labeled = open_labeled(data, info, limit) if data is not None else None
     graph, comparison = _traced(network, info, "fp16" if form == "fp16" else "fp32")
     if form.startswith("int8"):
-        graph = quantize(graph, _shown(labelled) if form == "int8-calibrated" else None)
+        graph = quantize(graph, _shown(labeled) if form == "int8-calibrated" else None)
     del graph.graph.output[1]
     write_metadata(graph, describe(info, form, license))
     content = graph.SerializeToString()
-    agreement, iou = _measure(network, info, content, labelled)
+    agreement, iou = _measure(network, info, content, labeled)
     if agreement < LEAST_AGREEMENT:
         raise NacreError(
             f"{form} changes the class of {1 - agreement:.1%} of the pixels; the file is not kept"
             + ("" if form == "int8-calibrated" else "; int8-calibrated may lose less")
         )
     save(out, lambda file: file.write_bytes(content))
-    count = labelled.count if labelled else 0
+    count = labeled.count if labeled else 0
     return Exported(out, form, len(content), comparison, agreement, count, iou)
 
 
-def _shown(labelled: LabelledPictures | None) -> Iterator[Pixels]:
-    if labelled is None:
+def _shown(labeled: LabeledPictures | None) -> Iterator[Pixels]:
+    if labeled is None:
         raise NacreError("8 bits are calibrated on pictures: give data, or take int8-dynamic")
-    return labelled.pictures(CALIBRATED_WITH)
+    return labeled.pictures(CALIBRATED_WITH)
 
 
 def _traced(network: nn.Module, info: ModelInfo, form: str) -> tuple["ModelProto", Comparison]:
@@ -123,7 +123,7 @@ def _traced(network: nn.Module, info: ModelInfo, form: str) -> tuple["ModelProto
 
 
 def _measure(
-    network: nn.Module, info: ModelInfo, content: bytes, labelled: LabelledPictures | None
+    network: nn.Module, info: ModelInfo, content: bytes, labeled: LabeledPictures | None
 ) -> tuple[float, tuple[float | None, float | None] | None]:
     """Return how far the finished file agrees with torch, and the mean IoU of both."""
     session = open_session(content)
@@ -135,13 +135,13 @@ def _measure(
     def original(picture: Pixels) -> Pixels:
         return torch_scores(network, picture).argmax(0).astype(np.uint8)
 
-    if labelled is None:
+    if labeled is None:
         shown = [noise_picture(size, at) for at, size in enumerate(sizes_to_compare(info.crop))]
         return _agreement(shown, exported, original), None
-    shown = list(labelled.pictures(8))
+    shown = list(labeled.pictures(8))
     channels = len(info.classes)
-    before = mean_iou(measure_iou(labelled, original, channels, "testing in torch"))
-    after = mean_iou(measure_iou(labelled, exported, channels, "testing the file"))
+    before = mean_iou(measure_iou(labeled, original, channels, "testing in torch"))
+    after = mean_iou(measure_iou(labeled, exported, channels, "testing the file"))
     return _agreement(shown, exported, original), (before, after)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from nacre.errors import NacreError
 from nacre.export.card import Card, write_card
-from nacre.export.labelled import open_labelled
+from nacre.export.labeled import open_labeled
 from nacre.export.verify import torch_scores
 from nacre.models.io import MODEL, ModelInfo, find_model, load_model
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
@@ -149,7 +149,7 @@ def _write_pictures(network: nn.Module, info: ModelInfo, data: str, count: int, 
     """Draw pictures, what their labels say and what the model sees, side by side."""
     colors = [(red, green, blue) for red, green, blue in info.colors]
     rows = []
-    for picture, truth in open_labelled(data, info, count).read():
+    for picture, truth in open_labeled(data, info, count).read():
         seen = torch_scores(network, picture).argmax(0).astype(np.uint8)
         shown = (picture, paint(truth, colors, picture), paint(seen, colors, picture))
         rows.append(tuple(Tile(one) for one in shown))

@@ -136,7 +136,7 @@ class Star(SigmoidMethod):
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy of new classes, with background again, and the two distances."""
         first_new = self.num_old or 1
-        labelled = fused_split_binary_losses(
+        labeled = fused_split_binary_losses(
             student.logits[:, first_new:],
             batch.targets,
             first_new=first_new,
@@ -144,7 +144,7 @@ class Star(SigmoidMethod):
             num_pixels=batch.num_valid_pixels,
         )["bce"]
         if not self.num_old:
-            return {"bce": labelled}
+            return {"bce": labeled}
         seen = require_teacher(teacher)
         size = (student.logits.shape[-2], student.logits.shape[-1])
         targets = grid_targets(batch.data_targets, size)
@@ -152,7 +152,7 @@ class Star(SigmoidMethod):
         again = student.logits[:, first_new:].permute(0, 2, 3, 1)[is_background]
         background = self._background_weight * sum_of_negatives(again) / targets.numel()
         return {
-            "bce": labelled / self._divisor,
+            "bce": labeled / self._divisor,
             "background": background / self._divisor,
             "features": self.config.weight * self._hold_features(batch, student, seen),
             "contrast": self.config.contrast * self._contrast(student, targets),

@@ -54,9 +54,9 @@ def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     mean = x.sum(_PER_CHANNEL, dtype=wide) / count
     # Squares are summed about the mean: about the origin they would cancel where it is far from 0.
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    centre = mean.to(x.dtype)
-    squares = (x - per_channel(centre)).square_().sum(_PER_CHANNEL, dtype=wide)
-    return mean, (squares / count - (centre.to(wide) - mean).square()).clamp_(min=0)
+    center = mean.to(x.dtype)
+    squares = (x - per_channel(center)).square_().sum(_PER_CHANNEL, dtype=wide)
+    return mean, (squares / count - (center.to(wide) - mean).square()).clamp_(min=0)
 
 
 def channel_sums(dy: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data.dataset import eval_batches
-from nacre.data.learn_data import LabelledSet, LearnData
+from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
@@ -68,7 +68,7 @@ def _evaluate_on_folders(
         changed |= {"data": [root], "tests": [], "rename": {}}
     config = resolve_learn_config(changed)
     opened = open_folders([*config.data, *config.tests])
-    sets = [LabelledSet(name, source, config.rename) for name, source in opened]
+    sets = [LabeledSet(name, source, config.rename) for name, source in opened]
     count = 0 if root is not None else len(config.data)
     known = tuple(info.classes)
     data = LearnData(

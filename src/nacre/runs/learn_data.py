@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nacre.data import open_source
 from nacre.data.learn_data import (
-    LabelledSet,
+    LabeledSet,
     LearnData,
     choose_new_classes,
     rename_classes,
@@ -40,12 +40,12 @@ def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
     opened = open_folders([*config.data, *config.tests], cache)
     count = len(config.data)
     sets = rename_classes(opened[:count], config.rename)
-    tests = [LabelledSet(name, source, config.rename) for name, source in opened[count:]]
+    tests = [LabeledSet(name, source, config.rename) for name, source in opened[count:]]
     for one in tests:
-        if not one.labelled:
+        if not one.labeled:
             raise NacreError(f"--test {one.name}: no picture there holds a pixel of a class")
     for one in sets:
-        if not one.labelled:
+        if not one.labeled:
             raise NacreError(f"{one.name} labels nothing: no mask holds a pixel of a class")
         if not len(one.train_index):
             raise NacreError(f"{one.name} has no training pictures")

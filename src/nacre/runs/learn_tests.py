@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nacre.data.dataset import EvalDataset, eval_batches
-from nacre.data.learn_data import LabelledSet, LearnData
+from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.source import Split
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.inference import predict_classes
@@ -60,7 +60,7 @@ class Tester:
                 (self._confusion(network, dataset) for dataset in datasets),
                 start=torch.zeros(len(class_names), len(class_names), dtype=torch.int64),
             )
-            judged = [name for name in class_names if name in one.labelled]
+            judged = [name for name in class_names if name in one.labeled]
             folded = fold_hidden(confusion, one, class_names)
             ious = dict(zip(class_names, iou_by_class(folded), strict=True))
             found.append(
@@ -129,7 +129,7 @@ class Tester:
             yield EvalDataset(one.source, names, lut, self.data.config, split)
 
 
-def fold_hidden(confusion: Tensor, one: LabelledSet, class_names: Sequence[str]) -> Tensor:
+def fold_hidden(confusion: Tensor, one: LabeledSet, class_names: Sequence[str]) -> Tensor:
     """Count predictions of classes that a test set does not label as background."""
     folded = confusion.clone()
     for channel, hides in enumerate(one.hidden(class_names)):

@@ -19,10 +19,10 @@ def plan_lines(data: LearnData, reasons: Sequence[str]) -> RenderableType:
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
         hides = one.hidden_names(data.class_names)
-        text = f"{one.name}: {len(one.train_index):,} pictures label {_some(one.labelled)}"
+        text = f"{one.name}: {len(one.train_index):,} pictures label {_some(one.labeled)}"
         text += f"; its background may hide {_some(hides)}" if hides else ""
         lines.append(Text(text))
-        known = [name for name in one.unlabelled if name in data.known]
+        known = [name for name in one.unlabeled if name in data.known]
         if known:
             lines.append(
                 Text(

@@ -25,13 +25,13 @@ class Reader(HTMLParser):
         self.addresses: list[str] = []
         self.ids: list[str] = []
         self.alternatives: list[str] = []
-        self.labelled: list[str] = []
+        self.labeled: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         self.addresses += [found[name] or "" for name in ("src", "href") if name in found]
         self.ids += [found["id"] or ""] if "id" in found else []
-        self.labelled += (found.get("aria-labelledby") or "").split()
+        self.labeled += (found.get("aria-labelledby") or "").split()
         if tag == "img":
             self.alternatives.append(found.get("alt") or "")
         if tag not in VOID:
@@ -76,7 +76,7 @@ def test_needs_nothing_beside_it(page: Path) -> None:
 def test_charts_and_pictures_have_alternatives(page: Path) -> None:
     text, reader = read(page)
     assert len(reader.ids) == len(set(reader.ids))
-    assert set(reader.labelled) <= set(reader.ids)
+    assert set(reader.labeled) <= set(reader.ids)
     assert text.count("<desc") >= 3 + 1 + 4
     sheet = 3 * (1 + 4 + 1)
     grown = 2 * (1 + 3 * 3 + 1 + 1)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from nacre.errors import NacreError
-from nacre.export.labelled import mean_iou, measure_iou, open_labelled
+from nacre.export.labeled import mean_iou, measure_iou, open_labeled
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, model) -> Path:
 
 def test_labels_become_channels_by_name(folder: Path, model) -> None:
     _, info = model
-    ((picture, truth),) = open_labelled(str(folder), info, 5).read()
+    ((picture, truth),) = open_labeled(str(folder), info, 5).read()
     assert picture.shape == (64, 96, 3)
     assert (truth[:, :48] == 2).all()
     assert (truth[:, 48:90] == 0).all()
@@ -41,14 +41,14 @@ def test_labels_become_channels_by_name(folder: Path, model) -> None:
 def test_pictures_are_scaled_for_a_model_that_was_tested_so(folder: Path, model) -> None:
     _, info = model
     scaled = replace(info, predict_mode="crop", crop=32)
-    ((picture, truth),) = open_labelled(str(folder), scaled, 5).read()
+    ((picture, truth),) = open_labeled(str(folder), scaled, 5).read()
     assert picture.shape == (32, 48, 3)
     assert truth.shape == (32, 48)
 
 
 def test_the_iou_is_that_of_the_tested_pixels(folder: Path, model) -> None:
     _, info = model
-    pictures = open_labelled(str(folder), info, 5)
+    pictures = open_labeled(str(folder), info, 5)
 
     def all_background(picture):
         return np.zeros(picture.shape[:2], np.uint8)
@@ -63,7 +63,7 @@ def test_a_folder_of_other_classes_is_refused(folder: Path, model) -> None:
     _, info = model
     (folder / "classes.yaml").write_text("classes: {7: horse, 9: cart}\n")
     with pytest.raises(NacreError, match=r"labels horse, cart; the model knows none of them"):
-        open_labelled(str(folder), info, 5)
+        open_labeled(str(folder), info, 5)
     other = replace(info, config={})
     with pytest.raises(NacreError, match="no scenario made this model"):
-        open_labelled("own", other, 5)
+        open_labeled("own", other, 5)

@@ -27,7 +27,7 @@ OWN = "own"
 
 
 @dataclass(frozen=True)
-class LabelledPictures:
+class LabeledPictures:
     """Test pictures of one data set.
 
     Attributes:
@@ -45,7 +45,7 @@ class LabelledPictures:
             yield picture
 
 
-def open_labelled(data: str, info: ModelInfo, limit: int) -> LabelledPictures:
+def open_labeled(data: str, info: ModelInfo, limit: int) -> LabeledPictures:
     """Open the test pictures of a folder, or those of the run that made a model.
 
     Args:
@@ -56,7 +56,7 @@ def open_labelled(data: str, info: ModelInfo, limit: int) -> LabelledPictures:
     return _own(info, limit) if data == OWN else _folder(Path(data), info, limit)
 
 
-def _own(info: ModelInfo, limit: int) -> LabelledPictures:
+def _own(info: ModelInfo, limit: int) -> LabeledPictures:
     if "scenario" not in info.config:
         raise NacreError("no scenario made this model, so it has no test pictures: give a folder")
     dataset = open_scenario(resolve_config(info.config)).eval_dataset(len(info.steps) - 1)
@@ -67,10 +67,10 @@ def _own(info: ModelInfo, limit: int) -> LabelledPictures:
             pixels, truth = dataset[at]
             yield np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()), truth.numpy()
 
-    return LabelledPictures(count, read)
+    return LabeledPictures(count, read)
 
 
-def _folder(root: Path, info: ModelInfo, limit: int) -> LabelledPictures:
+def _folder(root: Path, info: ModelInfo, limit: int) -> LabeledPictures:
     source = open_source(FolderConfig(root=root))
     names = list(source.index("val").names)[:limit]
     if not names:
@@ -88,7 +88,7 @@ def _folder(root: Path, info: ModelInfo, limit: int) -> LabelledPictures:
                 truth = truth.resize(size, Image.Resampling.NEAREST)
             yield np.array(picture), np.array(truth)
 
-    return LabelledPictures(len(names), read)
+    return LabeledPictures(len(names), read)
 
 
 def _channels_by_label(space: LabelSpace, classes: list[str], root: Path) -> Pixels:
@@ -109,7 +109,7 @@ def _channels_by_label(space: LabelSpace, classes: list[str], root: Path) -> Pix
 
 
 def measure_iou(
-    pictures: LabelledPictures, classify: Classify, channels: int, title: str
+    pictures: LabeledPictures, classify: Classify, channels: int, title: str
 ) -> list[float | None]:
     """Return the IoU of each channel over all pictures, None where the truth never holds it."""
     confusion = torch.zeros(channels, channels, dtype=torch.int64)
