@@ -142,7 +142,7 @@ def test_star_draws_what_the_step_lacks_and_counts_background_again():
     drawn = sum(
         int(max(0.0, float(n) - seen_) / 3) for n, seen_ in zip(stored, counts[1:], strict=False)
     )
-    background = float(method.tables["background.count"])
+    background = float(method.tables["statistics.background"])
     r = max(0.0, background * (1 - 0.01 * NEW) / counts[0] - 0.5)
     per_batch = counts[-1] / 3
     divisor = 1 + drawn / per_batch + r * counts[0] / 3 / per_batch

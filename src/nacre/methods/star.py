@@ -93,7 +93,7 @@ class Star(SigmoidMethod):
         "paper ade20k": {"epochs": 100, "lr": 0.025, "incremental_lr": 0.0025},
     }
     tunable = ("weight",)
-    persistent_state = frozenset({"statistics", "background"})
+    persistent_state = frozenset({"statistics"})
     config: StarConfig
 
     def __init__(self, config: Any, num_old: int) -> None:
@@ -103,7 +103,7 @@ class Star(SigmoidMethod):
     def begin_step(self, step: Step) -> None:
         """Refuse to begin without the statistics of the old classes."""
         super().begin_step(step)
-        if self.num_old and "background.count" not in self.tables:
+        if self.num_old and "statistics.background" not in self.tables:
             raise NacreError(
                 "star needs the statistics of the steps before this one, and their model has none: "
                 "learn step 0 with star too"
@@ -183,9 +183,9 @@ class Star(SigmoidMethod):
             self.tables[key] = value if old is None else torch.cat([old.to(value), value])
         if self.num_old:
             seen = float(self.tables.pop("seen.counts")[0])
-            stored = float(self.tables["background.count"])
+            stored = float(self.tables["statistics.background"])
             background = background_count(stored, seen, overlapped=self._overlapped)
-        self.tables["background.count"] = torch.tensor(background, dtype=torch.float64)
+        self.tables["statistics.background"] = torch.tensor(background, dtype=torch.float64)
 
     def state(self) -> dict[str, Tensor]:
         """Return the statistics, and in a step what was counted before it."""
@@ -220,7 +220,7 @@ class Star(SigmoidMethod):
 
     @property
     def _background_weight(self) -> float:
-        stored = float(self.tables["background.count"])
+        stored = float(self.tables["statistics.background"])
         seen = float(self.tables["seen.counts"][0])
         return background_replay(stored, seen, self.step.num_new, overlapped=self._overlapped)
 
