@@ -31,6 +31,8 @@ def as_sentence(error: Exception) -> str | None:
     if isinstance(error, OSError):
         files = [os.fsdecode(one) for one in (error.filename, error.filename2) if one is not None]
         return f"{' -> '.join(files) or 'the output'}: {error.strerror or error}"[:_LONGEST_MESSAGE]
+    if str(error).startswith("Symlink loop"):  # which pathlib calls a RuntimeError
+        return str(error)
     if isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY):
         reason = " ".join(str(error).split())[:200]
         return (

@@ -9,7 +9,9 @@ from typing import Any
 
 from nacre.errors import NacreError
 from nacre.training.events import Event, from_dict
-from nacre.utils.io import save_text
+from nacre.utils.io import parse_json, read_bytes, save_text
+
+_MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,11 @@ def read_events(path: Path) -> list[Event]:
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    text = read_bytes(path, "the events", _MAX_BYTES).decode(errors="replace")
+    for line in text.split("\n"):
         try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
+            content = parse_json(line)
+        except ValueError:
             continue
         if isinstance(content, dict):
             yield line, content

@@ -5,13 +5,19 @@ position beyond the data, an image without a class of its step, in the disjoint 
 with a future class) is refused with what does not fit.
 """
 
+import io
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from numpy.lib import format
 
 from nacre.errors import NacreError
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import ImageLists, Scenario, step_images
+from nacre.utils.io import read_bytes
 
 SHOWN = 3
 
@@ -52,23 +58,42 @@ def compare_lists(lists: ImageLists, scenario: Scenario, index: Index) -> str:
 
 
 def _read(path: Path, images: int) -> tuple[int, ...]:
+    content = read_bytes(path, "the list")
     try:
-        positions = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise NacreError(f"could not read the list {path}: {error}") from error
+        positions = _array(content)
+    except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise NacreError(
+            f"could not read the list {path}: not a whole .npy file: {reason}"
+        ) from error
     if positions.ndim != 1 or positions.dtype.kind not in "iu" or not positions.size:
         raise NacreError(
             f"{path} is not a list of positions: {positions.ndim} dimension(s) of "
             f"{positions.dtype}, {positions.size} values"
         )
-    if positions.min() < 0 or positions.max() >= images:
+    outside = positions[(positions < 0) | (positions >= images)]
+    if outside.size:
         raise NacreError(
-            f"{path} names position {positions.max()}, but the data has {images} images (from 0)"
+            f"{path} names position {outside[0]}, but the data has {images} images (from 0)"
         )
     unique = np.unique(positions)
     if len(unique) != len(positions):
         raise NacreError(f"{path} names {len(positions) - len(unique)} image(s) more than once")
     return tuple(unique.tolist())
+
+
+def _array(content: bytes) -> npt.NDArray[Any]:
+    """Return the array in a .npy file, which must be as large as its header says."""
+    stream = io.BytesIO(content)
+    headers = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
+    version = format.read_magic(stream)
+    if version not in headers:
+        raise ValueError(f"its version is {version}")
+    shape, _, dtype = headers[version](stream)
+    rest = content[stream.tell() :]
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(rest):
+        raise ValueError(f"its header says {shape} of {dtype}, but {len(rest)} bytes follow")
+    return np.frombuffer(rest, dtype).reshape(shape)
 
 
 def _check(

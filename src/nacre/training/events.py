@@ -6,8 +6,11 @@ fields and the time; transient events, which are there for progress bars, are no
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
 
 
 @dataclass(frozen=True)
@@ -140,14 +143,18 @@ Observer = Callable[[Event], None]
 
 def from_dict(content: dict[str, Any]) -> Event | None:
     """Return the event that `to_dict` wrote; None for one that this version does not know."""
-    kind = EVENTS.get(content.get("event", ""))
+    kind = EVENTS.get(str(content.get("event", "")))
     if kind is None:
         return None
-    names = {field.name for field in fields(kind)}
     try:
-        return kind(**{key: value for key, value in content.items() if key in names})
-    except TypeError:
+        return _adapter(kind).validate_python(content)
+    except ValidationError:
         return None
+
+
+@lru_cache
+def _adapter(kind: type[Event]) -> TypeAdapter[Event]:
+    return TypeAdapter(kind)
 
 
 class Recorder:
