@@ -147,14 +147,14 @@ def from_dict(content: dict[str, Any]) -> Event | None:
     if kind is None:
         return None
     try:
-        return _adapter(kind).validate_python(content)
+        return _adapter(kind.kind).validate_python(content)
     except ValidationError:
         return None
 
 
 @lru_cache
-def _adapter(kind: type[Event]) -> TypeAdapter[Event]:
-    return TypeAdapter(kind)
+def _adapter(kind: str) -> TypeAdapter[Event]:
+    return TypeAdapter(EVENTS[kind])
 
 
 class Recorder:
