@@ -31,6 +31,11 @@ def evaluate(
         make_console().print(class_table(metrics))
 
 
+def _notify(line: str) -> None:
+    """Say on the way what a table leaves out, beside what is printed."""
+    typer.echo(line, err=True)
+
+
 @app.command(
     epilog="Examples:  nacre table runs/grid;  nacre table runs/grid --kind voc --paper --as latex"
 )
@@ -53,18 +58,18 @@ def table(
     from nacre.report.results.aggregate import load_results
     from nacre.report.tables.kinds import make_tables
     from nacre.report.tables.render import to_csv, to_latex, to_markdown
-    from nacre.terminal.tables import to_rich
+    from nacre.terminal.tables import print_table
 
     forms = ("terminal", "markdown", "latex", "csv")
     if as_ not in forms:
         raise unknown_name("form", as_, forms)
-    tables = make_tables(load_results(runs), kind, paper=paper, background=background)
+    tables = make_tables(load_results(runs, _notify), kind, paper=paper, background=background)
     if as_ == "csv":
         echo(to_csv(tables))
         return
     for one in tables:
         if as_ == "terminal":
-            make_console().print(to_rich(one))
+            print_table(make_console(), one)
         else:
             echo(to_markdown(one) if as_ == "markdown" else to_latex(one))
 
@@ -78,7 +83,7 @@ def film(
     """Make an animated WebP (and MP4 where ffmpeg is) through the steps and methods."""
     from nacre.report.pictures.film import write_film
 
-    for path in write_film(runs, out, pictures=pictures):
+    for path in write_film(runs, out, pictures=pictures, notify=_notify):
         make_console().print("film:", str(path), soft_wrap=True)
 
 
@@ -101,5 +106,5 @@ def report(
     if len(runs) == 1 and is_learn_folder(runs[0]):
         page = write_learn_page(runs[0], out, pictures=pictures)
     else:
-        page = write_report(runs, out, pictures=pictures, paper=paper)
+        page = write_report(runs, out, pictures=pictures, paper=paper, notify=_notify)
     make_console().print("report:", str(page), soft_wrap=True)

@@ -33,7 +33,7 @@ def demo(
     from nacre.report.tables.cells import steps_table
     from nacre.sweeps.demo import ABOUT, run_demo, write_demo_page
     from nacre.terminal.grid import GridDisplay
-    from nacre.terminal.tables import to_rich
+    from nacre.terminal.tables import print_table
     from nacre.utils.signals import StopSignal
 
     console = make_console()
@@ -44,7 +44,7 @@ def demo(
             command_to_go_on("demo", "--out", str(out), "--seed", str(seed)),
         )
     for results in load_results(runs):
-        console.print(to_rich(steps_table(results)))
+        print_table(console, steps_table(results))
     page = write_demo_page(runs, out)
     console.print("The page with pictures:", str(page), soft_wrap=True)
 

@@ -68,6 +68,11 @@ class ImagesConfig(Config):
     )
 
     @property
+    def test_window(self) -> int | None:
+        """Side of the windows that test pictures are seen through, where they are."""
+        return self.crop_size if self.eval_mode == "sliding" else None
+
+    @property
     def predict_mode(self) -> EvalMode:
         """How a new picture is shown to the network: at the scale it was trained and tested at.
 

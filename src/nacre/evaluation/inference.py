@@ -69,7 +69,7 @@ def sliding_classes(network: Network, images: Tensor, window: int) -> Tensor:
             logits = upsample(logits, (part.shape[-2], part.shape[-1]))
             # The sum is enough: at a pixel all channels would be divided by the same number.
             total[:, :, rows, columns] += logits.softmax(1)
-    return total.argmax(1)
+    return total.argmax(1).to(torch.uint8 if channels <= 256 else torch.int16)
 
 
 def check_finite(logits: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class Recipe(Config):
     @property
     def test_window(self) -> int | None:
         """Side of the windows that test pictures are seen through, where they are."""
-        return self.images.crop_size if self.images.eval_mode == "sliding" else None
+        return self.images.test_window
 
     def to_dict(self) -> ConfigValues:
         """Return the config as plain data, as it is saved and compared."""

@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nacre.api.model import load
 from nacre.errors import NacreError
+from nacre.evaluation.inference import sliding_classes
+from nacre.models.io import load_model
+from nacre.report.page.page import write_report
 from nacre.report.pictures.background_shift import (
     FUTURE,
     NOTHING,
@@ -20,15 +24,17 @@ from nacre.report.pictures.background_shift import (
 from nacre.report.pictures.by_step import growth_of
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
 from nacre.report.pictures.film import FADE, write_film
-from nacre.report.pictures.predict import look, open_data, read_images
+from nacre.report.pictures.predict import look, open_data
+from nacre.report.pictures.sheet import comparison_sheet
 from nacre.report.results.aggregate import load_results
 
 
 def test_growth_is_what_each_steps_network_sees(runs: Path) -> None:
     (results,) = load_results([runs])
     prepared = open_data(results.rows)
-    images = read_images(prepared.eval_dataset(2), [0, 3])
-    growths = growth_of(results, prepared, images)
+    pictures = comparison_sheet(results, prepared, 2).pictures
+    images = [seen.image for seen in pictures]
+    growths = growth_of(results, prepared, pictures)
     assert [growth.image.name for growth in growths] == [image.name for image in images]
     assert growths[0].methods == ("FT", "LwF", "MiB", "Joint")
     for step in range(3):
@@ -110,3 +116,46 @@ def test_grid_places_tiles_and_enlarges_by_pixel() -> None:
     assert (pixels == (255, 0, 0)).all(2).sum() == 40 * 40
     assert (pixels == (0, 255, 0)).all(2).sum() > 50
     assert picture.width % 2 == picture.height % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"), [("v1.2", "v1.2.webp"), ("a.webp", "a.webp"), ("b.mp4", "b.webp")]
+)
+def test_a_dot_in_a_films_name_is_part_of_it(
+    runs: Path, tmp_path: Path, out: str, expected: str
+) -> None:
+    written = write_film([runs / "mib"], tmp_path / out, pictures=1, side=40, seconds=0.1)
+    assert written[0].name == expected
+
+
+@pytest.mark.parametrize("out", ["..", ".", ""])
+def test_a_film_is_a_file_and_no_folder(runs: Path, out: str) -> None:
+    with pytest.raises(NacreError, match="give the film a name"):
+        write_film([runs / "mib"], Path(out), pictures=1)
+
+
+def test_every_network_is_loaded_once(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+
+    def load_and_note(path: Path, *rest: Any) -> Any:
+        opened.append(path)
+        return load_model(path, *rest)
+
+    monkeypatch.setattr("nacre.report.pictures.predict.load_model", load_and_note)
+    write_report([runs], tmp_path / "page", pictures=3)
+    assert len(opened) == len(set(opened)) == 3 * 3 + 1
+
+
+def test_pictures_are_seen_through_windows_where_tests_are(make_run: Any, tmp_path: Path) -> None:
+    images = {"crop_size": 16, "eval_mode": "sliding"}
+    path = make_run("a", networks=True, images=images)
+    (results,) = load_results([path])
+    data = open_data(results.rows)
+    (seen,) = comparison_sheet(results, data, 1).pictures
+    network = load(path, "cpu").network
+    batch = torch.from_numpy(seen.image.pixels).permute(2, 0, 1)[None]
+    with torch.inference_mode():
+        expected = sliding_classes(network, batch, 16)[0].numpy()
+    assert np.array_equal(seen.masks[0], expected)

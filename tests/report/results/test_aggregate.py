@@ -1,14 +1,17 @@
 """Run folders as results: what is read, refused, averaged and named."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nacre.errors import NacreError
-from nacre.report.results.aggregate import group_runs
+from nacre.report.results.aggregate import group_runs, load_results
 from nacre.report.results.runs import load_run, load_runs
+from nacre.report.tables.cells import steps_table
+from nacre.report.tables.kinds import make_tables
 from nacre.training.presets import PRESETS
 
 
@@ -132,3 +135,105 @@ def test_kept_is_the_share_of_step_0_that_is_left(runs: Path) -> None:
     assert before is not None
     assert after is not None
     assert row.kept() == pytest.approx(after / before)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": {"micro_batch": 2}},
+        {"images": {"crop_size": 32, "cache_mib": 9}},
+        {"train": {"precision": "bfloat16"}},
+        {"conventions": {"unseen": "background"}},
+    ],
+)
+def test_runs_that_differ_in_more_than_their_seed_are_two_rows(
+    make_run: Any, changes: dict[str, Any]
+) -> None:
+    paths = [make_run("a"), make_run("b", seed=2, **changes)]
+    (results,) = group_runs(load_runs(paths))
+    assert [len(row.runs) for row in results.rows] == [1, 1]
+    assert len({row.name for row in results.rows}) == 2
+
+
+def test_a_copy_of_a_run_is_no_second_seed(make_run: Any) -> None:
+    path = make_run("a")
+    shutil.copytree(path, path.parent / "copy")
+    (results,) = load_results([path.parent])
+    assert [len(row.runs) for row in results.rows] == [1]
+    (note,) = results.notes
+    assert "copy has the seed and the results of" in note
+    table = steps_table(results)
+    assert "±" not in table.rows[0].cells[0].text
+    assert note in table.caption
+    for kind in ("last", "classes"):
+        assert note in make_tables([results], kind)[0].caption
+
+
+def test_one_seed_with_two_results_is_two_rows(make_run: Any) -> None:
+    paths = [make_run("a"), make_run("b"), make_run("c", seed=2)]
+    change_results(paths[1])
+    (results,) = group_runs(load_runs(paths))
+    assert [len(row.runs) for row in results.rows] == [1, 1, 1]
+    assert [row.name for row in results.rows] == [
+        "MiB (seed 2, c)",
+        "MiB (seed 1, a)",
+        "MiB (seed 1, b)",
+    ]
+    assert "One config and one seed, but other results" in results.notes[0]
+
+
+def change_results(path: Path) -> None:
+    file = path / "step-2" / "metrics.json"
+    metrics = json.loads(file.read_text())
+    metrics["mean_iou"]["all_without_background"] /= 2
+    file.write_text(json.dumps(metrics))
+
+
+def test_runs_on_other_images_are_not_seeds_of_each_other(make_run: Any) -> None:
+    scenario = "voc/15-5/overlapped"
+    paths = [make_run("a", scenario=scenario), make_run("b", seed=2, scenario=scenario)]
+    (results,) = load_results(paths)
+    assert [len(row.runs) for row in results.rows] == [2]
+    facts = paths[1] / "facts.json"
+    facts.write_text(json.dumps({"background": 0, "steps": [{"images": 7, "sha256": "other"}]}))
+    (results,) = load_results(paths)
+    assert [row.name for row in results.rows] == ["MiB (images of a)", "MiB (images of b)"]
+
+
+def test_the_worlds_of_two_seeds_are_two_seeds(make_run: Any) -> None:
+    world = {"train": 40, "val": 12, "size": 32}
+    paths = [make_run(f"w{seed}", data={**world, "seed": seed}) for seed in (1, 2)]
+    change_results(paths[1])
+    (results,) = load_results(paths)
+    assert [len(row.runs) for row in results.rows] == [2]
+    cell = make_tables([results], "last")[0].rows[0].cells[-1]
+    assert len(cell.values) == 2
+
+
+def test_an_unfinished_run_and_trials_are_left_out_of_a_folder(make_run: Any) -> None:
+    runs = make_run("all/done").parent
+    (make_run("all/half") / "metrics.json").unlink()
+    make_run("all/tuned/weight-1")
+    (make_run("all/tuned/base") / "metrics.json").unlink()
+    (runs / "tuned" / "tuning.json").write_text("{}")
+    lines: list[str] = []
+    (results,) = load_results([runs], lines.append)
+    assert [run.path for row in results.rows for run in row.runs] == [runs / "done"]
+    assert lines == [
+        f"{runs / 'tuned'} is left out: its runs are trials of nacre tune",
+        f"{runs / 'half'} is left out: it is not finished",
+    ]
+    # One that is asked for by name is an error, and so is a folder of nothing else.
+    with pytest.raises(NacreError, match="not a finished run"):
+        load_results([runs / "half"])
+    with pytest.raises(NacreError, match=r"no finished run in .*tuned is left out"):
+        load_results([runs / "tuned"])
+
+
+@pytest.mark.parametrize("rest", ['{"time": 1.0, "event": "tr', "\0\0\0", '["a", "list"]\n'])
+def test_half_a_last_line_of_events_is_passed_over(make_run: Any, rest: str) -> None:
+    path = make_run("a")
+    before = load_run(path).events
+    with (path / "events.jsonl").open("a") as file:
+        file.write(rest)
+    assert load_run(path).events == before

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -12,8 +13,9 @@ from rich.console import Console
 from nacre.report.results.aggregate import ScenarioResults, group_runs
 from nacre.report.results.runs import load_runs
 from nacre.report.tables.cells import Cell, Column, ResultTable, TableRow, mark_best, steps_table
+from nacre.report.tables.kinds import make_tables
 from nacre.report.tables.render import to_csv, to_latex, to_markdown
-from nacre.terminal.tables import to_rich
+from nacre.terminal.tables import print_table
 
 
 @pytest.fixture
@@ -106,12 +108,66 @@ def test_csv_has_every_figure_and_leaves_empty_ones_empty() -> None:
     assert rows[2]["seeds"] == "2"
 
 
-def test_terminal(results: ScenarioResults) -> None:
-    console = Console(width=120, file=io.StringIO(), force_terminal=False)
-    table = steps_table(results)
-    console.print(to_rich(table))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+@pytest.mark.parametrize(("width", "is_terminal"), [(80, False), (40, False), (160, True)])
+def test_a_pipe_gets_every_figure(results: ScenarioResults, width: int, is_terminal: bool) -> None:
+    table = make_tables([results], "classes")[0]
+    lines = printed(table, width, is_terminal).splitlines()
     for row in table.rows:
-        line = next(line for line in text.splitlines() if row.name in line.split())
+        line = next(line for line in lines if row.name in line.split())
         assert line.split() == [row.name, *(cell.text for cell in row.cells if cell.text)]
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_a_narrow_terminal_gets_every_figure_in_blocks(
+    results: ScenarioResults, width: int
+) -> None:
+    table = make_tables([results], "classes")[0]
+    lines = printed(table, width, True).splitlines()
+    assert max(map(len, lines)) <= width
+    for row in table.rows:
+        cells = [line.split()[1:] for line in lines if line.split()[:1] == [row.name]]
+        shown = [text for line in cells for text in line]
+        assert shown == [cell.text for cell in row.cells if cell.text]
+    words = " ".join(lines).split()
+    assert all(words.count(column.group) >= 1 for column in table.columns)
+
+
+def printed(table: ResultTable, width: int, is_terminal: bool) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=is_terminal, no_color=True)
+    print_table(console, table)
+    assert isinstance(console.file, io.StringIO)
+    return re.sub("\x1b[^m]*m", "", console.file.getvalue())
+
+
+HOSTILE = (
+    "=1+1",
+    "+2",
+    "-3",
+    "@x",
+    "<script>alert(1)</script>",
+    "[a](http://x)",
+    "a\nb",
+    "\x1b[31m",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_is_text_in_every_form(name: str) -> None:
+    columns = (Column("h", name),)
+    table = ResultTable(name, name, columns, (TableRow(name, (Cell((0.5,)),), 1),))
+    (row,) = csv.DictReader(io.StringIO(to_csv([table])))
+    for key in ("table", "classes", "method"):
+        assert row[key][0] not in "=+-@"
+        assert row[key].isprintable()
+    markdown, latex = to_markdown(table), to_latex(table)
+    assert "<script" not in markdown
+    assert "[a](" not in markdown
+    assert "\x1b" not in markdown + latex
+    assert all(line.startswith("|") for line in markdown.splitlines()[2:5])
+
+
+def test_a_difference_below_zero_stays_a_number_in_a_csv() -> None:
+    row = TableRow("MiB, ours − paper's", (Cell((-0.5,), signed=True),), 0, source="difference")
+    table = ResultTable("t", "", (Column("h", "all"),), (row,))
+    (line,) = csv.DictReader(io.StringIO(to_csv([table])))
+    assert line["mean"] == "-50.0000"

@@ -8,10 +8,11 @@ import pytest
 
 from nacre.data.sources.voc import CLASS_NAMES
 from nacre.errors import NacreError
-from nacre.report.results.aggregate import load_results
+from nacre.report.results.aggregate import Row, ScenarioResults, load_results
 from nacre.report.results.published import later, later_sources, published
+from nacre.report.results.runs import RunResult, StepResult
 from nacre.report.tables.cells import ResultTable, TableRow
-from nacre.report.tables.columns import class_names
+from nacre.report.tables.columns import places
 from nacre.report.tables.kinds import KINDS, make_tables
 from nacre.report.tables.render import to_csv, to_latex, to_markdown
 
@@ -138,7 +139,7 @@ def test_orders_of_ade20k_are_averaged_seed_by_seed(make_run: Any) -> None:
     for seed in (1, 2):
         both = []
         for at, order in enumerate(("", "b")):
-            names = class_names(results[at], "51-100")
+            names = places("51-100").names(results[at])
             both.append(mean(last_iou(paths[order, seed], 2)[name] for name in names))
         expected.append(mean(both))
     found = cell(table, "MiB", "50-50 partition", "51-100")
@@ -265,3 +266,34 @@ def test_every_published_figure_of_later_methods_has_a_source_and_adds_up() -> N
                 means = [((first + b) * old + (count - first) * new) / (count + b) for b in (0, 1)]
                 # Within what rounding and means of several runs may do.
                 assert min(abs(every - one) for one in means) < 0.006, (place, method)
+
+
+def test_class_names_are_not_taken_for_columns(tmp_path: Path) -> None:
+    groups = (("3", "1"), ("all", "1-2"), ("2",))
+    iou = {"background": 0.9, "3": 0.1, "1": 0.2, "all": 0.3, "1-2": 0.4, "2": 0.5}
+    results = results_of(groups, iou, tmp_path)
+    (last,) = make_tables([results], "last")
+    assert [(one.group, one.about) for one in last.columns] == [
+        ("1-2", "3, 1"),
+        ("3-4", "all, 1-2"),
+        ("5", "2"),
+        ("all", "3, 1, all, 1-2, 2"),
+    ]
+    assert [cell.text for cell in last.rows[0].cells] == ["15.0", "35.0", "50.0", "30.0"]
+    (classes,) = make_tables([results], "classes")
+    names = ["3", "1", "“all”", "“1-2”", "2", "1-2", "3-4", "5", "all"]
+    assert [one.group for one in classes.columns] == names
+    texts = [cell.text for cell in classes.rows[0].cells]
+    assert texts == ["10.0", "20.0", "30.0", "40.0", "50.0", "15.0", "35.0", "50.0", "30.0"]
+
+
+def results_of(
+    groups: tuple[tuple[str, ...], ...], iou: dict[str, float], path: Path
+) -> ScenarioResults:
+    """Return the results of one run, which has these IoUs after its last step."""
+    step = StepResult(2, tuple(iou), dict(iou), {}, (), 1)
+    conventions = {"unseen": "ignored"}
+    run = RunResult(
+        path, "mine.yaml", "mib", 1, groups, conventions, (step,) * 3, {}, (), {}, {}, {}, ()
+    )
+    return ScenarioResults("mine.yaml", groups, (Row("MiB", (run,)),))

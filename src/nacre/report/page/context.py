@@ -27,9 +27,7 @@ from nacre.report.results.runs import RunResult
 from nacre.report.tables.cells import ResultTable, steps_table
 from nacre.report.tables.kinds import make_tables
 from nacre.scenarios.plan import StepPlan, make_plan
-from nacre.training.config import RunConfig
 from nacre.training.events import StepLearnt, Trained
-from nacre.utils.affects import immaterial_keys
 
 GROWN = 2
 """Pictures of the sheet that are shown after every step."""
@@ -77,7 +75,7 @@ def make_section(results: ScenarioResults, pictures: int, paper: bool) -> Sectio
         shifts = tuple(background_shift(prepared)) if results.final else ()
         section = Section(results, paper, plan, shifts)
         sheet = comparison_sheet(results, prepared, pictures)
-        chosen = [seen.image for seen in sheet.pictures[:GROWN]] if results.final else []
+        chosen = sheet.pictures[:GROWN] if results.final else ()
         growths = tuple(growth_of(results, prepared, chosen))
     except NacreError as error:
         return Section(
@@ -198,9 +196,9 @@ def _steps(run: RunResult) -> range:
 
 def _differences(results: ScenarioResults) -> list[tuple[str, list[str]]]:
     """Return the config values that are not the same in all rows."""
-    configs = [row.runs[0].flat_config for row in results.rows]
+    configs = [row.runs[0].deciding for row in results.rows]
     names = dict.fromkeys(name for config in configs for name in config)
-    skipped = {*SEEDS, *immaterial_keys(RunConfig), "method.name"}
+    skipped = {*SEEDS, "method.name"}
     found = []
     for name in names:
         values = ["" if name not in config else str(config[name]) for config in configs]

@@ -6,7 +6,7 @@ out/table.csv    the same figures, one per line
 out/pictures.png the sheet of pictures, to be used elsewhere (pictures-1.png … of several)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -40,6 +40,7 @@ def write_report(
     title: str | None = None,
     pictures: int = 8,
     paper: bool = False,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write the page, the tables and the pictures of finished runs.
 
@@ -49,11 +50,12 @@ def write_report(
         title: The page's title; by default made from the scenarios.
         pictures: How many pictures to show a scenario; 0 for none.
         paper: Whether to set the paper's figures beside ours, where it has some.
+        notify: Told which folders are left out.
 
     Returns:
         The page.
     """
-    sections = [make_section(results, pictures, paper) for results in load_results(runs)]
+    sections = [make_section(results, pictures, paper) for results in load_results(runs, notify)]
     tables = [steps_table(section.results) for section in sections]
     named = title or ", ".join(dict.fromkeys(table.title for table in tables))
     page = out / "index.html"

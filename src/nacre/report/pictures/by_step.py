@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from nacre.data.step_data import ScenarioData
 from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network
+from nacre.report.pictures.sheet import Seen
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.report.results.runs import RunResult
 from nacre.runs.folder import RunFolder
@@ -29,16 +30,24 @@ class Growth:
 
 
 def growth_of(
-    results: ScenarioResults, data: ScenarioData, images: Sequence[TestImage]
+    results: ScenarioResults, data: ScenarioData, pictures: Sequence[Seen]
 ) -> list[Growth]:
-    """Return what every method sees in images after each step."""
-    if not images:
+    """Return what every method sees in pictures of a sheet after each step.
+
+    What it sees after the last one is on the sheet, so that no network is loaded twice.
+    """
+    if not pictures:
         return []
+    images = [seen.image for seen in pictures]
     names = tuple(row.name for row in results.rows)
-    by_row = [_through_steps(row.runs[0], data, images) for row in results.rows]
+    earlier = [_before_the_last(row.runs[0], data, images) for row in results.rows]
     return [
-        Growth(image, names, tuple(masks[at] for masks in by_row))
-        for at, image in enumerate(images)
+        Growth(
+            seen.image,
+            names,
+            tuple((*masks[i], last) for masks, last in zip(earlier, seen.masks, strict=True)),
+        )
+        for i, seen in enumerate(pictures)
     ]
 
 
@@ -47,18 +56,17 @@ def colors_of(data: ScenarioData) -> tuple[Color, ...]:
     return data.scenario.classes.colors(data.num_steps - 1)
 
 
-def _through_steps(run: RunResult, data: ScenarioData, images: Sequence[TestImage]) -> list[Masks]:
-    """Return, for each image, a run's mask after each step of the task."""
+def _before_the_last(
+    run: RunResult, data: ScenarioData, images: Sequence[TestImage]
+) -> list[Masks]:
+    """Return, for each image, a run's mask after each step of the task but the last."""
     steps: list[list[Pixels] | None] = []
-    last = len(run.groups) - 1
-    for step in range(last + 1):
+    for step in range(len(run.groups) - 1):
         if run.after(step) is None:
             steps.append(None)
             continue
-        # All networks of a scenario have the same channels; joint training has them at once.
-        path = RunFolder(run.path).model(0 if run.merged else step)
-        names = data.scenario.classes.names(min(step, data.num_steps - 1))
-        steps.append(look(open_network(path, names), images))
+        network = open_network(RunFolder(run.path).model(step), data.scenario.classes.names(step))
+        steps.append(look(network, images, data.config.test_window))
     return [
-        tuple(None if masks is None else masks[at] for masks in steps) for at in range(len(images))
+        tuple(None if masks is None else masks[i] for masks in steps) for i in range(len(images))
     ]

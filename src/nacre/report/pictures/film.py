@@ -8,7 +8,7 @@ where ffmpeg is installed, as an MP4.
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,28 +44,30 @@ def write_film(
     seconds: float = 1.2,
     side: int = 176,
     seed: int = 0,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
     """Write the film of finished runs.
 
     Args:
         runs: Run folders, or folders that hold run folders; of one scenario.
-        out: The file to write, ``film.webp``; the MP4 lies beside it.
+        out: The file to write, with or without ``.webp``; the MP4 lies beside it.
         pictures: How many images it goes through.
         seconds: How long a scene is shown.
         side: Side of a picture in pixels.
         seed: Of the random sample that images are chosen from.
+        notify: Told which folders are left out.
 
     Returns:
         The files that were written.
     """
-    found = load_results(runs)
+    found = load_results(runs, notify)
     if len(found) > 1:
         named = ", ".join(one.scenario for one in found)
         raise NacreError(f"a film shows one scenario, but the runs are of {len(found)}: {named}")
     if pictures < 1:
         raise NacreError(f"a film of {pictures} pictures shows nothing; at least 1")
-    frames = list(_frames(found[0], pictures, seconds, side, seed))
     out = _film_path(out)
+    frames = list(_frames(found[0], pictures, seconds, side, seed))
     save(out, lambda path: _write_webp(path, frames))
     written = [out]
     if shutil.which("ffmpeg"):
@@ -88,7 +90,7 @@ def _frames(
 ) -> Iterator[Frame]:
     prepared = open_data(results.rows)
     sheet = comparison_sheet(results, prepared, pictures, seed)
-    growths = growth_of(results, prepared, [seen.image for seen in sheet.pictures])
+    growths = growth_of(results, prepared, sheet.pictures)
     colors = colors_of(prepared)
     legend = [(sheet.classes[at], colors[at]) for at in sheet.shown_classes()]
     scenes = [

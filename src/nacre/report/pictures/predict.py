@@ -14,6 +14,7 @@ from PIL import Image
 from nacre.data.dataset import EvalDataset
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
+from nacre.evaluation.inference import predict_classes, sliding_classes
 from nacre.models.io import load_model
 from nacre.models.network import Network
 from nacre.report.results.aggregate import Row
@@ -77,15 +78,25 @@ def read_images(data: EvalDataset, places: Sequence[int]) -> list[TestImage]:
 
 
 @torch.inference_mode()
-def look(network: Network, images: Sequence[TestImage]) -> list[Pixels]:
-    """Return the channel of every pixel of images, as a network sees them."""
+def look(network: Network, images: Sequence[TestImage], window: int | None = None) -> list[Pixels]:
+    """Return the channel of every pixel of images, as a network sees them.
+
+    Args:
+        network: In eval mode.
+        images: What it is shown.
+        window: Side of the windows through which it sees larger images, if it is tested so.
+    """
     device = next(network.parameters()).device
     masks: list[Pixels] = []
     for group in _batches(images):
         batch = torch.stack([torch.from_numpy(image.pixels) for image in group])
-        logits = network.predict(batch.permute(0, 3, 1, 2).to(device))
-        dtype = torch.uint8 if logits.shape[1] <= 256 else torch.int16
-        masks += list(logits.argmax(1).to(dtype).cpu().numpy())
+        batch = batch.permute(0, 3, 1, 2).to(device)
+        if window is None:
+            size = (batch.shape[-2], batch.shape[-1])
+            channels = predict_classes(network(batch).logits, size)
+        else:
+            channels = sliding_classes(network, batch, window)
+        masks += list(channels.cpu().numpy())
     return masks
 
 

@@ -15,6 +15,7 @@ from nacre.data.step_data import ScenarioData
 from nacre.models.network import Network
 from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network, read_images
 from nacre.report.results.aggregate import ScenarioResults
+from nacre.report.results.runs import RunResult
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.classes import IGNORE_INDEX, WIDE_IGNORE_INDEX
 
@@ -87,21 +88,21 @@ def comparison_sheet(
     rng = np.random.default_rng(seed)
     sample = np.sort(rng.permutation(len(dataset))[: _sample_size(data.config.crop_size)])
     images = read_images(dataset, [int(at) for at in sample])
-    masks = [look(network, images) for network in last_networks(results, classes.names(step))]
+    names, window = classes.names(step), data.config.test_window
+    masks = [look(last_network(row.runs[0], names), images, window) for row in results.rows]
     rivals = [masks[at] for at, row in enumerate(results.rows) if not row.merged]
     scores = [disagreement(image, at, rivals) for at, image in enumerate(images)]
     pictures = tuple(
         Seen(images[at], tuple(seen[at] for seen in masks), scores[at], why)
         for at, why in _choose(scores, count, rng)
     )
-    names = tuple(row.name for row in results.rows)
-    return Sheet(names, classes.names(step), classes.colors(step), pictures, len(images))
+    columns = tuple(row.name for row in results.rows)
+    return Sheet(columns, names, classes.colors(step), pictures, len(images))
 
 
-def last_networks(results: ScenarioResults, classes: Sequence[str]) -> list[Network]:
-    """Load the network after the last step of each row's first run."""
-    runs = [row.runs[0] for row in results.rows]
-    return [open_network(RunFolder(run.path).model(len(run.steps) - 1), classes) for run in runs]
+def last_network(run: RunResult, classes: Sequence[str]) -> Network:
+    """Load the network after the last step of a run."""
+    return open_network(RunFolder(run.path).model(len(run.steps) - 1), classes)
 
 
 def disagreement(image: TestImage, at: int, rivals: Sequence[Sequence[Pixels]]) -> float:

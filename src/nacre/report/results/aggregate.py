@@ -1,25 +1,29 @@
 """Which runs belong together: rows of a table, and the rows of a scenario.
 
 Runs of one scenario that differ in nothing but their seed are one *row*: their figures are
-averaged. A row is named after its method; where several rows have the same method, the name
-carries the config values that tell them apart.
+averaged. What could make them differ is every config key that affects results, and the images
+that they learnt from and were tested on. Equal seeds are never averaged: a copy of a run is shown
+once, and runs of one seed with other results are rows of their own; the notes say so. A row is
+named after its method; where several rows have the same method, the name carries the config
+values that tell them apart, or the run's folder.
 
     kept = mean IoU of step 0's classes after the last step / after step 0
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nacre.data import DATASETS
 from nacre.errors import NacreError
 from nacre.methods import METHODS, find_method
 from nacre.report.results.runs import RunResult, load_runs
-from nacre.training.config import RunConfig
-from nacre.utils.affects import immaterial_keys
 
 SEEDS = ("seed", "data.seed")
+
+IMAGES = "images of the data"
+"""Stands among config keys for what they only point at."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,12 @@ class Row:
 
 @dataclass(frozen=True)
 class ScenarioResults:
-    """All rows of one scenario."""
+    """All rows of one scenario, and what a reader must know of how they came about."""
 
     scenario: str
     groups: tuple[tuple[str, ...], ...]
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def final(self) -> int:
@@ -92,9 +97,11 @@ class ScenarioResults:
         return tuple(row for row in self.rows if not row.merged)
 
 
-def load_results(paths: Sequence[Path]) -> list[ScenarioResults]:
-    """Read finished runs and put together what belongs together."""
-    return group_runs(load_runs(paths))
+def load_results(
+    paths: Sequence[Path], notify: Callable[[str], None] = lambda line: None
+) -> list[ScenarioResults]:
+    """Read finished runs and put together what belongs together; `notify` is told what is not."""
+    return group_runs(load_runs(paths, notify))
 
 
 def group_runs(runs: Sequence[RunResult]) -> list[ScenarioResults]:
@@ -102,10 +109,17 @@ def group_runs(runs: Sequence[RunResult]) -> list[ScenarioResults]:
     scenarios: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in runs:
         scenarios.setdefault((run.scenario, run.groups), []).append(run)
-    return [
-        ScenarioResults(scenario, groups, tuple(_rows(members)))
-        for (scenario, groups), members in scenarios.items()
-    ]
+    found = []
+    for (scenario, groups), members in scenarios.items():
+        notes: list[str] = []
+        rows = tuple(_rows(members, notes))
+        found.append(ScenarioResults(scenario, groups, rows, tuple(notes)))
+    return found
+
+
+def seed_of(run: RunResult) -> tuple[Any, ...]:
+    """Return what may differ between the runs of a row: the seeds of a run and of its data."""
+    return tuple(run.flat_config.get(key) for key in SEEDS)
 
 
 def average(values: Sequence[float | None]) -> float | None:
@@ -122,38 +136,63 @@ def shown_name(method: str) -> str:
         return method
 
 
-def _rows(runs: Sequence[RunResult]) -> list[Row]:
+def _rows(runs: Sequence[RunResult], notes: list[str]) -> list[Row]:
     by_method: dict[str, dict[str, list[RunResult]]] = {}
     for run in runs:
-        by_method.setdefault(run.method, {}).setdefault(str(sorted(_identity(run))), []).append(run)
+        identity = str(sorted(_identity(run).items()))
+        by_method.setdefault(run.method, {}).setdefault(identity, []).append(run)
     rows = []
     for method in sorted(by_method, key=_place):
-        variants = list(by_method[method].values())
+        variants = [part for runs in by_method[method].values() for part in _split(runs, notes)]
         for members in variants:
             name = shown_name(method) + _difference(members, variants)
-            rows.append(Row(name, tuple(sorted(members, key=lambda run: run.seed))))
+            rows.append(Row(name, tuple(sorted(members, key=seed_of))))
     return sorted(rows, key=lambda row: row.merged)
 
 
-def _identity(run: RunResult) -> list[tuple[str, str]]:
-    skipped = {*SEEDS, *immaterial_keys(RunConfig)}
-    data = DATASETS.get(run.flat_config.get("data.name", ""))
-    if data is not None and data.space is not None:
-        skipped.add("data.root")  # published data is the same wherever it lies
-    return [(key, repr(value)) for key, value in run.flat_config.items() if key not in skipped]
+def _split(runs: Sequence[RunResult], notes: list[str]) -> list[list[RunResult]]:
+    """Split runs that differ in nothing but their seed so that no seed counts twice."""
+    by_seed: dict[tuple[Any, ...], list[RunResult]] = {}
+    for run in runs:
+        same = by_seed.setdefault(seed_of(run), [])
+        original = next((one for one in same if one.steps == run.steps), None)
+        if original is None:
+            same.append(run)
+        else:
+            notes.append(f"{run.path} has the seed and the results of {original.path}: shown once.")
+    alone = [same[0] for same in by_seed.values() if len(same) == 1]
+    twice = [same for same in by_seed.values() if len(same) > 1]
+    for same in twice:
+        named = ", ".join(str(run.path) for run in same)
+        notes.append(f"One config and one seed, but other results, so rows of their own: {named}.")
+    return ([alone] if alone else []) + [[run] for same in twice for run in same]
+
+
+def _identity(run: RunResult) -> dict[str, str]:
+    """Return everything that decides a run's results but its seed."""
+    found = {key: repr(value) for key, value in run.deciding.items() if key not in SEEDS}
+    # Generated data follow from the config, and their images differ by the seed as they should.
+    if "data.seed" not in run.deciding:
+        found[IMAGES] = json.dumps(run.fingerprint, sort_keys=True)
+    return found
 
 
 def _difference(members: Sequence[RunResult], variants: Sequence[Sequence[RunResult]]) -> str:
     """Return in brackets what tells one variant of a method from the others."""
-    configs = [dict(_identity(one[0])) for one in variants]
+    configs = [_identity(one[0]) for one in variants]
     keys = [key for key in configs[0] if len({one.get(key) for one in configs}) > 1]
     mine, usual = members[0].flat_config, _defaults(members[0].method)
-    told = [
+    parts = [
         f"{key.removeprefix('method.')}={mine.get(key)}"
         for key in keys
-        if key not in usual or mine.get(key) != usual[key]
+        if key != IMAGES and (key not in usual or mine.get(key) != usual[key])
     ]
-    return f" ({', '.join(told)})" if told else ""
+    identity = _identity(members[0])
+    if sum(one == identity for one in configs) > 1:
+        parts.append(f"seed {members[0].seed}, {members[0].path.name}")
+    elif IMAGES in keys:
+        parts.append(f"images of {members[0].path.name}")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _defaults(method: str) -> dict[str, Any]:

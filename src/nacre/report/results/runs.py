@@ -1,6 +1,6 @@
 """Run folders as typed results: the files of `nacre.runs.folder`, read and checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +11,13 @@ from nacre.evaluation.metrics import WITH, WITHOUT, Ious
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.runs.records import Starts, StepMetrics, Summary, read_record
-from nacre.training.config import resolve_config
+from nacre.training.config import RunConfig, resolve_config
 from nacre.training.events import Event
+from nacre.utils.affects import deciding, immaterial_keys
+from nacre.utils.io import load_json
+
+CONFIG, TUNING = "config.yaml", "tuning.json"
+"""The files by which a run and a search of `nacre tune` are known."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class RunResult:
         forgetting: Best earlier IoU minus the last, by class.
         events: What happened.
         config: The resolved config as plain data.
+        deciding: The config values that decide the results, under dotted keys.
+        fingerprint: What was learnt from which images and tested on which, as the run noted it.
         starts: Every start: time, command, versions, machine.
     """
 
@@ -55,6 +62,8 @@ class RunResult:
     forgetting: Ious
     events: tuple[Event, ...]
     config: dict[str, Any]
+    deciding: dict[str, Any]
+    fingerprint: dict[str, Any]
     starts: tuple[dict[str, Any], ...]
 
     @property
@@ -88,7 +97,7 @@ class RunResult:
 def load_run(path: Path) -> RunResult:
     """Read a finished run."""
     folder = RunFolder(path)
-    config = _whole_config(path)
+    config, decides = _whole_config(path)
     if not folder.metrics.exists():
         done = len(list(path.glob("step-*/metrics.json")))
         raise NacreError(
@@ -111,22 +120,55 @@ def load_run(path: Path) -> RunResult:
             forgetting=summary["forgetting"],
             events=tuple(read_events(folder.events)) if folder.events.exists() else (),
             config=config,
+            deciding=decides,
+            fingerprint=load_json(folder.fingerprint) if folder.fingerprint.exists() else {},
             starts=tuple(_starts(path)),
         )
     except (KeyError, TypeError) as error:
         raise NacreError(f"{path}: its metrics files are not nacre's: {error!r}") from error
 
 
-def load_runs(paths: Sequence[Path]) -> list[RunResult]:
-    """Read finished runs; a folder that holds run folders stands for all of them."""
-    found: list[Path] = []
+def load_runs(
+    paths: Sequence[Path], notify: Callable[[str], None] = lambda line: None
+) -> list[RunResult]:
+    """Read finished runs; a folder that holds run folders stands for all of them.
+
+    Args:
+        paths: Run folders, which must be finished, and folders that hold some.
+        notify: Told in one line about each folder below a path that is left out.
+
+    Raises:
+        NacreError: there is no finished run.
+    """
+    runs: dict[Path, RunResult] = {}
+    left_out: list[str] = []
     for path in paths:
-        inside = sorted(config.parent for config in path.rglob("config.yaml"))
-        found += inside if inside and not (path / "config.yaml").exists() else [path]
-    unique = list({path.resolve(): path for path in found}.values())
-    if not unique:
-        raise NacreError("no run folders were given")
-    return [load_run(path) for path in unique]
+        searches, inside = _folders_below(path)
+        left_out += [f"{one} is left out: its runs are trials of nacre tune" for one in searches]
+        if (path / CONFIG).exists() or not (inside or searches):
+            runs[path.resolve()] = load_run(path)
+            continue
+        for folder in inside:
+            if RunFolder(folder).metrics.exists():
+                runs[folder.resolve()] = load_run(folder)
+            else:
+                left_out.append(f"{folder} is left out: it is not finished")
+    for line in left_out:
+        notify(line)
+    if not runs:
+        named = ", ".join(map(str, paths))
+        raise NacreError(f"no finished run in {named}" + "".join(f"; {one}" for one in left_out))
+    return list(runs.values())
+
+
+def _folders_below(path: Path) -> tuple[list[Path], list[Path]]:
+    """Find the searches of `nacre tune` below a path, and the runs that are not their trials."""
+    if (path / CONFIG).exists():
+        return [], []
+    searches = sorted(file.parent for file in path.rglob(TUNING))
+    folders = sorted(file.parent for file in path.rglob(CONFIG))
+    runs = [one for one in folders if not any(one.is_relative_to(search) for search in searches)]
+    return searches, runs
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -140,14 +182,16 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _whole_config(path: Path) -> dict[str, Any]:
-    """Read a run's config, with the defaults of what was added since it was written."""
+def _whole_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a run's config, with the defaults of what was added since, and what of it decides."""
     plain = read_plain_config(path)
     try:
-        return resolve_config(plain).to_dict()
+        config = resolve_config(plain)
+        return config.to_dict(), flatten(deciding(config))
     except NacreError:
         # What a run was made with need not be known here any more to show what it measured.
-        return plain
+        hidden = immaterial_keys(RunConfig)
+        return plain, {key: value for key, value in flatten(plain).items() if key not in hidden}
 
 
 def _step(metrics: Mapping[str, Any]) -> StepResult:

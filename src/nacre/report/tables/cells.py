@@ -114,7 +114,7 @@ def steps_table(results: ScenarioResults, *, background: bool = False) -> Result
             for column in _columns(results, step)
         )
         rows.append(TableRow(row.name, cells, len(row.runs), row.merged))
-    caption = caption_of(results.rows, background)
+    caption = " ".join([caption_of(results.rows, background), *results.notes])
     return ResultTable(results.scenario, caption, tuple(columns), tuple(mark_best(rows)))
 
 

@@ -1,15 +1,17 @@
 """Neighbouring columns of a table: the class groups of one scenario after its last step.
 
-A group is a range of places in the order of learning (``1-15``, ``20``), ``all``, or the name of
-one class. ADE20K comes in several class orders: a block then holds all of them, and a figure is
-the mean over the orders, seed by seed.
+A group is a range of places in the order of learning (``1-15``, ``20``), ``all``, or one class by
+its name. Names are a person's own, ``3`` and ``all`` among them, so that a group knows its kind.
+ADE20K comes in several class orders: a block then holds all of them, and a figure is the mean over
+the orders, seed by seed.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from nacre.report.results.aggregate import Row, ScenarioResults, average
+from nacre.report.results.aggregate import Row, ScenarioResults, average, seed_of
 from nacre.report.results.published import (
     FULL,
     Place,
@@ -20,11 +22,47 @@ from nacre.report.results.published import (
 )
 from nacre.scenarios.classes import BACKGROUND
 
+ALL = "all"
+
 ORDERS = ("a", "b")
 """The class orders of ADE20K that the paper averages."""
 
 MOST_GROUPS = 7
 """Steps that have a column each; of more, the later ones share one."""
+
+
+Seed = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ClassGroup:
+    """The classes of a column.
+
+    Attributes:
+        title: What stands above it.
+        first: The place of its first class in the order of learning, from 1; None for all classes.
+        last: The place of its last class.
+        is_class: Whether it is one class under its own name, and no mean.
+    """
+
+    title: str
+    first: int | None = None
+    last: int | None = None
+    is_class: bool = False
+
+    def names(self, results: ScenarioResults) -> tuple[str, ...]:
+        """Return the names of its classes."""
+        if self.first is None:
+            return results.classes
+        return results.classes[self.first - 1 : self.last]
+
+
+def places(title: str) -> ClassGroup:
+    """Return the group of ``1-15``, ``20`` or ``all``."""
+    if title == ALL:
+        return ClassGroup(ALL)
+    first, _, last = title.partition("-")
+    return ClassGroup(title, int(first), int(last or first))
 
 
 @dataclass(frozen=True)
@@ -41,7 +79,7 @@ class Block:
 
     heading: str
     orders: tuple[ScenarioResults, ...]
-    groups: tuple[str, ...]
+    groups: tuple[ClassGroup, ...]
     place: Place | None
     ablation: bool = False
 
@@ -59,27 +97,16 @@ class Block:
         """Return the rows of a name, one an order."""
         return [rows[name] for rows in self.rows if name in rows]
 
-    def values(self, name: str, group: str, background: bool) -> tuple[float, ...]:
+    def values(self, name: str, group: ClassGroup, background: bool) -> tuple[float, ...]:
         """Return a figure for every seed, averaged over the class orders that were run."""
         found = []
         for results, rows in zip(self.orders, self.rows, strict=True):
-            wanted = class_names(results, group)
             # One class alone is a class, and no mean for the background to be in.
-            extra = (BACKGROUND,) if background and group != wanted[0] else ()
-            if name in rows and (seeds := _by_seed(rows[name], (*extra, *wanted))):
+            extra = (BACKGROUND,) if background and not group.is_class else ()
+            classes = (*extra, *group.names(results))
+            if name in rows and (seeds := _by_seed(rows[name], classes)):
                 found.append(seeds)
         return _over_orders(found)
-
-
-def class_names(results: ScenarioResults, group: str) -> tuple[str, ...]:
-    """Return the classes of a group."""
-    classes = results.classes
-    if group == "all":
-        return classes
-    if group in classes:
-        return (group,)
-    first, _, last = group.partition("-")
-    return classes[int(first) - 1 : int(last or first)]
 
 
 def own_block(results: ScenarioResults) -> Block:
@@ -87,13 +114,21 @@ def own_block(results: ScenarioResults) -> Block:
     place = _place(results)
     for layout in (published()["1"], published()["2"]):
         if place in layout.groups:
-            return Block(results.scenario, (results,), layout.groups[place], place)
+            groups = tuple(map(places, layout.groups[place]))
+            return Block(results.scenario, (results,), groups, place)
     return Block(results.scenario, (results,), _groups(results), place)
 
 
 def class_block(results: ScenarioResults) -> Block:
     """Return a block with a column for every class, then the groups."""
-    groups = (*results.classes, *own_block(results).groups)
+    others = own_block(results).groups
+    titles = {group.title for group in others}
+    classes = [
+        # A class that is called as a column of places is must not be taken for it.
+        ClassGroup(f"“{name}”" if name in titles else name, place, place, is_class=True)
+        for place, name in enumerate(results.classes, start=1)
+    ]
+    groups = (*classes, *others)
     return Block(results.scenario, (results,), groups, _place(results))
 
 
@@ -105,7 +140,8 @@ def published_blocks(results: Sequence[ScenarioResults], layout: PublishedTable)
         orders = tuple(one for at, one in found if at and at[0] == place and at[1] in ORDERS)
         if orders:
             heading = f"{place.task} {place.setup}"
-            yield Block(heading, orders, layout.groups[place], place, ablation)
+            groups = tuple(map(places, layout.groups[place]))
+            yield Block(heading, orders, groups, place, ablation)
 
 
 def _place(results: ScenarioResults) -> Place | None:
@@ -113,14 +149,14 @@ def _place(results: ScenarioResults) -> Place | None:
     return found[0] if found else None
 
 
-def _groups(results: ScenarioResults) -> tuple[str, ...]:
+def _groups(results: ScenarioResults) -> tuple[ClassGroup, ...]:
     sizes = [len(names) for names in results.groups]
     if len(sizes) > MOST_GROUPS:
         sizes = [sizes[0], sum(sizes[1:])]
     ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
     spans = [(end - size + 1, end) for end, size in zip(ends, sizes, strict=True)]
     named = [f"{a}-{b}" if a < b else f"{a}" for a, b in spans]
-    return (*named, "all") if len(named) > 1 else ("all",)
+    return tuple(map(places, (*named, ALL) if len(named) > 1 else (ALL,)))
 
 
 def _named(results: ScenarioResults, ablation: bool) -> dict[str, Row]:
@@ -135,12 +171,12 @@ def _named(results: ScenarioResults, ablation: bool) -> dict[str, Row]:
     }
 
 
-def _by_seed(row: Row, names: Sequence[str]) -> dict[int, float]:
-    found = {run.seed: average([run.last.iou.get(name) for name in names]) for run in row.runs}
+def _by_seed(row: Row, names: Sequence[str]) -> dict[Seed, float]:
+    found = {seed_of(run): average([run.last.iou.get(name) for name in names]) for run in row.runs}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _over_orders(orders: Sequence[dict[int, float]]) -> tuple[float, ...]:
+def _over_orders(orders: Sequence[dict[Seed, float]]) -> tuple[float, ...]:
     """Return the mean over the orders for each seed; without common seeds, one mean of all."""
     if not orders:
         return ()

@@ -19,7 +19,7 @@ from nacre.report.tables.cells import (
     mark_best,
     steps_table,
 )
-from nacre.report.tables.columns import Block, class_block, class_names, own_block, published_blocks
+from nacre.report.tables.columns import Block, ClassGroup, class_block, own_block, published_blocks
 
 KINDS = {
     "steps": "old, new and all classes after every step, a table per scenario",
@@ -70,9 +70,9 @@ class Plan:
     background: bool = False
     is_later: bool = False
 
-    def counts_background(self, group: str) -> bool:
+    def counts_background(self, group: ClassGroup) -> bool:
         """Whether the background is in the mean of a group of classes."""
-        is_new = group != "all" and group.partition("-")[0] != "1"
+        is_new = group.first not in (None, 1)
         return self.background and not (self.is_later and is_new)
 
 
@@ -116,7 +116,7 @@ def make_tables(
 def build(plan: Plan) -> ResultTable:
     """Make a table."""
     columns = tuple(
-        Column(block.heading, group, ", ".join(class_names(block.orders[0], group)))
+        Column(block.heading, group.title, ", ".join(group.names(block.orders[0])))
         for block in plan.blocks
         for group in block.groups
     )
@@ -206,10 +206,10 @@ def _rows(plan: Plan, name: str) -> list[TableRow]:
     return [row for row in rows if any(cell.values for cell in row.cells)]
 
 
-def _theirs(plan: Plan, block: Block, name: str, group: str) -> tuple[float, ...]:
+def _theirs(plan: Plan, block: Block, name: str, group: ClassGroup) -> tuple[float, ...]:
     for table in plan.paper:
-        if block.place is not None and (block.place, name, group) in table.figures:
-            return (table.figures[block.place, name, group],)
+        if block.place is not None and (block.place, name, group.title) in table.figures:
+            return (table.figures[block.place, name, group.title],)
     return ()
 
 
@@ -221,6 +221,7 @@ def _gap(ours: Cell, theirs: Cell) -> Cell:
 
 def _notes(plan: Plan) -> list[str]:
     notes = ["After the last step; classes are numbered in the order of learning."]
+    notes += [note for block in plan.blocks for one in block.orders for note in one.notes]
     if any(len(block.orders) > 1 for block in plan.blocks):
         notes.append("Mean of the class orders a and b.")
     for block in plan.blocks:

@@ -76,7 +76,7 @@ def _escape(text: str) -> str:
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     special |= {char: f"\\{char}" for char in "&%$#_{}"}
     special |= {"±": "$\\pm$", "−": "$-$", "“": "``", "”": "''"}
-    return "".join(special.get(char, char) for char in text)
+    return "".join(special.get(char, char) for char in _one_line(text))
 
 
 def _pipes(cells: Sequence[str]) -> str:
@@ -85,14 +85,20 @@ def _pipes(cells: Sequence[str]) -> str:
 
 def _plain(text: str) -> str:
     """Return a text that Markdown shows as it is: no HTML, no link, one line."""
-    special = {"<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "}
+    special = {"<": "&lt;", ">": "&gt;"}
     special |= {char: f"\\{char}" for char in "|[]`"}
-    return "".join(special.get(char, char) for char in text)
+    return "".join(special.get(char, char) for char in _one_line(text))
 
 
 def _no_formula(text: str) -> str:
     """Return a text that a spreadsheet takes for a text: a formula begins with one of these."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    text = _one_line(text).strip()
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def _one_line(text: str) -> str:
+    """Return a text with a space for every line break and control character."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _number(value: float | None) -> str:
