@@ -130,7 +130,7 @@ def test_a_dot_in_a_films_name_is_part_of_it(
 
 @pytest.mark.parametrize("out", ["..", ".", ""])
 def test_a_film_is_a_file_and_no_folder(runs: Path, out: str) -> None:
-    with pytest.raises(NacreError, match="give the film a name"):
+    with pytest.raises(NacreError, match="give the film's name"):
         write_film([runs / "mib"], Path(out), pictures=1)
 
 
