@@ -55,6 +55,14 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+def test_the_readme_names_the_rooms_in_this_order():
+    text = (SOURCE.parents[1] / "README.md").read_text(encoding="utf-8")
+    part = text.partition("## Where things are")[2].partition("```\n")[2].partition("```")[0]
+    names = [line[2:16] for line in part.splitlines() if line.startswith("  ")]
+    named = [name.strip(" /") for entry in names for name in entry.split(",")]
+    assert named == [name for name in ROOMS if (SOURCE / name).is_dir()]
+
+
 def test_every_module_is_in_a_room():
     outside = {"", "__main__"}
     assert {room(name) for name in MODULES} - outside <= set(ROOMS)
