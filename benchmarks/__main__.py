@@ -19,6 +19,7 @@ from rich.console import Console
 import abn
 import data_path
 import evaluation
+import export
 import growth
 import index
 import loss_head
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "the step of preset small": small_step.measure,
     "reading pictures": data_path.measure,
     "testing": evaluation.measure,
+    "exports": export.measure,
     "the index": index.measure,
     "the start": start.measure,
     "growth": growth.measure,

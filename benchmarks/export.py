@@ -1,0 +1,140 @@
+"""Exported models against torch, and the local server with batches and concurrent requests.
+
+    python benchmarks/export.py
+
+The same pictures go through torch and through onnxruntime with one thread each. The server answers
+over loopback; its requests are compared with calls in the same process.
+"""
+
+from __future__ import annotations
+
+import http.client
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from measuring import Row, command, take_turns
+from nacre.evaluation.inference import predict_classes
+from nacre.export.graph import PictureToClasses, to_onnx
+from nacre.export.metadata import Metadata, write_metadata
+from nacre.export.quantize import quantize
+from nacre.export.runtime import OnnxModel
+from nacre.export.server import ModelServer, Served
+from nacre.export.verify import noise_picture
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+
+CLASSES = 21
+REQUESTS = 16
+
+
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return times of onnxruntime and of the server as ratios."""
+    backbone, side = ("tiny", 64) if tiny else ("lite0", 512)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as onnxruntime has, so that processor time means the same for both
+    try:
+        return measure_alone(backbone, side, tiny, rounds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure_alone(backbone: str, side: int, tiny: bool, rounds: int) -> list[Row]:
+    torch.manual_seed(0)
+    config = DeepLabConfig(backbone=backbone, decoder_channels=8 if tiny else 256)
+    network = build_network(config, CLASSES, side).eval()
+    picture = noise_picture((side, side))
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_files(network, Path(folder), tiny)
+        models = {form: OnnxModel(file, threads=1) for form, file in files.items()}
+        rows = against_torch(network, models, picture, rounds)
+        return rows + served(models["fp32"], noise_picture((side // 2, side // 2)), rounds)
+
+
+def write_files(network: torch.nn.Module, folder: Path, tiny: bool) -> dict[str, Path]:
+    graph = to_onnx(PictureToClasses(network))
+    del graph.graph.output[1]
+    shown = [noise_picture((64, 64), seed) for seed in range(2 if tiny else 8)]
+    graphs = {"fp32": graph, "int8-calibrated": quantize(graph, shown)}
+    files = {}
+    for form, one in graphs.items():
+        names = ["background", *map(str, range(1, CLASSES))]
+        said = Metadata(names, [(0, 0, 0)] * CLASSES, [CLASSES], [], 512, "full", form)
+        write_metadata(one, said)
+        files[form] = folder / f"{form}.onnx"
+        files[form].write_bytes(one.SerializeToString())
+    return files
+
+
+def against_torch(network, models, picture, rounds: int) -> list[Row]:
+    image = torch.from_numpy(picture).permute(2, 0, 1)[None]
+
+    @torch.inference_mode()
+    def in_torch() -> None:
+        predict_classes(network(image).scores, picture.shape[:2])
+
+    jobs = {"torch": in_torch}
+    jobs |= {form: lambda model=model: model.classify(picture) for form, model in models.items()}
+    for job in jobs.values():
+        job()
+    seconds = take_turns(jobs, rounds, time.process_time)
+    return [
+        Row(
+            f"torch's time / that of onnxruntime, {form}",
+            seconds["torch"] / seconds[form],
+            behind={"torch": seconds["torch"], form: seconds[form]},
+        )
+        for form in models
+    ]
+
+
+def served(model: OnnxModel, picture: np.ndarray, rounds: int) -> list[Row]:
+    """Return what requests cost beside calls, one by one, as a batch and four at a time."""
+    height, width = picture.shape[:2]
+    with ModelServer([Served("model", model)], ("127.0.0.1", 0), at_once=2) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        port = server.server_address[1]
+        path = f"/classify?height={height}&width={width}"
+        body = picture.tobytes()
+        jobs = {
+            "calls": lambda: [model.classify(picture) for _ in range(REQUESTS)],
+            "requests": lambda: [ask(port, path, body) for _ in range(REQUESTS)],
+            "a batch": lambda: ask(port, f"{path}&count={REQUESTS}", body * REQUESTS),
+            "four at a time": lambda: at_once(port, path, body),
+        }
+        for job in jobs.values():  # the first of each loads and allocates
+            job()
+        seconds = take_turns(jobs, rounds, time.perf_counter)
+        server.shutdown()
+        thread.join()
+    return [
+        Row(
+            f"server, {how}: its time / that of calls",
+            seconds[how] / seconds["calls"],
+            behind={how: seconds[how], "calls": seconds["calls"]},
+        )
+        for how in ("requests", "a batch", "four at a time")
+    ]
+
+
+def ask(port: int, path: str, body: bytes) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("POST", path, body)
+    found = connection.getresponse().read()
+    connection.close()
+    return found
+
+
+def at_once(port: int, path: str, body: bytes) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ask(port, path, body), range(REQUESTS)))
+
+
+if __name__ == "__main__":
+    command(measure, __doc__, rounds=3)
