@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from nacre.export.onnx_file import Exported
 from nacre.export.page.page import PageModel, served_page, write_page
 from nacre.export.page.web_runtime import web_runtime
 from nacre.export.runtime import OnnxModel
+from nacre.export.server import ModelServer, Served
 from nacre.export.verify import noise_picture
 
 
@@ -193,3 +195,26 @@ def test_another_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     archive.write_bytes(b"other")
     with pytest.raises(NacreError, match=r"other\.tgz is not the package onnxruntime-web"):
         web_runtime(archive)
+
+
+def test_the_served_page_asks_its_server(opened: OnnxModel, picture: Path, tmp_path: Path) -> None:
+    find_browser()
+    with ModelServer([Served("tiny", opened)], ("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        browser = Browser(tmp_path / "profile")
+        try:
+            home = f"http://127.0.0.1:{server.server_address[1]}/"
+            browser.open(home)
+            browser.until("at('status').textContent.startsWith('Ready')")
+            browser.choose("#files", picture)
+            browser.until("shown && shown.seen.size === 1")
+            found = browser.run("Array.from(shown.seen.get(0).classes)")
+            assert browser.console == []
+            assert {url.split("?")[0] for url in browser.requests} == {home, f"{home}classify"}
+        finally:
+            browser.close()
+            server.shutdown()
+            thread.join()
+    assert len(found) > 0
+    assert set(found) <= set(range(len(opened.metadata.classes)))
