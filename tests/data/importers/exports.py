@@ -548,6 +548,30 @@ def imagefolder(root: Path) -> None:
         save_text(root / folder / "metadata.csv", buffer.getvalue())
 
 
+def cityscapes(root: Path) -> None:
+    """Cityscapes with label ids: cats are cars and dogs are buses, all else is road."""
+    values = np.array((7, 26, 28), np.uint8)
+    for name in SIZES:
+        stem = f"aachen_{name}_000019"
+        folder = f"{SPLITS[name]}/aachen"
+        save_picture(root / "leftImg8bit" / folder / f"{stem}_leftImg8bit.png", SIZES[name])
+        mask = root / "gtFine" / folder / f"{stem}_gtFine_labelIds.png"
+        save_png(mask, values[truth(name)])
+
+
+def mapillary(root: Path) -> None:
+    """Mapillary Vistas 2.0 with three labels."""
+    labels = [
+        {"name": f"a--{name}", "readable": name, "evaluate": True, "color": [9, at, 9]}
+        for at, name in enumerate(("Road", *CLASSES))
+    ]
+    save_json(root / "config_v2.0.json", {"labels": labels, "version": "2.0"})
+    for name in SIZES:
+        folder = root / {"train": "training", "val": "validation"}[SPLITS[name]]
+        save_picture(folder / "images" / f"{name}.jpg", SIZES[name])
+        save_png(folder / "v2.0" / "labels" / f"{name}.png", truth(name))
+
+
 TOOLS: dict[str, tuple[str, Callable[[Path], None], bool]] = {
     "coco_cvat": ("coco", coco_cvat, True),
     "coco_rle": ("coco", coco_rle, False),
@@ -566,6 +590,14 @@ TOOLS: dict[str, tuple[str, Callable[[Path], None], bool]] = {
     "imagefolder": ("imagefolder", imagefolder, True),
 }
 """Format, writer, and whether the export keeps splits, by the tool."""
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    **{tool: write for tool, (_, write, _) in TOOLS.items()},
+    "cityscapes": cityscapes,
+    "mapillary": mapillary,
+}
+"""The writers of all tools, those with classes of their own too."""
 
 
 def zip_folder(folder: Path, archive: Path, top: str = "") -> Path:

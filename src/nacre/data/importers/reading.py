@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from nacre.data.importers.catalog import Catalog, Picture
+from nacre.data.importers.catalog import Catalog, Color, Picture
 from nacre.data.importers.files import jsonstream, xmlstream
 from nacre.data.importers.files.export import Export, Finder
 from nacre.data.importers.files.tree import File
@@ -67,6 +67,17 @@ class Source:
         except Unusable as problem:
             picture.problem = problem
         return self.catalog.add(picture)
+
+    def list_class(self, name: Any, file: File, color: Color | None = None, at: str = "") -> int:
+        """Return the number of a class that a list in a file names.
+
+        Raises:
+            NacreError: That is no name.
+        """
+        try:
+            return self.catalog.class_id(name, color)
+        except Unusable as problem:
+            raise NacreError(f"{shown(file.path)}: {at}{problem.detail}") from None
 
     def stream_json(
         self, file: File, wanted: Collection[jsonstream.Place]
@@ -139,6 +150,11 @@ def as_dict(value: Any) -> dict[str, Any]:
 def as_list(value: Any) -> list[Any]:
     """Return a list, an empty one for anything else."""
     return value if isinstance(value, list) else []
+
+
+def as_text(value: Any, default: str) -> str:
+    """Return a text, the default for nothing, and a short form of anything else."""
+    return shown(value) if value else default
 
 
 def as_key(value: Any) -> str:

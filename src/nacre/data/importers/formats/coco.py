@@ -209,12 +209,8 @@ def _class_id(source: Source, category: dict[str, Any], file: File) -> int:
     # COCO-Stuff gives all pixels of things the category 183, "other".
     if category.get("id") == 183 and category.get("name") == "other":
         return BACKGROUND
-    try:
-        return source.catalog.class_id(category.get("name"), color_of(category.get("color")))
-    except Unusable as problem:
-        raise NacreError(
-            f"{shown(file.path)}: category {shown(category.get('id'))}: {problem.detail}"
-        ) from None
+    where = f"category {shown(category.get('id'))}: "
+    return source.list_class(category.get("name"), file, color_of(category.get("color")), where)
 
 
 def segmentation_shapes(segmentation: Any, class_id: int) -> list[tuple[Shape, str]]:

@@ -62,7 +62,7 @@ def _colors(source: Source, labelmap: File) -> dict[int, int]:
                 "name:r,g,b:parts:actions"
             )
         r, g, b = color
-        number = source.catalog.class_id(form[1], (r, g, b))
+        number = source.list_class(form[1], labelmap, (r, g, b))
         if classes.setdefault(r | g << 8 | b << 16, number) != number:
             raise NacreError(f"{shown(labelmap.path)}: two classes have the colour {r},{g},{b}")
     if not classes:

@@ -44,7 +44,7 @@ def read(source: Source, files: list[File]) -> None:
             if element.is_start:
                 _start(source, file, state, element)
             else:
-                _end(source, state, element)
+                _end(source, file, state, element)
 
 
 def _start(source: Source, file: File, state: _State, element: Element) -> None:
@@ -64,7 +64,7 @@ def _start(source: Source, file: File, state: _State, element: Element) -> None:
             source.catalog.spoil(state.picture, problem)
 
 
-def _end(source: Source, state: _State, element: Element) -> None:
+def _end(source: Source, file: File, state: _State, element: Element) -> None:
     path = element.path
     if path == ("annotations", "image"):
         state.picture = None
@@ -73,7 +73,7 @@ def _end(source: Source, state: _State, element: Element) -> None:
     elif path[:2] == ("annotations", "meta") and path[-1] == "label":
         # The points of a skeleton are labels with a parent; they are no classes.
         if state.label.get("name") and not state.label.get("parent"):
-            source.catalog.class_id(state.label["name"], color_of(state.label.get("color")))
+            source.list_class(state.label["name"], file, color_of(state.label.get("color")))
         state.label = {}
 
 

@@ -128,10 +128,7 @@ def _named_classes(source: Source, file: File) -> dict[int, int]:
         if not re.fullmatch(r"\d{1,5}", key):
             raise NacreError(f"{shown(file.path)}: {shown(key)!r} is not a label")
     for key, name in sorted(content.items(), key=lambda item: int(item[0])):
-        try:
-            classes[int(key)] = source.catalog.class_id(name)
-        except Unusable as problem:
-            raise NacreError(f"{shown(file.path)}: {problem.detail}") from None
+        classes[int(key)] = source.list_class(name, file)
     if not classes:
         raise NacreError(f"{shown(file.path)} names no class")
     return classes

@@ -12,7 +12,7 @@ from nacre.data.importers.catalog import Picture, size_of
 from nacre.data.importers.files.export import Match, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list
+from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list, as_text
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.shape import DAMAGED, Shape, decode_base64, points_of
 from nacre.errors import NacreError
@@ -42,7 +42,7 @@ def _read_order(source: Source) -> None:
     source.catalog.is_sorted = not lists
     for line in source.load_text(lists[0]).splitlines() if lists else ():
         if line.strip():
-            source.catalog.class_id(line.strip())
+            source.list_class(line.strip(), lists[0])
 
 
 def _read_one(source: Source, file: File) -> None:
@@ -82,7 +82,7 @@ def _add_picture(source: Source, file: File, content: dict[str, Any]) -> int:
 
 
 def _draw(source: Source, index: int, item: dict[str, Any]) -> None:
-    kind = item.get("shape_type") or "polygon"
+    kind = as_text(item.get("shape_type"), "polygon")
     if kind in _NO_AREA:
         source.catalog.skip(index, NO_AREA.format(_NO_AREA[kind]))
         return

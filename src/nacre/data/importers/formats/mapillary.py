@@ -10,7 +10,7 @@ from collections import Counter
 from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, Picture, color_of
 from nacre.data.importers.files.export import Match, clean_parts, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import shown
 from nacre.data.importers.reading import Source, as_dict, as_list
 from nacre.errors import NacreError
 
@@ -66,10 +66,7 @@ def _values(source: Source, config: File) -> dict[int, int]:
         if one.get("evaluate") is False:
             values[value] = IGNORED
             continue
-        try:
-            values[value] = source.catalog.class_id(
-                name or one.get("name"), color_of(one.get("color"))
-            )
-        except Unusable as problem:
-            raise NacreError(f"{shown(config.path)}: {problem.detail}") from None
+        values[value] = source.list_class(
+            name or one.get("name"), config, color_of(one.get("color"))
+        )
     return values

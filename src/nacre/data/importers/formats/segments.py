@@ -11,7 +11,15 @@ from nacre.data.importers.catalog import Coding, MaskFile, color_of
 from nacre.data.importers.files.export import Finder, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_key, as_list
+from nacre.data.importers.reading import (
+    NO_AREA,
+    SKIPPED_BOX,
+    Source,
+    as_dict,
+    as_key,
+    as_list,
+    as_text,
+)
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.shape import points_of
 from nacre.errors import NacreError
@@ -62,13 +70,8 @@ def _classes(source: Source, file: File) -> dict[str, int]:
     )
     classes = {}
     for one in map(as_dict, categories):
-        try:
-            number = source.catalog.class_id(
-                one.get("name"), color_of(as_list(one.get("color"))[:3])
-            )
-        except Unusable as problem:
-            raise NacreError(f"{shown(file.path)}: {problem.detail}") from None
-        classes[as_key(one.get("id"))] = number
+        color = color_of(as_list(one.get("color"))[:3])
+        classes[as_key(one.get("id"))] = source.list_class(one.get("name"), file, color)
     if not classes:
         raise NacreError(f"{shown(file.path)} lists no categories")
     return classes
@@ -117,7 +120,7 @@ def _labels(
 
 
 def _vector(source: Source, index: int, one: dict[str, Any], class_id: int) -> None:
-    kind = one.get("type", "polygon")
+    kind = as_text(one.get("type"), "polygon")
     if kind in _NO_AREA:
         source.catalog.skip(index, NO_AREA.format(_NO_AREA[kind]))
         return

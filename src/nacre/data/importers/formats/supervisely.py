@@ -10,7 +10,7 @@ from nacre.data.importers.catalog import Picture, color_of, size_of
 from nacre.data.importers.files.export import Finder, Match, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list
+from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list, as_text
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.shape import DAMAGED, Shape, decode_base64, inflate, points_of
 from nacre.errors import NacreError
@@ -29,11 +29,9 @@ def read(source: Source, files: list[File]) -> None:
     """Read a project by its ``meta.json``."""
     by_id: dict[Any, Any] = {}
     for one in as_list(as_dict(source.load_json(files[0])).get("classes")):
-        try:
-            source.catalog.class_id(as_dict(one).get("title"), color_of(as_dict(one).get("color")))
-        except Unusable as problem:
-            raise NacreError(f"{shown(files[0].path)}: {problem.detail}") from None
-        by_id[str(as_dict(one).get("id"))] = as_dict(one).get("title")
+        title = as_dict(one).get("title")
+        source.list_class(title, files[0], color_of(as_dict(one).get("color")))
+        by_id[str(as_dict(one).get("id"))] = title
     pictures = [file for file in source.export.pictures if file.tree == 1 or _folder(file) == "img"]
     finder = Finder(pictures)
     annotations = [file for file in source.export.with_suffix(".json") if _folder(file) == "ann"]
@@ -71,7 +69,7 @@ def _read_one(source: Source, finder: Finder, file: File, by_id: dict[Any, Any])
 
 
 def _draw(source: Source, index: int, item: dict[str, Any], by_id: dict[Any, Any]) -> None:
-    kind = item.get("geometryType") or ("bitmap" if item.get("bitmap") else "polygon")
+    kind = as_text(item.get("geometryType"), "bitmap" if item.get("bitmap") else "polygon")
     if kind in _NO_AREA:
         source.catalog.skip(index, NO_AREA.format(_NO_AREA[kind]))
         return

@@ -111,10 +111,7 @@ def _classes(source: Source, file: File) -> tuple[dict[str, Any], dict[int, int]
 
 
 def _number(source: Source, names: Mapping[int, Any], file: File) -> dict[int, int]:
-    try:
-        numbers = {key: source.catalog.class_id(name) for key, name in names.items()}
-    except Unusable as problem:
-        raise NacreError(f"{shown(file.path)}: {problem.detail}") from None
+    numbers = {key: source.list_class(name, file) for key, name in names.items()}
     if not numbers:
         raise NacreError(f"{shown(file.path)} names no class")
     twice = [shown(names[key]) for key in names if list(names.values()).count(names[key]) > 1]

@@ -25,7 +25,7 @@ Bits = npt.NDArray[np.bool_]
 LARGEST_COORDINATE = 1e9
 """Corners further out than this are damage, not annotation."""
 
-MOST_CROSSINGS = 200_000_000
+MOST_CROSSINGS = 50_000_000
 """An outline that crosses more rows than this in all is an attack, not an object."""
 
 MOST_DOUBTFUL = 100_000
@@ -70,8 +70,12 @@ def fill_ring(ring: Points, width: int, height: int) -> Patch:
     # One column more than the box: what lies right of everything is toggled there.
     toggles = np.zeros((bottom - top, columns + 1), np.uint8)
     for rows, crossings in _crossings(ring, top, bottom):
-        column = np.clip(crossings - left, 0, columns)
-        np.add.at(toggles.reshape(-1), (rows - top) * (columns + 1) + column, 1)
+        places = (rows - top) * (columns + 1) + np.clip(crossings - left, 0, columns)
+        if len(places) < toggles.size:
+            np.add.at(toggles.reshape(-1), places, 1)
+        else:
+            counts = np.bincount(places, minlength=toggles.size).reshape(toggles.shape)
+            toggles += (counts & 1).astype(np.uint8)
     # Only the parity counts, so a sum that wraps at 256 is right.
     parity = np.cumsum(toggles[:, :-1], axis=1, dtype=np.uint8) & 1
     return Patch(left, top, parity.astype(np.bool_))
@@ -200,15 +204,17 @@ def _cross(
     count: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     edge = np.repeat(np.arange(len(count)), count)
-    within = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count)
-    rows = first[edge] + within
-    (x0, y0), (x1, y1) = upper[edge].T, lower[edge].T
-    x = x0 + (rows + 0.5 - y0) * (x1 - x0) / (y1 - y0)
-    columns = np.ceil(x - 0.5).astype(np.int64)
-    scale = np.abs(x0) + np.abs(x1) + np.abs(y0) + np.abs(y1) + rows + 1
-    # How much rounding can move a crossing grows with the edge's slant, too.
-    slack = _ROUNDING * scale * (1 + np.abs((x1 - x0) / (y1 - y0)))
-    doubtful = np.flatnonzero((np.abs(x - 0.5 - np.rint(x - 0.5)) <= slack) & (x0 != x1))
+    rows = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count - first, count)
+    slant = lower - upper
+    below = rows + 0.5 - upper[edge, 1]
+    x = upper[edge, 0] + below * slant[edge, 0] / slant[edge, 1] - 0.5
+    nearest = np.rint(x)
+    columns = np.ceil(x).astype(np.int64)
+    # Rounding can move a crossing by so much; it moves none of an upright edge.
+    reach = np.abs(upper).sum(axis=1) + np.abs(lower).sum(axis=1) + 1
+    slack = _ROUNDING * reach * (1 + np.abs(slant[:, 0] / slant[:, 1]))
+    slack[slant[:, 0] == 0] = -1
+    doubtful = np.flatnonzero(np.abs(x - nearest) <= slack[edge])
     if len(doubtful):
         columns[doubtful] = _settle(upper[edge[doubtful]], lower[edge[doubtful]], rows[doubtful])
     return rows, columns

@@ -1,6 +1,7 @@
 """A contact sheet: some pictures with their masks over them, to see that they belong together."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def _tile(image: Path, mask: Path, colors: Sequence[Color]) -> Image.Image:
     pixels = np.asarray(picture.resize(size, Image.Resampling.BOX), np.float32)
     with Image.open(mask) as stored:
         labels = np.asarray(stored.resize(size, Image.Resampling.NEAREST))
-    table = np.full((65536, 3), 255, np.float32)
+    table = np.full((max(len(colors), int(labels.max()) + 1), 3), 255, np.float32)
     table[: len(colors)] = colors
     share = np.where(labels == 0, 0.0, _COVER)[:, :, None]
     return Image.fromarray((pixels * (1 - share) + table[labels] * share).astype(np.uint8))
@@ -123,6 +124,7 @@ def _fitting(text: str, width: int, size: int = 12) -> str:
     return text
 
 
+@cache
 def _font(size: int) -> Font:
     """Return Pillow's own font, so that none of the machine is needed."""
     return ImageFont.load_default(size)
