@@ -21,6 +21,7 @@ import data_path
 import evaluation
 import export
 import growth
+import importing
 import index
 import loss_head
 import methods
@@ -37,6 +38,7 @@ BENCHMARKS = {
     "testing": evaluation.measure,
     "exports": export.measure,
     "the index": index.measure,
+    "imports": importing.measure,
     "the start": start.measure,
     "growth": growth.measure,
 }

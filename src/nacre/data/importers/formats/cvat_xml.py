@@ -4,6 +4,7 @@ Polygons, boxes, ellipses and masks are painted in the order of ``z_order``, the
 Runs of a mask go along the rows of its box.
 """
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ from nacre.data.importers.shapes.rle import check_runs
 from nacre.data.importers.shapes.shape import DAMAGED, Shape, numbers_of, points_of
 from nacre.errors import NacreError
 
+_PAIRS = re.compile(r"[^,;]+,[^,;]+(;[^,;]+,[^,;]+)*")
 _KINDS = {"polygon": "polygons", "box": "boxes", "ellipse": "ellipses", "mask": "masks (RLE)"}
 _NO_AREA = {
     "polyline": "polylines",
@@ -109,7 +111,12 @@ def _shape(source: Source, index: int, tag: str, attributes: dict[str, str]) -> 
 
 def _polygon(class_id: int, attributes: dict[str, str]) -> Shape | None:
     text = attributes.get("points", "").strip().strip(";")
-    points = points_of([pair.split(",") for pair in text.split(";")] if text else [])
+    if text and not _PAIRS.fullmatch(text):
+        raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {shown(text)}")
+    try:
+        points = points_of([float(number) for number in text.replace(";", ",").split(",") if text])
+    except ValueError:
+        raise Unusable(DAMAGED, f"its corners are not numbers: {shown(text)}") from None
     return shapes.rings(class_id, [(points, ())]) if len(points) >= 3 else None
 
 

@@ -30,8 +30,6 @@ LabelMap = npt.NDArray[Any]
 MISSING = "the picture file is missing"
 NOT_LABELED = "nothing says what is in it"
 
-_COUNTED_ROWS = 1 << 24
-
 
 @dataclass(frozen=True)
 class Job:
@@ -279,12 +277,12 @@ def _from_shapes(job: Job, index: int, look: Look, outcome: Outcome) -> LabelMap
 
 
 def count_labels(mask: LabelMap) -> dict[int, int]:
-    """Count the pixels of each label, a part of the mask at a time."""
-    flat = mask.reshape(-1)
-    total = np.zeros(1 << (8 * mask.dtype.itemsize), np.int64)
-    for start in range(0, flat.size, _COUNTED_ROWS):
-        total += np.bincount(flat[start : start + _COUNTED_ROWS], minlength=total.size)
-    return {int(label): int(total[label]) for label in np.flatnonzero(total)}
+    """Count the pixels of each label."""
+    if mask.dtype == np.uint8:
+        counts = Image.fromarray(np.ascontiguousarray(mask)).histogram()
+        return {label: count for label, count in enumerate(counts) if count}
+    labels, numbers = np.unique(mask, return_counts=True)
+    return dict(zip(labels.tolist(), numbers.tolist(), strict=True))
 
 
 def save_mask(path: Path, mask: LabelMap, labels: Labels) -> None:

@@ -1,0 +1,195 @@
+"""Memory and time of `nacre import` on large exports, against loading them in one piece.
+
+    python benchmarks/importing.py            # exports of 100 MB
+    python benchmarks/importing.py --tiny     # for correctness only
+
+A COCO file and a CVAT file of outlines are generated. Fresh processes read each: nacre, which
+keeps shapes on disk and only a few numbers of each in memory, and what is usually written
+(``json.load``, ``ElementTree.parse``). Peaks are those of the process above what it held before.
+Then pictures with masks are painted by one core and by all of them, on the clock.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+from PIL import Image
+
+from measuring import Row, apart, command, peak_bytes, take_turns
+from nacre.data.importers.catalog import Catalog, Spool
+from nacre.data.importers.detect import recognise
+from nacre.data.importers.files.export import open_export
+from nacre.data.importers.reading import Source
+from nacre.data.importers.run import ImportOptions, import_export
+
+SHAPES_PER_PICTURE = 14
+CORNERS = 90
+SIZE = (1280, 960)
+
+
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return peaks and times of reading large exports, and of painting with all cores."""
+    megabytes = 1 if tiny else 100
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory() as work:
+        # What fresh processes write goes there as well, and with it in the end.
+        os.environ["TMPDIR"] = work
+        try:
+            rows = [
+                *_reading("COCO JSON", make_coco, load_json, megabytes, rounds),
+                *_reading("CVAT XML", make_cvat, load_xml, megabytes, rounds),
+                _painting(Path(work), 24 if tiny else 240, rounds),
+            ]
+        finally:
+            os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+    return rows
+
+
+def make_coco(megabytes: float = 0.1) -> tuple[Path]:
+    """Write a COCO file of about a size into a folder of its own, and return the folder."""
+    folder = Path(tempfile.mkdtemp())
+    _write_coco(folder, int(megabytes * 2**20))
+    return (folder,)
+
+
+def make_cvat(megabytes: float = 0.1) -> tuple[Path]:
+    """Write a CVAT file of about a size into a folder of its own, and return the folder."""
+    folder = Path(tempfile.mkdtemp())
+    _write_cvat(folder, int(megabytes * 2**20))
+    return (folder,)
+
+
+def read_by_nacre(folder: Path) -> int:
+    """Read an export as `nacre import` does, up to painting."""
+    export = open_export(folder)
+    catalog = Catalog(Spool(folder / ".shapes"))
+    recognise(export).read(Source(export, catalog, "fill", "class", lambda *_: None))
+    catalog.spool.close()
+    return sum(catalog.shape_counts.values())
+
+
+def load_json(folder: Path) -> int:
+    """Load a COCO file in one piece."""
+    with (folder / "instances.json").open("rb") as file:
+        return len(json.load(file)["annotations"])
+
+
+def load_xml(folder: Path) -> int:
+    """Load a CVAT file in one piece."""
+    return len(list(ElementTree.parse(folder / "annotations.xml").getroot().iter("polygon")))
+
+
+def _reading(
+    kind: str,
+    make: Callable[..., tuple[Path]],
+    plain: Callable[[Path], int],
+    megabytes: float,
+    rounds: int,
+) -> list[Row]:
+    size = int(megabytes * 2**20)
+    small = peak_bytes(read_by_nacre, make, megabytes / 10)
+    large = peak_bytes(read_by_nacre, make, megabytes)
+    whole = peak_bytes(plain, make, megabytes)
+    seconds = apart(_turns, make, plain, megabytes, rounds)
+    what = f"{kind} of {megabytes} MB: "
+    behind = {"nacre MB": large / 2**20, "in one piece MB": whole / 2**20}
+    growth = {"a tenth of it MB": small / 2**20, "all of it MB": large / 2**20}
+    times = {f"{name} s": value for name, value in seconds.items()}
+    slower = seconds["nacre"] / seconds["plain"]
+    return [
+        Row(f"{what}peak memory against the file's size", large / size, 0.5, "most", behind),
+        Row(f"{what}peak memory against a tenth of the file", large / small, 4, "most", growth),
+        Row(f"{what}times less memory than in one piece", whole / large, 5, "least", behind),
+        Row(f"{what}time against loading it in one piece", slower, None, "most", times),
+    ]
+
+
+def _turns(
+    make: Callable[..., tuple[Path]], plain: Callable[[Path], int], megabytes: float, rounds: int
+) -> dict[str, float]:
+    (folder,) = make(megabytes)
+    jobs = {"nacre": lambda: read_by_nacre(folder), "plain": lambda: plain(folder)}
+    return take_turns(jobs, rounds, time.process_time)
+
+
+def _painting(work: Path, count: int, rounds: int) -> Row:
+    """Compare importing pictures by one core and by all."""
+    export = work / "export"
+    export.mkdir()
+    _write_coco(export, count * SHAPES_PER_PICTURE * CORNERS * 17)
+    images = json.loads((export / "instances.json").read_text())["images"]
+    for image in images:
+        Image.new("RGB", SIZE, (120, 160, 90)).save(export / image["file_name"])
+    turn = iter(range(1000))
+
+    def run(workers: int | None) -> None:
+        import_export(export, work / f"out-{next(turn)}", ImportOptions(workers=workers))
+
+    jobs = {"one core": lambda: run(1), "all cores": lambda: run(None)}
+    seconds = take_turns(jobs, rounds, time.perf_counter)
+    what = f"import of {len(images)} pictures: times faster on all cores"
+    behind = {f"{name} s": value for name, value in seconds.items()}
+    return Row(what, seconds["one core"] / seconds["all cores"], None, "least", behind)
+
+
+def _outline(rng: np.random.Generator) -> list[tuple[float, float]]:
+    """Return an outline as an annotation tool draws one."""
+    angles = np.linspace(0, 2 * np.pi, CORNERS, endpoint=False)
+    radius = rng.uniform(40, 200) * (1 + 0.2 * np.sin(rng.integers(2, 9) * angles))
+    center = rng.uniform((0, 0), SIZE)
+    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    points = np.clip(center + radius[:, None] * circle, 0, SIZE)
+    return [(round(float(x), 2), round(float(y), 2)) for x, y in points]
+
+
+def _outlines() -> list[list[tuple[float, float]]]:
+    rng = np.random.default_rng(0)
+    return [_outline(rng) for _ in range(64)]
+
+
+def _write_coco(folder: Path, size: int) -> None:
+    texts = [json.dumps([[value for point in one for value in point]]) for one in _outlines()]
+    count = max(1, size // (len(texts[0]) + 120))
+    images = -(-count // SHAPES_PER_PICTURE)
+    with (folder / "instances.json").open("w") as file:
+        file.write('{"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], ')
+        file.write('"images": [')
+        sizes = f'"width": {SIZE[0]}, "height": {SIZE[1]}'
+        entries = (f'{{"id": {at}, "file_name": "{at:06}.jpg", {sizes}}}' for at in range(images))
+        file.write(", ".join(entries))
+        file.write('], "annotations": [')
+        for at in range(count):
+            file.write(
+                f'{", " if at else ""}{{"id": {at}, "image_id": {at * 7919 % images}, '
+                f'"category_id": {1 + at % 2}, "iscrowd": 0, "area": 1, "bbox": [0, 0, 1, 1], '
+                f'"segmentation": {texts[at % len(texts)]}}}'
+            )
+        file.write("]}")
+
+
+def _write_cvat(folder: Path, size: int) -> None:
+    texts = [";".join(f"{x},{y}" for x, y in one) for one in _outlines()]
+    count = max(1, size // (len(texts[0]) + 90))
+    with (folder / "annotations.xml").open("w") as file:
+        file.write("<annotations><version>1.1</version><meta/>")
+        for start in range(0, count, SHAPES_PER_PICTURE):
+            file.write(
+                f'<image id="{start}" name="{start:06}.jpg" width="{SIZE[0]}" height="{SIZE[1]}">\n'
+            )
+            for at in range(start, min(count, start + SHAPES_PER_PICTURE)):
+                points = texts[at % len(texts)]
+                file.write(
+                    f'<polygon label="cat" source="manual" occluded="0" points="{points}" '
+                    'z_order="0"></polygon>\n'
+                )
+            file.write("</image>\n")
+        file.write("</annotations>")
+
+
+if __name__ == "__main__":
+    command(measure, __doc__, rounds=2)
