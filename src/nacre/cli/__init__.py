@@ -8,6 +8,7 @@ from nacre.cli import learn  # noqa: F401  # isort: skip
 from nacre.cli import run  # noqa: F401  # isort: skip
 from nacre.cli import results  # noqa: F401  # isort: skip
 from nacre.cli import predict  # noqa: F401  # isort: skip
+from nacre.cli import imports  # noqa: F401  # isort: skip
 from nacre.cli import export  # noqa: F401  # isort: skip
 from nacre.cli import inspect  # noqa: F401  # isort: skip
 from nacre.cli.app import app, echo, finish_output, make_output_safe, show_bars

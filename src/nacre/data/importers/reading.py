@@ -116,7 +116,7 @@ class Source:
         def tell(count: int) -> None:
             nonlocal done
             done += count
-            self.progress(f"reading {shown(file.name)}", done, max(file.size, 1))
+            self.progress(f"reading {shown(file.name)} (kB)", done >> 10, max(file.size >> 10, 1))
 
         return tell
 

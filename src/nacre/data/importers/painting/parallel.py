@@ -3,25 +3,25 @@
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import repeat
+from itertools import islice, repeat
 from multiprocessing import get_context
 from typing import Any
 
 from nacre.data.importers.painting.paint import Job, Outcome, import_picture
 from nacre.errors import NacreError
+from nacre.utils.signals import die_with_parent, held_back, leave_stops_to_parent
 from nacre.utils.system import usable_cores
 
 _ALONE_SECONDS = 0.5
-_LARGEST_CHUNK = 64
-_WATCH_SECONDS = 1.0
+_CHUNK = 4
 
 _job: Job | None = None
 
@@ -52,12 +52,17 @@ def import_pictures(
     rest = indices[done:]
     if not rest:
         return
-    with _executor(job, min(workers or usable_cores(), len(rest))) as executor:
-        size = min(_LARGEST_CHUNK, len(rest) // (8 * usable_cores()) + 1)
-        for outcome in executor.map(_import, rest, chunksize=size):
-            yield outcome
-            done += 1
-            progress(done, len(indices))
+    workers = min(workers or usable_cores(), len(rest))
+    chunks = iter(rest[at : at + _CHUNK] for at in range(0, len(rest), _CHUNK))
+    with _executor(job, workers) as executor:
+        # Few are under way at a time, so that little is waited for when the user stops it.
+        under_way = deque(executor.submit(_import, one) for one in islice(chunks, 2 * workers))
+        while under_way:
+            for outcome in under_way.popleft().result():
+                yield outcome
+                done += 1
+                progress(done, len(indices))
+            under_way.extend(executor.submit(_import, one) for one in islice(chunks, 1))
 
 
 @contextmanager
@@ -72,7 +77,7 @@ def _executor(job: Job, workers: int) -> Iterator[Any]:
     context = get_context("fork")
     pool = ProcessPoolExecutor(workers, context, _begin, (job, os.getpid()))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), held_back():
             # The children touch no lock of another thread.
             warnings.simplefilter("ignore", DeprecationWarning)
             list(pool.map(abs, repeat(0, workers)))
@@ -86,20 +91,15 @@ def _executor(job: Job, workers: int) -> Iterator[Any]:
 
 
 def _begin(job: Job, parent: int) -> None:
-    """Begin a worker process: signals are the parent's business, and it ends with the parent."""
+    """Begin a worker process, in which stops are the parent's business, and die with it."""
     global _job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent, signal.SIGKILL)
+    # A pool that lost a process ends the others by SIGTERM.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_stops_to_parent(signal.SIGTERM)
     _job = replace(job, export=job.export.reopened())
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_WATCH_SECONDS)
-    os._exit(1)
-
-
-def _import(index: int) -> Outcome:
+def _import(indices: Sequence[int]) -> list[Outcome]:
     assert _job is not None
-    return import_picture(_job, index)
+    return [import_picture(_job, index) for index in indices]

@@ -1,0 +1,90 @@
+"""The command that turns the export of an annotation tool into a folder to learn from."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nacre.cli.app import app, make_console, print_json
+from nacre.errors import NacreError, unknown_name
+
+
+@app.command(
+    "import",
+    epilog="Examples:  nacre import project.zip --to my-data;  nacre import result.json "
+    "--images photos --to my-data;  nacre import export --to new --classes crack,rust",
+)
+def import_(
+    export: Annotated[Path, typer.Argument(help="Folder, zip archive or annotation file.")],
+    to: Annotated[Path, typer.Option(help="The folder to make: images/, masks/, classes.yaml.")],
+    images: Annotated[
+        Path | None, typer.Option(help="Folder or archive with the pictures, if apart.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Only these classes, by commas, in this order.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A class whose pixels do not count; may be repeated.")
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="Call a class otherwise, or join two."),
+    ] = None,
+    boxes: Annotated[str, typer.Option(help="Rectangles: fill or skip.")] = "fill",
+    crowd: Annotated[
+        str, typer.Option(help="COCO's regions of many objects: class or ignore.")
+    ] = "class",
+    unlabeled: Annotated[
+        str,
+        typer.Option(
+            help="Pictures without labels: background if the export lists them (listed), "
+            "always (background), or never (skip)."
+        ),
+    ] = "listed",
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Name of the format, if it is not recognised.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
+    from nacre.data.importers.run import ImportOptions, import_export
+    from nacre.data.importers.writing.classes import ClassOptions
+    from nacre.terminal.imports import ImportDisplay, render
+    from nacre.utils.signals import StopSignal
+
+    chosen: dict[str, Any] = {
+        "boxes": _one_of("--boxes", boxes, ("fill", "skip")),
+        "crowd": _one_of("--crowd", crowd, ("class", "ignore")),
+        "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
+    }
+    names = tuple(name.strip() for name in (classes or "").split(",") if name.strip())
+    wanted = ClassOptions(names, tuple(ignore or ()), _renamed(rename or ()))
+    options = ImportOptions(images=images, format=format_, classes=wanted, **chosen)
+    try:
+        with StopSignal() as stop, ImportDisplay(stop) as display:
+            report = import_export(export, to, options, display)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; nothing was written", err=True)
+        sys.exit(130)
+    if json:
+        print_json(report.as_dict())
+    else:
+        make_console().print(render(report), soft_wrap=True)
+
+
+def _one_of(option: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise unknown_name(f"value of {option}", value, allowed)
+    return value
+
+
+def _renamed(pairs: Sequence[str]) -> dict[str, str]:
+    renamed = {}
+    for pair in pairs:
+        old, equals, new = pair.rpartition("=")
+        if not equals or not old or not new.strip():
+            raise NacreError(f"--rename {pair!r} is not of the form OLD=NEW")
+        renamed[old] = new
+    return renamed
