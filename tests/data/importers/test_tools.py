@@ -28,9 +28,9 @@ from exports import (
     ultralytics_masks,
     yolo,
 )
-from importing import Imported, filled
 from test_rasterize import reference
 
+from importing import Imported, filled
 from nacre.data.importers.shapes.rasterize import rectangle
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
@@ -175,6 +175,15 @@ def test_one_picture_in_two_files_has_the_shapes_of_both(tmp_path: Path) -> None
     )
 
 
+def test_captions_beside_the_instances_are_passed_over(tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": [FLAT]})
+    captions = {"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a cat"}]}
+    save_json(tmp_path / "x" / "captions_val.json", captions)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.report.pictures == 1
+    assert "captions_val.json lists no categories and is passed over" in got.text
+
+
 # CVAT
 
 
@@ -311,6 +320,26 @@ def test_palette_masks_of_cvat_are_read_by_their_colours(tmp_path: Path) -> None
     Image.open(path).convert("P", palette=Image.Palette.ADAPTIVE, colors=3).save(path)
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert set(np.unique(got.mask("a"))) == {0, 1, 2}
+
+
+def test_masks_of_cvat_in_folders_that_the_list_does_not_name(tmp_path: Path) -> None:
+    cvat_masks(tmp_path / "x")
+    folder = tmp_path / "x" / "SegmentationClass"
+    (folder / "Train").mkdir()
+    (folder / "a.png").rename(folder / "Train" / "a.png")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.mask("a").any()
+
+
+def test_one_mask_is_never_that_of_two_pictures(tmp_path: Path) -> None:
+    cvat_masks(tmp_path / "x")
+    for folder in ("one", "two"):
+        save_picture(tmp_path / "x" / "JPEGImages" / folder / "a.jpg", SIZES["a"])
+    save_text(tmp_path / "x" / "ImageSets" / "Segmentation" / "train.txt", "one/a\ntwo/a\n")
+    (tmp_path / "x" / "JPEGImages" / "a.jpg").unlink()
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.pictures() == {"b"}
+    assert "its mask is that of another picture as well" in got.text
 
 
 # LabelMe
@@ -457,6 +486,28 @@ def test_labels_whose_pictures_lie_elsewhere(tmp_path: Path) -> None:
         Imported(tmp_path / "x", tmp_path / "y")
     got = Imported(tmp_path / "x", tmp_path / "y", images=tmp_path / "photos")
     assert got.pictures() == {"a", "b", "empty"}
+
+
+def test_yolo_splits_by_lists_of_pictures(tmp_path: Path) -> None:
+    save_text(
+        tmp_path / "x" / "data.yaml", "names: {0: cat}\npath: .\ntrain: train.txt\nval: val.txt"
+    )
+    for name, split in (("one", "train"), ("two", "val")):
+        save_picture(tmp_path / "x" / "images" / f"{name}.jpg", SIZE)
+        save_text(tmp_path / "x" / "labels" / f"{name}.txt", "0 0 0 1 0 1 1")
+        save_text(tmp_path / "x" / f"{split}.txt", f"data/images/{name}.jpg\n")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (got.list("train"), got.list("val")) == (["one.jpg"], ["two.jpg"])
+
+
+def test_labels_in_folders_that_the_pictures_do_not_have(tmp_path: Path) -> None:
+    save_text(tmp_path / "x" / "data.yaml", "names: {0: cat}\ntrain: images")
+    save_picture(tmp_path / "x" / "images" / "p.jpg", SIZE)
+    save_picture(tmp_path / "x" / "images" / "q.jpg", SIZE)
+    save_text(tmp_path / "x" / "labels" / "train" / "p.txt", "0 0 0 1 0 1 1 0 1")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.pictures() == {"p"}
+    assert got.mask("p").all()
 
 
 def test_a_data_set_of_key_points_is_refused(tmp_path: Path) -> None:

@@ -51,6 +51,20 @@ def settle_claims(catalog: Catalog) -> None:
                 catalog.spoil(at, Unusable("the export names its file twice", f"also as {other}"))
 
 
+def settle_masks(catalog: Catalog) -> None:
+    """See that no mask is taken for two pictures: nobody can say for which it was made."""
+    owner: dict[tuple[int, str], int] = {}
+    for index, picture in enumerate(catalog.pictures):
+        if picture.mask is None:
+            continue
+        file = picture.mask.file
+        first = owner.setdefault((file.tree, file.path), index)
+        if first != index:
+            for at in (first, index):
+                problem = Unusable("its mask is that of another picture as well", shown(file.path))
+                catalog.spoil(at, problem)
+
+
 def check_masks(catalog: Catalog, outcomes: Sequence[Outcome]) -> None:
     """Refuse masks with values that have no class: names and masks do not belong together."""
     bad = [one for one in outcomes if one.unknown]

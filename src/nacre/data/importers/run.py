@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nacre.data.importers.catalog import Catalog, Spool
-from nacre.data.importers.checks import check_catalog, check_masks, nothing_written, settle_claims
+from nacre.data.importers.checks import (
+    check_catalog,
+    check_masks,
+    nothing_written,
+    settle_claims,
+    settle_masks,
+)
 from nacre.data.importers.detect import recognise
 from nacre.data.importers.files.export import open_export
 from nacre.data.importers.painting.paint import Job, Outcome, Unlabeled
@@ -76,6 +82,7 @@ def import_export(
         catalog.spool.close()
         check_catalog(catalog, found.title)
         settle_claims(catalog)
+        settle_masks(catalog)
         labels, names = make_labels(catalog, options.classes), plan_names(catalog.pictures)
         job = Job(export, catalog, labels, folder, names, options.crowd, options.unlabeled)
         outcomes = _paint(job, options.workers, tell)

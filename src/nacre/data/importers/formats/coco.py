@@ -30,6 +30,8 @@ def read(source: Source, files: list[File]) -> None:
     reader = _Reader(source)
     for file in files:
         reader.read(file)
+    if not reader.has_categories:
+        raise NacreError(f"{shown(files[0].path)} lists no categories")
     reader.drop_umbrellas()
 
 
@@ -37,6 +39,7 @@ class _Reader:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.catalog = source.catalog
+        self.has_categories = False
         self.used: set[int] = set()
         self.umbrellas: set[int] = set()
         self.kept_places: set[int] = set()
@@ -46,6 +49,11 @@ class _Reader:
         """Read one file; its identifiers mean nothing in another one."""
         split = split_in_name(file.pure.stem) or split_of(file.folder)
         categories = read_categories(self.source, file)
+        if not categories:
+            # Such as COCO's captions, which lie beside its instances.
+            self.catalog.notes.append(f"{shown(file.path)} lists no categories and is passed over")
+            return
+        self.has_categories = True
         self._note_umbrellas(categories)
         classes = {key: number for key, (number, _) in categories.items()}
         pictures: dict[str, int] = {}
@@ -194,8 +202,6 @@ def read_categories(source: Source, file: File) -> dict[str, tuple[int, dict[str
             names[clean_name(str(category.get("name")))].append(key)
         if place:
             break
-    if not found:
-        raise NacreError(f"{shown(file.path)} lists no categories")
     twice = [name for name, keys in names.items() if len(keys) > 1]
     if twice:
         source.catalog.notes.append(

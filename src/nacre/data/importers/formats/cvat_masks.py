@@ -11,7 +11,7 @@ import re
 from nacre.data.importers.catalog import BACKGROUND, Coding, MaskFile
 from nacre.data.importers.files.export import Finder, clean_parts, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import shown
+from nacre.data.importers.problems import Unusable, shown
 from nacre.data.importers.reading import Source
 from nacre.errors import NacreError
 
@@ -27,25 +27,27 @@ def read(source: Source, files: list[File]) -> None:
     coding = Coding("colors", _colors(source, labelmap))
     root = clean_parts(labelmap.folder)
     masks, pictures = _below(source, root)
-    finder = Finder(pictures)
-    by_name = {_name_of(file, MASKS): file for file in masks}
-    listed = _lists(source, root)
-    for name, split in listed.items():
-        _add(source, finder, name, split, by_name.pop(name.casefold(), None), coding)
-    for mask in by_name.values():
-        _add(source, finder, _name_of(mask, MASKS, fold=False), None, mask, coding)
-
-
-def _add(
-    source: Source, finder: Finder, name: str, split: str | None, mask: File | None, coding: Coding
-) -> None:
-    source.add_picture(
-        name,
-        split=split,
-        finder=finder,
-        mask=MaskFile(mask, coding) if mask else None,
-        is_labeled=mask is not None,
-    )
+    lists = _lists(source, root)
+    exact = {_name_of(mask).casefold(): mask for mask in masks}
+    named = {exact[name.casefold()] for name in lists if name.casefold() in exact}
+    # A mask may lie in a folder that the list does not name.
+    others = Finder(mask for mask in masks if mask not in named)
+    finder, taken = Finder(pictures), set()
+    for name, split in lists.items():
+        index = source.add_picture(name, split=split, finder=finder)
+        picture = source.catalog.pictures[index]
+        try:
+            found = others.find(name) if name.casefold() not in exact else None
+        except Unusable as problem:
+            source.catalog.spoil(index, problem)
+            continue
+        mask = exact.get(name.casefold()) or (found.file if found else None)
+        taken.add(mask)
+        picture.mask = MaskFile(mask, coding) if mask else None
+        picture.is_labeled = mask is not None
+    for mask in masks:
+        if mask not in taken:
+            source.add_picture(_name_of(mask), finder=finder, mask=MaskFile(mask, coding))
 
 
 def _colors(source: Source, labelmap: File) -> dict[int, int]:
@@ -99,9 +101,8 @@ def _lists(source: Source, root: tuple[str, ...]) -> dict[str, str | None]:
     return found
 
 
-def _name_of(file: File, folder: str, fold: bool = True) -> str:
+def _name_of(mask: File) -> str:
     """Return a mask's path below its folder without the extension."""
-    parts = clean_parts(file.path)
-    at = max(place for place, part in enumerate(parts) if part.casefold() == folder)
-    name = "/".join(parts[at + 1 :]).rpartition(".")[0]
-    return name.casefold() if fold else name
+    parts = clean_parts(mask.path)
+    at = max(place for place, part in enumerate(parts) if part.casefold() == MASKS)
+    return "/".join(parts[at + 1 :]).rpartition(".")[0]

@@ -24,6 +24,8 @@ def read(source: Source, files: list[File]) -> None:
 def _read(source: Source, file: File) -> None:
     split = split_in_name(file.pure.stem) or split_of(file.folder)
     classes = {key: number for key, (number, _) in read_categories(source, file).items()}
+    if not classes:
+        raise NacreError(f"{shown(file.path)} lists no categories")
     images: dict[str, dict[str, Any]] = {}
     for _, item in source.stream_json(file, [("images", "*")]):
         image = as_dict(item)

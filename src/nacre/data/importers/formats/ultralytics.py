@@ -12,8 +12,8 @@ classes, and 255 where nothing counts.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, Picture
-from nacre.data.importers.files.export import Finder, Match, clean_parts, split_of
+from nacre.data.importers.catalog import BACKGROUND, IGNORED, Coding, MaskFile, Picture
+from nacre.data.importers.files.export import SPLITS, Finder, Match, clean_parts, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, counted, shown, some
 from nacre.data.importers.reading import Source, as_dict
@@ -35,53 +35,105 @@ def read_polygons(source: Source, files: list[File]) -> None:
     description, classes = _classes(source, files[0])
     if "kpt_shape" in description:
         raise NacreError(f"{shown(files[0].path)} describes key points (kpt_shape), not areas")
-    labels = {
-        _key(file, "labels"): file for file in source.export.with_suffix(".txt") if _is_label(file)
-    }
-    folders = {key.rpartition("/")[0] for key in labels}
-    lists = _split_folders(description)
+    labels = [file for file in source.export.with_suffix(".txt") if _is_label(file)]
     pictures = [file for file in source.export.pictures if not _is_mask(file)]
-    for file in source.each(pictures):
-        key = _key(file, "images")
-        text = labels.pop(key, None)
-        if text is None and file.tree == 1:
-            continue
-        is_listed = key.rpartition("/")[0] in folders
-        picture = Picture(
-            file.path, Match(file, True), _split(file, lists), is_labeled=text is not None
-        )
-        picture.is_listed = is_listed
-        index = source.catalog.add(picture)
+    pairs = _pair(source, pictures, labels, "labels", description)
+    # Where a folder has labels, a picture without any has nothing on it.
+    folders = {_key(file, "labels").rpartition("/")[0] for file in labels}
+    for index, text in source.each(pairs):
+        picture = source.catalog.pictures[index]
         if text is not None:
             _read_lines(source, index, text, classes)
-    for text in labels.values():
-        _find_picture(source, text, classes, lists)
+        elif picture.match is not None:
+            picture.is_listed = _key(picture.match.file, "images").rpartition("/")[0] in folders
 
 
 def read_masks(source: Source, files: list[File]) -> None:
     """Read the masks of the semantic task."""
     description, classes = _classes(source, files[0])
     coding = Coding("values", _values(description, classes, files[0]))
-    source.catalog.has_background = 0 in coding.classes.values()
+    source.catalog.has_background = BACKGROUND in coding.classes.values()
     folder = masks_folder(description)
-    masks = {_key(file, folder): file for file in source.export.pictures if _is_below(file, folder)}
-    lists = _split_folders(description)
-    for file in source.export.pictures:
-        if _is_below(file, folder):
-            continue
-        mask = masks.pop(_key(file, "images"), None)
-        if mask is None and file.tree == 1:
-            continue
-        picture = Picture(
-            file.path, Match(file, True), _split(file, lists), is_labeled=mask is not None
-        )
-        picture.is_listed = False
+    masks = [file for file in source.export.pictures if _is_below(file, folder)]
+    pictures = [file for file in source.export.pictures if not _is_below(file, folder)]
+    for index, mask in _pair(source, pictures, masks, folder, description):
+        picture = source.catalog.pictures[index]
         picture.mask = MaskFile(mask, coding) if mask else None
-        source.catalog.add(picture)
-    finder = Finder(file for file in source.export.pictures if not _is_below(file, folder))
-    for mask in masks.values():
-        name, split = _key(mask, folder, fold=False), _split(mask, lists)
-        source.add_picture(name, split=split, finder=finder, mask=MaskFile(mask, coding))
+
+
+def _pair(
+    source: Source,
+    pictures: list[File],
+    labels: list[File],
+    folder: str,
+    description: Mapping[str, Any],
+) -> list[tuple[int, File | None]]:
+    """Add all pictures; return the place of each with the file of its labels, if it has one."""
+    splits = _Splits(source, description, pictures)
+    by_key = {_key(file, folder): file for file in labels}
+    pairs: list[tuple[int, File | None]] = []
+    bare = []
+    for file in pictures:
+        label = by_key.pop(_key(file, "images"), None)
+        if label is None:
+            bare.append(file)
+        else:
+            picture = Picture(file.path, Match(file, True), splits.of(file))
+            pairs.append((source.catalog.add(picture), label))
+    finder, taken = Finder(bare), set()
+    for label in by_key.values():
+        # The labels may lie elsewhere than those of this picture should.
+        name, split = _key(label, folder, fold=False), splits.of(label)
+        index = source.add_picture(name, near=label.folder, split=split, finder=finder)
+        match = source.catalog.pictures[index].match
+        taken.add(match.file if match else None)
+        pairs.append((index, label))
+    for file in bare:
+        if file not in taken and file.tree == 0:
+            picture = Picture(file.path, Match(file, True), splits.of(file), is_labeled=False)
+            picture.is_listed = False
+            pairs.append((source.catalog.add(picture), None))
+    return pairs
+
+
+class _Splits:
+    """Which split a file belongs to: by lists or folders that are named, else by its folders."""
+
+    def __init__(
+        self, source: Source, description: Mapping[str, Any], pictures: list[File]
+    ) -> None:
+        self.folders: dict[str, str] = {}
+        self.listed: dict[File, str] = {}
+        finder = Finder(pictures)
+        for key in _SPLIT_KEYS:
+            value = description.get(key)
+            for path in value if isinstance(value, list) else [value]:
+                parts = clean_parts(path) if isinstance(path, str) else ()
+                split = SPLITS[key]
+                if parts and parts[-1].endswith(".txt"):
+                    self._read_list(source, finder, parts[-1], split)
+                elif parts:
+                    self.folders["/".join(parts).casefold()] = split
+
+    def of(self, file: File) -> str | None:
+        """Return the split of a picture or of its labels."""
+        if file in self.listed:
+            return self.listed[file]
+        folder = f"/{_key(file, 'labels').rpartition('/')[0]}/"
+        fitting = [
+            (len(path), split) for path, split in self.folders.items() if f"/{path}/" in folder
+        ]
+        return max(fitting)[1] if fitting else split_of(file.folder)
+
+    def _read_list(self, source: Source, finder: Finder, name: str, split: str) -> None:
+        for file in source.export.named(name)[:1]:
+            for line in source.load_text(file).splitlines():
+                try:
+                    found = finder.find(line.strip()) if line.strip() else None
+                except Unusable:
+                    continue
+                if found is not None:
+                    self.listed[found.file] = split
 
 
 def masks_folder(description: Mapping[str, Any]) -> str:
@@ -182,15 +234,6 @@ def _read_line(
     source.catalog.draw(index, shape, "polygons")
 
 
-def _find_picture(
-    source: Source, text: File, classes: Mapping[int, int], lists: Mapping[str, str]
-) -> None:
-    """Add the picture of labels that lie elsewhere than theirs should."""
-    split = _split(text, lists)
-    index = source.add_picture(_key(text, "labels", fold=False), near=text.folder, split=split)
-    _read_lines(source, index, text, classes)
-
-
 def _key(file: File, folder: str, fold: bool = True) -> str:
     """Return what a picture and its labels have in common: the path with one folder replaced."""
     parts = list(clean_parts(file.path))
@@ -219,25 +262,6 @@ def _is_label(file: File) -> bool:
     return not (
         name in _NOT_LABELS or split_of(file.pure.stem) or name.startswith(("readme", "license"))
     )
-
-
-def _split_folders(description: Mapping[str, Any]) -> dict[str, str]:
-    """Return the split by the end of a folder's path, as the description says."""
-    found: dict[str, str] = {}
-    for key in _SPLIT_KEYS:
-        value = description.get(key)
-        for path in value if isinstance(value, list) else [value]:
-            parts = clean_parts(path) if isinstance(path, str) else ()
-            if parts and not parts[-1].endswith(".txt"):
-                found["/".join(parts).casefold()] = split_of(key) or key
-    return found
-
-
-def _split(file: File, lists: Mapping[str, str]) -> str | None:
-    """Return the split of a file by the description, else by the names of its folders."""
-    folder = "/" + "/".join(clean_parts(_key(file, "labels").rpartition("/")[0])) + "/"
-    fitting = [(len(path), split) for path, split in lists.items() if f"/{path}/" in folder]
-    return max(fitting)[1] if fitting else split_of(file.folder)
 
 
 def describes(content: Any) -> bool:
