@@ -22,11 +22,12 @@ from exports import (
     yolo,
     zip_folder,
 )
-from importing import Imported
 from PIL import Image
 
+from importing import Imported
 from nacre.data.importers.files import tree
 from nacre.data.importers.run import import_export
+from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 
 
@@ -207,13 +208,24 @@ def test_an_xml_bomb(tmp_path: Path) -> None:
     refused(tmp_path / "x", tmp_path, "declares a document type")
 
 
+@pytest.mark.parametrize("name", ["1e999", "no", "~", "0x1F", "#x", "- y", "{z}", "'", "=", "nan"])
+def test_class_names_that_yaml_would_read_otherwise(name: str, tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    content["categories"][0]["name"] = name
+    save_json(tmp_path / "x" / "c.json", content)
+    save_picture(tmp_path / "x" / "a.jpg", SIZES["a"])
+    Imported(tmp_path / "x", tmp_path / "y")
+    assert Folder(FolderConfig(root=tmp_path / "y")).space.names == {1: name, 2: "dog"}
+
+
 def test_a_yaml_bomb(tmp_path: Path) -> None:
     yolo(tmp_path / "x")
     lines = ["a: &a [x, x]"] + [
-        f"{b}: &{b} [*{a}, *{a}]" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]"
+        for a, b in zip("abcdefghi", "bcdefghij", strict=True)
     ]
     save_text(tmp_path / "x" / "data.yaml", "\n".join([*lines, "names: *j", "train: x"]))
-    refused(tmp_path / "x", tmp_path, "refers from one place to another")
+    refused(tmp_path / "x", tmp_path, "is not valid YAML: it holds more than")
 
 
 @pytest.mark.parametrize("depth", [200, 100_000])
@@ -252,7 +264,7 @@ def test_a_picture_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
     (tmp_path / "x" / "a.jpg").write_bytes(data)
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.pictures() == {"b"}
-    assert "the picture is too large" in got.text
+    assert "the picture cannot be used" in got.text
 
 
 @pytest.mark.parametrize(
@@ -263,7 +275,7 @@ def test_a_picture_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
 def test_files_that_are_no_pictures(data: bytes, tmp_path: Path) -> None:
     save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
     (tmp_path / "x" / "a.jpg").write_bytes(data)
-    refused(tmp_path / "x", tmp_path, "damaged or not a picture")
+    refused(tmp_path / "x", tmp_path, "the picture cannot be used")
 
 
 def test_a_picture_that_is_cut_off_is_left_out(tmp_path: Path) -> None:

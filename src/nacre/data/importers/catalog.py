@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from nacre.data.importers.files.export import Match
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.shapes.shape import Shape, unpack
 
 Color = tuple[int, int, int]
@@ -157,7 +157,7 @@ class Catalog:
             Unusable: That is no name.
         """
         if not isinstance(name, (str, int, float)) or isinstance(name, bool):
-            raise Unusable("a class has no name", f"{shown(name)} is not the name of a class")
+            raise Unusable("a class has no name", f"{brief(name)} is not the name of a class")
         spelled = str(name)
         if spelled not in self._numbers:
             self._numbers[spelled] = self._new_number(spelled)
@@ -190,7 +190,7 @@ class Catalog:
     def _new_number(self, spelled: str) -> int:
         plain = clean_name(spelled)
         if not plain:
-            raise Unusable("a class has no name", f"{shown(spelled)!r} is not the name of a class")
+            raise Unusable("a class has no name", f"{brief(spelled)!r} is not the name of a class")
         if plain.casefold() in _BACKGROUND_NAMES:
             return BACKGROUND
         if plain.casefold() in _IGNORED_NAMES:

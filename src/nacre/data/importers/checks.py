@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from nacre.data.importers.catalog import NUM_SPECIAL, Catalog
 from nacre.data.importers.painting.paint import MISSING, Outcome
-from nacre.data.importers.problems import Unusable, counted, shown, some
+from nacre.data.importers.problems import Unusable, brief, counted, some
 from nacre.errors import NacreError
 
 _WHERE = "say where they are with --images FOLDER"
@@ -19,7 +19,7 @@ def check_catalog(catalog: Catalog, title: str) -> None:
     problem = next((one.problem for one in pictures if one.problem is not None), None)
     if len(catalog.names) == NUM_SPECIAL and problem is not None:
         # Where nothing could be read there are no classes either, and that is not the reason.
-        name = shown(next(one.name for one in pictures if one.problem is problem))
+        name = brief(next(one.name for one in pictures if one.problem is problem))
         raise NacreError(f"nothing of the export ({title}) can be imported; {name}: {problem}")
     is_there = any(one.match or one.embedded or one.problem for one in pictures)
     if not is_there:
@@ -47,7 +47,7 @@ def settle_claims(catalog: Catalog) -> None:
             if keeper in full and at not in full:
                 catalog.pictures[at].match = None
             else:
-                other = shown(catalog.pictures[keeper].name)
+                other = brief(catalog.pictures[keeper].name)
                 catalog.spoil(at, Unusable("the export names its file twice", f"also as {other}"))
 
 
@@ -61,7 +61,7 @@ def settle_masks(catalog: Catalog) -> None:
         first = owner.setdefault((file.tree, file.path), index)
         if first != index:
             for at in (first, index):
-                problem = Unusable("its mask is that of another picture as well", shown(file.path))
+                problem = Unusable("its mask is that of another picture as well", brief(file.path))
                 catalog.spoil(at, problem)
 
 
@@ -80,7 +80,7 @@ def check_masks(catalog: Catalog, outcomes: Sequence[Outcome]) -> None:
     more = f" and {counted(len(values) - 1, 'other')}" if len(values) > 1 else ""
     raise NacreError(
         f"{counted(len(bad), 'mask')} hold what no class stands for; first "
-        f"{shown(mask.file.path)}: {what} in {counted(count, 'pixel')}{more}; nothing was imported"
+        f"{brief(mask.file.path)}: {what} in {counted(count, 'pixel')}{more}; nothing was imported"
     )
 
 
@@ -90,7 +90,7 @@ def nothing_written(catalog: Catalog, outcomes: Sequence[Outcome], title: str) -
     assert first.problem is not None
     reason = first.problem.reason
     same = sum(one.problem is not None and one.problem.reason == reason for one in outcomes)
-    name = shown(catalog.pictures[first.index].name)
+    name = brief(catalog.pictures[first.index].name)
     why = f"{first.problem}; {_WHERE}" if reason == MISSING else str(first.problem)
     if len(outcomes) == 1:
         return NacreError(f"the only picture of the export ({title}), {name}, is left out: {why}")

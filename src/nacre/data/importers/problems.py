@@ -31,7 +31,7 @@ class Unusable(Exception):
         return f"{self.reason} ({self.detail})" if self.detail else self.reason
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """Return a value from an export for a sentence: short, on one line, printable."""
     text = value[: 4 * _LONGEST] if isinstance(value, str) else _REPR.repr(value)
     text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -42,7 +42,7 @@ def some(names: Iterable[Any], count: int = 5) -> str:
     """Return the first few names and how many more there are."""
     all_names = list(names)
     more = f" and {len(all_names) - count:,} more" if len(all_names) > count else ""
-    return ", ".join(shown(name) for name in all_names[:count]) + more
+    return ", ".join(brief(name) for name in all_names[:count]) + more
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

@@ -4,14 +4,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-import yaml
-
 from nacre.data.importers.catalog import Catalog, Color, Picture
 from nacre.data.importers.files import jsonstream, xmlstream
 from nacre.data.importers.files.export import Export, Finder
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.errors import NacreError
+from nacre.utils.yaml_file import parse_yaml
 
 Boxes = Literal["fill", "skip"]
 Crowd = Literal["class", "ignore"]
@@ -77,7 +76,7 @@ class Source:
         try:
             return self.catalog.class_id(name, color)
         except Unusable as problem:
-            raise NacreError(f"{shown(file.path)}: {at}{problem.detail}") from None
+            raise NacreError(f"{brief(file.path)}: {at}{problem.detail}") from None
 
     def stream_json(
         self, file: File, wanted: Collection[jsonstream.Place]
@@ -116,7 +115,7 @@ class Source:
         def tell(count: int) -> None:
             nonlocal done
             done += count
-            self.progress(f"reading {shown(file.name)} (kB)", done >> 10, max(file.size >> 10, 1))
+            self.progress(f"reading {brief(file.name)} (kB)", done >> 10, max(file.size >> 10, 1))
 
         return tell
 
@@ -126,20 +125,12 @@ def load_text(export: Export, file: File) -> str:
     try:
         return export.read(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise NacreError(f"{shown(file.path)} is not text in UTF-8") from error
+        raise NacreError(f"{brief(file.path)} is not text in UTF-8") from error
 
 
 def load_yaml(export: Export, file: File) -> Any:
-    """Read a small YAML file without references, which can grow without end."""
-    try:
-        return yaml.load(load_text(export, file), Loader=_PlainLoader)
-    except NacreError:
-        raise
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or "nested too deeply"
-        raise NacreError(
-            f"{shown(file.path)} is not YAML that can be read: {shown(reason)}"
-        ) from error
+    """Read a small YAML file."""
+    return parse_yaml(load_text(export, file), brief(file.path))
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -154,7 +145,7 @@ def as_list(value: Any) -> list[Any]:
 
 def as_text(value: Any, default: str) -> str:
     """Return a text, the default for nothing, and a short form of anything else."""
-    return shown(value) if value else default
+    return brief(value) if value else default
 
 
 def as_key(value: Any) -> str:
@@ -170,13 +161,3 @@ def as_layer(value: Any) -> int:
         return max(-MOST_LAYERS, min(MOST_LAYERS, int(float(value))))
     except (TypeError, ValueError, OverflowError):
         return 0
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without references from one place to another."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse a reference."""
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it refers from one place to another")
-        return super().compose_node(parent, index)

@@ -8,7 +8,7 @@ from typing import Any
 
 from nacre.data.importers.catalog import BACKGROUND
 from nacre.data.importers.painting.paint import MISSING, NOT_LABELED, Job, Outcome
-from nacre.data.importers.problems import counted, shown, some
+from nacre.data.importers.problems import brief, counted, some
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ImportReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
         return {
-            "export": shown(self.export.name),
+            "export": brief(self.export.name),
             "format": self.format,
             "pictures": self.pictures,
             "splits": self.splits,
@@ -108,13 +108,13 @@ class ImportReport:
             "ignored": round(self.share(self.ignored), 6),
             "shapes": self.shapes,
             "skipped_shapes": self.skipped_shapes,
-            "empty": [shown(name) for name in self.empty],
+            "empty": [brief(name) for name in self.empty],
             "left_out": [
-                {"picture": shown(one.name), "reason": one.reason, "detail": one.detail}
+                {"picture": brief(one.name), "reason": one.reason, "detail": one.detail}
                 for one in self.left_out
             ],
-            "turned": [shown(name) for name in self.turned],
-            "orientation_unknown": [shown(name) for name in self.doubtful],
+            "turned": [brief(name) for name in self.turned],
+            "orientation_unknown": [brief(name) for name in self.doubtful],
             "notes": list(self.notes),
         }
 
@@ -183,7 +183,7 @@ def _left_out_sentences(left_out: Sequence[LeftOut]) -> list[str]:
 
 
 def _named(one: LeftOut) -> str:
-    return f"{shown(one.name)}: {one.detail}" if one.detail else one.name
+    return f"{brief(one.name)}: {one.detail}" if one.detail else one.name
 
 
 def _orientation_sentences(turned: Sequence[str], doubtful: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from nacre.data.importers.files import jsonstream
 from nacre.data.importers.files.export import Export, clean_parts
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import shown, some
+from nacre.data.importers.problems import brief, some
 from nacre.data.importers.reading import as_dict, load_yaml
 from nacre.errors import NacreError
 
@@ -121,7 +121,7 @@ def describe(evidence: Evidence, known: Iterable[str]) -> str:
         evidence: What the export holds.
         known: The formats that nacre reads.
     """
-    root = shown(str(evidence.export.main.root))
+    root = brief(str(evidence.export.main.root))
     for fits, advice in _ADVICE:
         if fits(evidence):
             return f"{root} {advice}"

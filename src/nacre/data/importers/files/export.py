@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from nacre.data.importers.files.tree import File, Tree, open_tree, read_whole
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 
 Parts = tuple[str, ...]
 
@@ -90,7 +90,7 @@ class Finder:
         if len(ranked) > 1 and ranked[1][0] == best[0]:
             raise Unusable(
                 "several files may be the picture",
-                f"{shown('/'.join(parts))} may be {shown(ranked[1][1])} or {shown(best[1])}",
+                f"{brief('/'.join(parts))} may be {brief(ranked[1][1])} or {brief(best[1])}",
             )
         return Match(best[2], best[0][0] >= len(parts))
 

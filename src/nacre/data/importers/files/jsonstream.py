@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, BinaryIO
 
-from nacre.data.importers.problems import shown
+from nacre.data.importers.problems import brief
 from nacre.errors import NacreError
 
 Place = tuple[str, ...]
@@ -86,7 +86,7 @@ def load_whole(data: bytes, name: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise NacreError(f"{shown(name)} is not JSON that can be read: {_reason(error)}") from error
+        raise NacreError(f"{brief(name)} is not JSON that can be read: {_reason(error)}") from error
 
 
 def _walk(reader: "_Reader", place: Place, wanted: frozenset[Place]) -> Iterator[tuple[Place, Any]]:
@@ -130,9 +130,9 @@ def _members(reader: "_Reader") -> Iterator[str]:
     while True:
         key = reader.value()
         if not isinstance(key, str):
-            raise reader.error(f"{shown(key)} stands where a key should")
+            raise reader.error(f"{brief(key)} stands where a key should")
         if key in seen:
-            raise reader.error(f"the key {shown(key)!r} is there twice")
+            raise reader.error(f"the key {brief(key)!r} is there twice")
         seen.add(key)
         reader.take(":")
         yield key
@@ -174,7 +174,7 @@ class _Reader:
         there = self.peek()
         if there != char:
             raise self.error(
-                f"{shown(there)!r} stands where {char!r} should" if there else "it ends too early"
+                f"{brief(there)!r} stands where {char!r} should" if there else "it ends too early"
             )
         self.at += 1
 
@@ -205,7 +205,7 @@ class _Reader:
         """Return the error for this place of the document."""
         where = self.passed + self.at
         return NacreError(
-            f"{shown(self.name)} is not JSON that can be read: {reason} (character {where:,})"
+            f"{brief(self.name)} is not JSON that can be read: {reason} (character {where:,})"
         )
 
     def _fill(self, count: int) -> None:
@@ -241,4 +241,4 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is not text in UTF-8"
     message = getattr(error, "msg", None) or str(error)
-    return shown(message[:1].lower() + message[1:])
+    return brief(message[:1].lower() + message[1:])

@@ -18,10 +18,13 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, Protocol
 
-from nacre.data.importers.problems import shown
+from nacre.data.image_io import IMAGE_SUFFIXES
+from nacre.data.importers.problems import brief
 from nacre.errors import NacreError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff")
+PICTURE_SUFFIXES = (*IMAGE_SUFFIXES, ".jpe", ".jfif")
+"""What pictures are called; the last two are written under a name that nacre reads."""
+
 LARGEST_WHOLE = 1 << 28
 """Bytes of the largest file that is read in one piece; larger ones are only streamed."""
 
@@ -71,7 +74,7 @@ class File:
     @property
     def is_image(self) -> bool:
         """Whether it is a picture by its extension."""
-        return self.suffix in IMAGE_SUFFIXES
+        return self.suffix in PICTURE_SUFFIXES
 
 
 class Tree(Protocol):
@@ -116,7 +119,7 @@ class FolderTree:
         try:
             return open(file.key, "rb")
         except OSError as error:
-            raise NacreError(f"could not read {shown(file.path)}: {error.strerror}") from error
+            raise NacreError(f"could not read {brief(file.path)}: {error.strerror}") from error
 
     def reopened(self) -> "FolderTree":
         """Return this tree: it holds no open file."""
@@ -140,7 +143,7 @@ class FolderTree:
         if _is_junk(path.name):
             return None
         is_only = self.only is not None and path == self.only
-        if self.only is not None and not is_only and path.suffix.lower() not in IMAGE_SUFFIXES:
+        if self.only is not None and not is_only and path.suffix.lower() not in PICTURE_SUFFIXES:
             return None
         try:
             if path.is_symlink() and not os.path.realpath(path).startswith(inside):
@@ -166,7 +169,7 @@ class ZipTree:
             self.archive = zipfile.ZipFile(root)
         except (OSError, ValueError, *_BAD_ARCHIVE) as error:
             raise NacreError(
-                f"{root} is not a zip archive that can be read: {shown(str(error))}"
+                f"{root} is not a zip archive that can be read: {brief(str(error))}"
             ) from error
 
     @cached_property
@@ -177,7 +180,7 @@ class ZipTree:
             file = self._file(at, info)
             if file is not None:
                 if file.path in found:
-                    raise NacreError(f"{self.root} holds {shown(file.path)!r} twice")
+                    raise NacreError(f"{self.root} holds {brief(file.path)!r} twice")
                 found[file.path] = file
         return [found[path] for path in sorted(found)]
 
@@ -198,7 +201,7 @@ class ZipTree:
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or (parts and _is_drive(parts[0])):
             raise NacreError(
-                f"{self.root} holds the name {shown(name)!r}, which leads out of the archive; "
+                f"{self.root} holds the name {brief(name)!r}, which leads out of the archive; "
                 "nothing of it was imported"
             )
         if info.is_dir() or not parts or any(map(_is_junk, parts)):
@@ -210,7 +213,7 @@ class ZipTree:
             info.compress_size, 1
         ):
             raise NacreError(
-                f"{self.root}: {shown(name)!r} would grow from {info.compress_size:,} to "
+                f"{self.root}: {brief(name)!r} would grow from {info.compress_size:,} to "
                 f"{info.file_size:,} bytes; nothing of it was imported"
             )
         return File(unicodedata.normalize("NFC", "/".join(parts)), info.file_size, str(at))
@@ -267,21 +270,21 @@ def read_whole(tree: Tree, file: File) -> bytes:
     """
     if file.size > LARGEST_WHOLE:
         raise NacreError(
-            f"{shown(file.path)} has {file.size:,} bytes; more than {LARGEST_WHOLE:,} are not read"
+            f"{brief(file.path)} has {file.size:,} bytes; more than {LARGEST_WHOLE:,} are not read"
         )
     with tree.open(file) as opened:
         try:
             return opened.read(LARGEST_WHOLE + 1)
         except OSError as error:
-            raise NacreError(f"could not read {shown(file.path)}: {error.strerror}") from error
+            raise NacreError(f"could not read {brief(file.path)}: {error.strerror}") from error
 
 
 def _damaged(archive: Path, file: File, error: Exception) -> NacreError:
     if "encrypted" in str(error):
         return NacreError(
-            f"{shown(file.path)} in {archive} is locked by a password; unpack it first"
+            f"{brief(file.path)} in {archive} is locked by a password; unpack it first"
         )
-    return NacreError(f"{shown(file.path)} in {archive} cannot be read: {shown(str(error))}")
+    return NacreError(f"{brief(file.path)} in {archive} cannot be read: {brief(str(error))}")
 
 
 def _decoded_name(info: zipfile.ZipInfo) -> str:

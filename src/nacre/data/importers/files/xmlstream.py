@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
 from xml.parsers import expat
 
-from nacre.data.importers.problems import shown
+from nacre.data.importers.problems import brief
 from nacre.errors import NacreError
 
 LARGEST_TAG = 1 << 28
@@ -68,7 +68,7 @@ class _Parser:
         except expat.ExpatError as error:
             raise self._error(expat.ErrorString(error.code) or "damaged") from error
         except (LookupError, ValueError) as error:
-            raise self._error(shown(str(error))) from error
+            raise self._error(brief(str(error))) from error
         self.fed += len(chunk)
         if self.fed - max(self.expat.CurrentByteIndex, 0) > LARGEST_TAG:
             raise self._error(f"a tag has more than {LARGEST_TAG:,} bytes")
@@ -94,5 +94,5 @@ class _Parser:
     def _error(self, reason: str) -> NacreError:
         line = self.expat.CurrentLineNumber
         return NacreError(
-            f"{shown(self.name)} is not XML that can be read: {reason} (line {line:,})"
+            f"{brief(self.name)} is not XML that can be read: {reason} (line {line:,})"
         )

@@ -12,7 +12,7 @@ from typing import Any
 from nacre.data.importers.catalog import BACKGROUND, Picture, clean_name, color_of, size_of
 from nacre.data.importers.files.export import split_in_name, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, counted, shown, some
+from nacre.data.importers.problems import Unusable, brief, counted, some
 from nacre.data.importers.reading import Source, as_dict, as_key, as_layer, as_list
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.rle import check_runs, parse_compressed
@@ -31,7 +31,7 @@ def read(source: Source, files: list[File]) -> None:
     for file in files:
         reader.read(file)
     if not reader.has_categories:
-        raise NacreError(f"{shown(files[0].path)} lists no categories")
+        raise NacreError(f"{brief(files[0].path)} lists no categories")
     reader.drop_umbrellas()
 
 
@@ -51,7 +51,7 @@ class _Reader:
         categories = read_categories(self.source, file)
         if not categories:
             # Such as COCO's captions, which lie beside its instances.
-            self.catalog.notes.append(f"{shown(file.path)} lists no categories and is passed over")
+            self.catalog.notes.append(f"{brief(file.path)} lists no categories and is passed over")
             return
         self.has_categories = True
         self._note_umbrellas(categories)
@@ -77,7 +77,7 @@ class _Reader:
         """Drop categories that only name a group of others, as Roboflow writes one."""
         for number in sorted(self.umbrellas - self.used):
             self.catalog.dropped.add(number)
-            name = shown(self.catalog.names[number])
+            name = brief(self.catalog.names[number])
             self.catalog.notes.append(
                 f"the category {name!r} names a group of others and no annotation has it: "
                 "it is no class"
@@ -109,7 +109,7 @@ class _Reader:
         name = next((item[one] for one in _FILE_NAMES if isinstance(item.get(one), str)), "")
         size = size_of(item.get("width"), item.get("height"))
         if key in pictures and pictures[key] not in self.kept_places:
-            raise NacreError(f"{shown(file.path)} lists two pictures with the id {shown(key)}")
+            raise NacreError(f"{brief(file.path)} lists two pictures with the id {brief(key)}")
         known = self.by_name.get((split, name)) if name else None
         if known is not None and key not in pictures:
             if known in new or self.catalog.pictures[known].size != size:
@@ -150,7 +150,7 @@ class _Reader:
         category = as_key(item.get("category_id"))
         if category not in classes:
             problem = Unusable(
-                "an annotation has a category that is not listed", f"category {shown(category)}"
+                "an annotation has a category that is not listed", f"category {brief(category)}"
             )
             self.catalog.spoil(index, problem)
             return
@@ -158,12 +158,12 @@ class _Reader:
         try:
             self._draw(index, classes[category], item)
         except Unusable as problem:
-            where = f"annotation {shown(item.get('id'))}: {problem.detail}"
+            where = f"annotation {brief(item.get('id'))}: {problem.detail}"
             self.catalog.spoil(index, Unusable(problem.reason, where))
 
     def _index_of(self, key: str, pictures: dict[str, int]) -> int:
         if key not in pictures:
-            pictures[key] = self.catalog.add(Picture(f"picture {shown(key)}"))
+            pictures[key] = self.catalog.add(Picture(f"picture {brief(key)}"))
             self.kept_places.add(pictures[key])
         return pictures[key]
 
@@ -196,7 +196,7 @@ def read_categories(source: Source, file: File) -> dict[str, tuple[int, dict[str
             key = as_key(category.get("id"))
             if key in found:
                 raise NacreError(
-                    f"{shown(file.path)} lists two categories with the id {shown(key)}"
+                    f"{brief(file.path)} lists two categories with the id {brief(key)}"
                 )
             found[key] = (_class_id(source, category, file), category)
             names[clean_name(str(category.get("name")))].append(key)
@@ -205,7 +205,7 @@ def read_categories(source: Source, file: File) -> dict[str, tuple[int, dict[str
     twice = [name for name, keys in names.items() if len(keys) > 1]
     if twice:
         source.catalog.notes.append(
-            f"{counted(len(twice), 'name')} of categories in {shown(file.path)} stand there twice: "
+            f"{counted(len(twice), 'name')} of categories in {brief(file.path)} stand there twice: "
             f"such categories are one class ({some(twice)})"
         )
     return found
@@ -215,7 +215,7 @@ def _class_id(source: Source, category: dict[str, Any], file: File) -> int:
     # COCO-Stuff gives all pixels of things the category 183, "other".
     if category.get("id") == 183 and category.get("name") == "other":
         return BACKGROUND
-    where = f"category {shown(category.get('id'))}: "
+    where = f"category {brief(category.get('id'))}: "
     return source.list_class(category.get("name"), file, color_of(category.get("color")), where)
 
 
@@ -230,7 +230,7 @@ def segmentation_shapes(segmentation: Any, class_id: int) -> list[tuple[Shape, s
     if not isinstance(segmentation, list) or not segmentation:
         if segmentation in (None, [], {}, ""):
             return []
-        raise Unusable(DAMAGED, f"its segmentation is {shown(segmentation)}")
+        raise Unusable(DAMAGED, f"its segmentation is {brief(segmentation)}")
     if all(isinstance(one, (int, float)) for one in segmentation):
         segmentation = [segmentation]
     if all(isinstance(one, dict) for one in segmentation):
@@ -246,14 +246,14 @@ def _runs_shape(segmentation: dict[str, Any], class_id: int) -> Shape:
     size, counts = as_list(segmentation.get("size")), segmentation.get("counts")
     sides = size_of(size[1], size[0]) if len(size) == 2 else None
     if sides is None:
-        raise Unusable(DAMAGED, f"its RLE has the size {shown(segmentation.get('size'))}")
+        raise Unusable(DAMAGED, f"its RLE has the size {brief(segmentation.get('size'))}")
     try:
         if isinstance(counts, str):
             runs = parse_compressed(counts)
         elif isinstance(counts, list):
             runs = check_runs(counts)
         else:
-            raise ValueError(f"the counts of its RLE are {shown(counts)}")
+            raise ValueError(f"the counts of its RLE are {brief(counts)}")
     except ValueError as error:
         raise Unusable(DAMAGED, str(error)) from error
     return shapes.columns(class_id, runs, *sides)

@@ -11,7 +11,7 @@ import re
 from nacre.data.importers.catalog import BACKGROUND, Coding, MaskFile
 from nacre.data.importers.files.export import Finder, clean_parts, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import Source
 from nacre.errors import NacreError
 
@@ -60,15 +60,15 @@ def _colors(source: Source, labelmap: File) -> dict[int, int]:
         color = tuple(int(form[at]) for at in (2, 3, 4)) if form else ()
         if form is None or max(color) > 255:
             raise NacreError(
-                f"{shown(labelmap.path)}, line {at}: {shown(line)!r} is not of the form "
+                f"{brief(labelmap.path)}, line {at}: {brief(line)!r} is not of the form "
                 "name:r,g,b:parts:actions"
             )
         r, g, b = color
         number = source.list_class(form[1], labelmap, (r, g, b))
         if classes.setdefault(r | g << 8 | b << 16, number) != number:
-            raise NacreError(f"{shown(labelmap.path)}: two classes have the colour {r},{g},{b}")
+            raise NacreError(f"{brief(labelmap.path)}: two classes have the colour {r},{g},{b}")
     if not classes:
-        raise NacreError(f"{shown(labelmap.path)} names no class")
+        raise NacreError(f"{brief(labelmap.path)} names no class")
     classes.setdefault(0, BACKGROUND)
     return classes
 

@@ -13,7 +13,7 @@ from nacre.data.importers.catalog import color_of, size_of
 from nacre.data.importers.files.export import split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.files.xmlstream import Element
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_layer
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.rle import check_runs
@@ -53,7 +53,7 @@ def _start(source: Source, file: File, state: _State, element: Element) -> None:
     path, tag = element.path, element.path[-1]
     if path == ("annotations", "track"):
         raise NacreError(
-            f"{shown(file.path)} is CVAT's format for videos; export it as 'CVAT for images 1.1' "
+            f"{brief(file.path)} is CVAT's format for videos; export it as 'CVAT for images 1.1' "
             "or 'Segmentation mask 1.1'"
         )
     if path == ("annotations", "image"):
@@ -112,11 +112,11 @@ def _shape(source: Source, index: int, tag: str, attributes: dict[str, str]) -> 
 def _polygon(class_id: int, attributes: dict[str, str]) -> Shape | None:
     text = attributes.get("points", "").strip().strip(";")
     if text and not _PAIRS.fullmatch(text):
-        raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {shown(text)}")
+        raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {brief(text)}")
     try:
         points = points_of([float(number) for number in text.replace(";", ",").split(",") if text])
     except ValueError:
-        raise Unusable(DAMAGED, f"its corners are not numbers: {shown(text)}") from None
+        raise Unusable(DAMAGED, f"its corners are not numbers: {brief(text)}") from None
     return shapes.rings(class_id, [(points, ())]) if len(points) >= 3 else None
 
 

@@ -18,7 +18,7 @@ from nacre.data.importers.catalog import BACKGROUND, IGNORED, Coding, MaskFile
 from nacre.data.importers.files.export import Match, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.painting.masks import BAD_PICTURE, MASK_FORMATS, stored_values
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import Source, as_dict
 from nacre.errors import NacreError
 
@@ -35,7 +35,7 @@ def read(source: Source, files: list[File]) -> None:
     pairs = [(file, row, column) for file in files for row, column in _rows(source, file)]
     if not pairs:
         raise NacreError(
-            f"{shown(files[0].path)} has no column that names masks, such as mask_file_name"
+            f"{brief(files[0].path)} has no column that names masks, such as mask_file_name"
         )
     masks = [_mask_of(source, file, row, column) for file, row, column in pairs]
     coding = Coding("values", _classes(source, [mask for mask in masks if mask is not None]))
@@ -52,10 +52,10 @@ def read(source: Source, files: list[File]) -> None:
             is_listed=False,
         )
         if mask is None and row.get(column):
-            source.catalog.spoil(index, Unusable("its mask is missing", shown(row[column])))
+            source.catalog.spoil(index, Unusable("its mask is missing", brief(row[column])))
         match = source.catalog.pictures[index].match
         if match is not None and mask is not None and match.file == mask:
-            source.catalog.spoil(index, Unusable("picture and mask are one file", shown(mask.path)))
+            source.catalog.spoil(index, Unusable("picture and mask are one file", brief(mask.path)))
 
 
 def mask_column(columns: list[str]) -> str | None:
@@ -81,12 +81,12 @@ def _rows(source: Source, file: File) -> Iterator[tuple[dict[str, Any], str]]:
             if column is None:
                 continue
             if not isinstance(row.get("file_name"), str) or not row["file_name"]:
-                raise NacreError(f"{shown(file.path)}, row {at}: there is no file_name")
+                raise NacreError(f"{brief(file.path)}, row {at}: there is no file_name")
             yield row, column
     except (csv.Error, ValueError, RecursionError) as error:
         if isinstance(error, NacreError):
             raise
-        raise NacreError(f"{shown(file.path)} cannot be read: {shown(str(error))}") from error
+        raise NacreError(f"{brief(file.path)} cannot be read: {brief(str(error))}") from error
 
 
 def _mask_of(source: Source, file: File, row: dict[str, Any], column: str) -> File | None:
@@ -96,7 +96,7 @@ def _mask_of(source: Source, file: File, row: dict[str, Any], column: str) -> Fi
     try:
         found: Match | None = source.export.finder.find(f"{file.folder}/{name}", file.folder)
     except Unusable as problem:
-        raise NacreError(f"{shown(file.path)}: {problem.reason}: {problem.detail}") from None
+        raise NacreError(f"{brief(file.path)}: {problem.reason}: {problem.detail}") from None
     return found.file if found else None
 
 
@@ -126,11 +126,11 @@ def _named_classes(source: Source, file: File) -> dict[int, int]:
     classes = {}
     for key in content:
         if not re.fullmatch(r"\d{1,5}", key):
-            raise NacreError(f"{shown(file.path)}: {shown(key)!r} is not a label")
+            raise NacreError(f"{brief(file.path)}: {brief(key)!r} is not a label")
     for key, name in sorted(content.items(), key=lambda item: int(item[0])):
         classes[int(key)] = source.list_class(name, file)
     if not classes:
-        raise NacreError(f"{shown(file.path)} names no class")
+        raise NacreError(f"{brief(file.path)} names no class")
     return classes
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from nacre.data.importers.catalog import size_of
 from nacre.data.importers.files.export import split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.shape import DAMAGED, Shape, decode_base64, numbers_of, points_of
@@ -55,7 +55,7 @@ def _read_task(source: Source, file: File, task: dict[str, Any]) -> None:
         None
     }
     index = source.add_picture(
-        name or f"task {shown(task.get('id'))}",
+        name or f"task {brief(task.get('id'))}",
         near=file.folder,
         split=split_of(name.rpartition("/")[0]),
         size=next(iter(sizes)) if len(sizes) == 1 else None,
@@ -174,7 +174,7 @@ def _draw(source: Source, index: int, one: dict[str, Any]) -> None:
         source.catalog.skip(index, NO_AREA.format(_NO_AREA[kind]))
         return
     if kind not in _KINDS:
-        source.catalog.skip(index, f"shapes of the kind {shown(kind)!r} are not known")
+        source.catalog.skip(index, f"shapes of the kind {brief(kind)!r} are not known")
         return
     if kind == "rectangle" and source.boxes == "skip":
         source.catalog.skip(index, SKIPPED_BOX)
@@ -184,12 +184,12 @@ def _draw(source: Source, index: int, one: dict[str, Any]) -> None:
         source.catalog.skip(index, "shapes without a label")
         return
     if len(labels) > 1:
-        raise Unusable("a shape has several labels", shown(labels))
+        raise Unusable("a shape has several labels", brief(labels))
     class_id = source.catalog.class_id(labels[0])
     if one.get("image_rotation") not in (None, 0, 360):
         raise Unusable(
             "it was turned in Label Studio",
-            f"by {shown(one['image_rotation'])} degrees; turn it back there",
+            f"by {brief(one['image_rotation'])} degrees; turn it back there",
         )
     value = as_dict(one.get("value"))
     shape = _MAKE[kind](class_id, value, one)
@@ -204,14 +204,14 @@ def _brush(class_id: int, value: dict[str, Any], one: dict[str, Any]) -> Shape:
     if value.get("format", "rle") != "rle" or size is None:
         raise Unusable(
             DAMAGED,
-            f"its brush has the format {shown(value.get('format'))} and the size {shown(size)}",
+            f"its brush has the format {brief(value.get('format'))} and the size {brief(size)}",
         )
     try:
         code = bytes(value["rle"]) if isinstance(value["rle"], list) else None
     except (TypeError, ValueError):
         code = None
     if code is None:
-        raise Unusable(DAMAGED, f"its brush is {shown(value['rle'])}, not a list of bytes")
+        raise Unusable(DAMAGED, f"its brush is {brief(value['rle'])}, not a list of bytes")
     return shapes.brush(class_id, code, *size)
 
 

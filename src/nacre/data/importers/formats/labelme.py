@@ -11,7 +11,7 @@ import numpy as np
 from nacre.data.importers.catalog import Picture, size_of
 from nacre.data.importers.files.export import Match, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list, as_text
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.shape import DAMAGED, Shape, decode_base64, points_of
@@ -87,7 +87,7 @@ def _draw(source: Source, index: int, item: dict[str, Any]) -> None:
         source.catalog.skip(index, NO_AREA.format(_NO_AREA[kind]))
         return
     if kind not in _KINDS:
-        source.catalog.skip(index, f"shapes of the kind {shown(kind)!r} are not known")
+        source.catalog.skip(index, f"shapes of the kind {brief(kind)!r} are not known")
         return
     if "rectangle" in kind and source.boxes == "skip":
         source.catalog.skip(index, SKIPPED_BOX)

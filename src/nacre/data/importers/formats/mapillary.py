@@ -10,7 +10,7 @@ from collections import Counter
 from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, Picture, color_of
 from nacre.data.importers.files.export import Match, clean_parts, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import shown
+from nacre.data.importers.problems import brief
 from nacre.data.importers.reading import Source, as_dict, as_list
 from nacre.errors import NacreError
 
@@ -25,7 +25,7 @@ def read(source: Source, files: list[File]) -> None:
         if masks:
             break
     else:
-        raise NacreError(f"there are no masks in a folder labels/ for {shown(files[0].path)}")
+        raise NacreError(f"there are no masks in a folder labels/ for {brief(files[0].path)}")
     coding = Coding("values", _values(source, config))
     for file in source.export.pictures:
         if clean_parts(file.folder)[-1:] != ("images",):

@@ -10,7 +10,7 @@ from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, size_of
 from nacre.data.importers.files.export import Finder, split_in_name, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.formats.coco import read_categories
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import Source, as_dict, as_key, as_list
 from nacre.errors import NacreError
 
@@ -25,7 +25,7 @@ def _read(source: Source, file: File) -> None:
     split = split_in_name(file.pure.stem) or split_of(file.folder)
     classes = {key: number for key, (number, _) in read_categories(source, file).items()}
     if not classes:
-        raise NacreError(f"{shown(file.path)} lists no categories")
+        raise NacreError(f"{brief(file.path)} lists no categories")
     images: dict[str, dict[str, Any]] = {}
     for _, item in source.stream_json(file, [("images", "*")]):
         image = as_dict(item)
@@ -37,7 +37,7 @@ def _read(source: Source, file: File) -> None:
         annotation = as_dict(item)
         key = as_key(annotation.get("image_id"))
         if key in annotated:
-            raise NacreError(f"{shown(file.path)} annotates the picture {shown(key)} twice")
+            raise NacreError(f"{brief(file.path)} annotates the picture {brief(key)} twice")
         annotated.add(key)
         index = _add(source, finder, images.get(key, {}), file, split, annotation)
         try:
@@ -84,17 +84,17 @@ def _mask(
         else None
     )
     if found is None:
-        raise Unusable("its panoptic PNG is missing", shown(name))
+        raise Unusable("its panoptic PNG is missing", brief(name))
     segments: dict[int, int] = {}
     for one in as_list(annotation.get("segments_info")):
         segment = as_dict(one)
         category, number = as_key(segment.get("category_id")), segment.get("id")
         if category not in classes:
             raise Unusable(
-                "a segment has a category that is not listed", f"category {shown(category)}"
+                "a segment has a category that is not listed", f"category {brief(category)}"
             )
         if type(number) is not int:
-            raise Unusable("a segment has no number", shown(number))
+            raise Unusable("a segment has no number", brief(number))
         is_ignored = segment.get("iscrowd") == 1 and source.crowd == "ignore"
         segments[number] = IGNORED if is_ignored else classes[category]
         source.catalog.shape_counts["segments"] += 1

@@ -9,7 +9,7 @@ import csv
 from nacre.data.importers.catalog import BACKGROUND, Coding, MaskFile, Picture
 from nacre.data.importers.files.export import Match, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import Source
 from nacre.errors import NacreError
 
@@ -32,17 +32,17 @@ def _classes(source: Source, file: File) -> dict[int, int]:
     try:
         lines = [row for row in rows if row]
     except csv.Error as error:
-        raise NacreError(f"{shown(file.path)} is not CSV that can be read: {error}") from error
+        raise NacreError(f"{brief(file.path)} is not CSV that can be read: {error}") from error
     for at, row in enumerate(lines[1:], start=2):
         try:
             value = int(row[0])
             classes[value] = source.catalog.class_id(",".join(row[1:]).strip())
         except (ValueError, IndexError, Unusable):
             raise NacreError(
-                f"{shown(file.path)}, line {at}: {shown(row)} is not a value and a class"
+                f"{brief(file.path)}, line {at}: {brief(row)} is not a value and a class"
             ) from None
     if len(lines) < 2:
-        raise NacreError(f"{shown(file.path)} names no class")
+        raise NacreError(f"{brief(file.path)} names no class")
     return classes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from nacre.data.importers.catalog import Coding, MaskFile, color_of
 from nacre.data.importers.files.export import Finder, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import (
     NO_AREA,
     SKIPPED_BOX,
@@ -62,7 +62,7 @@ def _classes(source: Source, file: File) -> dict[str, int]:
     found = {place[-1]: value for place, value in source.stream_json(file, wanted)}
     if found.get("task_type") not in (None, *TASKS):
         raise NacreError(
-            f"{shown(file.path)} is a release of the kind {shown(found['task_type'])}; "
+            f"{brief(file.path)} is a release of the kind {brief(found['task_type'])}; "
             f"nacre reads {', '.join(TASKS)}"
         )
     categories = as_list(
@@ -73,7 +73,7 @@ def _classes(source: Source, file: File) -> dict[str, int]:
         color = color_of(as_list(one.get("color"))[:3])
         classes[as_key(one.get("id"))] = source.list_class(one.get("name"), file, color)
     if not classes:
-        raise NacreError(f"{shown(file.path)} lists no categories")
+        raise NacreError(f"{brief(file.path)} lists no categories")
     return classes
 
 
@@ -82,7 +82,7 @@ def _add(
 ) -> int:
     name = sample.get("name")
     if not isinstance(name, str) or not name:
-        name = f"sample {shown(sample.get('uuid'))}"
+        name = f"sample {brief(sample.get('uuid'))}"
     split = split_of(str(as_dict(sample.get("metadata")).get("split", ""))) or split_of(
         name.rpartition("/")[0]
     )
@@ -99,7 +99,7 @@ def _labels(
         category = as_key(one.get("category_id"))
         if category not in classes:
             raise Unusable(
-                "an annotation has a category that is not listed", f"category {shown(category)}"
+                "an annotation has a category that is not listed", f"category {brief(category)}"
             )
         if "points" in one or "type" in one:
             _vector(source, index, one, classes[category])
@@ -115,7 +115,7 @@ def _labels(
         address = str(as_dict(attributes.get("segmentation_bitmap")).get("url", ""))
         bitmap = source.export.finder.find(address, file.folder) if address else None
     if bitmap is None:
-        raise Unusable("its bitmap is missing", f"{shown(stem)}_label_{_LABELSET}.png")
+        raise Unusable("its bitmap is missing", f"{brief(stem)}_label_{_LABELSET}.png")
     picture.mask = MaskFile(bitmap.file, Coding("ids", segments))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from nacre.data.importers.catalog import Picture, color_of, size_of
 from nacre.data.importers.files.export import Finder, Match, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list, as_text
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.shape import DAMAGED, Shape, decode_base64, inflate, points_of
@@ -74,7 +74,7 @@ def _draw(source: Source, index: int, item: dict[str, Any], by_id: dict[Any, Any
         source.catalog.skip(index, NO_AREA.format(_NO_AREA[kind]))
         return
     if kind not in _KINDS:
-        source.catalog.skip(index, f"shapes of the kind {shown(kind)!r} are not known")
+        source.catalog.skip(index, f"shapes of the kind {brief(kind)!r} are not known")
         return
     if kind == "rectangle" and source.boxes == "skip":
         source.catalog.skip(index, SKIPPED_BOX)
@@ -105,7 +105,7 @@ def _bitmap(class_id: int, item: dict[str, Any]) -> Shape:
     data = decode_base64(content.get("data"))
     origin = points_of(as_list(content.get("origin")))
     if len(origin) != 1:
-        raise Unusable(DAMAGED, f"its bitmap has the origin {shown(content.get('origin'))}")
+        raise Unusable(DAMAGED, f"its bitmap has the origin {brief(content.get('origin'))}")
     # Not every version compresses the PNG once more.
     picture = data if data.startswith(b"\x89PNG") else inflate(data)
     return shapes.bitmap(class_id, picture, int(origin[0, 0]), int(origin[0, 1]))

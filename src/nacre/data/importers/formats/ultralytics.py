@@ -15,7 +15,7 @@ from typing import Any
 from nacre.data.importers.catalog import BACKGROUND, IGNORED, Coding, MaskFile, Picture
 from nacre.data.importers.files.export import SPLITS, Finder, Match, clean_parts, split_of
 from nacre.data.importers.files.tree import File
-from nacre.data.importers.problems import Unusable, counted, shown, some
+from nacre.data.importers.problems import Unusable, brief, counted, some
 from nacre.data.importers.reading import Source, as_dict
 from nacre.data.importers.shapes import shape as shapes
 from nacre.data.importers.shapes.shape import DAMAGED, points_of
@@ -34,7 +34,7 @@ def read_polygons(source: Source, files: list[File]) -> None:
     source.catalog.order = "area"
     description, classes = _classes(source, files[0])
     if "kpt_shape" in description:
-        raise NacreError(f"{shown(files[0].path)} describes key points (kpt_shape), not areas")
+        raise NacreError(f"{brief(files[0].path)} describes key points (kpt_shape), not areas")
     labels = [file for file in source.export.with_suffix(".txt") if _is_label(file)]
     pictures = [file for file in source.export.pictures if not _is_mask(file)]
     pairs = _pair(source, pictures, labels, "labels", description)
@@ -152,12 +152,12 @@ def _classes(source: Source, file: File) -> tuple[dict[str, Any], dict[int, int]
     if isinstance(names, list):
         names = dict(enumerate(names))
     if not isinstance(names, dict) or not names:
-        raise NacreError(f"{shown(file.path)} has no class names under `names`")
+        raise NacreError(f"{brief(file.path)} has no class names under `names`")
     try:
         numbered = {int(key): name for key, name in names.items()}
     except (TypeError, ValueError) as error:
         raise NacreError(
-            f"{shown(file.path)}: the keys of `names` are not numbers: {shown(names)}"
+            f"{brief(file.path)}: the keys of `names` are not numbers: {brief(names)}"
         ) from error
     return description, _number(source, dict(sorted(numbered.items())), file)
 
@@ -165,11 +165,11 @@ def _classes(source: Source, file: File) -> tuple[dict[str, Any], dict[int, int]
 def _number(source: Source, names: Mapping[int, Any], file: File) -> dict[int, int]:
     numbers = {key: source.list_class(name, file) for key, name in names.items()}
     if not numbers:
-        raise NacreError(f"{shown(file.path)} names no class")
-    twice = [shown(names[key]) for key in names if list(names.values()).count(names[key]) > 1]
+        raise NacreError(f"{brief(file.path)} names no class")
+    twice = [brief(names[key]) for key in names if list(names.values()).count(names[key]) > 1]
     if twice:
         source.catalog.notes.append(
-            f"{counted(len(twice), 'class', 'classes')} of {shown(file.path)} share a name: "
+            f"{counted(len(twice), 'class', 'classes')} of {brief(file.path)} share a name: "
             f"{some(twice)}"
         )
     return numbers
@@ -189,7 +189,7 @@ def _values(
             type(wanted) is int and not is_class and wanted not in (-1, _IGNORED_VALUE)
         ):
             raise NacreError(
-                f"{shown(file.path)}: label_mapping has {shown(raw)}: {shown(wanted)}, "
+                f"{brief(file.path)}: label_mapping has {brief(raw)}: {brief(wanted)}, "
                 "which is no class"
             )
         values[raw] = classes[wanted] if is_class else IGNORED
@@ -217,7 +217,7 @@ def _read_line(
         raise Unusable(DAMAGED, f"line {at} holds something else than numbers") from None
     if numbers[0] not in classes:
         raise Unusable(
-            "a label has a class that is not listed", f"line {at}: class {shown(words[0])}"
+            "a label has a class that is not listed", f"line {at}: class {brief(words[0])}"
         )
     if len(numbers) == 5:
         source.catalog.skip(index, "boxes without an outline")

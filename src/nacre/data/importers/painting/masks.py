@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from nacre.data.image_io import MOST_PIXELS
 from nacre.data.importers.catalog import BACKGROUND, Coding
-from nacre.data.importers.problems import Unusable, shown
-from nacre.data.importers.shapes.patches import MOST_PIXELS
+from nacre.data.importers.problems import Unusable, brief
 
 ClassMap = npt.NDArray[np.uint32]
 
@@ -50,7 +50,7 @@ def read_mask(file: BinaryIO, coding: Coding) -> ClassMap:
                 raise Unusable("the mask is too large", f"{image.width} x {image.height} pixels")
             values = _READ[coding.kind](image)
     except BAD_PICTURE as error:
-        raise Unusable("the mask cannot be read", shown(str(error))) from error
+        raise Unusable("the mask cannot be read", brief(str(error))) from error
     return _classes(values, coding)
 
 

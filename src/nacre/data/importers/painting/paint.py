@@ -16,7 +16,7 @@ from nacre.data.importers.files.export import Export
 from nacre.data.importers.files.jsonstream import load_whole
 from nacre.data.importers.painting.masks import UnknownValues, read_mask
 from nacre.data.importers.painting.pictures import Frame, Look, choose_frame, look_at, turn_upright
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import Crowd
 from nacre.data.importers.shapes.patches import patch_of
 from nacre.data.importers.shapes.shape import Shape
@@ -208,7 +208,7 @@ def _copy(source: Any, path: Path) -> None:
             try:
                 chunk = source.read(1 << 20)
             except (OSError, NacreError) as error:
-                raise Unusable("the picture cannot be read", shown(str(error))) from error
+                raise Unusable("the picture cannot be read", brief(str(error))) from error
             if not chunk:
                 return
             target.write(chunk)
@@ -221,7 +221,7 @@ def _embedded(export: Export, picture: Picture) -> bytes:
         content = load_whole(export.read(picture.embedded), picture.embedded.path)
         return base64.b64decode(content["imageData"])
     except (NacreError, binascii.Error, ValueError, TypeError, KeyError) as error:
-        raise Unusable("the picture inside the annotation is damaged", shown(str(error))) from error
+        raise Unusable("the picture inside the annotation is damaged", brief(str(error))) from error
 
 
 def _write_mask(job: Job, index: int, look: Look, outcome: Outcome) -> None:

@@ -6,7 +6,6 @@ that handles exports reads the stored one. nacre turns pictures when it reads th
 upright, too: one that was drawn on the stored pixels is turned.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from nacre.data.image_io import FORMATS, load, open_image, orientation
 from nacre.data.importers.painting.masks import BAD_PICTURE
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
+from nacre.errors import NacreError
 
 Frame = Literal["upright", "stored"]
-
-PICTURE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
@@ -48,28 +47,27 @@ class Look:
 
 
 def look_at(path: Path) -> Look:
-    """Decode a picture to see that it is whole, and return its size and orientation.
+    """Read a picture as nacre will, to see that it is whole; return its size and orientation.
 
     Raises:
         Unusable: It is damaged, too large or not a picture.
     """
     try:
-        with warnings.catch_warnings(), Image.open(path, formats=PICTURE_FORMATS) as image:
-            # Pillow warns of large pictures before it refuses larger ones.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            size, kind = image.size, image.format
-            orientation = int(image.getexif().get(_ORIENTATION, 1) or 1)
-            # A JPEG is decoded at an eighth of its size, which reads all of the file as well.
-            image.draft("RGB", (_SMALL, _SMALL))
-            image.load()
-    except (*BAD_PICTURE, TypeError, KeyError) as error:
-        if isinstance(error, Image.DecompressionBombError):
-            raise Unusable("the picture is too large", shown(str(error))) from error
-        raise Unusable("the picture is damaged or not a picture", shown(str(error))) from error
-    orientation = orientation if 1 <= orientation <= 8 else 1
-    # Pillow turns TIFF files by itself and tells their upright size.
-    is_swapped = kind == "TIFF" and orientation in _SIDEWAYS
-    return Look((size[1], size[0]) if is_swapped else size, orientation)
+        picture = open_image(path)
+        # A JPEG is decoded at an eighth of its size, which reads all of the file as well.
+        picture.draft("RGB", (_SMALL, _SMALL))
+        load(picture)
+        with Image.open(path, formats=FORMATS) as image:
+            size, turn = image.size, orientation(image)
+            if image.format != "TIFF":
+                return Look(size, turn)
+            # Pillow turns TIFF files by itself and tells their upright size.
+            turn = int(image.getexif().get(_ORIENTATION, 1) or 1)
+    except (NacreError, *BAD_PICTURE, TypeError) as error:
+        reason = str(error).rpartition(str(path))[2].strip() or type(error).__name__
+        raise Unusable("the picture cannot be used", brief(reason)) from error
+    turn = turn if 1 <= turn <= 8 else 1
+    return Look((size[1], size[0]) if turn in _SIDEWAYS else size, turn)
 
 
 def choose_frame(

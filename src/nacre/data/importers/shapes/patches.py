@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.image_io import MOST_PIXELS
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.shapes.rasterize import (
     Patch,
     Points,
@@ -20,9 +21,6 @@ from nacre.data.importers.shapes.rasterize import (
 )
 from nacre.data.importers.shapes.rle import decode_brush, decode_columns, decode_rows
 from nacre.data.importers.shapes.shape import DAMAGED, Kind, Shape
-
-MOST_PIXELS = 178_956_970
-"""Pixels of the largest picture that Pillow opens, and so of the largest that is imported."""
 
 
 def patch_of(shape: Shape, width: int, height: int) -> Patch:
@@ -114,7 +112,7 @@ def _decode_bitmap(data: bytes) -> Any:
                 return np.asarray(picture.convert("RGBA"))[:, :, 3] > 0
             values = np.asarray(picture)
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"its bitmap is not a picture: {shown(str(error))}") from error
+        raise ValueError(f"its bitmap is not a picture: {brief(str(error))}") from error
     return values.any(axis=2) if values.ndim == 3 else values > 0
 
 

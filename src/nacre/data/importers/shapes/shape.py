@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nacre.data.importers.problems import Unusable, shown
+from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.shapes.rasterize import LARGEST_COORDINATE, Points
 from nacre.data.importers.shapes.rle import Runs
 
@@ -75,16 +75,16 @@ def points_of(values: Any) -> Points:
     try:
         points = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Unusable(DAMAGED, f"its corners are not numbers: {shown(values)}") from error
+        raise Unusable(DAMAGED, f"its corners are not numbers: {brief(values)}") from error
     if points.ndim == 1 and points.size % 2 == 0:
         points = points.reshape(-1, 2)
     if points.size == 0:
         return np.zeros((0, 2))
     if points.ndim != 2 or points.shape[1] != 2:
-        raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {shown(values)}")
+        raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {brief(values)}")
     if not np.all(np.abs(points) <= LARGEST_COORDINATE):
         raise Unusable(
-            DAMAGED, f"a corner lies at {shown(points[np.argmax(np.abs(points).max(1))].tolist())}"
+            DAMAGED, f"a corner lies at {brief(points[np.argmax(np.abs(points).max(1))].tolist())}"
         )
     return points
 
@@ -98,9 +98,9 @@ def numbers_of(*values: Any) -> tuple[float, ...]:
     try:
         numbers = tuple(float(value) for value in values)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Unusable(DAMAGED, f"{shown(values)} are not numbers") from error
+        raise Unusable(DAMAGED, f"{brief(values)} are not numbers") from error
     if not all(abs(number) <= LARGEST_COORDINATE for number in numbers):
-        raise Unusable(DAMAGED, f"{shown(values)} are not sensible numbers")
+        raise Unusable(DAMAGED, f"{brief(values)} are not sensible numbers")
     return numbers
 
 
@@ -181,11 +181,11 @@ def decode_base64(text: Any) -> bytes:
         Unusable: It is damaged.
     """
     if not isinstance(text, str):
-        raise Unusable(DAMAGED, f"{shown(text)} is not base64")
+        raise Unusable(DAMAGED, f"{brief(text)} is not base64")
     try:
         return binascii.a2b_base64(text.partition(",")[2] if text.startswith("data:") else text)
     except (binascii.Error, ValueError) as error:
-        raise Unusable(DAMAGED, f"its base64 is damaged: {shown(str(error))}") from error
+        raise Unusable(DAMAGED, f"its base64 is damaged: {brief(str(error))}") from error
 
 
 def inflate(data: bytes, limit: int = 1 << 28) -> bytes:
@@ -198,7 +198,7 @@ def inflate(data: bytes, limit: int = 1 << 28) -> bytes:
     try:
         plain = stream.decompress(data, limit)
     except zlib.error as error:
-        raise Unusable(DAMAGED, f"its data cannot be decompressed: {shown(str(error))}") from error
+        raise Unusable(DAMAGED, f"its data cannot be decompressed: {brief(str(error))}") from error
     if not stream.eof:
         raise Unusable(DAMAGED, "its data are cut off or too large")
     return plain

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nacre.data.importers.catalog import BACKGROUND, IGNORED, Catalog, Color, clean_name
-from nacre.data.importers.problems import shown, some
+from nacre.data.importers.problems import brief, some
 from nacre.errors import NacreError, did_you_mean
 from nacre.scenarios.classes import distinct_colors
 
@@ -127,8 +127,8 @@ def _check_alike(catalog: Catalog, final: dict[int, str]) -> None:
         final[number] = clean_name(name)
     for names in spellings.values():
         if len(names) > 1:
-            two = " and ".join(repr(shown(name)) for name in names[:2])
-            option = f"--rename {shown(names[1])!r}={shown(clean_name(names[0]))!r}"
+            two = " and ".join(repr(brief(name)) for name in names[:2])
+            option = f"--rename {brief(names[1])!r}={brief(clean_name(names[0]))!r}"
             raise NacreError(
                 f"the classes {two} are spelled almost alike; if they are one class say {option}, "
                 "else rename one in the tool"
@@ -148,7 +148,7 @@ def _chosen(wanted: Sequence[str], names: Sequence[str], option: str) -> list[st
 def _unknown(name: str, names: Sequence[str], option: str) -> NacreError:
     hint = did_you_mean(name, names)
     return NacreError(
-        f"{option}: the export has no class {shown(name)!r}{hint}; it has {some(names, 20)}"
+        f"{option}: the export has no class {brief(name)!r}{hint}; it has {some(names, 20)}"
     )
 
 

@@ -16,8 +16,10 @@ from nacre.data.importers.problems import counted
 from nacre.data.importers.report import ImportReport
 from nacre.data.importers.writing.classes import Labels
 from nacre.data.importers.writing.sheet import choose, draw_sheet
+from nacre.data.sources.classes_yaml import read_classes
 from nacre.errors import NacreError
 
+CLASSES = "classes.yaml"
 SHEET = "contact-sheet.jpg"
 REPORT = "import.json"
 
@@ -53,19 +55,31 @@ def write_texts(
 ) -> None:
     """Write ``classes.yaml``, the split lists and the report."""
     content: dict[str, Any] = {
-        "classes": dict(enumerate(labels.names, start=1)),
+        "classes": {label: _Quoted(name) for label, name in enumerate(labels.names, start=1)},
         "background": 0 if labels.has_background or report.pixels[0] else None,
         "ignored": labels.ignored,
-        "colors": {name: list(labels.colors[at]) for at, name in enumerate(labels.names, start=1)},
+        "colors": {
+            _Quoted(name): list(labels.colors[at]) for at, name in enumerate(labels.names, start=1)
+        },
     }
     texts = {f"{name}.txt": "".join(f"{file}\n" for file in files) for name, files in lists.items()}
-    texts["classes.yaml"] = yaml.safe_dump(
-        content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    texts[CLASSES] = yaml.dump(
+        content,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=100,
     )
     texts[REPORT] = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
     with _naming(folder):
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
+    try:
+        read_classes(folder / CLASSES)
+    except NacreError as error:
+        count = counted(len(labels.names), "class", "classes")
+        raise NacreError(f"{count} are more than nacre can read; --classes chooses some") from error
 
 
 def write_sheet(folder: Path, job: Job, outcomes: Sequence[Outcome], report: ImportReport) -> None:
@@ -105,3 +119,18 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise NacreError(f"could not write {path}: {error.strerror or error}") from error
+
+
+class _Quoted(str):
+    """A text that must stay one, whatever it looks like: a class may be called 1e5 or no."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes quoted texts in quotes."""
+
+
+def _quote(dumper: yaml.SafeDumper, text: _Quoted) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+_Dumper.add_representer(_Quoted, _quote)

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from nacre.data.importers.catalog import Picture
 from nacre.data.importers.files.export import clean_parts
-from nacre.data.importers.files.tree import IMAGE_SUFFIXES
+from nacre.data.importers.files.tree import PICTURE_SUFFIXES
 
 _FORBIDDEN = '<>:"|?*\\/'
 _LONGEST = 120
@@ -55,7 +55,7 @@ def _path(picture: Picture) -> tuple[str, ...]:
     """Return folders and stem of a picture, those of its file where there is one."""
     parts = clean_parts(picture.match.file.path if picture.match else picture.name) or ("_",)
     last = PurePosixPath(parts[-1])
-    return (*parts[:-1], last.stem if last.suffix.lower() in IMAGE_SUFFIXES else last.name)
+    return (*parts[:-1], last.stem if last.suffix.lower() in PICTURE_SUFFIXES else last.name)
 
 
 def _shared_folders(folders: Sequence[tuple[str, ...]]) -> int:

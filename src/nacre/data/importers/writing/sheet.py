@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 
+from nacre.data.image_io import load, open_image
 from nacre.data.importers.catalog import Color
-from nacre.data.importers.painting.pictures import PICTURE_FORMATS
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -84,12 +84,9 @@ def draw_sheet(
 
 def _tile(image: Path, mask: Path, colors: Sequence[Color]) -> Image.Image:
     """Return one small picture, its labels in colour over it."""
-    with Image.open(image, formats=PICTURE_FORMATS) as opened:
-        opened.draft("RGB", (2 * _SIDE, 2 * _SIDE))
-        picture = ImageOps.exif_transpose(opened)
-        if picture.mode.startswith("I"):
-            picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-        picture = picture.convert("RGB")
+    picture = open_image(image)
+    picture.draft("RGB", (2 * _SIDE, 2 * _SIDE))
+    load(picture)
     scale = _SIDE / max(picture.size)
     size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
     pixels = np.asarray(picture.resize(size, Image.Resampling.BOX), np.float32)
