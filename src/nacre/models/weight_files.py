@@ -86,5 +86,6 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     ]
     if wrong:
         some = ", ".join(name[:80] for name in wrong[:5])
-        raise NacreError(f"{path} holds {len(wrong)} things that are no tensors by name: {some}")
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise NacreError(f"{path} holds other things than tensors: {some}{more}")
     return content

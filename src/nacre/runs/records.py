@@ -124,6 +124,6 @@ R = TypeVar("R", bound=Record)
 def read_record(kind: type[R], path: Path) -> dict[str, Any]:
     """Return the plain content of a file that is of a kind, or say what does not fit."""
     content = load_json(path)
-    check(kind, content, str(path))
+    check(kind, content, f"{path} is not nacre's")
     plain: dict[str, Any] = content
     return plain
