@@ -177,3 +177,20 @@ def test_fused_weights_keep_the_rows_of_new_classes():
     before = seen.step.network.classifier.weight(slice(OLD, None)).detach().clone()
     seen.method.parts.end_step(seen.step)
     assert torch.equal(seen.step.network.classifier.weight(slice(OLD, None)), before)
+
+
+def test_ssul_with_branches_learns_only_the_new_and_the_unknown_one():
+    trainer, before, samples = second_step("ssul", branches=True)
+    for sample in samples:
+        trainer.update([sample])
+    after = trainer.network.state_dict()
+    moved = {key for key, value in before.items() if not torch.equal(value, after[key])}
+    assert moved
+    assert all(key.startswith("classifier.unknown.") for key in moved)
+    # The new branch began as unknown's, with its batch norm, which is frozen.
+    for key in ("running_mean", "running_var", "weight", "bias"):
+        new = after[f"classifier.heads.1.bn.{key}"]
+        assert torch.equal(new, before[f"classifier.unknown.bn.{key}"])
+    assert not torch.equal(
+        after["classifier.heads.1.conv.weight"], before["classifier.unknown.conv.weight"]
+    )

@@ -16,8 +16,8 @@ With `branches` every head, unknown's too, has a 3x3 convolution of its own (590
 step with 256 features), which a new head takes over from unknown's: that is the released network.
 
 What the released implementation does otherwise: it chooses the epoch by its score on test images,
-which is not done here; and the background's own row learns at 1/10,000 of the rate, here it is frozen
-with the old ones.
+which is not done here; and the background's own row learns at 1/10,000 of the rate, here it is
+frozen with the old ones.
 """
 
 from collections.abc import Mapping
