@@ -1,0 +1,35 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import time
+from nacre.data.index.scan import Work, _executor
+with _executor(2, Work((), False, 1)) as pool:
+    print(*pool._processes, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere masks are read by threads")
+def test_processes_that_read_masks_die_with_the_pass_that_started_them():
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as index_pass:
+        helpers = index_pass.stdout.readline().split()
+        index_pass.kill()
+    assert len(helpers) == 2
+    until = time.monotonic() + 10
+    while any(map(_is_alive, helpers)):
+        assert time.monotonic() < until, "they live on"
+        time.sleep(0.01)
+
+
+def _is_alive(process):
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
