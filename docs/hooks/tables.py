@@ -92,7 +92,8 @@ def methods() -> Iterator[str]:
 
 def section(name: str, model: Any, whose: str = "") -> Iterator[str]:
     """Yield the table of one config class; those without keys of their own are left out."""
-    named = {key: field for key, field in model.model_fields.items() if key != "name"}
+    titled = "kind" if name == "model" else "name"  # it stands in the title
+    named = {key: field for key, field in model.model_fields.items() if key != titled}
     fields = {key: field for key, field in named.items() if not _is_section(field)}
     if fields:
         yield f"\n## {name}{whose}\n"
