@@ -25,6 +25,7 @@ import importing
 import index
 import loss_head
 import methods
+import networks
 import small_step
 import start
 from measuring import Row, run, save, show
@@ -32,6 +33,7 @@ from measuring import Row, run, save, show
 BENCHMARKS = {
     "the losses": loss_head.measure,
     "the methods' updates": methods.measure,
+    "others' networks": networks.measure,
     "in-place normalisation": abn.measure,
     "the step of preset small": small_step.measure,
     "reading pictures": data_path.measure,

@@ -21,7 +21,7 @@ from measuring import Row, apart, command, take_turns
 from nacre.data.dataset import Sample
 from nacre.methods import METHODS, Batch, Step
 from nacre.models.build import build_network
-from nacre.models.config import DeepLabConfig
+from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.training.config import TrainConfig
 from nacre.training.step import make_teacher
 from nacre.training.trainer import Trainer
@@ -40,7 +40,7 @@ PARTS = {
 
 def trainer_of(
     name: str,
-    model: DeepLabConfig,
+    model: ModelConfig,
     crop: int,
     batch: int,
     old: list[int] | None = None,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import nacre
 from models.conftest import import_foreign
 from models.kinds_of_networks import MODELS
 from nacre.errors import NacreError
+from nacre.methods import METHODS
 from nacre.models.build import KINDS, build_network, find_kind, read_model_config
 from nacre.models.io import find_model, load_model
 from nacre.models.kinds.base import Kind
@@ -264,3 +266,21 @@ def test_a_folder_of_transformers_is_started_from_with_its_weights_and_pixels(
     assert network.config.pixels.mean == (0.5, 0.5, 0.5)  # type: ignore[attr-defined]
     again = build_network(network.config, 4, load=False)
     assert again.state_dict().keys() == ours.keys()
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("mib", "joint")])
+def test_every_method_learns_with_a_foreign_network_or_refuses_it_at_once(
+    method: str, tmp_path: Path
+) -> None:
+    config = build_config(overrides=deep_merge(values_of("python"), {"method": {"name": method}}))
+    seen: list[Event] = []
+    refused = ""
+    try:
+        run_scenario(config, tmp_path / "run", observers=[seen.append])
+    except NacreError as error:
+        refused = str(error)
+    if refused:
+        assert re.search(r"needs classifier .* kind 'python' does not give", refused)
+        assert not any(isinstance(event, Iterated) for event in seen), "before the first iteration"
+    else:
+        assert nacre.load(tmp_path / "run", "cpu").network.num_classes == 9

@@ -9,6 +9,7 @@ import typer
 from nacre.cli.app import app, make_console, print_json
 from nacre.cli.options import Config, Lists, Root, Set
 from nacre.errors import NacreError
+from nacre.models.backbones import BACKBONES
 
 
 @app.command(
@@ -100,7 +101,7 @@ def data(
 
 @app.command(epilog="Examples:  nacre model resnet101 --classes 21 --batch 4;  nacre model lite0")
 def model(
-    backbone: Annotated[str, typer.Argument(help="tiny, lite0, resnet18, … resnet101.")],
+    backbone: Annotated[str, typer.Argument(help=", ".join(BACKBONES))],
     classes: Annotated[
         int, typer.Option(min=2, max=255, help="Channels, background included.")
     ] = 21,
