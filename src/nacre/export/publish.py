@@ -19,7 +19,7 @@ from nacre.export.labeled import open_labeled
 from nacre.export.verify import torch_scores
 from nacre.models.io import MODEL, ModelInfo, find_model, load_model
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
-from nacre.report.pictures.predict import paint
+from nacre.report.pictures.predict import colorize
 from nacre.utils.io import load_json, save, save_json, save_text
 from nacre.utils.packages import need
 from nacre.utils.tensor_file import read_tensors, write_tensors
@@ -151,7 +151,7 @@ def _write_pictures(network: nn.Module, info: ModelInfo, data: str, count: int, 
     rows = []
     for picture, truth in open_labeled(data, info, count).read():
         seen = torch_scores(network, picture).argmax(0).astype(np.uint8)
-        shown = (picture, paint(truth, colors, picture), paint(seen, colors, picture))
+        shown = (picture, colorize(truth, colors, picture), colorize(seen, colors, picture))
         rows.append(tuple(Tile(one) for one in shown))
     grid = Grid(("picture", "labels", "seen"), tuple(rows), side=220)
     legend = list(zip(info.classes[1:], colors[1:], strict=True))

@@ -70,7 +70,7 @@ def _part(
     for heading in _headings(table, columns, width):
         shown.add_column(heading, justify="right", no_wrap=True, overflow="fold")
     for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
-        rule = following is not None and following.apart and not row.apart
+        rule = following is not None and following.is_bound and not row.is_bound
         cells = [Text(row.cells[i].text, "bold" if row.cells[i].best else "") for i in columns]
         quiet = "" if row.source == "ours" else "dim italic"
         shown.add_row(Text(row.name), *cells, end_section=rule, style=quiet)

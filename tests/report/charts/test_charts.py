@@ -14,10 +14,10 @@ from nacre.report.charts.svg import (
     SHAPES,
     STYLES,
     Axis,
-    Frame,
-    apart,
+    PlotArea,
     key,
     percent_axis,
+    spread_out,
     value_axis,
 )
 from nacre.report.page.summary import percent
@@ -50,7 +50,7 @@ def test_lines_have_marks_titles_and_labels() -> None:
 
 
 def test_places_are_proportional() -> None:
-    frame = Frame()
+    frame = PlotArea()
     up = Axis(0, 1, ())
     assert frame.y(0, up) == frame.floor
     assert frame.y(1, up) == frame.top
@@ -84,7 +84,7 @@ def test_percent_axis_holds_its_values(values: list[float]) -> None:
 
 @given(st.lists(st.floats(0, 100), max_size=8).map(sorted))
 def test_labels_never_touch(places: list[float]) -> None:
-    moved = apart(places, 12, 100)
+    moved = spread_out(places, 12, 100)
     assert all(b - a >= 12 - 1e-6 for a, b in pairwise(moved))
     assert not moved or moved[-1] <= 100 + 1e-9
 
@@ -97,29 +97,29 @@ def test_styles_are_told_apart_without_colour() -> None:
 def test_curves_hold_every_figure(results: ScenarioResults) -> None:
     curves = dict(step_curves(results))
     assert len(curves) == 3
-    told = titles(curves["All classes so far"])
+    tooltip = titles(curves["All classes so far"])
     for row in results.incremental:
         for step in range(3):
             value = percent(row.mean(step, "all"))
-            assert f"{row.name}, step {step}, all: {value} %" in told
-    assert f"Joint, step 2, all: {percent(results.rows[-1].mean(2, 'all'))} %" in told
+            assert f"{row.name}, step {step}, all: {value} %" in tooltip
+    assert f"Joint, step 2, all: {percent(results.rows[-1].mean(2, 'all'))} %" in tooltip
     assert not any("step 0" in one for one in titles(curves["Old classes"]))
 
 
 def test_forgetting_is_that_of_the_metrics(results: ScenarioResults) -> None:
-    told = titles(forgetting_chart(results))
+    tooltip = titles(forgetting_chart(results))
     run = results.rows[0].runs[0]
     for name, value in run.forgetting.items():
         if name != "background":
-            assert f"FT forgot {percent(value)} points of {name}" in told
-    assert not any("Joint" in one for one in told)
+            assert f"FT forgot {percent(value)} points of {name}" in tooltip
+    assert not any("Joint" in one for one in tooltip)
 
 
 def test_losses_go_on_from_step_to_step(results: ScenarioResults) -> None:
     text = loss_chart(results.rows[2])
-    told = titles(text)
-    assert told[1] == "ce 0.2, step 0, iteration 10"
-    assert "kd 0.5, step 2, iteration 30" in told
+    tooltip = titles(text)
+    assert tooltip[1] == "ce 0.2, step 0, iteration 10"
+    assert "kd 0.5, step 2, iteration 30" in tooltip
     assert [one.text for one in ET.fromstring(text).iter("text") if "step" in (one.text or "")] == [
         "step 1",
         "step 2",
@@ -127,10 +127,10 @@ def test_losses_go_on_from_step_to_step(results: ScenarioResults) -> None:
 
 
 def test_long_lines_have_few_marks() -> None:
-    points = tuple(Point(at, at, f"told {at}") for at in range(1000))
+    points = tuple(Point(i, i, f"told {i}") for i in range(1000))
     axis = value_axis([1000])
     text = line_chart("T", "D", [Series("a", 0, points, every=20)], axis, axis)
-    assert titles(text)[1:] == [f"told {at}" for at in range(0, 1000, 20)]
+    assert titles(text)[1:] == [f"told {i}" for i in range(0, 1000, 20)]
     (path,) = [one for one in ET.fromstring(text).iter("path") if "line" in one.get("class", "")]
     assert (path.get("d") or "").count("L") == 999
 

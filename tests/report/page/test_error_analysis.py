@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nacre.report.page.error_analysis import fates, intransigence, mean_forgetting
+from nacre.report.page.error_analysis import error_breakdowns, intransigence, mean_forgetting
 from nacre.report.results.aggregate import ScenarioResults, load_results
 
 
@@ -20,7 +20,7 @@ def test_fates_are_parts_of_the_confusion_matrix(results: ScenarioResults) -> No
     last = row.runs[0].last
     # Channels: background, six old classes, two new ones.
     matrix = np.array(last.confusion)
-    background, old, new = fates(results, row)
+    background, old, new = error_breakdowns(results, row)
     assert [one.truth for one in (background, old, new)] == ["background", "old", "new"]
     total = matrix[1:7].sum()
     assert old.pixels == total
@@ -35,7 +35,7 @@ def test_fates_are_parts_of_the_confusion_matrix(results: ScenarioResults) -> No
 
 
 def test_joint_training_has_the_same_sides(results: ScenarioResults) -> None:
-    joint = fates(results, results.rows[-1])
+    joint = error_breakdowns(results, results.rows[-1])
     matrix = np.array(results.rows[-1].runs[0].last.confusion)
     assert joint[2].pixels == matrix[7:].sum()
 

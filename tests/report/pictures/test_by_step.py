@@ -19,12 +19,12 @@ from nacre.report.pictures.background_shift import (
     NOTHING,
     OLD,
     background_shift,
-    painted_hidden,
+    colorize_hidden,
 )
 from nacre.report.pictures.by_step import growth_of
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
 from nacre.report.pictures.film import FADE, write_film
-from nacre.report.pictures.predict import look, open_data
+from nacre.report.pictures.predict import open_data, predict_masks
 from nacre.report.pictures.sheet import comparison_sheet
 from nacre.report.results.aggregate import load_results
 
@@ -41,7 +41,7 @@ def test_growth_is_what_each_steps_network_sees(runs: Path) -> None:
         network = load(runs / "mib" / f"step-{step}", "cpu").network
         seen = growths[1].masks[2][step]
         assert seen is not None
-        assert np.array_equal(seen, look(network, images[1:])[0])
+        assert np.array_equal(seen, predict_masks(network, images[1:])[0])
     joint = growths[0].masks[3]
     assert [mask is None for mask in joint] == [True, True, False]
 
@@ -66,7 +66,7 @@ def test_shift_shows_what_labels_hide(runs: Path) -> None:
         assert (shift.hidden != NOTHING).any()
         background = (shift.labels == 0).sum()
         assert shift.share(OLD) == pytest.approx(is_old.sum() / background)
-    painted = painted_hidden(shifts[1], ((255, 0, 0), (0, 0, 255)))
+    painted = colorize_hidden(shifts[1], ((255, 0, 0), (0, 0, 255)))
     red = painted[shifts[1].hidden == OLD].astype(int)
     assert (red[:, 0] > red[:, 2]).all()
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nacre.report.pictures.predict import TestImage, data_uri, open_data, paint
-from nacre.report.pictures.sheet import DIFFERENT, RANDOM, Seen, Sheet, comparison_sheet
+from nacre.report.pictures.predict import TestImage, colorize, data_uri, open_data
+from nacre.report.pictures.sheet import DIFFERENT, RANDOM, PredictedImage, Sheet, comparison_sheet
 from nacre.report.results.aggregate import load_results
 from nacre.scenarios.classes import IGNORE_INDEX
 
@@ -59,14 +59,14 @@ def test_masks_are_what_the_networks_say(runs: Path) -> None:
 def test_right_counts_tested_pixels_only() -> None:
     truth = np.array([[0, 1], [2, IGNORE_INDEX]], np.uint8)
     mask = np.array([[0, 1], [1, 1]], np.uint8)
-    seen = Seen(TestImage("x", np.zeros((2, 2, 3), np.uint8), truth), (mask,), 0.0, "")
+    seen = PredictedImage(TestImage("x", np.zeros((2, 2, 3), np.uint8), truth), (mask,), 0.0, "")
     assert seen.right(0) == pytest.approx(2 / 3)
 
 
 def test_paint_uses_the_palette() -> None:
     mask = np.array([[0, 1, IGNORE_INDEX]], np.uint8)
     black = np.zeros((1, 3, 3), np.uint8)
-    painted = paint(mask, [(0, 0, 0), (200, 100, 50)], black)
+    painted = colorize(mask, [(0, 0, 0), (200, 100, 50)], black)
     assert painted[0, 0].tolist() == [0, 0, 0]
     assert painted[0, 1].tolist() == [160, 80, 40]
     assert len(set(painted[0, 2].tolist())) == 1

@@ -46,7 +46,7 @@ def test_cells_are_the_metrics(results: ScenarioResults) -> None:
 
 def test_joint_has_only_the_last_step_and_stands_apart(results: ScenarioResults) -> None:
     joint = steps_table(results).rows[-1]
-    assert joint.apart
+    assert joint.is_bound
     assert [cell.text == "" for cell in joint.cells] == [True] * 4 + [False] * 3
     assert not any(cell.best for cell in joint.cells)
 
@@ -56,7 +56,7 @@ def test_best_is_marked_once_or_for_equal_print() -> None:
         TableRow("a", (Cell((0.5001,)), Cell((0.1,)), Cell((0.3,))), 1),
         TableRow("b", (Cell((0.5002,)), Cell((0.2,)), Cell((0.3,))), 1),
         TableRow("c", (Cell((0.4,)), Cell(()), Cell((0.3,))), 1),
-        TableRow("bound", (Cell((0.9,)), Cell((0.9,)), Cell((0.9,))), 1, apart=True),
+        TableRow("bound", (Cell((0.9,)), Cell((0.9,)), Cell((0.9,))), 1, is_bound=True),
     ]
     best = [[cell.best for cell in row.cells] for row in mark_best(rows)]
     assert best == [[True, False, False], [True, True, False], [False] * 3, [False] * 3]
@@ -76,7 +76,7 @@ def small_table() -> ResultTable:
     columns = (Column("step 1", "old"), Column("step 1", "new"), Column("step_2", "all"))
     rows = (
         TableRow("A & B_1", (Cell((0.25, 0.35), best=True), Cell(()), Cell((0.5,))), 2),
-        TableRow("Joint", (Cell(()), Cell(()), Cell((0.75,))), 1, apart=True),
+        TableRow("Joint", (Cell(()), Cell(()), Cell((0.75,))), 1, is_bound=True),
     )
     return ResultTable("voc/15-5|x", "Mean IoU in %.", columns, rows)
 

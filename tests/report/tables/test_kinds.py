@@ -29,8 +29,8 @@ def row(table: ResultTable, name: str) -> TableRow:
 
 
 def cell(table: ResultTable, name: str, heading: str, group: str) -> Any:
-    at = [(one.heading, one.group) for one in table.columns].index((heading, group))
-    return row(table, name).cells[at]
+    i = [(one.heading, one.group) for one in table.columns].index((heading, group))
+    return row(table, name).cells[i]
 
 
 def last_iou(path: Path, step: int) -> dict[str, float]:
@@ -74,7 +74,7 @@ def test_table_1_groups_the_classes_of_all_later_steps(make_run: Any) -> None:
     later = mean(iou[name] for name in CLASS_NAMES[15:])
     assert cell(table, "MiB", "15-1 overlapped", "16-20").mean == pytest.approx(later)
     assert cell(table, "MiB", "15-5 disjoint", "all").text == ""
-    assert row(table, "Joint").apart
+    assert row(table, "Joint").is_bound
     assert "background left out" in table.caption
 
 
@@ -103,8 +103,8 @@ def test_the_papers_figures_stand_beside_ours_and_are_marked(make_run: Any) -> N
 
 def test_ablation_names_its_four_rows(make_run: Any) -> None:
     paths = [
-        make_run(f"run{at}", method, scenario="voc/19-1/overlapped")
-        for at, method in enumerate((*ABLATION, "ft"))
+        make_run(f"run{i}", method, scenario="voc/19-1/overlapped")
+        for i, method in enumerate((*ABLATION, "ft"))
     ]
     (table,) = make_tables(load_results(paths), "ablation", paper=True)
     ours = [one.name for one in table.rows if one.source == "ours"]
@@ -116,8 +116,8 @@ def test_ablation_names_its_four_rows(make_run: Any) -> None:
 
 def test_table_1_has_the_whole_method_as_mib_beside_its_ablation(make_run: Any) -> None:
     paths = [
-        make_run(f"run{at}", method, scenario="voc/19-1/overlapped")
-        for at, method in enumerate(ABLATION)
+        make_run(f"run{i}", method, scenario="voc/19-1/overlapped")
+        for i, method in enumerate(ABLATION)
     ]
     (table,) = make_tables(load_results(paths), "voc", paper=True)
     expected = mean(last_iou(paths[3], 1)[name] for name in CLASS_NAMES)
@@ -138,8 +138,8 @@ def test_orders_of_ade20k_are_averaged_seed_by_seed(make_run: Any) -> None:
     expected = []
     for seed in (1, 2):
         both = []
-        for at, order in enumerate(("", "b")):
-            names = places("51-100").names(results[at])
+        for i, order in enumerate(("", "b")):
+            names = places("51-100").names(results[i])
             both.append(mean(last_iou(paths[order, seed], 2)[name] for name in names))
         expected.append(mean(both))
     found = cell(table, "MiB", "50-50 partition", "51-100")
@@ -254,8 +254,8 @@ def test_published_figures_of_later_methods_are_marked_and_count_as_their_papers
 
 def test_every_published_figure_of_later_methods_has_a_source_and_adds_up() -> None:
     for data, count in {"voc": 20, "ade20k": 150}.items():
-        table, told = later()[data], later_sources(data)
-        assert all(any(one.startswith(f"{name}: ") for one in told) for name in table.methods)
+        table, sentences = later()[data], later_sources(data)
+        assert all(any(one.startswith(f"{name}: ") for one in sentences) for name in table.methods)
         for place, groups in table.groups.items():
             first = int(place.task.partition("-")[0])
             for method in table.methods:

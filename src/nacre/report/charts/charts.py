@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from nacre.report.charts.svg import Axis, Frame, apart, axes, css_class, dash, mark, svg, text
+from nacre.report.charts.svg import (
+    Axis,
+    PlotArea,
+    axes,
+    css_class,
+    dash,
+    mark,
+    spread_out,
+    svg,
+    text,
+)
 
 LONGEST_LABEL = 9
 """Characters of a name that fit beside the end of its line."""
@@ -16,11 +26,11 @@ LONGEST_LABEL = 9
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a place; ``spread`` is a standard deviation, ``told`` what hovering says."""
+    """A value at a place; ``spread`` is a standard deviation, ``tooltip`` what hovering says."""
 
     x: float
     y: float
-    told: str
+    tooltip: str
     spread: float | None = None
 
 
@@ -56,7 +66,7 @@ def line_chart(
     across: Axis,
     up: Axis,
     *,
-    frame: Frame | None = None,
+    frame: PlotArea | None = None,
     fences: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Return lines over an axis.
@@ -70,9 +80,9 @@ def line_chart(
         frame: Size and margins.
         fences: Places with a text at which a vertical line stands.
     """
-    frame = frame or Frame()
+    frame = frame or PlotArea()
     parts = [axes(frame, across, up)]
-    parts += [_fence(frame, across, place, told) for place, told in fences]
+    parts += [_fence(frame, across, place, tooltip) for place, tooltip in fences]
     parts += [_line(frame, across, up, one) for one in series if one.points]
     parts.append(_names(frame, up, [one for one in series if one.points]))
     return svg(title, about, frame.width, frame.height, "".join(parts))
@@ -82,35 +92,37 @@ def dot_chart(title: str, about: str, rows: Sequence[DotRow], across: Axis) -> s
     """Return a row per name, each with marks along one axis."""
     height, top, most = 20, 8, 22
     longest = max(min(len(row.name), most) for row in rows)
-    frame = Frame(420, top + height * len(rows) + 34, left=14 + longest * 6, right=12, top=top)
+    frame = PlotArea(420, top + height * len(rows) + 34, left=14 + longest * 6, right=12, top=top)
     parts = []
-    for value, told in across.ticks:
+    for value, tooltip in across.ticks:
         x = frame.x(value, across)
         strong = " zero" if value == 0 else ""
         parts.append(f'<path class="grid{strong}" d="M{x} {top}V{frame.floor}"/>')
-        parts.append(text(x, frame.floor + 14, told, anchor="middle"))
+        parts.append(text(x, frame.floor + 14, tooltip, anchor="middle"))
     parts.append(text(frame.end, frame.floor + 29, across.name, "axis", "end"))
-    for at, row in enumerate(rows):
-        y = top + height * (at + 0.5)
+    for i, row in enumerate(rows):
+        y = top + height * (i + 0.5)
         name = row.name if len(row.name) <= most else row.name[: most - 1] + "…"
         parts.append(f'<path class="row" d="M{frame.left} {y}H{frame.end}"/>')
         parts.append(text(frame.left - 6, y + 3.5, name, anchor="end"))
-        parts += [mark(frame.x(value, across), y, style, told) for style, value, told in row.marks]
+        parts += [
+            mark(frame.x(value, across), y, style, tooltip) for style, value, tooltip in row.marks
+        ]
     return svg(title, about, frame.width, frame.height, "".join(parts))
 
 
-def _fence(frame: Frame, across: Axis, place: float, told: str) -> str:
+def _fence(frame: PlotArea, across: Axis, place: float, tooltip: str) -> str:
     x = frame.x(place, across)
     line = f'<path class="fence" d="M{x} {frame.top}V{frame.floor}"/>'
-    return line + text(x + 3, frame.top + 8, told)
+    return line + text(x + 3, frame.top + 8, tooltip)
 
 
-def _line(frame: Frame, across: Axis, up: Axis, one: Series) -> str:
+def _line(frame: PlotArea, across: Axis, up: Axis, one: Series) -> str:
     places = [(frame.x(p.x, across), frame.y(p.y, up), p) for p in one.points]
     if one.style is None:
         path = f"M{frame.left} {places[-1][1]}H{frame.end}"
         return (
-            f'<g><title>{escape(one.points[-1].told)}</title><path class="line bound" d="{path}"'
+            f'<g><title>{escape(one.points[-1].tooltip)}</title><path class="line bound" d="{path}"'
             f'{dash(None)}/><path class="hitline" d="{path}"/></g>'
         )
     css = css_class(one.style)
@@ -120,17 +132,17 @@ def _line(frame: Frame, across: Axis, up: Axis, one: Series) -> str:
         if point.spread:
             a, b = frame.y(point.y - point.spread, up), frame.y(point.y + point.spread, up)
             parts.append(f'<path class="spread {css}" d="M{x} {a}V{b}"/>')
-    parts += [mark(x, y, one.style, point.told) for x, y, point in places[:: one.every]]
+    parts += [mark(x, y, one.style, point.tooltip) for x, y, point in places[:: one.every]]
     return "".join(parts)
 
 
-def _names(frame: Frame, up: Axis, series: Sequence[Series]) -> str:
+def _names(frame: PlotArea, up: Axis, series: Sequence[Series]) -> str:
     """Return the names at the ends of the lines, moved apart where they would touch."""
     if any(len(one.name) > LONGEST_LABEL for one in series):
         return ""
-    ends = sorted((frame.y(one.points[-1].y, up), at) for at, one in enumerate(series))
-    places = apart([y for y, _ in ends], 12, frame.floor)
+    ends = sorted((frame.y(one.points[-1].y, up), i) for i, one in enumerate(series))
+    places = spread_out([y for y, _ in ends], 12, frame.floor)
     return "".join(
-        text(frame.end + 8, y + 3.5, series[at].name, f"label {css_class(series[at].style)}")
-        for y, (_, at) in zip(places, ends, strict=True)
+        text(frame.end + 8, y + 3.5, series[i].name, f"label {css_class(series[i].style)}")
+        for y, (_, i) in zip(places, ends, strict=True)
     )

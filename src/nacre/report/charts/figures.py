@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import stdev
 
 from nacre.report.charts.charts import DotRow, Point, Series, dot_chart, line_chart
-from nacre.report.charts.svg import STYLES, Axis, Frame, percent_axis, value_axis
+from nacre.report.charts.svg import STYLES, Axis, PlotArea, percent_axis, value_axis
 from nacre.report.page.summary import percent
 from nacre.report.results.aggregate import Row, ScenarioResults
 from nacre.report.results.runs import RunResult
@@ -26,7 +26,7 @@ MOST_MARKS = 50
 
 def styles(results: ScenarioResults) -> dict[str, int | None]:
     """Return the style of each row: a number, or None for the bound."""
-    numbers = (at % STYLES for at in range(len(results.rows)))
+    numbers = (i % STYLES for i in range(len(results.rows)))
     return {row.name: None if row.merged else next(numbers) for row in results.rows}
 
 
@@ -66,9 +66,9 @@ def _series(row: Row, style: int | None, group: str, steps: Sequence[int]) -> Se
         values, mean = row.values(step, group), row.mean(step, group)
         if mean is not None:
             spread = stdev(values) if len(values) > 1 else None
-            told = f"{row.name}, step {step}, {group}: {percent(mean)} %"
-            told += f" ± {percent(spread)}" if spread is not None else ""
-            points.append(Point(step, mean, told, spread))
+            tooltip = f"{row.name}, step {step}, {group}: {percent(mean)} %"
+            tooltip += f" ± {percent(spread)}" if spread is not None else ""
+            points.append(Point(step, mean, tooltip, spread))
     return Series(row.name, style, tuple(points))
 
 
@@ -84,7 +84,7 @@ def forgetting_chart(results: ScenarioResults) -> str:
         [value for row in rows for _, value, _ in row.marks],
         "points of IoU lost since the best earlier step",
     )
-    about = "; ".join(told for row in rows for _, _, told in row.marks)
+    about = "; ".join(tooltip for row in rows for _, _, tooltip in row.marks)
     return dot_chart(f"{results.scenario}: forgetting by class", about, rows, axis)
 
 
@@ -93,8 +93,8 @@ def _forgotten(results: ScenarioResults, name: str) -> DotRow:
     for row, style in _styled(results):
         value = row.forgetting(name)
         if value is not None:
-            told = f"{row.name} forgot {percent(value)} points of {name}"
-            marks.append((style, 100 * value, told))
+            tooltip = f"{row.name} forgot {percent(value)} points of {name}"
+            marks.append((style, 100 * value, tooltip))
     return DotRow(name, tuple(marks))
 
 
@@ -113,23 +113,23 @@ def loss_chart(row: Row) -> str:
             continue
         x = starts[event.step] + event.iteration
         for name, value in event.losses.items():
-            told = f"{name} {value:.4g}, step {event.step}, iteration {event.iteration}"
-            lines.setdefault(name, []).append(Point(x, value, told))
+            tooltip = f"{name} {value:.4g}, step {event.step}, iteration {event.iteration}"
+            lines.setdefault(name, []).append(Point(x, value, tooltip))
     if not lines:
         return ""
     series = [
-        Series(name, at, tuple(points), every=1 + len(points) // MOST_MARKS)
-        for at, (name, points) in enumerate(lines.items())
+        Series(name, i, tuple(points), every=1 + len(points) // MOST_MARKS)
+        for i, (name, points) in enumerate(lines.items())
     ]
     first = min(p.x for one in series for p in one.points)
     last = max(p.x for one in series for p in one.points)
     up = value_axis([p.y for one in series for p in one.points], "loss")
     across = _iterations(first, last)
-    fences = [(at, f"step {step}") for step, at in enumerate(starts) if first <= at < last and step]
+    fences = [(x, f"step {step}") for step, x in enumerate(starts) if first <= x < last and step]
     about = "; ".join(
         f"{one.name} from {one.points[0].y:.3g} to {one.points[-1].y:.3g}" for one in series
     )
-    frame = Frame(right=40)
+    frame = PlotArea(right=40)
     title = f"{run.scenario}, {row.name}: losses"
     return line_chart(title, about, series, across, up, frame=frame, fences=fences)
 
@@ -151,7 +151,7 @@ def _iterations(first: float, last: float) -> Axis:
     """Return an axis from the first to the last iteration with round ticks between them."""
     size = value_axis([last - first]).ticks[1][0]
     ticks = tuple(
-        (at * size, f"{at * size:,.0f}")
-        for at in range(math.ceil(first / size), math.floor(last / size) + 1)
+        (i * size, f"{i * size:,.0f}")
+        for i in range(math.ceil(first / size), math.floor(last / size) + 1)
     )
     return Axis(first, last, ticks, "iteration")

@@ -26,7 +26,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlotArea:
     """Where the plotting area of a chart is, in units of its view box."""
 
     width: int = 360
@@ -73,10 +73,10 @@ def text(x: float, y: float, content: str, css: str = "tick", anchor: str = "sta
     return f'<text class="{css}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
-def mark(x: float, y: float, style: int | None, told: str = "", size: float = 4.0) -> str:
+def mark(x: float, y: float, style: int | None, tooltip: str = "", size: float = 4.0) -> str:
     """Return the mark of a style, with what hovering over it says."""
     shape = SHAPES[0 if style is None else style % len(SHAPES)](size)
-    title = f"<title>{escape(told)}</title>" if told else ""
+    title = f"<title>{escape(tooltip)}</title>" if tooltip else ""
     # The larger invisible disc makes small marks easy to hit.
     return (
         f'<g class="mark {css_class(style)}" transform="translate({x} {y})">{title}'
@@ -109,7 +109,7 @@ def percent_axis(values: Sequence[float]) -> Axis:
     top = max([10.0, *(100 * value for value in values)])
     step = next(size for size in (2, 5, 10, 20, 25) if top / size <= 5)
     high = step * -(-top // step)
-    return Axis(0, high / 100, tuple((at / 100, f"{at:g}") for at in _range(0, high, step)))
+    return Axis(0, high / 100, tuple((x / 100, f"{x:g}") for x in _range(0, high, step)))
 
 
 def value_axis(values: Sequence[float], name: str = "") -> Axis:
@@ -125,37 +125,37 @@ def value_axis(values: Sequence[float], name: str = "") -> Axis:
         if span / (base * 10.0**power) <= 5
     )
     low, high = size * (low // size), size * -(-high // size)
-    ticks = tuple((at, f"{at:g}".replace("-", "−")) for at in _range(low, high, size))
+    ticks = tuple((x, f"{x:g}".replace("-", "−")) for x in _range(low, high, size))
     return Axis(low, high, ticks, name)
 
 
-def axes(frame: Frame, across: Axis, up: Axis) -> str:
+def axes(frame: PlotArea, across: Axis, up: Axis) -> str:
     """Return grid lines and ticks of both axes."""
     parts = []
-    for value, told in up.ticks:
+    for value, tooltip in up.ticks:
         y = frame.y(value, up)
         parts.append(f'<path class="grid" d="M{frame.left} {y}H{frame.end}"/>')
-        parts.append(text(frame.left - 6, y + 3.5, told, anchor="end"))
-    for value, told in across.ticks:
-        parts.append(text(frame.x(value, across), frame.floor + 15, told, anchor="middle"))
+        parts.append(text(frame.left - 6, y + 3.5, tooltip, anchor="end"))
+    for value, tooltip in across.ticks:
+        parts.append(text(frame.x(value, across), frame.floor + 15, tooltip, anchor="middle"))
     parts.append(text(frame.end, frame.floor + 29, across.name, "axis", "end"))
     return "".join(parts)
 
 
-def apart(places: Sequence[float], gap: float, bottom: float) -> list[float]:
+def spread_out(places: Sequence[float], gap: float, bottom: float) -> list[float]:
     """Move sorted places down, then up from the bottom, until they are a gap apart."""
     moved = list(places)
-    for at in range(1, len(moved)):
-        moved[at] = max(moved[at], moved[at - 1] + gap)
+    for i in range(1, len(moved)):
+        moved[i] = max(moved[i], moved[i - 1] + gap)
     if moved and moved[-1] > bottom:
         moved[-1] = bottom
-        for at in range(len(moved) - 2, -1, -1):
-            moved[at] = min(moved[at], moved[at + 1] - gap)
+        for i in range(len(moved) - 2, -1, -1):
+            moved[i] = min(moved[i], moved[i + 1] - gap)
     return moved
 
 
 def _range(low: float, high: float, size: float) -> list[float]:
-    return [round(low + at * size, 9) for at in range(round((high - low) / size) + 1)]
+    return [round(low + i * size, 9) for i in range(round((high - low) / size) + 1)]
 
 
 def _disc(size: float) -> str:

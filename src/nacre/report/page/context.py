@@ -15,7 +15,7 @@ from nacre.report.charts.figures import (
     styles,
 )
 from nacre.report.charts.svg import key
-from nacre.report.page.error_analysis import KINDS, fates, intransigence, mean_forgetting
+from nacre.report.page.error_analysis import KINDS, error_breakdowns, intransigence, mean_forgetting
 from nacre.report.page.summary import summary
 from nacre.report.pictures.background_shift import Shift, background_shift
 from nacre.report.pictures.by_step import Growth, growth_of
@@ -84,13 +84,13 @@ def make_section(results: ScenarioResults, pictures: int, paper: bool) -> Sectio
     return Section(results, paper, plan, shifts, sheet, growths)
 
 
-def section_context(section: Section, at: int, side: int) -> dict[str, Any]:
+def section_context(section: Section, i: int, side: int) -> dict[str, Any]:
     """Return what the template shows of a scenario, pictures at most ``side`` pixels wide."""
     results = section.results
     found = styles(results)
     keys = [(name, Markup(key(style)), style is None) for name, style in found.items()]
     return {
-        "id": f"scenario-{at}",
+        "id": f"scenario-{i}",
         "results": results,
         "summary": summary(results),
         "tables": _tables(results),
@@ -102,8 +102,10 @@ def section_context(section: Section, at: int, side: int) -> dict[str, Any]:
         "forgetting": Markup(forgetting_chart(results)),
         "forgetting_cut": MOST_CLASSES if forgetting_is_cut(results) else 0,
         "losses_of": _losses_of(results),
-        "fates": [(row.name, fates(results, row)) for row in results.rows] if results.final else [],
-        "fate_kinds": KINDS,
+        "error_breakdowns": [(row.name, error_breakdowns(results, row)) for row in results.rows]
+        if results.final
+        else [],
+        "error_kinds": KINDS,
         "losses": [(row.name, Markup(chart)) for row in results.rows if (chart := loss_chart(row))],
         "plan": section.plan,
         "missing": section.missing,
@@ -178,7 +180,7 @@ def _time(row: Row) -> dict[str, Any]:
     run = row.runs[0]
     learnt = {event.step: event for event in run.events if isinstance(event, StepLearnt)}
     speeds = [e.images_per_second for e in run.events if isinstance(e, Trained)]
-    at_task = [learnt.get(0 if run.merged else at) if run.after(at) else None for at in _steps(run)]
+    at_task = [learnt.get(0 if run.merged else i) if run.after(i) else None for i in _steps(run)]
     memory = [e.peak_memory_bytes for e in learnt.values() if e.peak_memory_bytes]
     return {
         "name": row.name,

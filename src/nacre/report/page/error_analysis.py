@@ -21,7 +21,7 @@ KINDS = ("right", "background", "old", "new")
 
 
 @dataclass(frozen=True)
-class Fate:
+class ErrorBreakdown:
     """What became of the pixels of one truth: background, old or new classes.
 
     Attributes:
@@ -35,7 +35,7 @@ class Fate:
     pixels: int
 
 
-def fates(results: ScenarioResults, row: Row) -> list[Fate]:
+def error_breakdowns(results: ScenarioResults, row: Row) -> list[ErrorBreakdown]:
     """Return what became of background, old and new pixels after the last step."""
     new = set(results.groups[-1]) if results.final else set()
     counts = {truth: dict.fromkeys(KINDS, 0) for truth in (BACKGROUND, "old", "new")}
@@ -43,7 +43,7 @@ def fates(results: ScenarioResults, row: Row) -> list[Fate]:
         found = run.after(results.final)
         assert found is not None
         _count(found, new, counts)
-    return [_fate(truth, kinds) for truth, kinds in counts.items() if any(kinds.values())]
+    return [_breakdown(truth, kinds) for truth, kinds in counts.items() if any(kinds.values())]
 
 
 def _count(found: StepResult, new: set[str], counts: dict[str, dict[str, int]]) -> None:
@@ -60,9 +60,9 @@ def _side(name: str, new: set[str]) -> str:
     return "new" if name in new else "old"
 
 
-def _fate(truth: str, kinds: dict[str, int]) -> Fate:
+def _breakdown(truth: str, kinds: dict[str, int]) -> ErrorBreakdown:
     total = sum(kinds.values())
-    return Fate(truth, {kind: count / total for kind, count in kinds.items()}, total)
+    return ErrorBreakdown(truth, {kind: count / total for kind, count in kinds.items()}, total)
 
 
 def intransigence(results: ScenarioResults, row: Row) -> list[float | None]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from nacre.errors import NacreError
 from nacre.models.io import load_model
 from nacre.report.pictures.before_after import StepPictures, step_pictures
-from nacre.report.pictures.predict import data_uri, paint
+from nacre.report.pictures.predict import colorize, data_uri
 from nacre.utils.io import load_json, save_text
 from nacre.version import __version__
 
@@ -99,15 +99,15 @@ def _tiles(shown: StepPictures) -> list[dict[str, Any]]:
     found = []
     for one in shown.pictures:
         pixels = one.image.pixels
-        before = None if one.before is None else paint(one.before, shown.colors, pixels)
+        before = None if one.before is None else colorize(one.before, shown.colors, pixels)
         found.append(
             {
                 "name": one.image.name,
                 "change": one.change,
                 "image": data_uri(pixels, SIDE),
                 "before": None if before is None else data_uri(before, SIDE),
-                "after": data_uri(paint(one.after, shown.colors, pixels), SIDE),
-                "labels": data_uri(paint(one.image.truth, shown.colors, pixels), SIDE),
+                "after": data_uri(colorize(one.after, shown.colors, pixels), SIDE),
+                "labels": data_uri(colorize(one.image.truth, shown.colors, pixels), SIDE),
             }
         )
     return found

@@ -17,7 +17,7 @@ import nacre
 from nacre.report.page.context import Section, make_section, section_context
 from nacre.report.page.summary import percent
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
-from nacre.report.pictures.predict import paint
+from nacre.report.pictures.predict import colorize
 from nacre.report.pictures.sheet import Sheet
 from nacre.report.results.aggregate import load_results
 from nacre.report.tables.cells import steps_table
@@ -61,9 +61,9 @@ def write_report(
     page = out / "index.html"
     save_text(out / "table.md", "\n".join(to_markdown(table) for table in tables))
     save_text(out / "table.csv", to_csv(tables))
-    for at, section in enumerate(sections, start=1):
+    for i, section in enumerate(sections, start=1):
         if section.sheet:
-            name = "pictures.png" if len(sections) == 1 else f"pictures-{at}.png"
+            name = "pictures.png" if len(sections) == 1 else f"pictures-{i}.png"
             _save_sheet(out / name, section.sheet)
     save_text(page, render_page(sections, named))
     return page
@@ -84,14 +84,14 @@ def sheet_picture(sheet: Sheet, side: int = 160) -> Grid:
     rows = []
     for seen in sheet.pictures:
         pixels = seen.image.pixels
-        masks = [Tile(paint(mask, sheet.colors, pixels)) for mask in seen.masks]
-        truth = Tile(paint(seen.image.truth, sheet.colors, pixels))
+        masks = [Tile(colorize(mask, sheet.colors, pixels)) for mask in seen.masks]
+        truth = Tile(colorize(seen.image.truth, sheet.colors, pixels))
         rows.append((Tile(pixels), *masks, truth))
     return Grid(("image", *sheet.columns, "truth"), tuple(rows), side=side)
 
 
 def _save_sheet(path: Path, sheet: Sheet) -> None:
-    legend = [(sheet.classes[at], sheet.colors[at]) for at in sheet.shown_classes()]
+    legend = [(sheet.classes[i], sheet.colors[i]) for i in sheet.shown_classes()]
     picture = draw_grid(sheet_picture(sheet), legend)
     save(path, lambda temporary: picture.save(temporary, "PNG", optimize=True))
 
@@ -108,7 +108,7 @@ def _render(sections: Sequence[Section], title: str, side: int) -> str:
     return environment.get_template("page.html.j2").render(
         title=title,
         style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
-        sections=[section_context(section, at, side) for at, section in enumerate(sections)],
+        sections=[section_context(section, i, side) for i, section in enumerate(sections)],
         version=nacre.__version__,
         made=datetime.now().astimezone().strftime("%d %B %Y"),
     )

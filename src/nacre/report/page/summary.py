@@ -11,12 +11,12 @@ MOST_NAMED = 4
 def summary(results: ScenarioResults) -> Sentences:
     """Say what the rows of a scenario show, best first."""
     ranked = _ranked(results)
-    told = [_task(results)]
+    parts = [_task(results)]
     if ranked:
-        told.append(_winner(results, ranked))
-        told += [sentence for sentence in (_bound(results, ranked[0]), _kept(ranked)) if sentence]
-        told += [sentence for sentence in (_new(results, ranked),) if sentence]
-    return told
+        parts.append(_winner(results, ranked))
+        parts += [sentence for sentence in (_bound(results, ranked[0]), _kept(ranked)) if sentence]
+        parts += [sentence for sentence in (_new(results, ranked),) if sentence]
+    return parts
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -28,7 +28,7 @@ def percent(share: float | None, digits: int = 1) -> str:
     return written.replace("-", "−") if float(written) else written.removeprefix("-")
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Write ``a, b and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
@@ -44,7 +44,7 @@ def _task(results: ScenarioResults) -> str:
     classes = len(results.classes)
     if len(sizes) == 1:
         return f"All {classes} classes are learnt in one step."
-    dealt = listed(sizes)
+    dealt = join_names(sizes)
     if len(sizes) > 3 and len(set(sizes[1:])) == 1:
         dealt = f"{sizes[0]}, then {len(sizes) - 1} times {sizes[1]}"
     return f"{classes} classes are learnt in {len(sizes)} steps: {dealt}."
@@ -61,7 +61,7 @@ def _winner(results: ScenarioResults, ranked: list[Row]) -> str:
     ]
     if len(rest) > MOST_NAMED:
         rest = [f"{rest[0]}, the next", f"{rest[-1]}, the last"]
-    return f"{text}, {listed(rest)}." if rest else f"{text}."
+    return f"{text}, {join_names(rest)}." if rest else f"{text}."
 
 
 def _bound(results: ScenarioResults, best: Row) -> str:
@@ -71,17 +71,17 @@ def _bound(results: ScenarioResults, best: Row) -> str:
     bound, score = bounds[0].mean(results.final, "all"), best.mean(results.final, "all")
     if bound is None or score is None:
         return ""
-    told = f"{bounds[0].name} training, which sees every class at once, reaches {percent(bound)} %"
+    parts = f"{bounds[0].name} training, which sees every class at once, reaches {percent(bound)} %"
     gap = f", {percent(bound - score)} points more than {best.name}" if bound > score else ""
-    return f"{told}{gap}."
+    return f"{parts}{gap}."
 
 
 def _kept(ranked: list[Row]) -> str:
     shares = [(row, row.kept()) for row in ranked]
-    told = [f"{row.name} keeps {percent(kept, 0)} %" for row, kept in shares if kept is not None]
-    if len(told) > MOST_NAMED:
-        told = [*told[:2], told[-1]]
-    return f"Of what step 0 knew, {listed(told)}." if told else ""
+    parts = [f"{row.name} keeps {percent(kept, 0)} %" for row, kept in shares if kept is not None]
+    if len(parts) > MOST_NAMED:
+        parts = [*parts[:2], parts[-1]]
+    return f"Of what step 0 knew, {join_names(parts)}." if parts else ""
 
 
 def _new(results: ScenarioResults, ranked: list[Row]) -> str:
@@ -89,8 +89,10 @@ def _new(results: ScenarioResults, ranked: list[Row]) -> str:
         return ""
     best = max(ranked, key=lambda row: row.mean(results.final, "new") or 0.0)
     score = best.mean(results.final, "new")
-    classes = listed(list(results.groups[-1])) if len(results.groups[-1]) <= 6 else "its classes"
+    classes = (
+        join_names(list(results.groups[-1])) if len(results.groups[-1]) <= 6 else "its classes"
+    )
     if score is None:
         return ""
-    told = f"The classes of the last step ({classes}) are known best by {best.name}"
-    return f"{told}: {percent(score)} %."
+    parts = f"The classes of the last step ({classes}) are known best by {best.name}"
+    return f"{parts}: {percent(score)} %."

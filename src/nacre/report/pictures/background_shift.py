@@ -55,8 +55,8 @@ def background_shift(data: ScenarioData, seed: int = 0) -> list[Shift]:
 def _shift(data: ScenarioData, step: int, seed: int) -> Shift:
     images = data.image_lists[step]
     rng = np.random.default_rng([seed, step])
-    sample = sorted(images[at] for at in rng.permutation(len(images))[:SAMPLE])
-    names = [data.train_index.names[at] for at in sample]
+    sample = sorted(images[i] for i in rng.permutation(len(images))[:SAMPLE])
+    names = [data.train_index.names[i] for i in sample]
     best = max(names, key=lambda name: _telling(data, step, _mask(data, name)))
     picture = data.source.image("train", best)
     pixels, mask = eval_sample(picture, _mask(data, best), data.config)
@@ -90,11 +90,11 @@ def _telling(data: ScenarioData, step: int, mask: Mask) -> float:
     return float(min(new.mean(), hidden.mean()))
 
 
-def painted_hidden(shift: Shift, colors: tuple[Color, Color]) -> Pixels:
+def colorize_hidden(shift: Shift, colors: tuple[Color, Color]) -> Pixels:
     """Return the picture in grey with what the background hides in two colours, old and future."""
     gray = shift.pixels.astype(np.float32).mean(2, keepdims=True).repeat(3, 2) * 0.5
     for kind, color in zip((OLD, FUTURE), colors, strict=True):
-        at = shift.hidden == kind
-        gray[at] = gray[at] * 0.4 + np.asarray(color, np.float32) * 0.8
+        is_kind = shift.hidden == kind
+        gray[is_kind] = gray[is_kind] * 0.4 + np.asarray(color, np.float32) * 0.8
     gray[shift.labels == ignore_value(shift.labels)] = UNTESTED
     return gray.round().clip(0, 255).astype(np.uint8)

@@ -14,7 +14,7 @@ import numpy as np
 from nacre.data.dataset import EvalDataset
 from nacre.data.source import Split
 from nacre.models.io import load_model
-from nacre.report.pictures.predict import Color, Pixels, TestImage, look, read_images
+from nacre.report.pictures.predict import Color, Pixels, TestImage, predict_masks, read_images
 from nacre.runs.learn_data import open_learn_data
 from nacre.runs.learn_folder import read_learn_config
 from nacre.utils.device import choose_device
@@ -70,8 +70,10 @@ def step_pictures(folder: Path, count: int) -> StepPictures:
         # Spread evenly over the pictures, the same ones every time.
         places = np.unique(np.linspace(0, len(names) - 1, min(each, len(names))).round())
         images += read_images(dataset, [int(place) for place in places])
-    after = look(network, images)
-    before: Sequence[Pixels | None] = look(start[0], images) if start else [None] * len(images)
+    after = predict_masks(network, images)
+    before: Sequence[Pixels | None] = (
+        predict_masks(start[0], images) if start else [None] * len(images)
+    )
     seen = [BeforeAfter(*one) for one in zip(images, before, after, strict=True)]
     colors = tuple((c[0], c[1], c[2]) for c in info.colors)
     return StepPictures(tuple(_choose(seen, count)), tuple(info.classes), colors)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nacre.data.step_data import ScenarioData
-from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network
-from nacre.report.pictures.sheet import Seen
+from nacre.report.pictures.predict import Color, Pixels, TestImage, open_network, predict_masks
+from nacre.report.pictures.sheet import PredictedImage
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.report.results.runs import RunResult
 from nacre.runs.folder import RunFolder
@@ -30,7 +30,7 @@ class Growth:
 
 
 def growth_of(
-    results: ScenarioResults, data: ScenarioData, pictures: Sequence[Seen]
+    results: ScenarioResults, data: ScenarioData, pictures: Sequence[PredictedImage]
 ) -> list[Growth]:
     """Return what every method sees in pictures of a sheet after each step.
 
@@ -66,7 +66,7 @@ def _before_the_last(
             steps.append(None)
             continue
         network = open_network(RunFolder(run.path).model(step), data.scenario.classes.names(step))
-        steps.append(look(network, images, data.config.test_window))
+        steps.append(predict_masks(network, images, data.config.test_window))
     return [
         tuple(None if masks is None else masks[i] for masks in steps) for i in range(len(images))
     ]

@@ -57,8 +57,8 @@ def draw_grid(grid: Grid, legend: Sequence[tuple[str, Color]] = (), title: str =
     pen = ImageDraw.Draw(canvas)
     if title:
         pen.text((MARGIN, MARGIN), title, INK, font(20))
-    for at, head in enumerate(grid.heads):
-        pen.text((left + at * (grid.side + GAP), top - LINE), head, INK, font(14))
+    for i, head in enumerate(grid.heads):
+        pen.text((left + i * (grid.side + GAP), top - LINE), head, INK, font(14))
     for down, row in enumerate(grid.rows):
         y = top + down * (height + GAP)
         if grid.names:
@@ -70,16 +70,16 @@ def draw_grid(grid: Grid, legend: Sequence[tuple[str, Color]] = (), title: str =
 
 
 def _place(
-    canvas: Image.Image, pen: ImageDraw.ImageDraw, tile: Tile, at: tuple[int, int], side: int
+    canvas: Image.Image, pen: ImageDraw.ImageDraw, tile: Tile, corner: tuple[int, int], side: int
 ) -> None:
     if tile.pixels is None:
-        pen.rectangle((*at, at[0] + side - 1, at[1] + side - 1), EMPTY)
+        pen.rectangle((*corner, corner[0] + side - 1, corner[1] + side - 1), EMPTY)
         return
     picture = _fit(tile.pixels, side)
     canvas.paste(
-        picture, (at[0] + (side - picture.width) // 2, at[1] + (side - picture.height) // 2)
+        picture, (corner[0] + (side - picture.width) // 2, corner[1] + (side - picture.height) // 2)
     )
-    pen.text((at[0], at[1] + side + 2), tile.below, SOFT, font(12))
+    pen.text((corner[0], corner[1] + side + 2), tile.below, SOFT, font(12))
 
 
 def _fit(pixels: Pixels, side: int) -> Image.Image:
@@ -108,8 +108,8 @@ def _flow(legend: Sequence[tuple[str, Color]], width: int) -> list[list[tuple[in
 def _draw_legend(
     pen: ImageDraw.ImageDraw, lines: Sequence[Sequence[tuple[int, str, Color]]], top: int
 ) -> None:
-    for at, line in enumerate(lines):
-        y = top + at * LINE
+    for i, line in enumerate(lines):
+        y = top + i * LINE
         for x, name, color in line:
             pen.rounded_rectangle((x, y, x + 13, y + 13), 3, color)
             pen.text((x + 20, y - 1), name, SOFT, font(13))

@@ -17,7 +17,7 @@ from PIL import Image
 from nacre.errors import NacreError
 from nacre.report.pictures.by_step import Growth, colors_of, growth_of
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
-from nacre.report.pictures.predict import Color, open_data, paint
+from nacre.report.pictures.predict import Color, colorize, open_data
 from nacre.report.pictures.sheet import comparison_sheet
 from nacre.report.results.aggregate import ScenarioResults, load_results
 from nacre.utils.io import save
@@ -92,16 +92,16 @@ def _frames(
     sheet = comparison_sheet(results, prepared, pictures, seed)
     growths = growth_of(results, prepared, sheet.pictures)
     colors = colors_of(prepared)
-    legend = [(sheet.classes[at], colors[at]) for at in sheet.shown_classes()]
+    legend = [(sheet.classes[i], colors[i]) for i in sheet.shown_classes()]
     scenes = [
         (_scene(results, growth, step, colors, legend, side), step == results.final)
         for growth in growths
         for step in range(results.final + 1)
     ]
-    for at, (scene, last) in enumerate(scenes):
+    for i, (scene, last) in enumerate(scenes):
         yield Frame(scene, 2 * seconds if last else seconds)
         # The film is seen in a loop, so that the last scene fades into the first.
-        following = scenes[(at + 1) % len(scenes)][0]
+        following = scenes[(i + 1) % len(scenes)][0]
         for part in range(1, FADE + 1):
             yield Frame(Image.blend(scene, following, part / (FADE + 1)), FADE_SECONDS)
 
@@ -118,8 +118,8 @@ def _scene(
     tiles = [Tile(pixels)]
     for masks in growth.masks:
         mask = masks[step]
-        tiles.append(Tile(None if mask is None else paint(mask, colors, pixels)))
-    tiles.append(Tile(paint(growth.image.truth, colors, pixels)))
+        tiles.append(Tile(None if mask is None else colorize(mask, colors, pixels)))
+    tiles.append(Tile(colorize(growth.image.truth, colors, pixels)))
     grid = Grid(("image", *growth.methods, "truth"), (tuple(tiles),), side=side)
     names = results.groups[step]
     learnt = ", ".join(names) if len(names) <= 6 else f"{len(names)} classes"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nacre.report.page.summary import percent
-from nacre.report.pictures.background_shift import FUTURE, OLD, Shift, painted_hidden
+from nacre.report.pictures.background_shift import FUTURE, OLD, Shift, colorize_hidden
 from nacre.report.pictures.by_step import Growth
-from nacre.report.pictures.predict import Color, Pixels, data_uri, paint
+from nacre.report.pictures.predict import Color, Pixels, colorize, data_uri
 from nacre.report.pictures.sheet import Sheet
 
 OLD_COLOR, FUTURE_COLOR = (196, 132, 226), (72, 190, 220)
@@ -46,11 +46,11 @@ def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
     for seen in sheet.pictures:
         image = seen.image
         tiles = [PageTile(data_uri(image.pixels, side), f"test image {image.name}")]
-        for at, mask in enumerate(seen.masks):
-            right = f"{percent(seen.right(at), 0)} %"
-            about = f"{sheet.columns[at]} on {image.name}: {right} of the pixels right"
-            tiles.append(PageTile(_painted(mask, sheet.colors, image.pixels, side), about, right))
-        uri = _painted(image.truth, sheet.colors, image.pixels, side)
+        for i, mask in enumerate(seen.masks):
+            right = f"{percent(seen.right(i), 0)} %"
+            about = f"{sheet.columns[i]} on {image.name}: {right} of the pixels right"
+            tiles.append(PageTile(_colorized(mask, sheet.colors, image.pixels, side), about, right))
+        uri = _colorized(image.truth, sheet.colors, image.pixels, side)
         tiles.append(PageTile(uri, f"truth of {image.name}"))
         rows.append((f"{image.name}\n{seen.why}", tuple(tiles)))
     pixels = [seen.image.pixels for seen in sheet.pictures]
@@ -60,14 +60,14 @@ def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
 def growth_grid(growth: Growth, colors: Sequence[Color], side: int) -> PageGrid:
     """Return one image through the steps: a row per method, a column per step."""
     image = growth.image
-    truth = _painted(image.truth, colors, image.pixels, side)
+    truth = _colorized(image.truth, colors, image.pixels, side)
     steps = range(len(growth.masks[0]))
     rows: list[tuple[str, tuple[PageTile | None, ...]]] = []
     for method, masks in zip(growth.methods, growth.masks, strict=True):
         tiles: list[PageTile | None] = []
         for step, mask in zip(steps, masks, strict=True):
             about = f"{method} on {image.name} after step {step}"
-            uri = None if mask is None else _painted(mask, colors, image.pixels, side)
+            uri = None if mask is None else _colorized(mask, colors, image.pixels, side)
             tiles.append(None if uri is None else PageTile(uri, about))
         # The image and the truth are the same for all methods: once is enough.
         first = None if rows else PageTile(data_uri(image.pixels, side), f"test image {image.name}")
@@ -81,17 +81,17 @@ def shift_grid(shifts: Sequence[Shift], colors: Sequence[Color], side: int) -> P
     """Return what each step's labels say against the truth, a row per step."""
     rows = []
     for shift in shifts:
-        hidden = data_uri(painted_hidden(shift, (OLD_COLOR, FUTURE_COLOR)), side)
+        hidden = data_uri(colorize_hidden(shift, (OLD_COLOR, FUTURE_COLOR)), side)
         shares = (("old", shift.share(OLD)), ("future", shift.share(FUTURE)))
-        told = ", ".join(f"{percent(share, 0)} % {name}" for name, share in shares if share)
+        parts = ", ".join(f"{percent(share, 0)} % {name}" for name, share in shares if share)
         name = f"{shift.name} in step {shift.step}"
-        labels = _painted(shift.labels, colors, shift.pixels, side)
-        truth = _painted(shift.truth, colors, shift.pixels, side)
+        labels = _colorized(shift.labels, colors, shift.pixels, side)
+        truth = _colorized(shift.truth, colors, shift.pixels, side)
         tiles = (
             PageTile(data_uri(shift.pixels, side), f"training image {shift.name}"),
             PageTile(labels, f"the step's labels of {name}"),
             PageTile(truth, f"truth of {name}"),
-            PageTile(hidden, f"what the background hides in {name}: {told or 'nothing'}", told),
+            PageTile(hidden, f"what the background hides in {name}: {parts or 'nothing'}", parts),
         )
         rows.append((f"step {shift.step}\n{shift.name}", tiles))
     heads = ("image", "the step's labels", "truth", "hidden in its background")
@@ -101,8 +101,8 @@ def shift_grid(shifts: Sequence[Shift], colors: Sequence[Color], side: int) -> P
 def legend_of(sheet: Sheet) -> list[tuple[str, str]]:
     """Return name and colour of the classes that stand anywhere on a sheet."""
     return [
-        (sheet.classes[at], "rgb({}, {}, {})".format(*sheet.colors[at]))
-        for at in sheet.shown_classes()
+        (sheet.classes[i], "rgb({}, {}, {})".format(*sheet.colors[i]))
+        for i in sheet.shown_classes()
     ]
 
 
@@ -111,8 +111,8 @@ def has_untested(sheet: Sheet) -> bool:
     return any(bool((~seen.image.tested).any()) for seen in sheet.pictures)
 
 
-def _painted(mask: Pixels, colors: Sequence[Color], pixels: Pixels, side: int) -> str:
-    return data_uri(paint(mask, colors, pixels), side)
+def _colorized(mask: Pixels, colors: Sequence[Color], pixels: Pixels, side: int) -> str:
+    return data_uri(colorize(mask, colors, pixels), side)
 
 
 def _are_small(pictures: Sequence[Pixels]) -> bool:

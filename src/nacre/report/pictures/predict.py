@@ -71,14 +71,16 @@ def open_network(path: Path, classes: Sequence[str]) -> Network:
 def read_images(data: EvalDataset, places: Sequence[int]) -> list[TestImage]:
     """Read test images by their places in the list."""
     images = []
-    for at in places:
-        pixels, truth = data[at]
-        images.append(TestImage(data.names[at], pixels.permute(1, 2, 0).numpy(), truth.numpy()))
+    for i in places:
+        pixels, truth = data[i]
+        images.append(TestImage(data.names[i], pixels.permute(1, 2, 0).numpy(), truth.numpy()))
     return images
 
 
 @torch.inference_mode()
-def look(network: Network, images: Sequence[TestImage], window: int | None = None) -> list[Pixels]:
+def predict_masks(
+    network: Network, images: Sequence[TestImage], window: int | None = None
+) -> list[Pixels]:
     """Return the channel of every pixel of images, as a network sees them.
 
     Args:
@@ -100,7 +102,9 @@ def look(network: Network, images: Sequence[TestImage], window: int | None = Non
     return masks
 
 
-def paint(mask: Pixels, colors: Sequence[Color], pixels: Pixels, strength: float = 0.8) -> Pixels:
+def colorize(
+    mask: Pixels, colors: Sequence[Color], pixels: Pixels, strength: float = 0.8
+) -> Pixels:
     """Return a mask in its colours over the faint grey picture; untested pixels are light."""
     # Untested pixels are 255, or -1 where there are more classes: the last row in both cases.
     table = np.full((max(256, len(colors) + 1), 3), UNTESTED, np.float32)

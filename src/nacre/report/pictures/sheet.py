@@ -13,7 +13,14 @@ import numpy as np
 
 from nacre.data.step_data import ScenarioData
 from nacre.models.network import Network
-from nacre.report.pictures.predict import Color, Pixels, TestImage, look, open_network, read_images
+from nacre.report.pictures.predict import (
+    Color,
+    Pixels,
+    TestImage,
+    open_network,
+    predict_masks,
+    read_images,
+)
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.report.results.runs import RunResult
 from nacre.runs.folder import RunFolder
@@ -26,7 +33,7 @@ FEWEST, MOST = 24, 200
 
 
 @dataclass(frozen=True)
-class Seen:
+class PredictedImage:
     """An image of a sheet and what is seen in it.
 
     Attributes:
@@ -62,7 +69,7 @@ class Sheet:
     columns: tuple[str, ...]
     classes: tuple[str, ...]
     colors: tuple[Color, ...]
-    pictures: tuple[Seen, ...]
+    pictures: tuple[PredictedImage, ...]
     candidates: int
 
     def shown_classes(self) -> list[int]:
@@ -87,14 +94,16 @@ def comparison_sheet(
     dataset, classes = data.eval_dataset(step), data.scenario.classes
     rng = np.random.default_rng(seed)
     sample = np.sort(rng.permutation(len(dataset))[: _sample_size(data.config.crop_size)])
-    images = read_images(dataset, [int(at) for at in sample])
+    images = read_images(dataset, [int(i) for i in sample])
     names, window = classes.names(step), data.config.test_window
-    masks = [look(last_network(row.runs[0], names), images, window) for row in results.rows]
-    rivals = [masks[at] for at, row in enumerate(results.rows) if not row.merged]
-    scores = [disagreement(image, at, rivals) for at, image in enumerate(images)]
+    masks = [
+        predict_masks(last_network(row.runs[0], names), images, window) for row in results.rows
+    ]
+    compared = [masks[i] for i, row in enumerate(results.rows) if not row.merged]
+    scores = [disagreement(image, i, compared) for i, image in enumerate(images)]
     pictures = tuple(
-        Seen(images[at], tuple(seen[at] for seen in masks), scores[at], why)
-        for at, why in _choose(scores, count, rng)
+        PredictedImage(images[i], tuple(seen[i] for seen in masks), scores[i], why)
+        for i, why in _choose(scores, count, rng)
     )
     columns = tuple(row.name for row in results.rows)
     return Sheet(columns, names, classes.colors(step), pictures, len(images))
@@ -105,11 +114,11 @@ def last_network(run: RunResult, classes: Sequence[str]) -> Network:
     return open_network(RunFolder(run.path).model(len(run.steps) - 1), classes)
 
 
-def disagreement(image: TestImage, at: int, rivals: Sequence[Sequence[Pixels]]) -> float:
+def disagreement(image: TestImage, i: int, compared: Sequence[Sequence[Pixels]]) -> float:
     """Return the share of an image's tested pixels that not all rivals agree on."""
     differ = np.zeros_like(image.tested)
-    for masks in rivals[1:]:
-        differ |= masks[at] != rivals[0][at]
+    for masks in compared[1:]:
+        differ |= masks[i] != compared[0][i]
     return float((differ & image.tested).sum() / max(int(image.tested.sum()), 1))
 
 
@@ -123,5 +132,5 @@ def _choose(scores: Sequence[float], count: int, rng: np.random.Generator) -> li
     count = min(count, len(order))
     first = (count + 1) // 2
     others = rng.permutation(np.sort(order[first:]))[: count - first]
-    chosen = [(int(at), DIFFERENT) for at in order[:first]]
-    return chosen + [(int(at), RANDOM) for at in others]
+    chosen = [(int(i), DIFFERENT) for i in order[:first]]
+    return chosen + [(int(i), RANDOM) for i in others]

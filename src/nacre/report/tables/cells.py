@@ -74,7 +74,7 @@ class TableRow:
     name: str
     cells: tuple[Cell, ...]
     seeds: int
-    apart: bool = False
+    is_bound: bool = False
     source: Source = "ours"
 
 
@@ -122,30 +122,30 @@ def caption_of(rows: Sequence[Row], background: bool) -> str:
     """Say what the figures of a table are."""
     seeds = {len(row.runs) for row in rows}
     conventions = {str(sorted(run.conventions.items())) for row in rows for run in row.runs}
-    told = [
+    sentences = [
         "Mean IoU in %, "
         + ("background counted as a class." if background else "background left out of every mean.")
     ]
     if len(conventions) == 1:
         kinds = rows[0].runs[0].conventions
         unseen = kinds.get("unseen")
-        told.append(f"Classes not learnt yet are {_counted(unseen)} in testing.")
+        sentences.append(f"Classes not learnt yet are {_counted(unseen)} in testing.")
     else:
-        told.append("The rows were tested by different conventions: see their configs.")
+        sentences.append("The rows were tested by different conventions: see their configs.")
     if seeds != {1}:
         few, many = min(seeds), max(seeds)
-        told.append(
+        sentences.append(
             f"Mean ± standard deviation over {few if few == many else f'{few} to {many}'} seeds."
         )
     if len([row for row in rows if not row.merged]) > 1:
-        told.append("Best incremental method in bold.")
-    return " ".join(told)
+        sentences.append("Best incremental method in bold.")
+    return " ".join(sentences)
 
 
 def mark_best(rows: Sequence[TableRow]) -> list[TableRow]:
     """Mark the best cell of every column among our rows that do not stand apart."""
-    rivals = [row for row in rows if _competes(row)]
-    tops = [_top([_shown(row.cells[at]) for row in rivals]) for at in range(len(rows[0].cells))]
+    candidates = [row for row in rows if _competes(row)]
+    tops = [_top([_shown(row.cells[i]) for row in candidates]) for i in range(len(rows[0].cells))]
     marked = []
     for row in rows:
         cells = [
@@ -157,7 +157,7 @@ def mark_best(rows: Sequence[TableRow]) -> list[TableRow]:
 
 
 def _competes(row: TableRow) -> bool:
-    return not row.apart and row.source == "ours"
+    return not row.is_bound and row.source == "ours"
 
 
 def _top(shown: Sequence[float | None]) -> float | None:

@@ -137,7 +137,7 @@ def published_blocks(results: Sequence[ScenarioResults], layout: PublishedTable)
     ablation = FULL in layout.methods
     found = [(place_of(one), one) for one in results]
     for place in layout.places:
-        orders = tuple(one for at, one in found if at and at[0] == place and at[1] in ORDERS)
+        orders = tuple(one for key, one in found if key and key[0] == place and key[1] in ORDERS)
         if orders:
             heading = f"{place.task} {place.setup}"
             groups = tuple(map(places, layout.groups[place]))
@@ -153,7 +153,7 @@ def _groups(results: ScenarioResults) -> tuple[ClassGroup, ...]:
     sizes = [len(names) for names in results.groups]
     if len(sizes) > MOST_GROUPS:
         sizes = [sizes[0], sum(sizes[1:])]
-    ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     spans = [(end - size + 1, end) for end, size in zip(ends, sizes, strict=True)]
     named = [f"{a}-{b}" if a < b else f"{a}" for a, b in spans]
     return tuple(map(places, (*named, ALL) if len(named) > 1 else (ALL,)))

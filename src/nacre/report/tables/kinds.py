@@ -121,7 +121,7 @@ def build(plan: Plan) -> ResultTable:
         for group in block.groups
     )
     rows = [row for name in _names(plan) for row in _rows(plan, name)]
-    rows = [row for row in rows if not row.apart] + [row for row in rows if row.apart]
+    rows = [row for row in rows if not row.is_bound] + [row for row in rows if row.is_bound]
     members = [row for block in plan.blocks for rows in block.rows for row in rows.values()]
     caption = " ".join([caption_of(members, plan.background), *_notes(plan)])
     return ResultTable(plan.title, caption, columns, tuple(mark_best(rows)))
@@ -195,13 +195,13 @@ def _rows(plan: Plan, name: str) -> list[TableRow]:
     theirs = tuple(Cell(_theirs(plan, block, name, group)) for block, group in places)
     gaps = tuple(_gap(one, other) for one, other in zip(ours, theirs, strict=True))
     members = [row for block in plan.blocks for row in block.members(name)]
-    apart = any(row.merged for row in members) or name == "Joint"
+    is_bound = any(row.merged for row in members) or name == "Joint"
     mark = "published" if plan.is_later else "paper's"
     seeds = max((len(row.runs) for row in members), default=0)
     rows = (
-        TableRow(name, ours, seeds, apart),
-        TableRow(f"{name}, {mark}", theirs, 0, apart, "paper"),
-        TableRow(f"{name}, ours − {mark}", gaps, 0, apart, "difference"),
+        TableRow(name, ours, seeds, is_bound),
+        TableRow(f"{name}, {mark}", theirs, 0, is_bound, "paper"),
+        TableRow(f"{name}, ours − {mark}", gaps, 0, is_bound, "difference"),
     )
     return [row for row in rows if any(cell.values for cell in row.cells)]
 

@@ -42,10 +42,10 @@ def to_csv(tables: Sequence[ResultTable]) -> str:
 def to_latex(table: ResultTable) -> str:
     """Return a table as LaTeX; it needs the package booktabs."""
     spans = table.headings()
-    rules, at = [], 2
+    rules, i = [], 2
     for _, span in spans:
-        rules.append(f"\\cmidrule(lr){{{at}-{at + span - 1}}}")
-        at += span
+        rules.append(f"\\cmidrule(lr){{{i}-{i + span - 1}}}")
+        i += span
     heads = [f"\\multicolumn{{{span}}}{{c}}{{{_escape(name)}}}" for name, span in spans]
     lines = [
         "\\begin{table}",
@@ -59,7 +59,7 @@ def to_latex(table: ResultTable) -> str:
         "\\midrule",
     ]
     for place, row in enumerate(table.rows):
-        if row.apart and place and not table.rows[place - 1].apart:
+        if row.is_bound and place and not table.rows[place - 1].is_bound:
             lines.append("\\midrule")
         name = _escape(row.name)
         name = name if row.source == "ours" else f"\\textit{{{name}}}"
