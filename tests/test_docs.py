@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+import nacre
 from nacre.cli.app import app
 from nacre.data import DATASETS
 from nacre.errors import NacreError
@@ -156,7 +157,8 @@ def named_keys(page: Path) -> list[str]:
     pattern = rf"({'|'.join(SECTIONS)})(\.[a-z_0-9]+)+"
     found = [re.match(rf"({pattern})(=.*)?$", phrase) for phrase in phrases(page)]
     keys = [match[1] for match in found if match]
-    return [key for key in keys if key.rsplit(".")[-1] not in FILES]
+    python = {f"model.{name}" for name in dir(nacre.Model)}  # what a loaded model can do
+    return [key for key in keys if key.rsplit(".")[-1] not in FILES and key not in python]
 
 
 @each_page
