@@ -44,7 +44,7 @@ def _shuffled(
     labels: Mapping[str, Collection[int]], label: int, rng: np.random.Generator
 ) -> list[str]:
     names = sorted(name for name, held in labels.items() if label in held)
-    return [names[at] for at in rng.permutation(len(names))]
+    return [names[i] for i in rng.permutation(len(names))]
 
 
 def _next(names: list[str], chosen: Collection[str]) -> str | None:

@@ -81,7 +81,7 @@ class ScenarioData:
                 {
                     "classes": {str(one): classes.space.names[one] for one in classes.new(step)},
                     "images": len(images),
-                    "sha256": digest([names[at] for at in images]),
+                    "sha256": digest([names[i] for i in images]),
                 }
                 for step, images in enumerate(self.image_lists)
             ],
@@ -103,14 +103,14 @@ class ScenarioData:
 
     def train_dataset(self, step: int) -> TrainDataset:
         """Return the images a step learns from."""
-        names = [self.train_index.names[at] for at in self.image_lists[step]]
+        names = [self.train_index.names[i] for i in self.image_lists[step]]
         lut = self.scenario.classes.training_table(step, self.conventions.border)
         return TrainDataset(self.source, names, lut, self.config, self.seed)
 
     def eval_dataset(self, step: int) -> EvalDataset:
         """Return the images that the network is tested on after a step."""
         positions = images_to_test(self.scenario.classes, step, self.val_index)
-        names = [self.val_index.names[at] for at in positions]
+        names = [self.val_index.names[i] for i in positions]
         return EvalDataset(self.source, names, self._testing_table(step), self.config)
 
     def _testing_table(self, step: int) -> LabelTable:

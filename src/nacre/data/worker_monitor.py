@@ -20,15 +20,15 @@ from nacre.errors import NacreError
 from nacre.utils.signals import die_with_parent, leave_stops_to_parent
 
 _ROOM = 1024
-_place: memoryview | None = None  # of this process, if it loads for another
-_desks: "weakref.WeakSet[WorkerMonitor]" = weakref.WeakSet()
+_slot: memoryview | None = None  # of this process, if it loads for another
+_monitors: "weakref.WeakSet[WorkerMonitor]" = weakref.WeakSet()
 
 
 def set_current_file(what: str) -> None:
     """Leave word of what this process begins to read."""
-    if _place is not None:
+    if _slot is not None:
         word = f"{os.getpid()} {what}".encode(errors="replace")[:_ROOM]
-        _place[:] = word.ljust(_ROOM, b"\0")
+        _slot[:] = word.ljust(_ROOM, b"\0")
 
 
 class WorkerMonitor:
@@ -37,12 +37,12 @@ class WorkerMonitor:
     def __init__(self, workers: int) -> None:
         self._memory = RawArray(ctypes.c_char, max(workers, 1) * _ROOM)
         self._trainer = os.getpid()
-        _desks.add(self)
+        _monitors.add(self)
 
     def __call__(self, worker: int) -> None:
         """Begin as a worker, in the new process."""
-        global _place
-        _place = memoryview(self._memory).cast("B")[worker * _ROOM : (worker + 1) * _ROOM]
+        global _slot
+        _slot = memoryview(self._memory).cast("B")[worker * _ROOM : (worker + 1) * _ROOM]
         set_current_file("")
         # Nothing that a helper holds is worth a moment more than its trainer.
         is_served = multiprocessing.get_start_method() == "forkserver"  # which dies with it too
@@ -51,14 +51,14 @@ class WorkerMonitor:
 
     def clear(self) -> None:
         """Forget the processes: they ended as they should."""
-        _desks.discard(self)
+        _monitors.discard(self)
 
-    def words(self) -> dict[int, str]:
+    def last_files(self) -> dict[int, str]:
         """Return what each process began to read last, by its number."""
         memory = bytes(memoryview(self._memory))
-        places = [memory[at : at + _ROOM] for at in range(0, len(memory), _ROOM)]
-        words = [place.rstrip(b"\0").decode(errors="replace").partition(" ") for place in places]
-        return {int(process): what for process, _, what in words if process}
+        places = [memory[i : i + _ROOM] for i in range(0, len(memory), _ROOM)]
+        texts = [place.rstrip(b"\0").decode(errors="replace").partition(" ") for place in places]
+        return {int(process): what for process, _, what in texts if process}
 
 
 @contextlib.contextmanager
@@ -82,16 +82,18 @@ def explain_worker_crash() -> Iterator[None]:
             "errors"
         ) from error
     finally:
-        _desks.clear()
+        _monitors.clear()
 
 
 def _dead(message: str) -> str | None:
     """Return what the process read that died, by torch's message or because it is gone."""
-    words = {process: what for desk in _desks for process, what in desk.words().items()}
+    files = {
+        process: what for monitor in _monitors for process, what in monitor.last_files().items()
+    }
     named = [int(number) for number in re.findall(r"\d+", message)]
     for _ in range(10):
         alive = {child.pid for child in multiprocessing.active_children()}
-        for process, what in words.items():
+        for process, what in files.items():
             if process in named or (not named and process not in alive):
                 return what
         if named:

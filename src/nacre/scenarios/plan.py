@@ -50,12 +50,12 @@ def digest(names: list[str]) -> str:
 
 def _plan_step(scenario: Scenario, index: Index, step: int, images: tuple[int, ...]) -> StepPlan:
     table, names = scenario.classes, scenario.classes.space.names
-    held = Counter(label for at in images for label in index.labels[at])
+    held = Counter(label for i in images for label in index.labels[i])
     return StepPlan(
         step=step,
         classes=tuple(names[label] for label in table.new(step)),
         images=len(images),
-        sha256=digest([index.names[at] for at in images]),
+        sha256=digest([index.names[i] for i in images]),
         hidden_old={names[label]: held[label] for label in table.old(step) if held[label]},
         hidden_future={names[label]: held[label] for label in table.future(step) if held[label]},
         background=_background(scenario, index, step, images),
@@ -68,8 +68,8 @@ def _background(
     if index.pixels is None:
         return None
     pixels: Counter[int] = Counter()
-    for at in images:
-        pixels.update(index.pixels[at])
+    for i in images:
+        pixels.update(index.pixels[i])
     table = scenario.classes
     called = sum(count for label, count in pixels.items() if label not in table.new(step))
     old = sum(pixels[label] for label in table.old(step))

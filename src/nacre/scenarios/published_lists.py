@@ -100,7 +100,7 @@ def _check(
     path: Path, scenario: Scenario, index: Index, step: int, images: tuple[int, ...]
 ) -> None:
     new = frozenset(scenario.classes.new(step))
-    without = [at for at in images if not index.labels[at] & new]
+    without = [i for i in images if not index.labels[i] & new]
     if without:
         raise NacreError(
             f"{path} does not fit {scenario.name!r}: {_some(without, index)} of its "
@@ -108,7 +108,7 @@ def _check(
         )
     if scenario.setup == "disjoint":
         future = frozenset(scenario.classes.future(step))
-        early = [at for at in images if index.labels[at] & future]
+        early = [i for i in images if index.labels[i] & future]
         if early:
             raise NacreError(
                 f"{path} does not fit {scenario.name!r}: {_some(early, index)} of its "
@@ -119,7 +119,7 @@ def _check(
 def _check_apart(folder: Path, lists: ImageLists, index: Index) -> None:
     owner: dict[int, int] = {}
     for step, images in enumerate(lists):
-        twice = [at for at in images if at in owner]
+        twice = [i for i in images if i in owner]
         if twice:
             raise NacreError(
                 f"{folder / f'train-{step}.npy'}: {_some(twice, index)} are in the list of an "
@@ -129,5 +129,5 @@ def _check_apart(folder: Path, lists: ImageLists, index: Index) -> None:
 
 
 def _some(images: list[int], index: Index) -> str:
-    named = ", ".join(index.names[at] for at in images[:SHOWN])
+    named = ", ".join(index.names[i] for i in images[:SHOWN])
     return f"{len(images)} ({named}{', …' if len(images) > SHOWN else ''})"

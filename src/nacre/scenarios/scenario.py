@@ -155,7 +155,7 @@ def split_classes(task: str, order: Sequence[int], named: Sequence[str] = ()) ->
             f"task {task!r} deals {sum(sizes)} classes, but the data has {total}; "
             "the numbers must add up (name the classes in a scenario file to use only some)"
         )
-    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(tuple(order[a : a + size]) for a, size in zip(starts, sizes, strict=True))
 
 
@@ -172,8 +172,8 @@ def step_images(scenario: Scenario, index: Index) -> ImageLists:
             forbidden = frozenset()
         lists.append(
             tuple(
-                at
-                for at, labels in enumerate(index.labels)
+                i
+                for i, labels in enumerate(index.labels)
                 if labels & new and not labels & forbidden
             )
         )
@@ -194,23 +194,23 @@ def partition(steps: StepLabels, index: Index) -> ImageLists:
     step_of = {label: step for step, labels in enumerate(steps) for label in labels}
     members = [sorted(label for label in labels if label in step_of) for labels in index.labels]
     holding: dict[int, list[int]] = {label: [] for label in sorted(step_of)}
-    for at, labels in enumerate(members):
+    for i, labels in enumerate(members):
         for label in labels:
-            holding[label].append(at)
+            holding[label].append(i)
     total = {label: len(images) for label, images in holding.items()}
     added = dict.fromkeys(holding, 0)
     dealt: list[list[int]] = [[] for _ in steps]
     visited: set[int] = set()
     for images in holding.values():
-        for at in images:
-            if at in visited:
+        for i in images:
+            if i in visited:
                 continue
-            visited.add(at)
-            mass = sum(total[label] for label in members[at])
-            scores = [(1 - added[c] / total[c]) * 120 + mass / total[c] for c in members[at]]
-            step = step_of[members[at][scores.index(max(scores))]]
-            dealt[step].append(at)
-            for label in members[at]:
+            visited.add(i)
+            mass = sum(total[label] for label in members[i])
+            scores = [(1 - added[c] / total[c]) * 120 + mass / total[c] for c in members[i]]
+            step = step_of[members[i][scores.index(max(scores))]]
+            dealt[step].append(i)
+            for label in members[i]:
                 added[label] += step_of[label] == step
     return tuple(tuple(sorted(images)) for images in dealt)
 
@@ -228,7 +228,7 @@ def _merge(lists: ImageLists, scenario: Scenario) -> ImageLists:
 def images_to_test(classes: ClassTable, step: int, index: Index) -> tuple[int, ...]:
     """Return the positions of the test images of a step: those that hold a known class."""
     known = frozenset(classes.seen(step))
-    return tuple(at for at, labels in enumerate(index.labels) if labels & known)
+    return tuple(i for i, labels in enumerate(index.labels) if labels & known)
 
 
 def check_images(scenario: Scenario, index: Index, lists: ImageLists) -> None:

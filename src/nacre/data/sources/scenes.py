@@ -46,7 +46,7 @@ class Scenes:
 
 @lru_cache(maxsize=8)
 def _index(config: ScenesConfig, split: Split) -> Index:
-    names = tuple(scene_name(at) for at in range(config.train if split == "train" else config.val))
+    names = tuple(scene_name(i) for i in range(config.train if split == "train" else config.val))
     pixels = []
     for name in names:
         counts = np.bincount(_scene(config, split, name)[1].ravel())
