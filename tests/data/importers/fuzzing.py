@@ -21,7 +21,7 @@ from exports import WRITERS, zip_folder
 
 from nacre.data.importers.run import import_export
 from nacre.data.sources.folder import Folder, FolderConfig
-from nacre.errors import NacreError
+from nacre.errors import NacreError, has_control_characters
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 255, 10**9, 10**30, -(2**63), 0.5, 1e308, -1e-300),
@@ -95,7 +95,8 @@ def attempt(tool: str, seed: int, work: Path) -> str:
     except NacreError as error:
         message = str(error)
         assert len(message) < 1500, f"{case}: {len(message)} characters"
-        assert message.isprintable(), f"{case}: {message!r}"
+        assert "\n" not in message, f"{case}: {message!r}"
+        assert not has_control_characters(message), f"{case}: {message!r}"
         assert _listing(work) == before, f"{case}: something was left behind"
         outcome = "refused"
     else:

@@ -233,6 +233,20 @@ def test_cvat_z_order_goes_before_the_document_and_may_be_negative(tmp_path: Pat
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 3)))
 
 
+def test_cvat_subsets_tell_pictures_of_one_name_apart(tmp_path: Path) -> None:
+    points = ";".join(f"{x},{y}" for x, y in corners(BOX))
+    body = ""
+    for subset in ("monday", "tuesday"):
+        save_picture(tmp_path / "x" / "images" / subset / "p.jpg", SIZE)
+        body += (
+            f'<image id="0" name="p.jpg" subset="{subset}" width="24" height="16">'
+            f'<polygon label="{subset}" points="{points}"/></image>'
+        )
+    save_text(tmp_path / "x" / "annotations.xml", f"<annotations>{body}</annotations>")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert [int(got.mask(f"{day}/p").max()) for day in ("monday", "tuesday")] == [1, 2]
+
+
 def test_cvat_shapes_without_area_are_counted(tmp_path: Path) -> None:
     points = ";".join(f"{x},{y}" for x, y in corners(BOX))
     cvat_of(
@@ -413,6 +427,19 @@ def test_labelme_points_and_lines_have_no_area(tmp_path: Path) -> None:
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert sum(got.report.skipped_shapes.values()) == len(kinds)
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
+
+
+def test_two_annotations_of_one_picture_leave_it_out(tmp_path: Path) -> None:
+    shape = {"label": "cat", "points": corners(BOX)}
+    labelme_of(tmp_path / "x", shape)
+    # Renamed with its old path inside, as happens to files that are copied by hand.
+    save_json(tmp_path / "x" / "q.json", {"shapes": [shape], "imagePath": "p.jpg"})
+    save_picture(tmp_path / "x" / "q.jpg", SIZE)
+    save_json(tmp_path / "x" / "r.json", {"shapes": [shape], "imagePath": "r.jpg"})
+    save_picture(tmp_path / "x" / "r.jpg", SIZE)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.pictures() == {"r"}
+    assert "two annotations name its file" in got.text
 
 
 # YOLO and Ultralytics

@@ -57,7 +57,7 @@ class MaskFile:
     coding: Coding
 
 
-@dataclass
+@dataclass(eq=False)
 class Picture:
     """One picture of an export.
 

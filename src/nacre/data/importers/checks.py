@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from nacre.data.importers.catalog import NUM_SPECIAL, Catalog
+from nacre.data.importers.catalog import NUM_SPECIAL, Catalog, Picture
 from nacre.data.importers.painting.paint import MISSING, Outcome
 from nacre.data.importers.problems import Unusable, brief, counted, some
 from nacre.errors import NacreError
@@ -32,23 +32,22 @@ def check_catalog(catalog: Catalog, title: str) -> None:
 
 def settle_claims(catalog: Catalog) -> None:
     """See that no file is taken for two pictures: a whole matching path goes before a last part."""
-    claims: dict[tuple[int, str], list[int]] = defaultdict(list)
-    full = set()
-    for index, picture in enumerate(catalog.pictures):
+    claims: dict[tuple[int, str], list[Picture]] = defaultdict(list)
+    for picture in catalog.pictures:
         if picture.match is not None:
-            claims[picture.match.file.tree, picture.match.file.path].append(index)
-            if picture.match.is_full:
-                full.add(index)
-    for indices in claims.values():
-        keeper = next((at for at in indices if at in full), indices[0])
-        for at in indices:
-            if at == keeper:
-                continue
-            if keeper in full and at not in full:
-                catalog.pictures[at].match = None
-            else:
-                other = brief(catalog.pictures[keeper].name)
-                catalog.spoil(at, Unusable("the export names its file twice", f"also as {other}"))
+            claims[picture.match.file.tree, picture.match.file.path].append(picture)
+    for claimants in claims.values():
+        full = [one for one in claimants if one.match is not None and one.match.is_full]
+        rivals = full or claimants
+        for picture in claimants:
+            if picture not in rivals:
+                picture.match = None
+            elif len(rivals) > 1 and picture.problem is None:
+                # Nobody can say which of them was drawn on it.
+                other = next(one.name for one in rivals if one is not picture)
+                picture.problem = Unusable(
+                    "two annotations name its file", f"the other one as {brief(other)}"
+                )
 
 
 def settle_masks(catalog: Catalog) -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -198,19 +199,22 @@ def _spellings(reference: str) -> Sequence[Parts]:
     return [parts for parts in dict.fromkeys(found) if parts]
 
 
-def _rank(file: File, parts: Parts, near: str, split: str | None) -> tuple[int, bool, int, int]:
-    """Say how well a file fits: agreeing parts, the split, nearness, the export itself first."""
-    own = clean_parts(file.path.casefold())
+def _rank(
+    file: File, parts: Parts, near: str, split: str | None
+) -> tuple[int, bool, bool, int, int]:
+    """Say how well a file fits: agreeing parts, the very path, the split, nearness, the tree."""
+    own, home = clean_parts(file.path.casefold()), clean_parts(near.casefold())
     wanted = tuple(part.casefold() for part in parts)
-    agreeing = 0
-    for a, b in zip(reversed(own[:-1]), reversed(wanted[:-1]), strict=False):
-        if a != b:
-            break
-        agreeing += 1
-    home = clean_parts(near.casefold())
-    common = 0
-    for a, b in zip(own, home, strict=False):
-        if a != b:
-            break
-        common += 1
-    return 1 + agreeing, split is not None and split_of(file.folder) == split, common, -file.tree
+    return (
+        1 + _common(own[-2::-1], wanted[-2::-1]),
+        own in (wanted, home + wanted),
+        split is not None and split_of(file.folder) == split,
+        _common(own, home),
+        -file.tree,
+    )
+
+
+def _common(one: Parts, other: Parts) -> int:
+    """Return how many parts two paths have in common at their beginning."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

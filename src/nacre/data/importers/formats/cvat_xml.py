@@ -83,7 +83,7 @@ def _picture(source: Source, file: File, attributes: dict[str, str]) -> int:
     name = attributes.get("name", "")
     subset = attributes.get("subset", "")
     index = source.add_picture(
-        name or f"image {attributes.get('id')}",
+        f"{subset}/{name}" if subset and name else name or f"image {attributes.get('id')}",
         near=file.folder,
         split=split_of(subset) or split_of(name.rpartition("/")[0]),
         size=size_of(attributes.get("width"), attributes.get("height")),
