@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from exports import coco_content, corners, cvat_masks, save_json, save_picture, save_png, save_text
-from importing import Imported, filled
 from PIL import Image, ImageOps
 
+from importing import Imported, filled
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 
