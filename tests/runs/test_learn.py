@@ -287,6 +287,8 @@ def test_what_is_chosen_without_a_preset_fits_and_is_said(pets, data):
     assert plan.config.model.backbone == "tiny"
     assert plan.config.images.crop_size == 32
     assert "start model's network" in plan.reasons[0]
+    own = plan_learning([data / "birds"], find_start(pets), values={"train": {"batch_size": 2}})
+    assert own.reasons == (), "what a person sets needs no reason"
 
 
 def test_a_model_is_tested_again_on_its_own_and_on_other_folders(pets, data, tmp_path):

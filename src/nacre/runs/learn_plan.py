@@ -17,7 +17,7 @@ class Plan:
 
     def __init__(self, config: LearnConfig, start: Start | None, choice: Choice | None) -> None:
         self.config, self.start = config, start
-        self.reasons = choice.reasons if choice else ()
+        self.reasons = choice.reasons if choice and _was_taken(choice, config) else ()
 
     def learning(
         self,
@@ -28,6 +28,16 @@ class Plan:
     ) -> Learning:
         """Open the data for a folder, ready to begin."""
         return Learning(self.config, out, self.start, observers=observers, should_stop=should_stop)
+
+
+def _was_taken(choice: Choice, config: LearnConfig) -> bool:
+    """Whether what was chosen is what is done: a person's own values need no reasons."""
+    plain = config.to_dict()
+    return all(
+        plain[section].get(key) == value
+        for section, values in choice.values.items()
+        for key, value in values.items()
+    )
 
 
 def plan_learning(
