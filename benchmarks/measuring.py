@@ -98,9 +98,18 @@ def _peak_bytes(
 ) -> int:
     function(*make())
     inputs = make(*case)
+    return peaks_of(lambda: function(*inputs))[0]
+
+
+def peaks_of(*jobs: Callable[[], object]) -> list[int]:
+    """Return how far each job lifts the memory of this process above what it held before all."""
     before = _reset_peak()
-    function(*inputs)
-    return max(peak_of_process() - before, PAGE)
+    peaks = []
+    for job in jobs:
+        _reset_peak()
+        job()
+        peaks.append(max(peak_of_process() - before, PAGE))
+    return peaks
 
 
 def _reset_peak() -> int:

@@ -1,6 +1,6 @@
 """Mutates exports: damaged bytes, wrong values anywhere in JSON, files lost, emptied or exchanged.
 
-    PYTHONPATH=src python tests/data/importers/fuzzing.py 5000    # as many as you have time for
+    PYTHONPATH=src python tests/data/importers/fuzzing.py 200 1000   # 200 per tool, from 1000 on
 
 Whatever is done to an export, importing it must end soon, in a folder that nacre reads or in one
 sentence, with nothing written elsewhere.
@@ -210,7 +210,8 @@ def main() -> None:
     """Try as many as the command line asks for and count what came of them."""
     counts: dict[str, int] = {}
     slowest = 0.0
-    for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1000):
+    count, start = ([int(word) for word in sys.argv[1:]] + [1000, 0][len(sys.argv) - 1 :])[:2]
+    for seed in range(start, start + count):
         for tool in WRITERS:
             with tempfile.TemporaryDirectory() as work:
                 began = time.monotonic()

@@ -62,37 +62,30 @@ _PICTURE = "_leftimg8bit"
 
 def read(source: Source, files: list[File]) -> None:
     """Read Cityscapes by its masks; fine ones and label ids go before the others."""
-    numbers = [
-        source.catalog.class_id(name, COLORS[at]) for at, name in enumerate(CLASSES.values())
-    ]
     source.catalog.has_background = False
-    # Ids outside the list are not evaluated; there are 34, and the number plate is stored as 255.
-    by_label = dict.fromkeys((*range(35), 255), IGNORED) | dict(zip(CLASSES, numbers, strict=True))
-    by_train = {255: IGNORED} | dict(enumerate(numbers))
-    codings = [
-        (LABEL_IDS[0], by_label),
-        (TRAIN_IDS[0], by_train),
-        (LABEL_IDS[1], by_label),
-        (TRAIN_IDS[1], by_train),
-    ]
-    masks: dict[str, MaskFile] = {}
-    for ending, values in codings:
-        coding = Coding("values", values)
-        for file in files:
-            stem = file.pure.stem.casefold()
-            if stem.endswith(ending):
-                masks.setdefault(stem.removesuffix(ending), MaskFile(file, coding))
+    masks = _masks(source, files)
     for file in source.export.pictures:
         stem = file.pure.stem.casefold()
         if stem.endswith(_PICTURE):
             mask = masks.get(stem.removesuffix(_PICTURE))
-            source.catalog.add(
-                Picture(
-                    file.path,
-                    Match(file, True),
-                    split_of(file.folder),
-                    mask=mask,
-                    is_labeled=mask is not None,
-                    is_listed=False,
-                )
-            )
+            picture = Picture(file.path, Match(file, True), split_of(file.folder), mask=mask)
+            picture.is_labeled, picture.is_listed = mask is not None, False
+            source.catalog.add(picture)
+
+
+def _masks(source: Source, files: list[File]) -> dict[str, MaskFile]:
+    """Return the masks by city, sequence and frame."""
+    classes = zip(CLASSES.values(), COLORS, strict=True)
+    numbers = [source.catalog.class_id(name, color) for name, color in classes]
+    # Ids outside the list are not evaluated; there are 34, and the number plate is stored as 255.
+    by_label = dict.fromkeys((*range(35), 255), IGNORED) | dict(zip(CLASSES, numbers, strict=True))
+    by_train = {255: IGNORED} | dict(enumerate(numbers))
+    masks: dict[str, MaskFile] = {}
+    for fine_or_coarse in zip(LABEL_IDS, TRAIN_IDS, strict=True):
+        for ending, values in zip(fine_or_coarse, (by_label, by_train), strict=True):
+            coding = Coding("values", values)
+            for file in files:
+                stem = file.pure.stem.casefold()
+                if stem.endswith(ending):
+                    masks.setdefault(stem.removesuffix(ending), MaskFile(file, coding))
+    return masks

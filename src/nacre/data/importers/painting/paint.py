@@ -2,30 +2,25 @@
 
 import base64
 import binascii
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image
 
-from nacre.data.importers.catalog import Catalog, Order, Picture
+from nacre.data.importers.catalog import Catalog, Picture
 from nacre.data.importers.files.export import Export
 from nacre.data.importers.files.jsonstream import load_whole
+from nacre.data.importers.painting.canvas import LabelMap, count_labels, paint_shapes, save_mask
 from nacre.data.importers.painting.masks import UnknownValues, read_mask
 from nacre.data.importers.painting.pictures import Frame, Look, choose_frame, look_at, turn_upright
 from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import Crowd
-from nacre.data.importers.shapes.patches import patch_of
-from nacre.data.importers.shapes.shape import Shape
 from nacre.data.importers.writing.classes import Labels
 from nacre.data.importers.writing.naming import written_suffix
 from nacre.errors import NacreError
 
 Unlabeled = Literal["listed", "background", "skip"]
-LabelMap = npt.NDArray[Any]
 
 MISSING = "the picture file is missing"
 NOT_LABELED = "nothing says what is in it"
@@ -110,55 +105,6 @@ def import_picture(job: Job, index: int) -> Outcome:
     if path is not None:
         path.unlink(missing_ok=True)
     return outcome
-
-
-def paint_shapes(
-    shapes: Iterable[Shape],
-    size: tuple[int, int],
-    labels: Labels,
-    *,
-    order: Order = "list",
-    crowd: Crowd = "class",
-    is_layered: bool = False,
-) -> tuple[LabelMap, int]:
-    """Paint shapes over each other: higher layers on top, then the later or the smaller ones.
-
-    Every pixel remembers how high it was painted, so that shapes need not be sorted, and only one
-    of them is in memory at a time.
-
-    Args:
-        shapes: What to paint.
-        size: Width and height of the picture.
-        labels: Which value to paint for a class.
-        order: Which of two shapes of a layer lies on top.
-        crowd: What to do with regions of many objects.
-        is_layered: Whether there is more than one layer.
-
-    Returns:
-        The labels, height x width, and how many shapes cover no pixel.
-    """
-    width, height = size
-    canvas = np.full((height, width), labels.by_class[0], np.uint16 if labels.is_wide else np.uint8)
-    levels: npt.NDArray[Any] | None = None
-    if order == "area" or is_layered:
-        kind = np.int64 if is_layered else np.int32
-        levels = np.full((height, width), np.iinfo(kind).min, kind)
-    uncovered = 0
-    for shape in shapes:
-        patch = patch_of(shape, width, height)
-        bits, area = patch.bits, int(np.count_nonzero(patch.bits))
-        if area == 0:
-            uncovered += 1
-            continue
-        rows, columns = bits.shape
-        box = (slice(patch.top, patch.top + rows), slice(patch.left, patch.left + columns))
-        if levels is not None:
-            level = (shape.layer << 32) - (area if order == "area" else 0)
-            bits = bits & (levels[box] <= level)
-            levels[box][bits] = level
-        is_ignored = shape.is_crowd and crowd == "ignore"
-        canvas[box][bits] = labels.ignored if is_ignored else labels.by_class[shape.class_id]
-    return canvas, uncovered
 
 
 def _check(picture: Picture, unlabeled: Unlabeled) -> None:
@@ -274,26 +220,6 @@ def _from_shapes(job: Job, index: int, look: Look, outcome: Outcome) -> LabelMap
         is_layered=is_layered,
     )
     return mask
-
-
-def count_labels(mask: LabelMap) -> dict[int, int]:
-    """Count the pixels of each label."""
-    if mask.dtype == np.uint8:
-        counts = Image.fromarray(np.ascontiguousarray(mask)).histogram()
-        return {label: count for label, count in enumerate(counts) if count}
-    labels, numbers = np.unique(mask, return_counts=True)
-    return dict(zip(labels.tolist(), numbers.tolist(), strict=True))
-
-
-def save_mask(path: Path, mask: LabelMap, labels: Labels) -> None:
-    """Write a palette PNG, or a grey one of 16 bits where labels need them."""
-    image = Image.fromarray(np.ascontiguousarray(mask))
-    if not labels.is_wide:
-        palette = np.zeros((256, 3), np.uint8)
-        palette[: len(labels.colors)] = labels.colors
-        palette[labels.ignored] = 255
-        image.putpalette(palette.tobytes())
-    image.save(path, format="PNG")
 
 
 def _writing(path: Path, write: Any) -> None:
