@@ -36,10 +36,10 @@ from pathlib import Path
 from nacre.errors import NacreError
 from nacre.training.resume import load_resume, save_resume
 path = Path(sys.argv[1])
-save_resume(path, {"a": torch.arange(10)}, {"step": 0})
+save_resume(path, {"a": torch.arange(10)}, {"step": 0, "iteration": 1, "scaler": {}})
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
-    save_resume(path, {"a": torch.zeros(100_000)}, {"step": 1})
+    save_resume(path, {"a": torch.zeros(100_000)}, {"step": 1, "iteration": 1, "scaler": {}})
 except NacreError as error:
     assert "the earlier file is kept" in str(error), error
 else:
