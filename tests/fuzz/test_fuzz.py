@@ -23,8 +23,8 @@ from nacre.training.config import build_config
 
 EFFORT = int(os.environ.get("NACRE_FUZZ", "1"))
 SCENES = "scenes/4-4/overlapped"
-LEARNING = ("demo", "learn", "tune", "grid")
-"""Commands that would begin to learn where their values happen to be right."""
+LEARNING = ("demo", "learn", "tune", "grid", "serve")
+"""Commands that would begin to learn or to serve where their values happen to be right."""
 
 
 @pytest.fixture(scope="module")

@@ -102,3 +102,8 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfname")
     assert read_text(tmp_path / "a.txt", "list") == "name"
+
+
+def test_a_name_that_is_not_utf_8_can_stand_in_a_text(tmp_path):
+    save_text(tmp_path / "text.md", "a \udce9 b")
+    assert (tmp_path / "text.md").read_text(encoding="utf-8") == "a \\udce9 b"

@@ -76,7 +76,9 @@ def save(path: Path, write: Callable[[Path], Any]) -> None:
 
 def save_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    save(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    # A name that is not UTF-8 may stand in the text; it is shown by its code.
+    content = text.encode("utf-8", errors="backslashreplace")
+    save(path, lambda temporary: temporary.write_bytes(content))
 
 
 def save_json(path: Path, content: Any) -> None:
