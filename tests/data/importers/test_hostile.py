@@ -428,6 +428,23 @@ def test_nacres_own_folder_is_not_imported_again(tmp_path: Path) -> None:
         import_export(tmp_path / "y", tmp_path / "z")
 
 
+def test_archives_of_windows_and_of_macs(tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    content["images"][0]["file_name"] = "grün.PNG"
+    entries = {
+        "export\\annotations\\c.json": json.dumps(content).encode(),
+        "export\\images\\gru\u0308n.PNG": picture_bytes(),
+        "__MACOSX/export/images/._grün.PNG": b"x",
+        "export/.DS_Store": b"x",
+    }
+    got = Imported(packed(tmp_path / "x.zip", entries), tmp_path / "y")
+    assert got.pictures() == {"grün"}
+    # Some programs write UTF-8 without saying so.
+    data = (tmp_path / "x.zip").read_bytes()
+    (tmp_path / "z.zip").write_bytes(data.replace(b"\x00\x08\x08\x00", b"\x00\x00\x08\x00"))
+    assert Imported(tmp_path / "z.zip", tmp_path / "z").pictures() == {"grün"}
+
+
 def test_one_file_is_an_export_with_the_pictures_beside_it(tmp_path: Path) -> None:
     coco_rle(tmp_path / "x")
     save_picture(tmp_path / "x" / "elsewhere" / "a.jpg", SIZES["a"], seed=5)
