@@ -57,7 +57,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
 def test_metrics_of_another_kind_are_refused(make_run: Any) -> None:
     path = make_run("other")
     (path / "metrics.json").write_text('{"accuracy": 1}')
-    with pytest.raises(NacreError, match=r"metrics\.json: scenario: missing"):
+    with pytest.raises(NacreError, match=r"metrics\.json is not nacre's: scenario: missing"):
         load_run(path)
 
 
