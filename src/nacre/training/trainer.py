@@ -18,6 +18,7 @@ student (`Parts.shared`).
 
 import contextlib
 import math
+import warnings
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -80,13 +81,7 @@ class Trainer:
         self.network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.student: torch.nn.Module = self.network
         if self.dist.world_size > 1:
-            # Buffers are the same everywhere: the normalisation is synchronised.
-            synchronize_batch_norm(self.network)
-            self.student = DistributedDataParallel(
-                self.network,
-                broadcast_buffers=False,
-                find_unused_parameters=not self.network.uses_all_parameters,
-            )
+            self.student = self._across_processes()
         groups = param_groups(self.network, self.config)
         groups = self.method.param_groups(self.step, groups)
         self.optimizer = make_optimizer(self.network, self.config, self.lr, groups)
@@ -94,6 +89,19 @@ class Trainer:
         self.average = WeightAverage(self.network, ema_decay) if ema_decay else None
         device = self.dist.device.type
         self.scaler = torch.amp.GradScaler(device, enabled=self.precision.needs_scaling)
+
+    def _across_processes(self) -> torch.nn.Module:
+        """Wrap the network so that gradients are added over the processes."""
+        # Buffers are the same everywhere: the normalisation is synchronised.
+        synchronize_batch_norm(self.network)
+        with warnings.catch_warnings():
+            # The option's new name is not known to older releases of torch.
+            warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+            return DistributedDataParallel(
+                self.network,
+                broadcast_buffers=False,
+                find_unused_parameters=not self.network.uses_all_parameters,
+            )
 
     @property
     def is_done(self) -> bool:

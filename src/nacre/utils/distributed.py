@@ -1,5 +1,6 @@
 """The processes of a run: one, or those that ``torchrun`` started."""
 
+import atexit
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -109,6 +110,8 @@ def init_distributed(device: str) -> Distributed:
             torch.cuda.set_device(chosen)
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_TIMEOUT)
+        # Threads of the group that still run while the interpreter ends would abort the process.
+        atexit.register(leave_distributed)
     return Distributed(dist.get_rank(), world_size, chosen)
 
 
