@@ -149,6 +149,21 @@ def test_several_partly_labelled_sets_teach_one_model(data, tmp_path):
     assert [test["name"] for test in metrics["tests"]] == ["pets", "birds"]
 
 
+def test_unlabelled_classes_can_be_taken_for_background_to_compare(data, tmp_path):
+    known = learning([data / "pets", data / "birds"], tmp_path / "known")
+    plain = learning(
+        [data / "pets", data / "birds"],
+        tmp_path / "plain",
+        train=TINY["train"] | {"unlabeled": "background"},
+    )
+    assert plain.spec.hidden is not None
+    assert not plain.spec.hidden.any()
+    known(), plain()
+    unions = [find_model(tmp_path / name) for name in ("known", "plain")]
+    assert not torch.equal(*(tensors(one)["classifier.heads.0.weight"] for one in unions))
+    assert load_model(unions[1])[1].lineage[0]["hidden"] == {"pets": [], "birds": []}
+
+
 def test_classes_that_are_labelled_again_are_not_hidden(pets, data, tmp_path):
     both = write_folder(tmp_path / "both", ["pearl", "crate"], world=WORLD)
     step = learning(both, tmp_path / "out", start=pets)
@@ -227,6 +242,10 @@ def test_test_folders_judge_what_they_label(pets, data, tmp_path):
         ({"share": {"birds": 0.5}}, "together they must be 1"),
         ({"method": {"name": "joint"}}, "'joint' learns all classes at once"),
         ({"method": {"name": "lwf-mc"}, "data": "both"}, "lwf-mc cannot learn from data whose"),
+        (
+            {"method": {"name": "lwf-mc"}, "train": {"unlabeled": "background"}},
+            "train.unlabeled: 'background' is a matter of the cross-entropy",
+        ),
     ],
 )
 def test_what_cannot_be_learnt_is_one_sentence(pets, data, tmp_path, change, message):

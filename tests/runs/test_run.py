@@ -325,3 +325,12 @@ def test_a_last_update_that_ruins_the_weights_is_noticed(tmp_path, rate):
 )
 def test_the_layout_is_one_whose_gradients_are_right_on_the_device(device, layout):
     assert memory_layout(torch.device(device)) == layout
+
+
+def test_without_hidden_classes_the_cross_entropy_of_a_run_is_the_plain_one(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    tiny_run(one, method={"name": "mib", "ce": "plain"})
+    tiny_run(other, train={"unlabeled": "background"})
+    first, second = (load_model(path / "step-1" / "model.safetensors")[0] for path in (one, other))
+    for name, value in first.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[name], value, rtol=1e-4, atol=1e-5)

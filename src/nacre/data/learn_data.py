@@ -27,6 +27,7 @@ from nacre.scenarios.classes import (
     BorderRule,
     LabelSpace,
     LabelTable,
+    UnlabeledRule,
     empty_table,
 )
 from nacre.scenarios.label_index import Index
@@ -250,6 +251,7 @@ class LearnData:
         config: How pictures are cut.
         seed: Of the augmentation.
         border: What pixels that were not annotated are in training.
+        unlabeled: Whether classes that a data set does not label may stand in its background.
     """
 
     sets: tuple[LabeledSet, ...]
@@ -259,6 +261,7 @@ class LearnData:
     config: ImagesConfig
     seed: int
     border: BorderRule = "ignored"
+    unlabeled: UnlabeledRule = "hidden"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -276,10 +279,16 @@ class LearnData:
 
     def hidden(self) -> Tensor | None:
         """Return which channels hide in each data set; None if simply all old ones do."""
+        if self.unlabeled == "background":
+            return torch.zeros(len(self.sets), len(self.class_names), dtype=torch.bool)
         rows = torch.tensor([one.hidden(self.class_names) for one in self.sets])
         usual = torch.zeros(len(self.class_names), dtype=torch.bool)
         usual[1 : len(self.known)] = True
         return None if (rows == usual).all() else rows
+
+    def hidden_names(self, one: LabeledSet) -> list[str]:
+        """Return the classes that the losses let stand in a data set's background."""
+        return one.hidden_names(self.class_names) if self.unlabeled == "hidden" else []
 
     def test_sets(self) -> Iterator[tuple[LabeledSet, tuple[Split, ...]]]:
         """Yield every test set with its splits: the data sets' own, and those given for testing."""

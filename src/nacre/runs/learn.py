@@ -13,7 +13,6 @@ from typing import Any
 
 from nacre.data.learn_data import LearnData
 from nacre.data.worker_monitor import explain_worker_crash
-from nacre.errors import NacreError
 from nacre.methods import find_method
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
 from nacre.models.network import Network
@@ -22,7 +21,7 @@ from nacre.runs.learn_config import LearnConfig
 from nacre.runs.learn_data import batch_shares, open_learn_data
 from nacre.runs.learn_folder import LearnFolder
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
-from nacre.runs.scenario_data import step_sampler
+from nacre.runs.scenario_data import check_takes_hidden, step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.scenarios.classes import distinct_colors
 from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
@@ -112,12 +111,7 @@ class Learning:
         known = self.start.info.classes if self.start else ()
         self.dist.on_main(lambda: bool(open_learn_data(self.config, known)))
         data = open_learn_data(self.config, known)
-        kind = find_method(self.config.method.name)
-        if data.hidden() is not None and not kind.takes_hidden:
-            raise NacreError(
-                f"{kind.name} cannot learn from data whose background hides other classes than "
-                "all old ones: it has no cross-entropy over the classes; take another method"
-            )
+        check_takes_hidden(self.config, data.hidden())
         return data
 
     def _spec(self) -> StepSpec:
@@ -273,7 +267,7 @@ class Learning:
             "classes": list(self.data.new),
             "images": len(self.spec.dataset),
             "data": [one.name for one in self.data.sets],
-            "hidden": {one.name: one.hidden_names(self.data.class_names) for one in self.data.sets},
+            "hidden": {one.name: self.data.hidden_names(one) for one in self.data.sets},
             "method": self.config.method.name,
             "iterations": self.spec.sampler.iterations,
             "when": self.folder.first_start(),

@@ -58,6 +58,7 @@ def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
         config=config.images,
         seed=config.seed,
         border=config.conventions.border,
+        unlabeled=config.train.unlabeled,
     )
 
 

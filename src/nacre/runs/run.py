@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from nacre.data.dataset import eval_batches
 from nacre.data.step_data import ScenarioData
 from nacre.data.worker_monitor import explain_worker_crash
@@ -20,7 +23,7 @@ from nacre.runs.base import check_base, take_base
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
 from nacre.runs.records import StepMetrics, read_record
-from nacre.runs.scenario_data import open_scenario, step_sampler
+from nacre.runs.scenario_data import check_takes_hidden, open_scenario, step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.training.config import RunConfig
 from nacre.training.events import (
@@ -177,7 +180,16 @@ class Run:
             num_old=classes.old_channels(step),
             dataset=dataset,
             sampler=step_sampler(self.config, len(dataset), step, dist.rank, dist.world_size),
+            hidden=self._hidden(step),
         )
+
+    def _hidden(self, step: int) -> Tensor | None:
+        """Return which channels may hide in the background: all old ones unless told otherwise."""
+        if step == 0 or self.config.train.unlabeled == "hidden":
+            return None
+        hidden = torch.zeros(1, len(self.data.scenario.classes.names(step)), dtype=torch.bool)
+        check_takes_hidden(self.config, hidden)
+        return hidden
 
     def _read_data(self) -> None:
         """Read which images there are, and refuse data that cannot be learnt from or tested on."""

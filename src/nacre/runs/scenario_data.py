@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from nacre.data import DATASETS, open_source
 from nacre.data.ram_cache import Cached
 from nacre.data.sampler import StepSampler
 from nacre.data.step_data import ScenarioData
+from nacre.errors import NacreError
 from nacre.methods import find_method
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import (
@@ -59,6 +62,22 @@ def step_sampler(
         micro_batch=train.micro_batch,
         total=train.iterations,
         shares=shares,
+    )
+
+
+def check_takes_hidden(recipe: Recipe, hidden: Tensor | None) -> None:
+    """Refuse data that say what their background hides to a method whose losses cannot know."""
+    kind = find_method(recipe.method.name)
+    if hidden is None or kind.takes_hidden:
+        return
+    if recipe.train.unlabeled == "background":
+        raise NacreError(
+            f"train.unlabeled: 'background' is a matter of the cross-entropy over all classes, "
+            f"which {kind.name} does not have; take another method"
+        )
+    raise NacreError(
+        f"{kind.name} cannot learn from data whose background hides other classes than "
+        "all old ones: it has no cross-entropy over the classes; take another method"
     )
 
 

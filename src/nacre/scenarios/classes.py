@@ -28,6 +28,7 @@ BACKGROUND = "background"
 
 BorderRule = Literal["background", "ignored"]
 UnseenRule = Literal["ignored", "background"]
+UnlabeledRule = Literal["hidden", "background"]
 
 LabelTable = npt.NDArray[Any]
 """The target by label value; its type is that of the targets."""

@@ -18,12 +18,12 @@ def plan_lines(data: LearnData, reasons: Sequence[str]) -> RenderableType:
     """Return what a step will learn from what, and what was chosen for it and why."""
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
-        hides = one.hidden_names(data.class_names)
+        hides = data.hidden_names(one)
         text = f"{one.name}: {len(one.train_index):,} pictures label {_some(one.labeled)}"
         text += f"; its background may hide {_some(hides)}" if hides else ""
         lines.append(Text(text))
         known = [name for name in one.unlabeled if name in data.known]
-        if known:
+        if known and hides:
             lines.append(
                 Text(
                     f"{one.name} names {_some(known)} and holds no pixel of it: taken as hidden",

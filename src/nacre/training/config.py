@@ -18,6 +18,7 @@ from nacre.errors import NacreError, check, shown, unknown_name
 from nacre.methods import MethodConfig, find_method
 from nacre.models.build import model_config_type
 from nacre.models.config import DeepLabConfig, ModelConfig
+from nacre.scenarios.classes import UnlabeledRule
 from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.optim import OptimConfig
@@ -61,6 +62,12 @@ class TrainConfig(OptimConfig):
     )
     grad_clip_norm: float | None = Field(
         None, gt=0, le=1e9, description="largest gradient norm; none by default"
+    )
+    unlabeled: UnlabeledRule = Field(
+        "hidden",
+        description="classes that a data set does not label: hidden in its background, which the "
+        "losses then know, or background, as a plain cross-entropy takes them (to compare)",
+        json_schema_extra=LATER,
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: bfloat16 or float16 on CUDA, float32 elsewhere"
