@@ -59,8 +59,8 @@ def main() -> None:
     rows: list[Row] = []
     console = Console(stderr=True)
     began = time.monotonic()
-    for at, (name, measure) in enumerate(BENCHMARKS.items()):
-        with console.status(f"measuring {name} ({at + 1} of {len(BENCHMARKS)})"):
+    for i, (name, measure) in enumerate(BENCHMARKS.items()):
+        with console.status(f"measuring {name} ({i + 1} of {len(BENCHMARKS)})"):
             start_of_this = time.monotonic()
             rows += run(measure, given.tiny, given.rounds)
         console.print(f"{name}: {time.monotonic() - start_of_this:.0f} s", style="dim")

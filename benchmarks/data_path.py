@@ -58,13 +58,13 @@ def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
     voc = TEST_DATA / "voc2012-part" / "VOC2012"
     found = sorted((voc / "SegmentationClassAug").glob("*.png"))[:count]
     rng = np.random.default_rng(0)
-    names = [f"{at:04}" for at in range(count)]
+    names = [f"{i:04}" for i in range(count)]
     for folder in ("images", "masks"):
         (root / folder).mkdir()
-    for at, name in enumerate(names):
+    for i, name in enumerate(names):
         if found:
-            image = Image.open(voc / "JPEGImages" / f"{found[at].stem}.jpg")
-            mask = Image.open(found[at])
+            image = Image.open(voc / "JPEGImages" / f"{found[i].stem}.jpg")
+            mask = Image.open(found[i])
         else:
             image = Image.fromarray(rng.integers(0, 256, (24, 32, 3)).astype(np.uint8))
             mask = Image.fromarray(rng.integers(0, 21, (24, 32)).astype(np.uint8))
@@ -86,8 +86,8 @@ def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[],
     normalize = torch.empty(3, crop, crop)
 
     def nacre() -> None:
-        for at in range(len(names)):
-            image, _ = fast[(0, at)]
+        for i in range(len(names)):
+            image, _ = fast[(0, i)]
             normalize.copy_(image).mul_(scale).add_(shift)
 
     def plain(mapping: bool) -> None:

@@ -69,12 +69,12 @@ def compare(
     return [
         Row(
             f"update, {axis} {sizes[0]} to {sizes[1]}: growth of {name}, 1 is linear",
-            after[at] / before[at] / larger,
+            after[i] / before[i] / larger,
             1.1,  # two timings differ by so much
             "most",
-            {f"before {unit}": before[at], f"after {unit}": after[at]},
+            {f"before {unit}": before[i], f"after {unit}": after[i]},
         )
-        for at, name, unit in ((1, "time", "s"), (2, "memory", "MiB"))
+        for i, name, unit in ((1, "time", "s"), (2, "memory", "MiB"))
     ]
 
 

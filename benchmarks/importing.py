@@ -22,7 +22,7 @@ from PIL import Image
 
 from measuring import Row, apart, command, peaks_of, take_turns
 from nacre.data.importers.catalog import Catalog, Spool
-from nacre.data.importers.detect import recognise
+from nacre.data.importers.detect import recognize
 from nacre.data.importers.files.export import open_export
 from nacre.data.importers.reading import Source
 from nacre.data.importers.run import ImportOptions, import_export
@@ -68,7 +68,7 @@ def read_by_nacre(folder: Path) -> int:
     """Read an export as `nacre import` does, up to painting."""
     export = open_export(folder)
     catalog = Catalog(Spool(folder / ".shapes"))
-    recognise(export).read(Source(export, catalog, "fill", "class", lambda *_: None))
+    recognize(export).read(Source(export, catalog, "fill", "class", lambda *_: None))
     catalog.spool.close()
     return sum(catalog.shape_counts.values())
 
@@ -169,14 +169,14 @@ def _write_coco(folder: Path, size: int) -> None:
         file.write('{"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], ')
         file.write('"images": [')
         sizes = f'"width": {SIZE[0]}, "height": {SIZE[1]}'
-        entries = (f'{{"id": {at}, "file_name": "{at:06}.jpg", {sizes}}}' for at in range(images))
+        entries = (f'{{"id": {i}, "file_name": "{i:06}.jpg", {sizes}}}' for i in range(images))
         file.write(", ".join(entries))
         file.write('], "annotations": [')
-        for at in range(count):
+        for i in range(count):
             file.write(
-                f'{", " if at else ""}{{"id": {at}, "image_id": {at * 7919 % images}, '
-                f'"category_id": {1 + at % 2}, "iscrowd": 0, "area": 1, "bbox": [0, 0, 1, 1], '
-                f'"segmentation": {texts[at % len(texts)]}}}'
+                f'{", " if i else ""}{{"id": {i}, "image_id": {i * 7919 % images}, '
+                f'"category_id": {1 + i % 2}, "iscrowd": 0, "area": 1, "bbox": [0, 0, 1, 1], '
+                f'"segmentation": {texts[i % len(texts)]}}}'
             )
         file.write("]}")
 
@@ -190,8 +190,8 @@ def _write_cvat(folder: Path, size: int) -> None:
             file.write(
                 f'<image id="{start}" name="{start:06}.jpg" width="{SIZE[0]}" height="{SIZE[1]}">\n'
             )
-            for at in range(start, min(count, start + SHAPES_PER_PICTURE)):
-                points = texts[at % len(texts)]
+            for i in range(start, min(count, start + SHAPES_PER_PICTURE)):
+                points = texts[i % len(texts)]
                 file.write(
                     f'<polygon label="cat" source="manual" occluded="0" points="{points}" '
                     'z_order="0"></polygon>\n'

@@ -56,11 +56,11 @@ def generate(root: Path, count: int) -> list[Pair]:
     pairs = []
     for folder in ("images", "masks"):
         (root / folder).mkdir(parents=True)
-    for at in range(count):
+    for i in range(count):
         coarse = rng.choice([0, 0, 0, 8, 12, 15, 255], (6, 8)).astype(np.uint8)
         mask = Image.fromarray(coarse).resize((256, 192), Image.Resampling.NEAREST)
         mask.putpalette([value for label in range(256) for value in (label, label, label)])
-        pair = Pair(f"{at:05}", root / "images" / f"{at:05}.jpg", root / "masks" / f"{at:05}.png")
+        pair = Pair(f"{i:05}", root / "images" / f"{i:05}.jpg", root / "masks" / f"{i:05}.png")
         mask.save(str(pair.mask))
         mask.convert("RGB").save(str(pair.image))
         pairs.append(pair)
@@ -100,7 +100,7 @@ def _compare(name: str, pairs: list[Pair], rounds: int) -> list[Row]:
             "index": lambda: index(pairs, 1),
         }
         # A pool of processes pays only for many masks, so each is there several times.
-        many = [pair._replace(name=f"{at}-{pair.name}") for at in range(_TIMES) for pair in pairs]
+        many = [pair._replace(name=f"{i}-{pair.name}") for i in range(_TIMES) for pair in pairs]
         cores: dict[str, Callable[[], object]] = {
             "one core": lambda: index(many, 1),
             "all cores": lambda: index(many, None),

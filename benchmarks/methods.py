@@ -50,7 +50,7 @@ def trainer_of(
     torch.manual_seed(0)
     old = old or [OLD]
     network = build_network(model, old, crop, load=False)
-    names = tuple(f"class {at}" for at in range(sum(old) + new))
+    names = tuple(f"class {i}" for i in range(sum(old) + new))
     dist = Distributed(0, 1, torch.device("cpu"))
     images = partial(_noise, crop, sum(old))
     base = Step(

@@ -83,10 +83,10 @@ def test_a_picture_that_is_not_there_or_damaged(model, tmp_path, content):
 def test_every_form_of_a_picture_is_the_same_to_the_network(model, tmp_path):
     rng = np.random.default_rng(2)
     rgba = rng.integers(0, 256, (40, 60, 4)).astype(np.uint8)
-    grey = rng.integers(0, 65536, (40, 60)).astype(np.uint16)
+    gray = rng.integers(0, 65536, (40, 60)).astype(np.uint16)
     pictures = {
         "grey": Image.fromarray(rgba[..., 0]),
-        "16 bit": Image.fromarray(grey),
+        "16 bit": Image.fromarray(gray),
         "alpha": Image.fromarray(rgba),
         "grey and alpha": Image.fromarray(rgba[..., :2], "LA"),
         "palette": Image.fromarray(rgba[..., :3]).quantize(16),

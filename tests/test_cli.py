@@ -110,7 +110,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
 
 def test_plan_from_an_index_alone(nacre, tmp_path):
     index = tmp_path / "train.csv"
-    rows = ["image,labels", *(f"img{at:02d},0 {1 + at % 20} 15" for at in range(40))]
+    rows = ["image,labels", *(f"img{i:02d},0 {1 + i % 20} 15" for i in range(40))]
     index.write_text("\n".join(rows) + "\n")
     plan = json.loads(nacre("plan", "voc/15-5/overlapped", "--index", index, "--json").stdout)
     assert [step["images"] for step in plan["steps"]] == [40, 10]

@@ -46,12 +46,12 @@ def cracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "cracks"
     for part in ("images", "masks"):
         (root / part).mkdir(parents=True)
-    for at in range(12):
+    for i in range(12):
         pixels = draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
         mask = np.zeros((SIDE, SIDE), np.uint8)
         mask[10:40, 10:30] = 1
-        Image.fromarray(pixels).save(root / "images" / f"{at}.png")
-        Image.fromarray(mask).save(root / "masks" / f"{at}.png")
+        Image.fromarray(pixels).save(root / "images" / f"{i}.png")
+        Image.fromarray(mask).save(root / "masks" / f"{i}.png")
     (root / "classes.yaml").write_text("classes: {1: crack}")
     Image.fromarray(pixels).save(tmp_path / "picture.png")
     monkeypatch.chdir(tmp_path)

@@ -31,9 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     root = tmp_path / "pictures"
-    for at, name in enumerate(("a/x.png", "b/x.png", "b/x.jpg", "b/deep/y.png")):
+    for i, name in enumerate(("a/x.png", "b/x.png", "b/x.jpg", "b/deep/y.png")):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise_picture((40 + at, 50), at)).save(root / name)
+        Image.fromarray(noise_picture((40 + i, 50), i)).save(root / name)
     return root
 
 
@@ -141,16 +141,16 @@ def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
 def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path) -> None:
     if shutil.which("ffmpeg") is None:
         pytest.skip("no ffmpeg is installed")
-    for at in range(5):
-        Image.fromarray(noise_picture((48, 65), at)).save(tmp_path / f"{at}.png")
+    for i in range(5):
+        Image.fromarray(noise_picture((48, 65), i)).save(tmp_path / f"{i}.png")
     video = tmp_path / "film.mkv"
     command = ["ffmpeg", "-v", "error", "-r", "10", "-i", str(tmp_path / "%d.png")]
     subprocess.run([*command, "-c:v", "ffv1", str(video)], check=True)
     summary = predict_all(model, [str(video)], tmp_path / "seen", PredictOptions())
     assert summary.done == 5
-    for at in range(5):
-        mask = np.asarray(Image.open(tmp_path / f"seen/masks/film/{at:06d}.png"))
-        assert (mask == model.predict(noise_picture((48, 65), at)).mask).mean() > 0.9
+    for i in range(5):
+        mask = np.asarray(Image.open(tmp_path / f"seen/masks/film/{i:06d}.png"))
+        assert (mask == model.predict(noise_picture((48, 65), i)).mask).mean() > 0.9
     assert (tmp_path / "seen/overlays/film.mp4").stat().st_size > 500
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     with pytest.raises(NacreError, match=r"broken\.mp4 cannot be read"):

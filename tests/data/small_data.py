@@ -41,8 +41,8 @@ def make_pairs(root: Path, masks: dict[str, NDArray[np.integer]], mode: str = "P
     return [
         Pair(
             name,
-            save_image(root / "images" / f"{name}.jpg", *mask.shape, seed=at),
+            save_image(root / "images" / f"{name}.jpg", *mask.shape, seed=i),
             save_mask(root / "masks" / f"{name}.png", mask, mode),
         )
-        for at, (name, mask) in enumerate(masks.items())
+        for i, (name, mask) in enumerate(masks.items())
     ]

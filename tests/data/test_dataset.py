@@ -48,15 +48,15 @@ def test_an_epoch_visits_no_image_twice_and_drops_what_is_left():
     for epoch in range(3):
         visited = [image for part in parts[3 * epoch : 3 * epoch + 3] for _, image in part]
         assert len(set(visited)) == 12
-    orders = [tuple(image for part in parts[at : at + 3] for _, image in part) for at in (0, 3, 6)]
+    orders = [tuple(image for part in parts[i : i + 3] for _, image in part) for i in (0, 3, 6)]
     assert len(set(orders)) == 3, "each epoch has an order of its own"
 
 
 def test_processes_and_parts_share_out_the_same_batches():
     whole = list(order().starting_at(0))
     dealt = [list(order(world_size=2, rank=rank, micro_batch=1).starting_at(0)) for rank in (0, 1)]
-    for at, batch in enumerate(whole):
-        mine = [one for rank in dealt for part in rank[2 * at : 2 * at + 2] for one in part]
+    for i, batch in enumerate(whole):
+        mine = [one for rank in dealt for part in rank[2 * i : 2 * i + 2] for one in part]
         assert mine == batch
 
 
@@ -66,11 +66,11 @@ def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
     with_workers = joined(data, order(), workers=2)
     restarted = joined(data, order(), start=4)
     halves = [joined(data, order(world_size=2, rank=rank, micro_batch=1)) for rank in (0, 1)]
-    for at, batch in enumerate(whole):
-        assert torch.equal(batch, with_workers[at])
-        assert torch.equal(batch, torch.cat([half[at] for half in halves]))
-        if at >= 4:
-            assert torch.equal(batch, restarted[at - 4])
+    for i, batch in enumerate(whole):
+        assert torch.equal(batch, with_workers[i])
+        assert torch.equal(batch, torch.cat([half[i] for half in halves]))
+        if i >= 4:
+            assert torch.equal(batch, restarted[i - 4])
     assert not torch.equal(whole[0], joined(training_set(scenes, seed=2), order())[0])
 
 
@@ -95,7 +95,7 @@ def test_every_test_image_is_tested_once(scenes, test, processes):
         for labels in batch
     ]
     assert len(seen) == len(names)
-    expected = sum(int((data[at][1] != IGNORE_INDEX).sum()) for at in range(len(names)))
+    expected = sum(int((data[i][1] != IGNORE_INDEX).sum()) for i in range(len(names)))
     assert sum(int((labels != IGNORE_INDEX).sum()) for labels in seen) == expected
     side = 24 if test == "crop" else 32
     assert all(labels.shape == (side, side) for labels in seen)
@@ -137,7 +137,7 @@ class _Files:
     space = SPACE
 
     def __init__(self, folder, end):
-        masks = {f"{at:02}": blocks(12, 16, [0, 1]) for at in range(8)}
+        masks = {f"{i:02}": blocks(12, 16, [0, 1]) for i in range(8)}
         self.pairs, self.end = {pair.name: pair for pair in make_pairs(folder, masks)}, end
 
     def image(self, split, name):

@@ -96,11 +96,11 @@ def test_every_kind_of_picture_is_rgb(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "I;16"])
 def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
-    grey = Image.fromarray(blocks(8, 8, [0, 200]))
+    gray = Image.fromarray(blocks(8, 8, [0, 200]))
     if mode == "I;16":
-        grey = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+        gray = Image.fromarray(np.asarray(gray).astype(np.uint16) * 257)
     path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
-    (grey if mode == "I;16" else grey.convert(mode)).save(path)
+    (gray if mode == "I;16" else gray.convert(mode)).save(path)
     pixels = np.asarray(open_image(path))
     assert pixels.shape == (8, 8, 3)
     assert (pixels[:, :4] < 5).all()
@@ -188,7 +188,7 @@ def _gray_png(mask: np.ndarray, bits: int) -> bytes:
     for row in mask:
         text = "".join(f"{label:0{bits}b}" for label in row)
         text += "0" * (-len(text) % 8)
-        rows += b"\0" + bytes(int(text[at : at + 8], 2) for at in range(0, len(text), 8))
+        rows += b"\0" + bytes(int(text[i : i + 8], 2) for i in range(0, len(text), 8))
     head = struct.pack(">IIBBBBB", mask.shape[1], mask.shape[0], bits, 0, 0, 0, 0)
     body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body

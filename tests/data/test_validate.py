@@ -13,7 +13,7 @@ from nacre.data.sources.voc import Voc, VocConfig
 from nacre.data.validate import DataReport, check_source
 from nacre.terminal.data import render
 
-NAMES = [f"p{at}" for at in range(6)]
+NAMES = [f"p{i}" for i in range(6)]
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def test_names_with_brackets_are_printed_as_they_are(root: Path) -> None:
 
 
 def test_many_problems_are_cut_short(root: Path) -> None:
-    make_pairs(root, {f"q{at:02}": blocks(8, 12, [9]) for at in range(15)})
-    (root / "train.txt").write_text("\n".join(f"q{at:02}" for at in range(15)))
+    make_pairs(root, {f"q{i:02}": blocks(8, 12, [9]) for i in range(15)})
+    (root / "train.txt").write_text("\n".join(f"q{i:02}" for i in range(15)))
     text = _text(_check(root))
     assert "q09" in text
     assert "q10" not in text

@@ -10,10 +10,10 @@ from nacre.models.config import DeepLabConfig
 
 @pytest.mark.parametrize(("length", "window"), [(10, 10), (5, 10), (11, 10), (100, 32), (97, 30)])
 def test_windows_cover_a_side_and_overlap(length, window):
-    at = starts(length, window)
-    assert at[0] == 0
-    assert at[-1] == max(0, length - window)
-    for one, other in itertools.pairwise(at):
+    begins = starts(length, window)
+    assert begins[0] == 0
+    assert begins[-1] == max(0, length - window)
+    for one, other in itertools.pairwise(begins):
         assert 0 < other - one <= window * 2 / 3 + 1
 
 

@@ -16,7 +16,7 @@ from tiny_runs import tiny_run
 
 
 @pytest.fixture(scope="session")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps."""
     out = tmp_path_factory.mktemp("runs") / "tiny"
     tiny_run(out, train={"epochs": 6})
@@ -24,8 +24,8 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(learnt: Path) -> tuple[Network, ModelInfo]:
-    network, info, _ = load_model(find_model(learnt))
+def model(learned: Path) -> tuple[Network, ModelInfo]:
+    network, info, _ = load_model(find_model(learned))
     return network, info
 
 

@@ -19,9 +19,9 @@ from nacre.export.verify import noise_picture
 
 
 @pytest.fixture(scope="module")
-def published(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("published") / "my-model"
-    publish(learnt, out, license="CC-BY-4.0", data="own", pictures=2)
+    publish(learned, out, license="CC-BY-4.0", data="own", pictures=2)
     return out
 
 
@@ -34,35 +34,35 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         yield site
 
 
-def test_the_folder_is_a_model(published: Path, learnt: Path) -> None:
+def test_the_folder_is_a_model(published: Path, learned: Path) -> None:
     names = {"config.json", "model.safetensors", "preprocessor_config.json", "README.md"}
     assert {path.name for path in published.iterdir()} == names | {"seen.png"}
     picture = noise_picture((64, 96))
-    assert (load(published).predict(picture).mask == load(learnt).predict(picture).mask).all()
-    assert load(published).info.lineage == load(learnt).info.lineage
+    assert (load(published).predict(picture).mask == load(learned).predict(picture).mask).all()
+    assert load(published).info.lineage == load(learned).info.lineage
 
 
-def test_configs_are_what_the_hub_reads(published: Path, learnt: Path) -> None:
+def test_configs_are_what_the_hub_reads(published: Path, learned: Path) -> None:
     config = json.loads((published / "config.json").read_text())
-    classes = load(learnt).classes
+    classes = load(learned).classes
     assert config["num_labels"] == len(classes)
-    assert [config["id2label"][str(at)] for at in range(len(classes))] == list(classes)
+    assert [config["id2label"][str(i)] for i in range(len(classes))] == list(classes)
     assert config["label2id"][classes[1]] == 1
     pixels = json.loads((published / "preprocessor_config.json").read_text())
     assert pixels["image_mean"] == [0.5, 0.5, 0.5]
     assert pixels["image_std"] == [0.25, 0.25, 0.25]
-    network = load(learnt).network
+    network = load(learned).network
     value = (200 * pixels["rescale_factor"] - 0.5) / 0.25
     assert abs(200 * float(network.pixel_scale[0]) + float(network.pixel_shift[0]) - value) < 1e-5
 
 
-def test_the_card_has_the_metrics_of_every_step(published: Path, learnt: Path) -> None:
+def test_the_card_has_the_metrics_of_every_step(published: Path, learned: Path) -> None:
     _, front, text = (published / "README.md").read_text().split("---\n", 2)
     said = yaml.safe_load(front)
     assert (said["library_name"], said["pipeline_tag"]) == ("nacre", "image-segmentation")
     assert said["license"] == "cc-by-4.0"
     for step, result in enumerate(said["model-index"][0]["results"]):
-        metrics = json.loads((learnt / f"step-{step}" / "metrics.json").read_text())
+        metrics = json.loads((learned / f"step-{step}" / "metrics.json").read_text())
         told = {one["name"]: one["value"] for one in result["metrics"]}
         wanted = metrics["mean_iou"]["all_without_background"]
         assert told["mean IoU of all classes, without background"] == round(wanted, 5)
@@ -72,9 +72,9 @@ def test_the_card_has_the_metrics_of_every_step(published: Path, learnt: Path) -
     assert min(Image.open(published / "seen.png").size) > 200
 
 
-def test_a_model_file_alone_has_a_card_without_figures(learnt: Path, tmp_path: Path) -> None:
+def test_a_model_file_alone_has_a_card_without_figures(learned: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone.safetensors"
-    alone.write_bytes((learnt / "step-1" / "model.safetensors").read_bytes())
+    alone.write_bytes((learned / "step-1" / "model.safetensors").read_bytes())
     files = publish(alone, tmp_path / "out")
     assert "seen.png" not in {file.name for file in files}
     text = (tmp_path / "out" / "README.md").read_text()
@@ -87,12 +87,12 @@ def test_paths_of_this_machine_stay_here() -> None:
     assert without_paths(given) == {"data": {"root": "pictures"}, "a": ["x", "voc/15-5"], "n": 1}
 
 
-def test_hostile_names_stay_in_their_cells(learnt: Path, tmp_path: Path) -> None:
+def test_hostile_names_stay_in_their_cells(learned: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
     from nacre.export.card import Card, write_card
 
-    info = load(learnt).info
+    info = load(learned).info
     info = replace(info, classes=["background", "a|b<script>\n# c", *info.classes[2:]])
     text = write_card(Card("x", info, {}))
     assert "| 1 | a\\|b&lt;script> # c | 0 |" in text

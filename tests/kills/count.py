@@ -64,9 +64,9 @@ def compare(out: Path, reference: Path, code: int) -> Faults:
     return faults
 
 
-def kill_at(number: int, at: int) -> None:
+def kill_at(number: int, target: int) -> None:
     """Kill this process if it is at this operation."""
-    if number == at:
+    if number == target:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -85,11 +85,11 @@ def operations(work: Path, kills: int, with_base: bool) -> tuple[int, int, list[
     if kills < total:
         chosen = range(1, total + 1, -(-total // kills))
     results = []
-    for at in chosen:
-        out = work / f"at-{at}"
-        prepare = partial(operations_below, out, partial(kill_at, at=at))
+    for target in chosen:
+        out = work / f"at-{target}"
+        prepare = partial(operations_below, out, partial(kill_at, target=target))
         killed = wait(start(command(out), out.with_suffix(".log"), prepare))
-        faults = [] if killed == -signal.SIGKILL else [f"operation {at} ended with {killed}"]
+        faults = [] if killed == -signal.SIGKILL else [f"operation {target} ended with {killed}"]
         faults += compare(out, reference, wait(start(command(out), out.with_suffix(".log"))))
         results.append(faults)
         shutil.rmtree(out, ignore_errors=True)

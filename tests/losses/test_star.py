@@ -70,19 +70,19 @@ problems = st.builds(
 @given(a=problems)
 def test_statistics_are_those_of_the_pixels_of_each_class(a: Problem) -> None:
     found = feature_statistics(feature_moments(a.features, a.targets, 3, 2))
-    for at, target in enumerate((3, 4)):
+    for i, target in enumerate((3, 4)):
         num_pixels = a.num_pixels(target)
-        assert int(found.count[at]) == len(num_pixels)
+        assert int(found.count[i]) == len(num_pixels)
         if not num_pixels:
-            assert not any(x[at].any() for x in (found.prototype, found.noise, found.length_mean))
+            assert not any(x[i].any() for x in (found.prototype, found.noise, found.length_mean))
             continue
         f = torch.stack(num_pixels)
         u = f / f.norm(dim=1, keepdim=True)
         m = u.sum(0) / u.sum(0).norm()
-        assert_near(found.prototype[at], m)
-        assert_near(found.noise[at], (u - m).square().mean(0).sqrt())
-        assert_near(found.length_mean[at], f.norm(dim=1).mean())
-        assert_near(found.length_std[at], f.norm(dim=1).std(correction=0))
+        assert_near(found.prototype[i], m)
+        assert_near(found.noise[i], (u - m).square().mean(0).sqrt())
+        assert_near(found.length_mean[i], f.norm(dim=1).mean())
+        assert_near(found.length_std[i], f.norm(dim=1).std(correction=0))
 
 
 def assert_near(actual: Tensor, expected: Tensor) -> None:
@@ -124,11 +124,11 @@ def test_drawn_features_have_the_statistics_they_were_drawn_with() -> None:
         non_negative=False,
         generator=torch.Generator().manual_seed(1),
     )
-    for at, drawn in enumerate((x[:20000], x[20000:])):
-        mean, std = kept.length_mean[at], kept.length_std[at]
-        torch.testing.assert_close(drawn.mean(0) / mean, kept.prototype[at], rtol=0, atol=0.01)
+    for i, drawn in enumerate((x[:20000], x[20000:])):
+        mean, std = kept.length_mean[i], kept.length_std[i]
+        torch.testing.assert_close(drawn.mean(0) / mean, kept.prototype[i], rtol=0, atol=0.01)
         # Var(ab) of independent a and b
-        m, noise = kept.prototype[at], kept.noise[at]
+        m, noise = kept.prototype[i], kept.noise[i]
         variance = (m.square() + noise.square()) * (mean**2 + std**2) - (m * mean).square()
         torch.testing.assert_close(drawn.std(0), variance.sqrt(), rtol=0.03, atol=0)
 

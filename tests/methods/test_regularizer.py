@@ -36,7 +36,7 @@ def step_of(network, index):
     """A step as the hooks see it, of a network that has grown for it."""
     return Step(
         index=index,
-        class_names=tuple(f"class {at}" for at in range(sum(STEPS[: index + 1]))),
+        class_names=tuple(f"class {i}" for i in range(sum(STEPS[: index + 1]))),
         num_old=sum(STEPS[:index]),
         network=network,
         teacher=None,
@@ -84,8 +84,8 @@ def learn(name, change_at=None):
         method = make()
         optimizer = torch.optim.SGD(network.parameters(), LR, MOMENTUM, 0, DECAY, nesterov=True)
         penalties.append([])
-        for at, (x, y) in enumerate(batches(index)):
-            if (index, at) == change_at:
+        for i, (x, y) in enumerate(batches(index)):
+            if (index, i) == change_at:
                 middle = {key: value.clone() for key, value in method.state().items()}
                 method = make()
                 method.load_state(middle)
@@ -130,9 +130,9 @@ def slow_pi(past, name, thetas, gradients, end):
 def slow_rw(past, name, thetas, gradients, end):
     start = past.get(f"fisher.{name}", np.ones_like(end))
     walk = np.zeros_like(end)
-    for at in range(10, len(thetas), 10):
-        before, now, g = thetas[at - 10], thetas[at], gradients[at]
-        fisher = fisher_after(start, gradients[:at])
+    for i in range(10, len(thetas), 10):
+        before, now, g = thetas[i - 10], thetas[i], gradients[i]
+        fisher = fisher_after(start, gradients[:i])
         walk += g * (before - now) / (0.5 * fisher * (now - before) ** 2 + 1e-8)
     score, key = np.maximum(0, walk), f"walk_score.{name}"
     if key in past:
@@ -185,12 +185,12 @@ def slow_learn(method):
 
 
 @pytest.fixture(scope="module", params=SLOW)
-def learnt(request):
+def learned(request):
     return request.param, *learn(request.param)
 
 
-def test_parameters_and_importances_are_those_of_the_equations(learnt):
-    method, network, states, _ = learnt
+def test_parameters_and_importances_are_those_of_the_equations(learned):
+    method, network, states, _ = learned
     theta, expected = slow_learn(method)
     for name, value in network.named_parameters():
         np.testing.assert_allclose(value.detach().numpy(), theta[name], rtol=1e-8)
@@ -200,8 +200,8 @@ def test_parameters_and_importances_are_those_of_the_equations(learnt):
             np.testing.assert_allclose(value.numpy(), expected[step][key], rtol=1e-5, err_msg=key)
 
 
-def test_the_penalty_is_zero_when_a_step_begins_and_not_later(learnt):
-    _, _, _, penalties = learnt
+def test_the_penalty_is_zero_when_a_step_begins_and_not_later(learned):
+    _, _, _, penalties = learned
     assert penalties[0] == []
     for found in penalties[1:]:
         assert len(found) == ITERATIONS
@@ -210,8 +210,8 @@ def test_the_penalty_is_zero_when_a_step_begins_and_not_later(learnt):
 
 
 @pytest.mark.parametrize("change_at", [(0, 13), (1, 1), (2, 11)])
-def test_goes_on_exactly_from_its_state_in_the_middle_of_a_step(learnt, change_at):
-    method, network, states, _ = learnt
+def test_goes_on_exactly_from_its_state_in_the_middle_of_a_step(learned, change_at):
+    method, network, states, _ = learned
     again, states_again, _ = learn(method, change_at)
     for one, other in zip(network.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -219,8 +219,8 @@ def test_goes_on_exactly_from_its_state_in_the_middle_of_a_step(learnt, change_a
         assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_a_finished_step_keeps_only_what_the_next_one_needs(learnt):
-    method, network, states, _ = learnt
+def test_a_finished_step_keeps_only_what_the_next_one_needs(learned):
+    method, network, states, _ = learned
     kinds = METHODS[method].persistent_state
     names = {name for name, _ in network.named_parameters()}
     assert set(states[-1]) == {f"{kind}.{name}" for kind in kinds for name in names}
@@ -238,8 +238,8 @@ def second_step(method, states):
     return again, step
 
 
-def test_it_keeps_as_many_copies_of_the_parameters_as_the_table_of_methods_says(learnt):
-    method, _, states, _ = learnt
+def test_it_keeps_as_many_copies_of_the_parameters_as_the_table_of_methods_says(learned):
+    method, _, states, _ = learned
     again, step = second_step(method, states)
     tables = {kind: table for kind, table in again.tables.items() if kind not in again.offloaded}
     assert len(tables) == again.extra_param_copies
@@ -247,8 +247,8 @@ def test_it_keeps_as_many_copies_of_the_parameters_as_the_table_of_methods_says(
     assert all(set(table) <= known for table in tables.values())
 
 
-def test_new_parameters_are_free(learnt):
-    method, _, states, _ = learnt
+def test_new_parameters_are_free(learned):
+    method, _, states, _ = learned
     again, step = second_step(method, states)
     with torch.no_grad():
         for value in step.network.steps[1].parameters():
@@ -257,7 +257,7 @@ def test_new_parameters_are_free(learnt):
     assert penalty.item() == 0
 
 
-def test_importances_that_are_missing_are_refused(learnt):
-    method, network, _, _ = learnt
+def test_importances_that_are_missing_are_refused(learned):
+    method, network, _, _ = learned
     with pytest.raises(NacreError, match=f"learn step 0 with {method} too"):
         METHODS[method](METHODS[method].Config(), 3).begin_step(step_of(network, 1))

@@ -80,7 +80,7 @@ def test_a_cut_is_gone_on_with(site: Site, tmp_path: Path) -> None:
     path = fetch(site, tmp_path / "weights.pth")
     assert path.read_bytes() == CONTENT
     starts = [one[2] for one in site.asked]
-    assert starts == [None, *(f"bytes={at * site.cut}-" for at in (1, 2, 3))]
+    assert starts == [None, *(f"bytes={i * site.cut}-" for i in (1, 2, 3))]
 
 
 def test_a_file_that_never_ends_is_kept_in_part(site: Site, tmp_path: Path) -> None:

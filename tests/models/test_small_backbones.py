@@ -156,7 +156,7 @@ def classify(name: str, features: Tensor, w: State) -> Tensor:
 PICTURES = {"2007_000549": 285, "2007_002445": 284, "2007_001239": 168, "2007_000925": 348}
 
 
-def normalised(path: Path, backbone: Backbone) -> Tensor:
+def normalized(path: Path, backbone: Backbone) -> Tensor:
     image = Image.open(path).convert("RGB").resize((224, 224))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
     mean, std = (torch.tensor(c).view(3, 1, 1) for c in (backbone.mean, backbone.std))
@@ -171,5 +171,5 @@ def test_animals_are_recognised(name: str, voc_part: Path) -> None:
     for picture, expected in PICTURES.items():
         path = voc_part / f"VOC2012/JPEGImages/{picture}.jpg"
         with torch.no_grad():
-            scores = classify(name, backbone(normalised(path, backbone)), state)
+            scores = classify(name, backbone(normalized(path, backbone)), state)
         assert int(scores.argmax()) == expected, picture

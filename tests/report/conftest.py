@@ -16,7 +16,7 @@ from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.scenario import Scenario, make_scenario, read_scenario
 from nacre.training.config import RunConfig, build_config
-from nacre.training.events import Recorder, RunBegan, StepBegan, StepLearnt, Trained
+from nacre.training.events import Recorder, RunBegan, StepBegan, StepLearned, Trained
 from nacre.utils.io import save_json
 
 SCENARIO = "scenes/4-2-2/overlapped"
@@ -97,7 +97,7 @@ def _write_events(folder: RunFolder, config: RunConfig, steps: int) -> None:
         for iteration in (10, 20, 30):
             losses = {"ce": 2.0 / iteration} | ({"kd": 0.5} if step else {})
             recorder(Trained(step, iteration, 0.1, losses, images_per_second=100.0))
-        recorder(StepLearnt(step, seconds=1.5 + step, peak_memory_bytes=3 * 2**20))
+        recorder(StepLearned(step, seconds=1.5 + step, peak_memory_bytes=3 * 2**20))
 
 
 def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, step: int) -> None:

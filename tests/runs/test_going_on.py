@@ -14,7 +14,7 @@ from nacre.runs.event_file import EventFile, Position, read_events
 from nacre.runs.folder import RunFolder, read_config
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config, deep_merge
-from nacre.training.events import StepLearnt
+from nacre.training.events import StepLearned
 from nacre.training.step import Interrupted
 from tiny_runs import TINY, StopAfter, tiny_config, tiny_run
 
@@ -73,7 +73,7 @@ def test_half_a_last_line_is_passed_over_and_cut_off(tmp_path):
     whole = '{"time": 1, "event": "learnt", "step": 0, "seconds": 1, "peak_memory_bytes": 2}\n'
     path.write_bytes((whole + '{"time": 2, "event": "le\x00\x00').encode())
     assert [event.kind for event in read_events(path)] == ["learnt"]
-    EventFile(path, Position(1))(StepLearnt(1, 3, 4))
+    EventFile(path, Position(1))(StepLearned(1, 3, 4))
     assert [event.step for event in read_events(path)] == [0, 1]
     assert path.read_text().startswith(whole)
 
@@ -133,16 +133,16 @@ def test_a_folder_that_a_kill_left_before_its_config_can_be_used(tmp_path):
 
 
 def make_data(root):
-    for at in range(12):
+    for i in range(12):
         for kind, image in (
-            ("images", Image.new("RGB", (32, 32), (20 * at, 90, 30 + 10 * at))),
-            ("masks", Image.new("L", (32, 32), 1 + at % 2)),
+            ("images", Image.new("RGB", (32, 32), (20 * i, 90, 30 + 10 * i))),
+            ("masks", Image.new("L", (32, 32), 1 + i % 2)),
         ):
             (root / kind).mkdir(parents=True, exist_ok=True)
-            image.save(root / kind / f"{at:02}.png")
+            image.save(root / kind / f"{i:02}.png")
     (root / "classes.yaml").write_text("background: 0\nclasses: {1: cat, 2: dog}\n")
-    (root / "train.txt").write_text("".join(f"{at:02}\n" for at in range(8)))
-    (root / "val.txt").write_text("".join(f"{at:02}\n" for at in range(8, 12)))
+    (root / "train.txt").write_text("".join(f"{i:02}\n" for i in range(8)))
+    (root / "val.txt").write_text("".join(f"{i:02}\n" for i in range(8, 12)))
 
 
 def folder_config(root, **changes):

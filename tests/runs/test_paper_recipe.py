@@ -21,12 +21,12 @@ def make_voc(root):
     for folder in ("JPEGImages", "SegmentationClassAug", "ImageSets/Segmentation"):
         (root / folder).mkdir(parents=True)
     names = {"train_aug": [], "val": []}
-    for at in range(IMAGES + 2):
-        name = f"2026_{at:06d}"
-        names["val" if at >= IMAGES else "train_aug"].append(name)
+    for i in range(IMAGES + 2):
+        name = f"2026_{i:06d}"
+        names["val" if i >= IMAGES else "train_aug"].append(name)
         mask = np.zeros((SIZE[1], SIZE[0]), np.uint8)
-        mask[50:200, 50:250] = 1 + at % 15
-        mask[150:300, 200:400] = 16 + at % 5
+        mask[50:200, 50:250] = 1 + i % 15
+        mask[150:300, 200:400] = 16 + i % 5
         mask[200:204] = 255
         noise = rng.integers(0, 60, (SIZE[1], SIZE[0], 3))
         picture = noise + (mask[..., None] * np.array([7, 3, 5])) % 180

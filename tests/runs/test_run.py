@@ -35,8 +35,8 @@ def same_bytes(one: Path, other: Path) -> None:
 
 def test_a_run_leaves_what_it_promises(finished):
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
-    steps = {f"step-{at}/{name}" for at in range(3) for name in ("model.safetensors", "model.json")}
-    steps |= {f"step-{at}/metrics.json" for at in range(3)}
+    steps = {f"step-{i}/{name}" for i in range(3) for name in ("model.safetensors", "model.json")}
+    steps |= {f"step-{i}/metrics.json" for i in range(3)}
     assert names == steps | {
         "config.yaml",
         "facts.json",

@@ -19,7 +19,7 @@ SPACE = LabelSpace({1: "cat", 2: "dog", 3: "cow"})
 
 
 def index(*labels):
-    names = tuple(f"image-{at}" for at in range(len(labels)))
+    names = tuple(f"image-{i}" for i in range(len(labels)))
     return Index(names, tuple(frozenset(one) for one in labels))
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_is_not_text(tmp_path):
 def test_partition_gives_each_image_to_one_step_and_rare_classes_first():
     images = index({1}, {1}, {1, 2}, {1, 2}, {0})
     dealt = partition(((1,), (2,)), images)
-    assert sorted(at for step in dealt for at in step) == [0, 1, 2, 3]
+    assert sorted(i for step in dealt for i in step) == [0, 1, 2, 3]
     # The third image's score is 120 + 6/2 for class 2, and less for class 1, which has two.
     assert dealt == ((0, 1), (2, 3))
 
@@ -177,5 +177,5 @@ def test_every_example_task_is_valid(data, task):
     if one.space is None:
         return
     applied = make_scenario("x", read_scenario(f"{data}/{task}/overlapped"), one.space, one.tasks())
-    learnt = [label for step in applied.classes.steps for label in step]
-    assert sorted(learnt) == sorted(one.space.names)
+    learned = [label for step in applied.classes.steps for label in step]
+    assert sorted(learned) == sorted(one.space.names)

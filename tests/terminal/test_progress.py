@@ -10,7 +10,7 @@ from nacre.training.events import (
     RunBegan,
     Saved,
     StepBegan,
-    StepLearnt,
+    StepLearned,
     StepSkipped,
     StepTested,
     Trained,
@@ -24,7 +24,7 @@ EVENTS = [
     Iterated(1, 2),
     Trained(1, 2, 0.1, {"ce": 0.5}, images_per_second=1.0),
     Saved(1, 2),
-    StepLearnt(1, 3.0, None),
+    StepLearned(1, 3.0, None),
     ImagesTested(1, 2, of=4),
     StepTested(1, {"all_without_background": 0.5}),
 ]

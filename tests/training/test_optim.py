@@ -63,7 +63,7 @@ def test_the_default_is_the_papers_sgd_bit_for_bit() -> None:
 
 
 def test_the_default_schedule_is_the_papers_to_the_last_bit() -> None:
-    assert lrs(OptimConfig(), 30, 0.01) == [0.01 * (1 - at / 30) ** 0.9 for at in range(30)]
+    assert lrs(OptimConfig(), 30, 0.01) == [0.01 * (1 - i / 30) ** 0.9 for i in range(30)]
 
 
 def test_adamw_is_torchs() -> None:

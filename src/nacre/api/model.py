@@ -59,7 +59,7 @@ class Prediction:
         """Return which share of the picture each class covers, largest first."""
         counts = np.bincount(self.mask.ravel(), minlength=len(self.classes))
         order = np.argsort(-counts, kind="stable")
-        return {self.classes[at]: float(counts[at] / self.mask.size) for at in order if counts[at]}
+        return {self.classes[i]: float(counts[i] / self.mask.size) for i in order if counts[i]}
 
     def picture(self) -> Image.Image:
         """Return the mask as a palette image: label values are channels."""

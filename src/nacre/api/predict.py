@@ -114,7 +114,7 @@ class _Results:
         total = max(1, int(self.counts.sum()))
         order = np.argsort(-self.counts, kind="stable")
         return {
-            self.legend.classes[at]: int(self.counts[at]) / total for at in order if self.counts[at]
+            self.legend.classes[i]: int(self.counts[i]) / total for i in order if self.counts[i]
         }
 
 
@@ -138,14 +138,14 @@ def predict_all(
     failed: list[str] = []
     stopped = False
     with _Results(model, out, options) as results, show_progress("predicting") as progress:
-        for at, one in enumerate(inputs):
+        for i, one in enumerate(inputs):
             try:
                 stopped = _predict(model, one, results, should_stop) or should_stop()
             except NacreError as error:
                 if len(inputs) == 1:
                     raise
                 failed.append(str(error))
-            progress(at + 1, len(inputs))
+            progress(i + 1, len(inputs))
             if stopped:
                 break
     return Summary(results.done, tuple(failed), stopped, results.share_of_classes())
@@ -237,9 +237,9 @@ def _predict_video(
     forms = results.options.forms
     writer: VideoWriter | None = None
     try:
-        for at, frame in enumerate(read_frames(one.path)):
+        for i, frame in enumerate(read_frames(one.path)):
             classes = model.predict(frame).mask
-            stem = f"{one.stem}/{at:06d}"
+            stem = f"{one.stem}/{i:06d}"
             if "masks" in forms:
                 write_mask(results.out / "masks" / f"{stem}.png", classes, results.legend)
             if "overlays" in forms:
@@ -248,7 +248,7 @@ def _predict_video(
                     rate = frames_per_second(one.path)
                     writer = VideoWriter(path, classes.shape, rate)
                 writer.add(np.asarray(overlay(frame, classes, results.legend)))
-            results.add(f"{one.name}#{at}", stem, None, classes)
+            results.add(f"{one.name}#{i}", stem, None, classes)
             if should_stop():
                 return True
     finally:

@@ -144,7 +144,7 @@ def write_geotiff(
             "blockysize": 256,
         }
     with replacing(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
-        file.write_colormap(1, {at: (*color, 255) for at, color in enumerate(legend.colors)})
+        file.write_colormap(1, {i: (*color, 255) for i, color in enumerate(legend.colors)})
         file.update_tags(classes=", ".join(legend.classes))
 
         def write(rows: slice, columns: slice, classes: Pixels) -> None:

@@ -90,8 +90,8 @@ def _write_page(
     runtime = web_runtime(archive)
     shown, graphs = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for at, model in enumerate(models):
-            file = Path(folder) / f"{at}.onnx"
+        for i, model in enumerate(models):
+            file = Path(folder) / f"{i}.onnx"
             _write_onnx(model, file, form, data, limit, license)
             shown.append(PageModel(_name(model), OnnxModel(file).metadata))
             graphs.append(file.read_bytes())
@@ -120,10 +120,10 @@ def serve(
 
     served = []
     with tempfile.TemporaryDirectory() as folder:
-        for at, model in enumerate(models):
+        for i, model in enumerate(models):
             file = model
             if model.suffix != ".onnx":
-                file = Path(folder) / f"{at}.onnx"
+                file = Path(folder) / f"{i}.onnx"
                 _write_onnx(model, file, "fp32", None, 1, None)
             served.append(Served(_name(model), OnnxModel(file, threads)))
     try:

@@ -79,7 +79,7 @@ def report_forgetting(
             seen += confusion_matrix(truth, now, num_new).cpu()
             both += confusion_matrix(was, now, num_new).cpu()
     return Forgetting(
-        names=tuple(names) or tuple(str(at) for at in range(num_new)),
+        names=tuple(names) or tuple(str(i) for i in range(num_new)),
         before=tuple(iou_by_class(own)[:num_old]),
         after=tuple(iou_by_class(seen)),
         agreement=tuple(iou_by_class(both)[:num_old]),

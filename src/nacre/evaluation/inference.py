@@ -87,4 +87,4 @@ def starts(length: int, window: int) -> list[int]:
     if length <= window:
         return [0]
     count = math.ceil((length - window) / (window * 2 / 3)) + 1
-    return [round(at * (length - window) / (count - 1)) for at in range(count)]
+    return [round(i * (length - window) / (count - 1)) for i in range(count)]

@@ -51,7 +51,7 @@ def class_groups(classes: ClassTable, groups: StepLabels, step: int) -> dict[str
     old = [one for names in by_step[:-1] for one in names]
     found = {"old": old} if old else {}
     found |= {"new": by_step[-1], "all": old + by_step[-1]}
-    return found | {f"step_{at}": names for at, names in enumerate(by_step)}
+    return found | {f"step_{i}": names for i, names in enumerate(by_step)}
 
 
 def group_means(iou: Ious, groups: dict[str, list[str]]) -> dict[str, float | None]:
@@ -71,9 +71,9 @@ def summarize(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     names = steps[-1]["classes"]
     matrix = [[metrics["iou"].get(name) for name in names] for metrics in steps]
     forgetting: Ious = {}
-    for at, name in enumerate(names):
-        earlier = [row[at] for row in matrix[:-1] if row[at] is not None]
-        last = matrix[-1][at]
+    for i, name in enumerate(names):
+        earlier = [row[i] for row in matrix[:-1] if row[i] is not None]
+        last = matrix[-1][i]
         if earlier and last is not None:
             forgetting[name] = max(earlier) - last
     kept = [value for name, value in forgetting.items() if name != BACKGROUND]

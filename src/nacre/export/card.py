@@ -88,11 +88,11 @@ def _data(info: ModelInfo, step: int) -> str:
 def _head(card: Card) -> str:
     count = len(card.info.classes) - 1
     steps = len(card.info.steps)
-    learnt = f"in {steps} steps, one after the other" if steps > 1 else "in one step"
+    learned = f"in {steps} steps, one after the other" if steps > 1 else "in one step"
     picture = f"\n\n![What the model sees]({card.pictures})" if card.pictures else ""
     return (
         f"# {card.name}\n\nA network for semantic segmentation that knows {count} "
-        f"{'class' if count == 1 else 'classes'}, learnt {learnt}, with nacre {__version__}."
+        f"{'class' if count == 1 else 'classes'}, learnt {learned}, with nacre {__version__}."
         f"{picture}"
     )
 
@@ -112,10 +112,10 @@ model = nacre.learn("new-data/", start=model, out="grown")  # teach it the next 
 
 def _lineage(card: Card) -> str:
     rows = [
-        f"| {at} | {_cell(', '.join(map(str, step.get('classes', []))))} "
-        f"| {_cell(step.get('images', ''))} | {_cell(_data(card.info, at))} "
+        f"| {i} | {_cell(', '.join(map(str, step.get('classes', []))))} "
+        f"| {_cell(step.get('images', ''))} | {_cell(_data(card.info, i))} "
         f"| {_cell(step.get('method', ''))} |"
-        for at, step in enumerate(card.info.lineage)
+        for i, step in enumerate(card.info.lineage)
     ]
     head = "| step | classes | images | data | method |\n|---:|---|---:|---|---|"
     return "\n".join(["## How it learnt", "", head, *rows])
@@ -148,8 +148,8 @@ def _classes(card: Card) -> str:
     last = card.metrics.get(len(card.info.steps) - 1, {}).get("iou", {})
     starts = _steps_of_channels(card.info.steps)
     rows = [
-        f"| {at} | {_cell(name)} | {starts[at]} | {_percent(last.get(name))} |"
-        for at, name in enumerate(card.info.classes)
+        f"| {i} | {_cell(name)} | {starts[i]} | {_percent(last.get(name))} |"
+        for i, name in enumerate(card.info.classes)
     ]
     head = "| channel | class | step | IoU |\n|---:|---|---:|---:|"
     return "\n".join(["## Classes", "", head, *rows])

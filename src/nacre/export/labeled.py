@@ -63,8 +63,8 @@ def _own(info: ModelInfo, limit: int) -> LabeledPictures:
     count = min(limit, len(dataset))
 
     def read() -> Iterator[tuple[Pixels, Pixels]]:
-        for at in range(count):
-            pixels, truth = dataset[at]
+        for i in range(count):
+            pixels, truth = dataset[i]
             yield np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()), truth.numpy()
 
     return LabeledPictures(count, read)
@@ -114,10 +114,10 @@ def measure_iou(
     """Return the IoU of each channel over all pictures, None where the truth never holds it."""
     confusion = torch.zeros(channels, channels, dtype=torch.int64)
     with show_progress(title) as progress:
-        for at, (picture, truth) in enumerate(pictures.read()):
+        for i, (picture, truth) in enumerate(pictures.read()):
             found = torch.from_numpy(classify(picture))
             confusion += confusion_matrix(torch.from_numpy(truth), found, channels)
-            progress(at + 1, pictures.count)
+            progress(i + 1, pictures.count)
     return iou_by_class(confusion)
 
 

@@ -136,7 +136,7 @@ def _measure(
         return torch_scores(network, picture).argmax(0).astype(np.uint8)
 
     if labeled is None:
-        shown = [noise_picture(size, at) for at, size in enumerate(sizes_to_compare(info.crop))]
+        shown = [noise_picture(size, i) for i, size in enumerate(sizes_to_compare(info.crop))]
         return _agreement(shown, exported, original), None
     shown = list(labeled.pictures(8))
     channels = len(info.classes)

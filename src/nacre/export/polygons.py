@@ -48,7 +48,7 @@ def _rings(classes: ClassMap) -> Iterator[Ring]:
         if not edges[start]:
             continue
         corners = _walk(int(start), edges, owners, moves)
-        points = np.array([(at % width, at // width) for at in corners], np.float64)
+        points = np.array([(i % width, i // width) for i in corners], np.float64)
         yield Ring(int(owners[start]), points, _area(points))
 
 

@@ -112,8 +112,8 @@ def encode_runs(mask: npt.NDArray[np.bool_]) -> list[int]:
 def compress_runs(runs: Sequence[int]) -> str:
     """Return run lengths as COCO's text: groups of 5 bits, differences from the fourth on."""
     text = []
-    for at, length in enumerate(runs):
-        value = length - runs[at - 2] if at > 2 else length
+    for i, length in enumerate(runs):
+        value = length - runs[i - 2] if i > 2 else length
         more = True
         while more:
             bits = value & 0x1F
@@ -167,7 +167,7 @@ class CocoWriter:
     def close(self) -> None:
         """Write the file."""
         named = enumerate(self.legend.classes[1:], start=1)
-        categories = [{"id": at, "name": name, "supercategory": ""} for at, name in named]
+        categories = [{"id": i, "name": name, "supercategory": ""} for i, name in named]
         content = {
             "images": self.images,
             "annotations": self.annotations,

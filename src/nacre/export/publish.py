@@ -74,8 +74,8 @@ def hub_config(info: ModelInfo) -> dict[str, Any]:
         "model_type": "nacre",
         "architectures": [str(info.model.get("kind", "network"))],
         "num_labels": len(names),
-        "id2label": {str(at): name for at, name in enumerate(names)},
-        "label2id": {name: at for at, name in enumerate(names)},
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
         "nacre": {
             "version": __version__,
             "colors": info.colors,

@@ -78,8 +78,8 @@ def compare(
     """
     same = total = 0
     worst = 0.0
-    for at, size in enumerate(sizes):
-        picture = noise_picture(size, seed=at)
+    for i, size in enumerate(sizes):
+        picture = noise_picture(size, seed=i)
         classes, scores = session.run(["classes", "scores"], {"picture": picture[None]})
         wanted = torch_scores(network, picture)
         if scores[0].shape != wanted.shape:

@@ -21,7 +21,7 @@ def check_base(base: Path | None, config: RunConfig, data: ScenarioData) -> None
     if not source.step_metrics(0).exists() or not source.fingerprint.exists():
         raise NacreError(f"--base {base}: its step 0 is not finished")
     changed = differences(deciding(theirs, step_0=True), deciding(config, step_0=True))
-    changed += _learnt_otherwise(theirs.method, config.method)
+    changed += _step_0_differences(theirs.method, config.method)
     changed += _other_step_0(read_record(Facts, source.fingerprint), data.fingerprint())
     if changed:
         raise NacreError(f"--base {base} learnt step 0 differently ({'; '.join(changed)})")
@@ -53,7 +53,7 @@ def step_0_key(config: RunConfig, fingerprint: dict[str, Any]) -> list[Any]:
     return [loss, recipe, *data]
 
 
-def _learnt_otherwise(their_config: MethodConfig, our_config: MethodConfig) -> list[str]:
+def _step_0_differences(their_config: MethodConfig, our_config: MethodConfig) -> list[str]:
     """Say what a method would lack in a step 0 that another method learnt."""
     changed = []
     theirs, ours = find_method(their_config.name), find_method(our_config.name)

@@ -21,12 +21,12 @@ class Position:
     Attributes:
         step: The step that is worked on.
         iteration: Updates of it that are saved.
-        is_learnt: Whether only its testing is left.
+        is_learned: Whether only its testing is left.
     """
 
     step: int
     iteration: int = 0
-    is_learnt: bool = False
+    is_learned: bool = False
 
     def is_past(self, event: dict[str, Any]) -> bool:
         """Whether an event belongs to what stays."""
@@ -35,7 +35,7 @@ class Position:
             return True
         if step > self.step or event.get("event") == "end":
             return False
-        if self.is_learnt:
+        if self.is_learned:
             return True
         if not self.iteration or event.get("event") == "learnt":
             return False

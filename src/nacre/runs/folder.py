@@ -88,7 +88,7 @@ class RunFolder:
         return self.path / ".step-0"
 
     @property
-    def nothing_learnt(self) -> bool:
+    def nothing_learned(self) -> bool:
         """Whether no step and no part of one is there yet."""
         return not self.resume.exists() and not any(self.path.glob("step-*/model.safetensors"))
 
@@ -143,7 +143,7 @@ class RunFolder:
 
     def check_same(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
         """Refuse a folder in which another config or other data were learnt."""
-        if self.nothing_learnt:
+        if self.nothing_learned:
             return
         changed = differences(deciding(self.saved_config()), deciding(config))
         if self.fingerprint.exists():

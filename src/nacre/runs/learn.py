@@ -26,7 +26,7 @@ from nacre.runs.shared_folder import check_shared
 from nacre.scenarios.classes import distinct_colors
 from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
 from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import Learnt, Session, StepSpec, learn_step
+from nacre.training.step import Learned, Session, StepSpec, learn_step
 from nacre.utils.device import choose_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import load_json, save_json
@@ -101,7 +101,7 @@ class Learning:
             while_running.enter_context(explain_worker_crash())
             if not self.dist.from_main(self.folder.metrics.exists()):
                 before = self._before()
-                network = self._learnt()
+                network = self._learn_or_load()
                 self._test(network, before)
             metrics: Metrics = self.dist.on_main(lambda: load_json(self.folder.metrics))
         return metrics
@@ -132,12 +132,12 @@ class Learning:
         start = self.start.fingerprint() if self.start else None
         return {"start": start, **self.data.fingerprint()}
 
-    def _load_start(self) -> Learnt | None:
+    def _load_start(self) -> Learned | None:
         if self.start is None:
             return None
         network, _, state = load_model(self.start.path, self.dist.device)
         own = find_method(self.config.method.name).persistent_state
-        return Learnt(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
+        return Learned(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
 
     def _before(self) -> list[dict[str, Any]]:
         """Return how the start model tests, from the file if that was done before."""
@@ -151,7 +151,7 @@ class Learning:
         found: list[dict[str, Any]] = self.dist.on_main(lambda: load_json(path)["tests"])
         return found
 
-    def _learnt(self) -> Network:
+    def _learn_or_load(self) -> Network:
         """Return the network of the step, learnt now unless that was done before."""
         path = self.folder.model(self.index)
         if self.dist.from_main(path.exists()):
@@ -159,14 +159,14 @@ class Learning:
         session = Session(
             self.dist, self.precision, self.checkpoint, self.recorder, self.should_stop
         )
-        learnt = learn_step(self.spec, self._load_start(), self.config, session)
+        learned = learn_step(self.spec, self._load_start(), self.config, session)
 
         def save() -> None:
-            save_model(path, learnt.network, self._info(), learnt.method_state)
+            save_model(path, learned.network, self._info(), learned.method_state)
             self.checkpoint.remove()
 
         self.dist.on_main(save)
-        return learnt.network
+        return learned.network
 
     def _test(self, network: Network, before: list[dict[str, Any]]) -> None:
         """Test the network on all test sets and beside the start model; write the metrics."""
@@ -240,7 +240,7 @@ class Learning:
         if self.folder.metrics.exists():
             return Position(self.index + 1)
         if self.folder.model(self.index).exists():
-            return Position(self.index, is_learnt=True)
+            return Position(self.index, is_learned=True)
         if self.folder.resume.exists():
             _, content = load_resume(self.folder.resume, self.dist.device)
             return Position(self.index, content["iteration"])

@@ -39,7 +39,7 @@ class LearnFolder(RunFolder):
         return self.path / "before.json"
 
     @property
-    def nothing_learnt(self) -> bool:
+    def nothing_learned(self) -> bool:
         """Whether neither a model nor a part of the way to one is there yet."""
         return not self.resume.exists() and not self.model(0).exists()
 

@@ -85,7 +85,7 @@ class Images(Record):
     sha256: Digest
 
 
-class LearntImages(Images):
+class LearnedImages(Images):
     """The images of a step, and its classes by label."""
 
     classes: dict[Name, Name] = Field(min_length=1)
@@ -95,7 +95,7 @@ class Facts(Record):
     """What a run is learnt from and tested on."""
 
     background: int | None
-    steps: list[LearntImages] = Field(min_length=1)
+    steps: list[LearnedImages] = Field(min_length=1)
     tests: list[Images]
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ from nacre.training.events import (
     StepTested,
 )
 from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import Learnt, Session, StepSpec, learn_step, until_stopped
+from nacre.training.step import Learned, Session, StepSpec, learn_step, until_stopped
 from nacre.utils.device import choose_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json
@@ -115,39 +115,39 @@ class Run:
     def _learn_all(self, specs: list[StepSpec]) -> None:
         recorder, dist = self.recorder, self.dist
         session = Session(dist, self.precision, self.checkpoint, recorder, self.should_stop)
-        learnt: Learnt | None = None
+        learned: Learned | None = None
         for spec in specs:
             # What is there is seen by the main process, and told: folders may look different
             # from another machine for a while.
             if dist.from_main(self.folder.is_finished(spec.index)):
                 recorder(self._skipped(spec))
-                learnt = None
+                learned = None
                 continue
-            learnt = self._learnt(spec, learnt, session)
-            self._test(spec.index, learnt)
+            learned = self._learn_or_load(spec, learned, session)
+            self._test(spec.index, learned)
 
-    def _learnt(self, spec: StepSpec, before: Learnt | None, session: Session) -> Learnt:
+    def _learn_or_load(self, spec: StepSpec, before: Learned | None, session: Session) -> Learned:
         """Learn a step from the one before, unless that was done."""
         if self.dist.from_main(self.folder.model(spec.index).exists()):
             return self._load(spec.index)
         if spec.index and before is None:
             before = self._load(spec.index - 1)
-        learnt = learn_step(spec, before, self.config, session)
-        self.dist.on_main(lambda: self._save(spec.index, learnt))
-        return learnt
+        learned = learn_step(spec, before, self.config, session)
+        self.dist.on_main(lambda: self._save(spec.index, learned))
+        return learned
 
-    def _save(self, step: int, learnt: Learnt) -> None:
-        save_model(self.folder.model(step), learnt.network, self._info(step), learnt.method_state)
+    def _save(self, step: int, learned: Learned) -> None:
+        save_model(self.folder.model(step), learned.network, self._info(step), learned.method_state)
         self.checkpoint.remove()
 
-    def _load(self, step: int) -> Learnt:
+    def _load(self, step: int) -> Learned:
         """Return what a step left, as far as this run's method knows it."""
         network, _, state = load_model(self.folder.model(step), self.dist.device)
         # A step 0 that was taken over may hold what another method keeps.
         own = find_method(self.config.method.name).persistent_state
-        return Learnt(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
+        return Learned(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
 
-    def _test(self, step: int, learnt: Learnt) -> None:
+    def _test(self, step: int, learned: Learned) -> None:
         """Test the network after a step and write its metrics."""
         dataset = self.data.eval_dataset(step)
         train, dist = self.config.train, self.dist
@@ -159,7 +159,7 @@ class Run:
 
         window = self.config.test_window
         heard = until_stopped(batches, dist, self.should_stop)
-        confusion = dist.sum(evaluate(learnt.network, heard, dist.device, on_images, window))
+        confusion = dist.sum(evaluate(learned.network, heard, dist.device, on_images, window))
 
         def write() -> None:
             scenario = self.data.scenario
@@ -223,14 +223,14 @@ class Run:
     def _position(self) -> Position:
         """Return how far the folder is; a saved state that is behind it is removed."""
         steps = range(self.num_steps)
-        step = next((at for at in steps if not self.folder.is_finished(at)), self.num_steps)
-        is_learnt = self.folder.model(step).exists()
-        if self.folder.resume.exists() and not is_learnt:
+        step = next((i for i in steps if not self.folder.is_finished(i)), self.num_steps)
+        is_learned = self.folder.model(step).exists()
+        if self.folder.resume.exists() and not is_learned:
             _, content = load_resume(self.folder.resume, self.dist.device)
             if content["step"] == step:
                 return Position(step, content["iteration"])
         self.checkpoint.remove()
-        return Position(step, is_learnt=is_learnt)
+        return Position(step, is_learned=is_learned)
 
     def _skipped(self, spec: StepSpec) -> StepSkipped:
         taken = str(self.base) if self.base and spec.index == 0 else None

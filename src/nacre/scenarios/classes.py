@@ -125,17 +125,17 @@ class ClassTable:
         """Refuse empty steps, repeated classes and more channels than 16 bits can name."""
         if not self.steps:
             raise NacreError("there is no step; at least one is needed")
-        learnt: set[int] = set()
+        learned: set[int] = set()
         for step, labels in enumerate(self.steps):
             if not labels:
                 raise NacreError(f"step {step} learns no class; each step needs at least one")
             for label in labels:
                 name = self.space.names[self.space.label_of(label)]
-                if label in learnt:
+                if label in learned:
                     raise NacreError(f"class {name!r} is learnt twice; step {step} repeats it")
-                learnt.add(label)
-        if len(learnt) > MOST_CLASSES:
-            raise NacreError(f"{len(learnt)} classes are too many; at most {MOST_CLASSES}")
+                learned.add(label)
+        if len(learned) > MOST_CLASSES:
+            raise NacreError(f"{len(learned)} classes are too many; at most {MOST_CLASSES}")
 
     def new(self, step: int) -> tuple[int, ...]:
         """Labels learnt in this step."""
@@ -172,7 +172,7 @@ class ClassTable:
         background = self.space.background
         return (
             (0, 0, 0) if background is None else own.get(background, (0, 0, 0)),
-            *(own.get(label, spread[at + 1]) for at, label in enumerate(self.seen(step))),
+            *(own.get(label, spread[i + 1]) for i, label in enumerate(self.seen(step))),
         )
 
     def training_table(self, step: int, border: BorderRule) -> LabelTable:
@@ -250,9 +250,9 @@ def distinct_colors(count: int) -> tuple[tuple[int, int, int], ...]:
     from colorsys import hsv_to_rgb
 
     colors: list[tuple[int, int, int]] = [(0, 0, 0)]
-    for at in range(count - 1):
+    for i in range(count - 1):
         # The golden ratio keeps any number of neighbours apart; brightness takes turns.
-        rgb = hsv_to_rgb((at * 0.618034 + 0.55) % 1, 0.75, (0.95, 0.7)[at % 2])
+        rgb = hsv_to_rgb((i * 0.618034 + 0.55) % 1, 0.75, (0.95, 0.7)[i % 2])
         colors.append((round(rgb[0] * 255), round(rgb[1] * 255), round(rgb[2] * 255)))
     return tuple(colors[:count])
 

@@ -37,7 +37,7 @@ def read_lists(folder: Path, scenario: Scenario, index: Index) -> ImageLists:
     for step, images in enumerate(lists):
         _check(folder / f"train-{step}.npy", scenario, index, step, images)
     if scenario.setup != "overlapped":
-        _check_apart(folder, lists, index)
+        _check_disjoint(folder, lists, index)
     return lists
 
 
@@ -116,7 +116,7 @@ def _check(
             )
 
 
-def _check_apart(folder: Path, lists: ImageLists, index: Index) -> None:
+def _check_disjoint(folder: Path, lists: ImageLists, index: Index) -> None:
     owner: dict[int, int] = {}
     for step, images in enumerate(lists):
         twice = [i for i in images if i in owner]

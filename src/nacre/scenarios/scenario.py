@@ -244,8 +244,8 @@ def check_images(scenario: Scenario, index: Index, lists: ImageLists) -> None:
         )
     for step, images in enumerate(lists):
         if not images:
-            learnt = ", ".join(names[label] for label in scenario.classes.new(step))
+            learned = ", ".join(names[label] for label in scenario.classes.new(step))
             raise NacreError(
-                f"scenario {scenario.name!r}: step {step} ({learnt}) has no images in the setup "
+                f"scenario {scenario.name!r}: step {step} ({learned}) has no images in the setup "
                 f"{scenario.setup!r}; another setup, order or task may give it some"
             )

@@ -25,7 +25,7 @@ from nacre.training.events import (
     RunBegan,
     Saved,
     StepBegan,
-    StepLearnt,
+    StepLearned,
     StepSkipped,
     StepTested,
     Trained,
@@ -97,7 +97,7 @@ class RunDisplay(Display):
             StepBegan: self._on_begin,
             Iterated: self._on_iteration,
             Trained: self._on_train,
-            StepLearnt: self._on_learnt,
+            StepLearned: self._on_learned,
             ImagesTested: self._on_tested,
             StepTested: self._on_end,
             Saved: self._on_saved,
@@ -147,7 +147,7 @@ class RunDisplay(Display):
         if self.now is not None:
             self.progress.update(self.now, note=losses)
 
-    def _on_learnt(self, event: StepLearnt) -> None:
+    def _on_learned(self, event: StepLearned) -> None:
         self._replace(f"{self.label} step {event.step}: testing", 1, 0)
 
     def _on_tested(self, event: ImagesTested) -> None:

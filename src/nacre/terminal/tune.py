@@ -7,7 +7,7 @@ from rich.table import Table
 from nacre.sweeps.tune.result import Trial, Tuning, verdict
 from nacre.sweeps.tune.search import TOLERATED
 from nacre.terminal.progress import Display
-from nacre.training.events import Event, Iterated, StepBegan, StepLearnt
+from nacre.training.events import Event, Iterated, StepBegan, StepLearned
 
 STYLES = {"learning": "bold", "chosen": "green", "too low": "dim", "diverged": "red"}
 
@@ -40,7 +40,7 @@ class TuneDisplay(Display):
         """Show how far the present run is."""
         if isinstance(event, StepBegan):
             self.of = event.iterations
-        elif isinstance(event, Iterated | StepLearnt):
+        elif isinstance(event, Iterated | StepLearned):
             progress = "testing"
             if isinstance(event, Iterated):
                 progress = f"{event.iteration:,}/{self.of:,}"

@@ -94,7 +94,7 @@ class Saved(Event):
 
 
 @dataclass(frozen=True)
-class StepLearnt(Event):
+class StepLearned(Event):
     """The last update of a step was made."""
 
     kind = "learnt"
@@ -132,7 +132,7 @@ EVENTS: dict[str, type[Event]] = {
         Iterated,
         Trained,
         Saved,
-        StepLearnt,
+        StepLearned,
         ImagesTested,
         StepTested,
     )

@@ -24,7 +24,7 @@ from nacre.models.build import build_network
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.training.config import Recipe
-from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearnt, Trained
+from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearned, Trained
 from nacre.training.resume import Checkpoint
 from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision, peak_memory
@@ -65,7 +65,7 @@ class StepSpec:
 
 
 @dataclass(frozen=True)
-class Learnt:
+class Learned:
     """What a step leaves, and what the next one starts from.
 
     Attributes:
@@ -96,7 +96,7 @@ class Session:
     should_stop: Callable[[], bool]
 
 
-def learn_step(spec: StepSpec, start: Learnt | None, recipe: Recipe, session: Session) -> Learnt:
+def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Learned:
     """Learn a step, or go on where it was interrupted.
 
     Raises:
@@ -133,14 +133,14 @@ def learn_step(spec: StepSpec, start: Learnt | None, recipe: Recipe, session: Se
     # Statistics are to be those of the network that is kept: fusion comes first.
     method.parts.end_step(step)
     method.end_step(step)
-    trainer.check_learnt()
+    trainer.check_learned()
     seconds = round(time.monotonic() - began, 1)
-    session.recorder(StepLearnt(spec.index, seconds, peak_memory(session.dist.device)))
-    return Learnt(step.network, method.state())
+    session.recorder(StepLearned(spec.index, seconds, peak_memory(session.dist.device)))
+    return Learned(step.network, method.state())
 
 
 def _grow(
-    spec: StepSpec, start: Learnt | None, method: Method, recipe: Recipe, dist: Distributed
+    spec: StepSpec, start: Learned | None, method: Method, recipe: Recipe, dist: Distributed
 ) -> Step:
     """Return the step with its student grown, and a teacher if the method has one."""
     # All processes draw the same weights, and a step's do not depend on the steps before.

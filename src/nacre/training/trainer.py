@@ -153,7 +153,7 @@ class Trainer:
                 self._refuse(f"the weights {name} are")
 
     @torch.no_grad()
-    def check_learnt(self) -> None:
+    def check_learned(self) -> None:
         """Refuse a network whose last update ruined it: its weights, or what they score.
 
         Raises:

@@ -62,8 +62,8 @@ class Distributed:
             return value
         box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0, device=self._exchange)
-        told: T = box[0]
-        return told
+        received: T = box[0]
+        return received
 
     def all(self, value: T) -> list[T]:
         """Return every process's value, by rank."""
@@ -86,8 +86,8 @@ class Distributed:
         value, problem = self.from_main(outcome)
         if problem is not None:
             raise SaidElsewhere(problem)
-        told: T = value
-        return told
+        result: T = value
+        return result
 
     def barrier(self) -> None:
         """Wait until all processes are here."""

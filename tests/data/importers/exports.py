@@ -105,8 +105,8 @@ def runs_of(flat: NDArray[Any]) -> list[int]:
 def compress(runs: list[int]) -> str:
     """Return COCO's compressed text of run lengths."""
     text = ""
-    for at, run in enumerate(runs):
-        value = run - runs[at - 2] if at > 2 else run
+    for i, run in enumerate(runs):
+        value = run - runs[i - 2] if i > 2 else run
         more = True
         while more:
             bits = value & 0x1F
@@ -132,16 +132,16 @@ def brush_code(mask: Mask, literal: bool = False) -> list[int]:
                 bits += "111" + f"{step - 1:016b}" + f"{value:08b}"
                 count -= step
     bits += "0" * (-len(bits) % 8)
-    return [int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)]
+    return [int(bits[i : i + 8], 2) for i in range(0, len(bits), 8)]
 
 
 def coco_content(names: list[str], rle: str = "", first_id: int = 1) -> dict[str, Any]:
     """Return a COCO file of some pictures; ``rle`` is '', 'list' or 'text'."""
     images, annotations = [], []
-    for at, name in enumerate(names):
+    for i, name in enumerate(names):
         width, height = SIZES[name]
         images.append(
-            {"id": at + first_id, "file_name": f"{name}.jpg", "width": width, "height": height}
+            {"id": i + first_id, "file_name": f"{name}.jpg", "width": width, "height": height}
         )
         for label, box in BOXES[name]:
             mask = bits_of(name, box)
@@ -153,7 +153,7 @@ def coco_content(names: list[str], rle: str = "", first_id: int = 1) -> dict[str
             annotations.append(
                 {
                     "id": len(annotations) + 1,
-                    "image_id": at + first_id,
+                    "image_id": i + first_id,
                     "category_id": CLASSES.index(label) + first_id,
                     "segmentation": segmentation,
                     "area": int(mask.sum()),
@@ -167,8 +167,8 @@ def coco_content(names: list[str], rle: str = "", first_id: int = 1) -> dict[str
         "licenses": [{"name": "", "id": 0, "url": ""}],
         "info": {"contributor": "", "date_created": ""},
         "categories": [
-            {"id": at + first_id, "name": name, "supercategory": ""}
-            for at, name in enumerate(CLASSES)
+            {"id": i + first_id, "name": name, "supercategory": ""}
+            for i, name in enumerate(CLASSES)
         ],
         "images": images,
         "annotations": annotations[::-1],
@@ -207,8 +207,8 @@ def coco_roboflow(root: Path) -> None:
         names = [name for name in SIZES if SPLITS[name] == split]
         content = coco_content(names)
         content["categories"] = [{"id": 0, "name": "animals", "supercategory": "none"}] + [
-            {"id": at + 1, "name": name, "supercategory": "animals"}
-            for at, name in enumerate(CLASSES)
+            {"id": i + 1, "name": name, "supercategory": "animals"}
+            for i, name in enumerate(CLASSES)
         ]
         save_json(root / folder / "_annotations.coco.json", content)
         for name in names:
@@ -219,9 +219,9 @@ def coco_roboflow(root: Path) -> None:
 def coco_panoptic(root: Path) -> None:
     """COCO panoptic: segment numbers as colours."""
     images, annotations = [], []
-    for at, name in enumerate(SIZES):
+    for i, name in enumerate(SIZES):
         width, height = SIZES[name]
-        images.append({"id": at, "file_name": f"{name}.jpg", "width": width, "height": height})
+        images.append({"id": i, "file_name": f"{name}.jpg", "width": width, "height": height})
         ids = np.zeros((height, width), np.uint32)
         segments = []
         for number, (label, box) in enumerate(BOXES[name]):
@@ -230,9 +230,9 @@ def coco_panoptic(root: Path) -> None:
             segments.append({"id": segment, "category_id": 7 + CLASSES.index(label), "iscrowd": 0})
         colors = np.stack([ids & 255, ids >> 8 & 255, ids >> 16], axis=2).astype(np.uint8)
         save_png(root / "panoptic_default" / f"{name}.png", colors)
-        annotations.append({"image_id": at, "file_name": f"{name}.png", "segments_info": segments})
+        annotations.append({"image_id": i, "file_name": f"{name}.png", "segments_info": segments})
         save_picture(root / "images" / f"{name}.jpg", SIZES[name])
-    categories = [{"id": 7 + at, "name": name, "isthing": 1} for at, name in enumerate(CLASSES)]
+    categories = [{"id": 7 + i, "name": name, "isthing": 1} for i, name in enumerate(CLASSES)]
     content = {"images": images, "annotations": annotations, "categories": categories}
     save_json(root / "panoptic_default.json", content)
 
@@ -249,20 +249,20 @@ def cvat_xml(root: Path) -> None:
         "<meta><project>"
         f"<id>1</id><name>p</name><labels>{labels}</labels></project><dumped>2024</dumped></meta>"
     ]
-    for at, name in enumerate(SIZES):
+    for i, name in enumerate(SIZES):
         width, height = SIZES[name]
         subset = {"train": "Train", "val": "Validation"}[SPLITS[name]]
         lines.append(
-            f'<image id="{at}" name="{name}.jpg" subset="{subset}" '
+            f'<image id="{i}" name="{name}.jpg" subset="{subset}" '
             f'width="{width}" height="{height}">'
         )
         for order, (label, box) in reversed(list(enumerate(BOXES[name]))):
             left, top, right, bottom = box
             common = f'label="{label}" source="manual" occluded="0" z_order="{order - 1}"'
-            if (at + order) % 3 == 0:
+            if (i + order) % 3 == 0:
                 points = ";".join(f"{x:.2f},{y:.2f}" for x, y in corners(box))
                 lines.append(f'<polygon {common} points="{points}"></polygon>')
-            elif (at + order) % 3 == 1:
+            elif (i + order) % 3 == 1:
                 lines.append(
                     f'<box {common} xtl="{left}" ytl="{top}" xbr="{right}" ybr="{bottom}"></box>'
                 )
@@ -301,9 +301,9 @@ def labelme(root: Path) -> None:
     """LabelMe: files beside the pictures, a Windows path, an old file without shape_type."""
     for name in SIZES:
         shapes: list[dict[str, Any]] = []
-        for at, (label, box) in enumerate(BOXES[name]):
+        for i, (label, box) in enumerate(BOXES[name]):
             shape = {"label": label, "points": corners(box), "group_id": None, "flags": {}}
-            if at % 2:
+            if i % 2:
                 shape |= {"shape_type": "rectangle", "points": [[box[2], box[1]], [box[0], box[3]]]}
             elif name == "b":
                 inside = np.ones((box[3] - box[1], box[2] - box[0]), np.uint8) * 255
@@ -377,7 +377,7 @@ def roboflow_masks(root: Path) -> None:
 def label_studio(root: Path) -> None:
     """Label Studio's JSON: polygons, a box and brushes; one cancelled and one older annotation."""
     tasks = []
-    for at, name in enumerate(SIZES):
+    for i, name in enumerate(SIZES):
         width, height = SIZES[name]
         results = []
         for place, (label, box) in enumerate(BOXES[name]):
@@ -390,13 +390,13 @@ def label_studio(root: Path) -> None:
                 "from_name": "label",
                 "to_name": "image",
             }
-            if (at + place) % 3 == 0:
+            if (i + place) % 3 == 0:
                 points = [[100 * x / width, 100 * y / height] for x, y in corners(box)]
                 result |= {
                     "type": "polygonlabels",
                     "value": {"points": points, "closed": True, "polygonlabels": [label]},
                 }
-            elif (at + place) % 3 == 1:
+            elif (i + place) % 3 == 1:
                 code = brush_code(bits_of(name, box))
                 result |= {
                     "type": "brushlabels",
@@ -421,7 +421,7 @@ def label_studio(root: Path) -> None:
         ]
         tasks.append(
             {
-                "id": at + 1,
+                "id": i + 1,
                 "annotations": [
                     {
                         "id": 3,
@@ -455,21 +455,21 @@ def label_studio(root: Path) -> None:
 def supervisely(root: Path) -> None:
     """Supervisely: polygons and bitmaps in two data sets."""
     classes = [
-        {"title": name, "shape": "any", "color": hex_of(name), "id": at}
-        for at, name in enumerate(CLASSES)
+        {"title": name, "shape": "any", "color": hex_of(name), "id": i}
+        for i, name in enumerate(CLASSES)
     ]
     save_json(root / "meta.json", {"classes": classes, "tags": []})
     for name in SIZES:
         width, height = SIZES[name]
         objects = []
-        for at, (label, box) in enumerate(BOXES[name]):
+        for i, (label, box) in enumerate(BOXES[name]):
             left, top, right, bottom = box
             item: dict[str, Any] = {
                 "classTitle": label,
                 "classId": CLASSES.index(label),
                 "tags": [],
             }
-            if at % 2 == 0:
+            if i % 2 == 0:
                 item |= {
                     "geometryType": "polygon",
                     "points": {"exterior": corners(box), "interior": []},
@@ -497,9 +497,9 @@ def segments(root: Path) -> None:
         width, height = SIZES[name]
         ids = np.zeros((height, width), np.uint32)
         annotations = []
-        for at, (label, box) in enumerate(BOXES[name], start=1):
-            ids[box[1] : box[3], box[0] : box[2]] = 300 * at
-            annotations.append({"id": 300 * at, "category_id": CLASSES.index(label) + 1})
+        for i, (label, box) in enumerate(BOXES[name], start=1):
+            ids[box[1] : box[3], box[0] : box[2]] = 300 * i
+            annotations.append({"id": 300 * i, "category_id": CLASSES.index(label) + 1})
         bands = np.stack([ids & 255, ids >> 8 & 255, ids >> 16, np.full_like(ids, 255)], axis=2)
         save_png(root / f"{name}_label_ground-truth.png", bands.astype(np.uint8))
         save_picture(root / f"{name}.jpg", SIZES[name])
@@ -520,9 +520,7 @@ def segments(root: Path) -> None:
                 "labels": {"ground-truth": label},
             }
         )
-    categories = [
-        {"id": at + 1, "name": name, "color": [9, 9, at]} for at, name in enumerate(CLASSES)
-    ]
+    categories = [{"id": i + 1, "name": name, "color": [9, 9, i]} for i, name in enumerate(CLASSES)]
     dataset = {
         "name": "pets",
         "task_type": "segmentation-bitmap",
@@ -562,8 +560,8 @@ def cityscapes(root: Path) -> None:
 def mapillary(root: Path) -> None:
     """Mapillary Vistas 2.0 with three labels."""
     labels = [
-        {"name": f"a--{name}", "readable": name, "evaluate": True, "color": [9, at, 9]}
-        for at, name in enumerate(("Road", *CLASSES))
+        {"name": f"a--{name}", "readable": name, "evaluate": True, "color": [9, i, 9]}
+        for i, name in enumerate(("Road", *CLASSES))
     ]
     save_json(root / "config_v2.0.json", {"labels": labels, "version": "2.0"})
     for name in SIZES:

@@ -93,15 +93,13 @@ def test_several_processes_come_to_the_same(
 ) -> None:
     content = coco_content(["a", "b", "empty"])
     images, annotations = [], []
-    for at in range(40):
-        name = ("a", "b", "empty")[at % 3]
-        images.append({"id": at, "file_name": f"{at}.jpg"})
+    for i in range(40):
+        name = ("a", "b", "empty")[i % 3]
+        images.append({"id": i, "file_name": f"{i}.jpg"})
         annotations += [
-            one | {"image_id": at}
-            for one in content["annotations"]
-            if one["image_id"] == at % 3 + 1
+            one | {"image_id": i} for one in content["annotations"] if one["image_id"] == i % 3 + 1
         ]
-        save_picture(tmp_path / "x" / f"{at}.jpg", SIZES[name], seed=at)
+        save_picture(tmp_path / "x" / f"{i}.jpg", SIZES[name], seed=i)
     (tmp_path / "x" / "7.jpg").write_bytes(b"damaged")
     save_json(tmp_path / "x" / "c.json", content | {"images": images, "annotations": annotations})
     export = zip_folder(tmp_path / "x", tmp_path / "x.zip") if packed else tmp_path / "x"
@@ -109,7 +107,7 @@ def test_several_processes_come_to_the_same(
     monkeypatch.setattr(parallel, "_ALONE_SECONDS", 0.0)
     many = Imported(export, tmp_path / "many", workers=3)
     assert alone.report.as_dict() == many.report.as_dict()
-    assert alone.pictures() == many.pictures() == {str(at) for at in range(40) if at != 7}
+    assert alone.pictures() == many.pictures() == {str(i) for i in range(40) if i != 7}
     for name in alone.pictures():
         np.testing.assert_array_equal(alone.mask(name), many.mask(name))
 

@@ -163,8 +163,8 @@ def test_lists_are_both_of_two_or_none(
 
 def test_the_sheet_shows_every_class_if_it_can() -> None:
     pixels = [{0: 9} for _ in range(100)]
-    for label, at in ((1, 3), (2, 77), (3, 98)):
-        pixels[at] = {0: 5, label: 4}
+    for label, i in ((1, 3), (2, 77), (3, 98)):
+        pixels[i] = {0: 5, label: 4}
     chosen = choose(pixels, 10)
     assert len(chosen) == 10
     assert {3, 77, 98} <= set(chosen)

@@ -58,7 +58,7 @@ def test_the_masks_are_right_and_nacre_reads_the_folder(
 def test_it_is_recognised_for_what_it_is(tool: str, tmp_path: Path) -> None:
     format_name, write, _ = TOOLS[tool]
     write(tmp_path / "export")
-    recognised = import_export(tmp_path / "export", tmp_path / "one")
+    recognized = import_export(tmp_path / "export", tmp_path / "one")
     asked = import_export(tmp_path / "export", tmp_path / "two", ImportOptions(format=format_name))
-    assert recognised.format == asked.format
-    assert not any("also looks like" in note for note in recognised.notes)
+    assert recognized.format == asked.format
+    assert not any("also looks like" in note for note in recognized.notes)

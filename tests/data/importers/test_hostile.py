@@ -103,9 +103,9 @@ def test_hostile_names_of_pictures_become_plain_ones(tmp_path: Path) -> None:
     content = coco_content(["a"])
     names = ["con.jpg", " .hidden.jpg", "a\nb.jpg", "x" * 180 + ".jpg", "tab\t.jpg", "nul.x.jpg"]
     images, annotations = [], []
-    for at, name in enumerate(names):
-        images.append(content["images"][0] | {"id": at, "file_name": name})
-        annotations += [one | {"image_id": at} for one in content["annotations"]]
+    for i, name in enumerate(names):
+        images.append(content["images"][0] | {"id": i, "file_name": name})
+        annotations += [one | {"image_id": i} for one in content["annotations"]]
         save_picture(tmp_path / "x" / name, (16, 12))
     save_json(tmp_path / "x" / "c.json", content | {"images": images, "annotations": annotations})
     got = Imported(tmp_path / "x", tmp_path / "y")

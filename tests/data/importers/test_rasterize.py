@@ -165,6 +165,6 @@ def test_a_ring_around_everything_covers_everything() -> None:
 
 def test_an_outline_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rasterize, "MOST_CROSSINGS", 100)
-    zigzag = np.array([(at, 0.0 if at % 2 else 50.0) for at in range(40)], float)
+    zigzag = np.array([(i, 0.0 if i % 2 else 50.0) for i in range(40)], float)
     with pytest.raises(ValueError, match="crosses 2,000 rows"):
         fill_ring(zigzag, 60, 60)

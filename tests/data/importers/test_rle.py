@@ -70,7 +70,7 @@ def test_only_the_opacity_of_a_brush_counts() -> None:
     bits += "000" + f"{3:03b}" + "".join(f"{one:08b}" for one in (0, 9, 9, 9))  # a0, r1, g1, b1
     bits += "000" + f"{0:03b}" + f"{7:08b}"  # a1
     bits += "0" * (-len(bits) % 8)
-    code = bytes(int(bits[at : at + 8], 2) for at in range(0, len(bits), 8))
+    code = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
     np.testing.assert_array_equal(decode_brush(code, 2, 1).bits, [[False, True]])
 
 

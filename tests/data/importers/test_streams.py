@@ -11,12 +11,12 @@ from nacre.errors import NacreError
 
 DOCUMENT: dict[str, Any] = {
     "info": {"a": [1, {"b": None}], "text": 'a "quoted" \\ one'},
-    "images": [{"id": at, "name": "ü" * (at % 7), "size": [at * 1.5, -at]} for at in range(200)],
+    "images": [{"id": i, "name": "ü" * (i % 7), "size": [i * 1.5, -i]} for i in range(200)],
     "empty": [],
     "none": {},
     "deep": {"list": [[[]], [[1]]]},
     "number": 12345678901234567890,
-    "annotations": [[at] * (at % 50) for at in range(200)],
+    "annotations": [[i] * (i % 50) for i in range(200)],
 }
 
 
@@ -119,7 +119,7 @@ def test_xml_elements_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 BOMB = (
     '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x "ha">'
-    + "".join(f'<!ENTITY x{at} "{"&x;" if at == 0 else f"&x{at - 1};" * 10}">' for at in range(9))
+    + "".join(f'<!ENTITY x{i} "{"&x;" if i == 0 else f"&x{i - 1};" * 10}">' for i in range(9))
     + "]><a>&x8;</a>"
 )
 

@@ -165,9 +165,9 @@ def test_an_identifier_that_is_there_twice_is_refused(key: str, tmp_path: Path) 
 
 def test_one_picture_in_two_files_has_the_shapes_of_both(tmp_path: Path) -> None:
     content = coco_content(["a"])
-    for at in (0, 1):
-        part = content | {"annotations": [content["annotations"][at]]}
-        save_json(tmp_path / "x" / f"part{at}.json", part)
+    for i in (0, 1):
+        part = content | {"annotations": [content["annotations"][i]]}
+        save_json(tmp_path / "x" / f"part{i}.json", part)
     save_picture(tmp_path / "x" / "a.jpg", SIZES["a"])
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(
@@ -914,7 +914,7 @@ def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
 
     path = tmp_path / "x" / "c.json"
     content = json.loads(path.read_text())
-    content["categories"] = [{"id": at, "name": f"class {at}"} for at in range(300)]
+    content["categories"] = [{"id": i, "name": f"class {i}"} for i in range(300)]
     path.write_text(json.dumps(content))
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.mask("p").max() == 300

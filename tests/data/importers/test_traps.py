@@ -26,7 +26,7 @@ def coco(
     names: tuple[str, ...] = ("cat", "dog"),
     **more: Any,
 ) -> dict[str, Any]:
-    categories = [{"id": at, "name": name} for at, name in enumerate(names)]
+    categories = [{"id": i, "name": name} for i, name in enumerate(names)]
     return {"images": images, "annotations": annotations, "categories": categories} | more
 
 
@@ -39,11 +39,11 @@ def save_turned(path: Path, orientation: int, size: tuple[int, int] = STORED) ->
 def turned_export(root: Path, pictures: dict[str, tuple[int, tuple[int, int] | None]]) -> None:
     """Write pictures with an orientation, annotated at a size."""
     images, annotations = [], []
-    for at, (name, (orientation, size)) in enumerate(pictures.items()):
+    for i, (name, (orientation, size)) in enumerate(pictures.items()):
         save_turned(root / f"{name}.jpg", orientation)
-        image: dict[str, Any] = {"id": at, "file_name": f"{name}.jpg"}
+        image: dict[str, Any] = {"id": i, "file_name": f"{name}.jpg"}
         images.append(image | ({"width": size[0], "height": size[1]} if size else {}))
-        annotations.append({"image_id": at, "category_id": 0, "segmentation": [flat(BOX)]})
+        annotations.append({"image_id": i, "category_id": 0, "segmentation": [flat(BOX)]})
     save_json(root / "coco.json", coco(images, annotations))
 
 
@@ -191,8 +191,8 @@ def test_names_that_differ_in_case_or_blanks_are_refused(
 def test_renaming_makes_them_one_class(tmp_path: Path) -> None:
     image = {"id": 0, "file_name": "p.jpg"}
     annotations = [
-        {"image_id": 0, "category_id": at, "segmentation": [flat(box)]}
-        for at, box in enumerate([(0, 0, 4, 4), (10, 0, 14, 4)])
+        {"image_id": 0, "category_id": i, "segmentation": [flat(box)]}
+        for i, box in enumerate([(0, 0, 4, 4), (10, 0, 14, 4)])
     ]
     save_json(tmp_path / "x" / "c.json", coco([image], annotations, ("Cat", "cat ")))
     save_picture(tmp_path / "x" / "p.jpg", STORED)

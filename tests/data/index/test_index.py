@@ -176,7 +176,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_a_long_list_of_faults_is_counted(tmp_path: Path) -> None:
-    pairs = make_pairs(tmp_path, {f"{at}": blocks(2, 2, [9]) for at in range(8)})
+    pairs = make_pairs(tmp_path, {f"{i}": blocks(2, 2, [9]) for i in range(8)})
     with pytest.raises(NacreError, match=r"^8 of 8 .*4\.png holds .*; and 3 more; known"):
         _build(pairs, tmp_path)
 
@@ -208,7 +208,7 @@ def test_processes_give_what_one_loop_gives(
     monkeypatch.setattr(scanning, "_POOL_PAYS_SECONDS", 0.0)
     monkeypatch.setattr(scanning, "_PROBE", 10)
     seen: list[tuple[int, int]] = []
-    together = list(scan(pairs, workers=2, progress=lambda *at: seen.append(at)))
+    together = list(scan(pairs, workers=2, progress=lambda *counts: seen.append(counts)))
     assert together == alone
     assert seen == [(done, 150) for done in range(1, 151)]
 

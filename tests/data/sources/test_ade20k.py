@@ -14,10 +14,10 @@ def root(tmp_path: Path) -> Path:
     """Three training images and one to test."""
     root = tmp_path / "ADEChallengeData2016"
     for split, short, count in (("training", "train", 3), ("validation", "val", 1)):
-        for at in range(1, count + 1):
-            name = f"ADE_{short}_{at:08}"
+        for i in range(1, count + 1):
+            name = f"ADE_{short}_{i:08}"
             save_image(root / "images" / split / f"{name}.jpg", 10, 14)
-            save_mask(root / "annotations" / split / f"{name}.png", blocks(10, 14, [0, at]), "L")
+            save_mask(root / "annotations" / split / f"{name}.png", blocks(10, 14, [0, i]), "L")
     return root
 
 
@@ -25,7 +25,7 @@ def test_it_is_found_from_the_folder_above(root: Path) -> None:
     for given in (root, root.parent):
         ade = Ade20k(AdeConfig(root=given))
         train = ade.index("train")
-        assert train.names == tuple(f"ADE_train_0000000{at}" for at in (1, 2, 3))
+        assert train.names == tuple(f"ADE_train_0000000{i}" for i in (1, 2, 3))
         assert train.labels == ({0, 1}, {0, 2}, {0, 3})
         name = ade.index("val").names[0]
         assert ade.image("val", name).size == ade.mask("val", name).shape[::-1]

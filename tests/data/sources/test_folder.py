@@ -9,7 +9,7 @@ from small_data import blocks, make_pairs, save_image, save_mask
 from nacre.data.sources.folder import Folder, FolderConfig, is_for_testing
 from nacre.errors import NacreError
 
-NAMES = [f"p{at:02}" for at in range(40)]
+NAMES = [f"p{i:02}" for i in range(40)]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_without_lists_one_in_five_is_for_testing_whatever_else_there_is(root: P
     train, val = folder.index("train").names, folder.index("val").names
     assert sorted(train + val) == NAMES
     assert all(is_for_testing(name) == (name in val) for name in NAMES)
-    share = np.mean([is_for_testing(f"image-{at}") for at in range(5000)])
+    share = np.mean([is_for_testing(f"image-{i}") for i in range(5000)])
     assert abs(share - 0.2) < 0.02
     for kind, suffix in (("images", "jpg"), ("masks", "png")):
         (root / kind / f"{train[0]}.{suffix}").unlink()

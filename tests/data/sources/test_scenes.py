@@ -124,14 +124,14 @@ def test_colour_says_nothing_about_the_class(world: tuple[np.ndarray, np.ndarray
     images, masks = world
     means = []
     for label in range(1, len(CLASS_NAMES) + 1):
-        colours = [
+        colors = [
             image[mask == label].mean(0)
             for image, mask in zip(images, masks, strict=True)
             if (mask == label).sum() > 20
         ]
-        spread = np.std(colours, axis=0)
+        spread = np.std(colors, axis=0)
         assert spread.min() > 25
-        means.append(np.mean(colours, axis=0))
+        means.append(np.mean(colors, axis=0))
     assert np.ptp(means, axis=0).max() < 30
 
 

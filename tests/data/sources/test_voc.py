@@ -14,9 +14,9 @@ TRAIN, VAL = ["2007_000032", "2007_000039", "2008_000001"], ["2007_000033"]
 
 
 def _make(root: Path, lists: str | None = "ImageSets/Segmentation") -> Path:
-    for at, name in enumerate(TRAIN + VAL):
+    for i, name in enumerate(TRAIN + VAL):
         save_image(root / "JPEGImages" / f"{name}.jpg", 12, 18)
-        mask = blocks(12, 18, [0, at + 1, 255])
+        mask = blocks(12, 18, [0, i + 1, 255])
         save_mask(root / "SegmentationClassAug" / f"{name}.png", mask)
     if lists is not None:
         (root / lists).mkdir(parents=True)

@@ -196,7 +196,7 @@ def test_stages_and_pixels_of_segformer() -> None:
     transformers = pytest.importorskip("transformers")
     network = trained(TRANSFORMERS["segformer"])
     pixels = pixels_of(transformers.SegformerImageProcessor())
-    stages = tuple(f"segformer.stages.{at}.layer_norm" for at in range(4))
+    stages = tuple(f"segformer.stages.{i}.layer_norm" for i in range(4))
     adapter = Adapter(network, pixels=pixels, stages=stages)
     output = adapter(torch.zeros(1, 3, SIZE, 2 * SIZE, dtype=torch.uint8))
     assert adapter.stride == 4

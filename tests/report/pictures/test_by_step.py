@@ -21,7 +21,7 @@ from nacre.report.pictures.background_shift import (
     background_shift,
     colorize_hidden,
 )
-from nacre.report.pictures.by_step import growth_of
+from nacre.report.pictures.by_step import predict_by_step
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
 from nacre.report.pictures.film import FADE, write_film
 from nacre.report.pictures.predict import open_data, predict_masks
@@ -31,31 +31,31 @@ from nacre.report.results.aggregate import load_results
 
 def test_growth_is_what_each_steps_network_sees(runs: Path) -> None:
     (results,) = load_results([runs])
-    prepared = open_data(results.rows)
-    pictures = comparison_sheet(results, prepared, 2).pictures
+    data = open_data(results.rows)
+    pictures = comparison_sheet(results, data, 2).pictures
     images = [seen.image for seen in pictures]
-    growths = growth_of(results, prepared, pictures)
-    assert [growth.image.name for growth in growths] == [image.name for image in images]
-    assert growths[0].methods == ("FT", "LwF", "MiB", "Joint")
+    by_step = predict_by_step(results, data, pictures)
+    assert [predictions.image.name for predictions in by_step] == [image.name for image in images]
+    assert by_step[0].methods == ("FT", "LwF", "MiB", "Joint")
     for step in range(3):
         network = load(runs / "mib" / f"step-{step}", "cpu").network
-        seen = growths[1].masks[2][step]
+        seen = by_step[1].masks[2][step]
         assert seen is not None
         assert np.array_equal(seen, predict_masks(network, images[1:])[0])
-    joint = growths[0].masks[3]
+    joint = by_step[0].masks[3]
     assert [mask is None for mask in joint] == [True, True, False]
 
 
 def test_shift_shows_what_labels_hide(runs: Path) -> None:
     (results,) = load_results([runs])
-    prepared = open_data(results.rows)
-    shifts = background_shift(prepared)
-    assert [one.name for one in shifts] == [one.name for one in background_shift(prepared)]
+    data = open_data(results.rows)
+    shifts = background_shift(data)
+    assert [one.name for one in shifts] == [one.name for one in background_shift(data)]
     for shift in shifts:
-        old = range(1, prepared.scenario.classes.channels(shift.step - 1)) if shift.step else []
+        old = range(1, data.scenario.classes.channels(shift.step - 1)) if shift.step else []
         new = range(
-            prepared.scenario.classes.old_channels(shift.step) or 1,
-            prepared.scenario.classes.channels(shift.step),
+            data.scenario.classes.old_channels(shift.step) or 1,
+            data.scenario.classes.channels(shift.step),
         )
         is_old, is_new = np.isin(shift.truth, list(old)), np.isin(shift.truth, list(new))
         future = ~is_old & ~is_new & (shift.truth != 0)

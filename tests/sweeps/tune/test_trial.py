@@ -22,7 +22,7 @@ def test_four_fifths_are_learnt_and_one_fifth_is_held_out(whole, trial):
     assert len(held_out) == round(0.2 * len(whole.image_lists[1]))
     assert trial.image_lists == (whole.image_lists[0], kept, whole.image_lists[2])
     assert len(trial.eval_dataset(1)) == len(held_out)
-    assert list(trial.train_dataset(1).names) == [whole.train_index.names[at] for at in kept]
+    assert list(trial.train_dataset(1).names) == [whole.train_index.names[i] for i in kept]
     assert split(whole.image_lists[1], 2) != (kept, held_out)
 
 
@@ -30,8 +30,8 @@ def test_held_out_images_have_the_labels_of_the_step_alone(whole, trial):
     data = trial.eval_dataset(1)
     old = whole.scenario.classes.old_channels(1)
     channels, labels = set(), set()
-    for at, name in enumerate(data.names):
-        image, truth = data[at]
+    for i, name in enumerate(data.names):
+        image, truth = data[i]
         assert image.shape[1:] == truth.shape
         channels |= set(np.unique(truth.numpy()).tolist())
         labels |= set(np.unique(whole.source.mask("train", name)).tolist())
@@ -55,10 +55,10 @@ def test_trials_read_no_old_image_and_no_test_image(whole, trial, monkeypatch):
         return real(self, part, name)
 
     monkeypatch.setattr(type(whole.source), "image", image)
-    learnt, tested = trial.train_dataset(1), trial.eval_dataset(1)
-    for at in range(len(learnt.names)):
-        _ = learnt[0, at]
-    for at in range(len(tested)):
-        _ = tested[at]
-    step = {("train", whole.train_index.names[at]) for at in whole.image_lists[1]}
+    learned, tested = trial.train_dataset(1), trial.eval_dataset(1)
+    for i in range(len(learned.names)):
+        _ = learned[0, i]
+    for i in range(len(tested)):
+        _ = tested[i]
+    step = {("train", whole.train_index.names[i]) for i in whole.image_lists[1]}
     assert read == step

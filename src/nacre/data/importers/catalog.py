@@ -114,9 +114,9 @@ class Spool:
         if places is None:
             return
         with self.path.open("rb") as file:
-            for at in range(0, len(places), 2):
-                file.seek(places[at])
-                yield unpack(file.read(places[at + 1]))
+            for i in range(0, len(places), 2):
+                file.seek(places[i])
+                yield unpack(file.read(places[i + 1]))
 
 
 @dataclass

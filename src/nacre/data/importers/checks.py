@@ -59,9 +59,9 @@ def settle_masks(catalog: Catalog) -> None:
         file = picture.mask.file
         first = owner.setdefault((file.tree, file.path), index)
         if first != index:
-            for at in (first, index):
+            for i in (first, index):
                 problem = Unusable("its mask is that of another picture as well", brief(file.path))
-                catalog.spoil(at, problem)
+                catalog.spoil(i, problem)
 
 
 def check_masks(catalog: Catalog, outcomes: Sequence[Outcome]) -> None:

@@ -48,7 +48,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Recognised:
+class Recognized:
     """A format, and the files by which it was recognised."""
 
     format: Format
@@ -69,7 +69,7 @@ class Recognised:
         self.format.read(source, self.files)
 
 
-def recognise(export: Export, wanted: str | None = None) -> Recognised:
+def recognize(export: Export, wanted: str | None = None) -> Recognized:
     """Find out which format an export has.
 
     Args:
@@ -88,7 +88,7 @@ def recognise(export: Export, wanted: str | None = None) -> Recognised:
     found = [(row, files) for row in rows if (files := row.find(evidence))]
     if found:
         row, files = found[0]
-        return Recognised(row, files, tuple(other.name for other, _ in found[1:]))
+        return Recognized(row, files, tuple(other.name for other, _ in found[1:]))
     if evidence.damage:
         raise evidence.damage[0]
     if wanted:

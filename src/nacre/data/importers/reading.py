@@ -67,7 +67,7 @@ class Source:
             picture.problem = problem
         return self.catalog.add(picture)
 
-    def list_class(self, name: Any, file: File, color: Color | None = None, at: str = "") -> int:
+    def list_class(self, name: Any, file: File, color: Color | None = None, place: str = "") -> int:
         """Return the number of a class that a list in a file names.
 
         Raises:
@@ -76,7 +76,7 @@ class Source:
         try:
             return self.catalog.class_id(name, color)
         except Unusable as problem:
-            raise NacreError(f"{brief(file.path)}: {at}{problem.detail}") from None
+            raise NacreError(f"{brief(file.path)}: {place}{problem.detail}") from None
 
     def stream_json(
         self, file: File, wanted: Collection[jsonstream.Place]

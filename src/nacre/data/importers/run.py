@@ -17,7 +17,7 @@ from nacre.data.importers.checks import (
     settle_claims,
     settle_masks,
 )
-from nacre.data.importers.detect import recognise
+from nacre.data.importers.detect import recognize
 from nacre.data.importers.files.export import open_export
 from nacre.data.importers.painting.paint import Job, Outcome, Unlabeled
 from nacre.data.importers.painting.parallel import import_pictures
@@ -77,7 +77,7 @@ def import_export(
     export = open_export(path.expanduser(), options.images and options.images.expanduser())
     with new_folder(target) as folder:
         catalog = Catalog(Spool(folder / ".shapes"))
-        found = recognise(export, options.format)
+        found = recognize(export, options.format)
         found.read(Source(export, catalog, options.boxes, options.crowd, tell))
         catalog.spool.close()
         check_catalog(catalog, found.title)

@@ -59,7 +59,7 @@ def write_page(
     worker = (TEMPLATES / "worker.js").read_bytes()
     parts = [("runtime", runtime.script), ("worker", b"\n" + worker), ("glue", runtime.glue)]
     parts += [("wasm", runtime.wasm)]
-    parts += [(f"model-{at}", graph) for at, graph in enumerate(graphs)]
+    parts += [(f"model-{i}", graph) for i, graph in enumerate(graphs)]
     text = _render(models, [(name, _pack(content)) for name, content in parts])
     save_text(out, text)
     return len(text.encode())
@@ -96,8 +96,8 @@ def _render(models: Sequence[PageModel], packed: list[tuple[str, str]] | None) -
 def _about(said: Metadata) -> str:
     steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in said.lineage)
     count = f"{len(said.steps)} steps" if len(said.steps) > 1 else "one step"
-    licence = f"Licence of the weights: {said.license}. Made with nacre {said.version}."
-    return f"Learnt in {count}: {steps}. {licence}"
+    license = f"Licence of the weights: {said.license}. Made with nacre {said.version}."
+    return f"Learnt in {count}: {steps}. {license}"
 
 
 def _pack(content: bytes) -> str:

@@ -227,7 +227,14 @@ class Adapter(Network):
         if self.background is None:
             never = logits.new_full((), NEVER).expand_as(logits[:, :1])
             return torch.cat([never, logits], 1)
-        at = self.background
-        if at == 0:
+        background = self.background
+        if background == 0:
             return logits
-        return torch.cat([logits[:, at : at + 1], logits[:, :at], logits[:, at + 1 :]], 1)
+        return torch.cat(
+            [
+                logits[:, background : background + 1],
+                logits[:, :background],
+                logits[:, background + 1 :],
+            ],
+            1,
+        )

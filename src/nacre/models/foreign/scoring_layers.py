@@ -76,10 +76,10 @@ def find_scoring_layers(
         found = {name: probe(layer) for name, layer in candidates.items()}
     main: Summands = {}
     groups: dict[int, Summands] = {}
-    for at, (name, seen) in enumerate(found.items()):
+    for i, (name, seen) in enumerate(found.items()):
         if seen.auxiliary is not None:
             which, gain = seen.auxiliary
-            groups.setdefault(len(found) + at if which is None else which, {})[name] = gain
+            groups.setdefault(len(found) + i if which is None else which, {})[name] = gain
         elif seen.main is not None or head:
             main[name] = seen.main or 1.0
     if not main:
@@ -179,9 +179,9 @@ class _Probe:
         gains = [_agreed(*pair) for pair in zip(*found, strict=True)]
         if gains[0] is not None:
             return _Seen(main=gains[0])
-        for at, gain in enumerate(gains[1:]):
+        for i, gain in enumerate(gains[1:]):
             if gain is not None:
-                return _Seen(auxiliary=(at, gain))
+                return _Seen(auxiliary=(i, gain))
         return _Seen(auxiliary=(None, 1.0)) if self._is_a_dead_end(layer) else _Seen()
 
     def _gains(self, layer: nn.Module, shift: Tensor) -> list[float | None]:

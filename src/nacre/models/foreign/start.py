@@ -76,4 +76,4 @@ def _names(model: nn.Module, background: int | None) -> list[str]:
     names = getattr(getattr(model, "config", None), "id2label", None)
     if not isinstance(names, dict):
         raise NacreError("old: name the classes of the network in the order of its channels")
-    return [str(name) for at, name in sorted(names.items()) if at != background]
+    return [str(name) for i, name in sorted(names.items()) if i != background]

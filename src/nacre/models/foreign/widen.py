@@ -188,18 +188,18 @@ def _tell(model: nn.Module, layers: ScoringLayers, new: Sequence[str]) -> None:
     config: Any = getattr(model, "config", None)
     names = getattr(config, "id2label", None)
     if isinstance(names, dict) and len(names) == num_old:
-        named = {**names, **{num_old + at: name for at, name in enumerate(new)}}
+        named = {**names, **{num_old + i: name for i, name in enumerate(new)}}
         config.id2label = {
-            at: name or f"LABEL_{at}"  # transformers' own words for a class without a name
-            for at, name in named.items()
+            i: name or f"LABEL_{i}"  # transformers' own words for a class without a name
+            for i, name in named.items()
         }
-        config.label2id = {name: at for at, name in config.id2label.items()}
+        config.label2id = {name: i for i, name in config.id2label.items()}
 
 
 def _counts(model: nn.Module, layers: ScoringLayers) -> list[tuple[nn.Module, str]]:
     """Return the attributes around the scoring layers that hold the number of classes."""
     parents = {""} | {
-        name[:at] for name in layers.names for at, letter in enumerate(name) if letter == "."
+        name[:i] for name in layers.names for i, letter in enumerate(name) if letter == "."
     }
     return [
         (module, key)
@@ -215,7 +215,7 @@ def _undone_on_error(model: nn.Module, layers: ScoringLayers) -> Iterator[None]:
     kept = [(one.weight, one.bias) for one in modules]
     counts = _counts(model, layers)
     config: Any = getattr(model, "config", None)
-    told = {key: getattr(config, key) for key in ("id2label", "label2id") if hasattr(config, key)}
+    names = {key: getattr(config, key) for key in ("id2label", "label2id") if hasattr(config, key)}
     try:
         yield
     except BaseException:
@@ -224,7 +224,7 @@ def _undone_on_error(model: nn.Module, layers: ScoringLayers) -> Iterator[None]:
             count_rows(layer)
         for module, name in counts:
             setattr(module, name, layers.num_classes)
-        for key, value in told.items():
+        for key, value in names.items():
             setattr(config, key, value)
         raise
 

@@ -18,8 +18,14 @@ from nacre.report.charts.svg import key
 from nacre.report.page.error_analysis import KINDS, error_breakdowns, intransigence, mean_forgetting
 from nacre.report.page.summary import summary
 from nacre.report.pictures.background_shift import Shift, background_shift
-from nacre.report.pictures.by_step import Growth, growth_of
-from nacre.report.pictures.grids import growth_grid, has_untested, legend_of, sheet_grid, shift_grid
+from nacre.report.pictures.by_step import PredictionsByStep, predict_by_step
+from nacre.report.pictures.grids import (
+    by_step_grid,
+    has_untested,
+    legend_of,
+    sheet_grid,
+    shift_grid,
+)
 from nacre.report.pictures.predict import open_data
 from nacre.report.pictures.sheet import Sheet, comparison_sheet
 from nacre.report.results.aggregate import SEEDS, Row, ScenarioResults, shown_name
@@ -27,9 +33,9 @@ from nacre.report.results.runs import RunResult
 from nacre.report.tables.cells import ResultTable, steps_table
 from nacre.report.tables.kinds import make_tables
 from nacre.scenarios.plan import StepPlan, make_plan
-from nacre.training.events import StepLearnt, Trained
+from nacre.training.events import StepLearned, Trained
 
-GROWN = 2
+SHOWN_BY_STEP = 2
 """Pictures of the sheet that are shown after every step."""
 
 MOST_STEPS = 4
@@ -49,7 +55,7 @@ class Section:
         plan: What each step saw, where the data is here.
         shifts: A training image of each step, where the data is here.
         sheet: Pictures, where the data and the networks are here.
-        growths: Some of them after every step.
+        by_step: Some of them after every step.
         missing: Why something of this is not there.
     """
 
@@ -58,7 +64,7 @@ class Section:
     plan: tuple[StepPlan, ...] = ()
     shifts: tuple[Shift, ...] = ()
     sheet: Sheet | None = None
-    growths: tuple[Growth, ...] = ()
+    by_step: tuple[PredictionsByStep, ...] = ()
     missing: str = ""
 
 
@@ -67,21 +73,21 @@ def make_section(results: ScenarioResults, pictures: int, paper: bool) -> Sectio
     section = Section(results, paper)
     # A report can be made where the data or the models are not; the page says what is missing.
     try:
-        prepared = open_data(results.rows)
-        plan = tuple(make_plan(prepared.scenario, prepared.train_index, prepared.image_lists))
+        data = open_data(results.rows)
+        plan = tuple(make_plan(data.scenario, data.train_index, data.image_lists))
         section = Section(results, paper, plan)
         if not pictures:
             return section
-        shifts = tuple(background_shift(prepared)) if results.final else ()
+        shifts = tuple(background_shift(data)) if results.final else ()
         section = Section(results, paper, plan, shifts)
-        sheet = comparison_sheet(results, prepared, pictures)
-        chosen = sheet.pictures[:GROWN] if results.final else ()
-        growths = tuple(growth_of(results, prepared, chosen))
+        sheet = comparison_sheet(results, data, pictures)
+        chosen = sheet.pictures[:SHOWN_BY_STEP] if results.final else ()
+        by_step = tuple(predict_by_step(results, data, chosen))
     except NacreError as error:
         return Section(
             results, paper, section.plan, section.shifts, missing=str(error).splitlines()[0]
         )
-    return Section(results, paper, plan, shifts, sheet, growths)
+    return Section(results, paper, plan, shifts, sheet, by_step)
 
 
 def section_context(section: Section, i: int, side: int) -> dict[str, Any]:
@@ -124,8 +130,9 @@ def _pictures(section: Section, side: int) -> dict[str, Any]:
         "candidates": sheet.candidates if sheet else 0,
         "class_legend": legend_of(sheet) if sheet else [],
         "untested": bool(sheet and has_untested(sheet)),
-        "growths": [
-            (growth.image.name, growth_grid(growth, colors, side)) for growth in section.growths
+        "by_step": [
+            (predictions.image.name, by_step_grid(predictions, colors, side))
+            for predictions in section.by_step
         ],
         "shifts": shift_grid(section.shifts, colors, side) if sheet and section.shifts else None,
     }
@@ -152,14 +159,14 @@ def _paper_table(section: Section) -> ResultTable | None:
 def _heat(results: ScenarioResults, row: Row) -> dict[str, Any]:
     """Return a row's IoU by class (down) and step (across)."""
     steps = [step for step in range(results.final + 1) if row.runs[0].after(step) is not None]
-    names = [(name, learnt) for learnt, group in enumerate(results.groups) for name in group]
+    names = [(name, step) for step, group in enumerate(results.groups) for name in group]
     return {
         "name": row.name,
         "steps": steps,
         "compact": len(names) > COMPACT,
         "classes": [
-            (name, learnt, [row.iou(step, name) for step in steps])
-            for name, learnt in [("background", -1), *names]
+            (name, first, [row.iou(step, name) for step in steps])
+            for name, first in [("background", -1), *names]
         ],
     }
 
@@ -178,14 +185,14 @@ def _losses_of(results: ScenarioResults) -> dict[str, Any]:
 def _time(row: Row) -> dict[str, Any]:
     """Return time and memory of the steps of a row's first run, where it learnt them itself."""
     run = row.runs[0]
-    learnt = {event.step: event for event in run.events if isinstance(event, StepLearnt)}
+    learned = {event.step: event for event in run.events if isinstance(event, StepLearned)}
     speeds = [e.images_per_second for e in run.events if isinstance(e, Trained)]
-    at_task = [learnt.get(0 if run.merged else i) if run.after(i) else None for i in _steps(run)]
-    memory = [e.peak_memory_bytes for e in learnt.values() if e.peak_memory_bytes]
+    at_task = [learned.get(0 if run.merged else i) if run.after(i) else None for i in _steps(run)]
+    memory = [e.peak_memory_bytes for e in learned.values() if e.peak_memory_bytes]
     return {
         "name": row.name,
         "steps": [event and event.seconds for event in at_task],
-        "total": sum(event.seconds for event in learnt.values()),
+        "total": sum(event.seconds for event in learned.values()),
         "speed": sum(speeds) / len(speeds) if speeds else None,
         "memory": max(memory) / 2**20 if memory else None,
         "device": run.starts[-1].get("device", "") if run.starts else "",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nacre.data.step_data import ScenarioData
-from nacre.report.pictures.predict import Color, Pixels, TestImage, open_network, predict_masks
+from nacre.report.pictures.predict import Pixels, TestImage, open_network, predict_masks
 from nacre.report.pictures.sheet import PredictedImage
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.report.results.runs import RunResult
@@ -15,7 +15,7 @@ Masks = tuple[Pixels | None, ...]
 
 
 @dataclass(frozen=True)
-class Growth:
+class PredictionsByStep:
     """One image through all steps.
 
     Attributes:
@@ -29,9 +29,9 @@ class Growth:
     masks: tuple[Masks, ...]
 
 
-def growth_of(
+def predict_by_step(
     results: ScenarioResults, data: ScenarioData, pictures: Sequence[PredictedImage]
-) -> list[Growth]:
+) -> list[PredictionsByStep]:
     """Return what every method sees in pictures of a sheet after each step.
 
     What it sees after the last one is on the sheet, so that no network is loaded twice.
@@ -42,18 +42,13 @@ def growth_of(
     names = tuple(row.name for row in results.rows)
     earlier = [_before_the_last(row.runs[0], data, images) for row in results.rows]
     return [
-        Growth(
+        PredictionsByStep(
             seen.image,
             names,
             tuple((*masks[i], last) for masks, last in zip(earlier, seen.masks, strict=True)),
         )
         for i, seen in enumerate(pictures)
     ]
-
-
-def colors_of(data: ScenarioData) -> tuple[Color, ...]:
-    """Return the colours of all channels, the same after every step."""
-    return data.scenario.classes.colors(data.num_steps - 1)
 
 
 def _before_the_last(

@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 from nacre.errors import NacreError
-from nacre.report.pictures.by_step import Growth, colors_of, growth_of
+from nacre.report.pictures.by_step import PredictionsByStep, predict_by_step
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
 from nacre.report.pictures.predict import Color, colorize, open_data
 from nacre.report.pictures.sheet import comparison_sheet
@@ -88,14 +88,13 @@ def _film_path(out: Path) -> Path:
 def _frames(
     results: ScenarioResults, pictures: int, seconds: float, side: int, seed: int
 ) -> Iterator[Frame]:
-    prepared = open_data(results.rows)
-    sheet = comparison_sheet(results, prepared, pictures, seed)
-    growths = growth_of(results, prepared, sheet.pictures)
-    colors = colors_of(prepared)
-    legend = [(sheet.classes[i], colors[i]) for i in sheet.shown_classes()]
+    data = open_data(results.rows)
+    sheet = comparison_sheet(results, data, pictures, seed)
+    by_step = predict_by_step(results, data, sheet.pictures)
+    legend = [(sheet.classes[i], sheet.colors[i]) for i in sheet.shown_classes()]
     scenes = [
-        (_scene(results, growth, step, colors, legend, side), step == results.final)
-        for growth in growths
+        (_scene(results, predictions, step, sheet.colors, legend, side), step == results.final)
+        for predictions in by_step
         for step in range(results.final + 1)
     ]
     for i, (scene, last) in enumerate(scenes):
@@ -108,22 +107,22 @@ def _frames(
 
 def _scene(
     results: ScenarioResults,
-    growth: Growth,
+    predictions: PredictionsByStep,
     step: int,
     colors: Sequence[Color],
     legend: Sequence[tuple[str, Color]],
     side: int,
 ) -> Image.Image:
-    pixels = growth.image.pixels
+    pixels = predictions.image.pixels
     tiles = [Tile(pixels)]
-    for masks in growth.masks:
+    for masks in predictions.masks:
         mask = masks[step]
         tiles.append(Tile(None if mask is None else colorize(mask, colors, pixels)))
-    tiles.append(Tile(colorize(growth.image.truth, colors, pixels)))
-    grid = Grid(("image", *growth.methods, "truth"), (tuple(tiles),), side=side)
+    tiles.append(Tile(colorize(predictions.image.truth, colors, pixels)))
+    grid = Grid(("image", *predictions.methods, "truth"), (tuple(tiles),), side=side)
     names = results.groups[step]
-    learnt = ", ".join(names) if len(names) <= 6 else f"{len(names)} classes"
-    return draw_grid(grid, legend, f"step {step}: {'' if step == 0 else '+ '}{learnt}")
+    new = ", ".join(names) if len(names) <= 6 else f"{len(names)} classes"
+    return draw_grid(grid, legend, f"step {step}: {'' if step == 0 else '+ '}{new}")
 
 
 def _write_webp(path: Path, frames: Sequence[Frame]) -> None:

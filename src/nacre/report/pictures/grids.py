@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nacre.report.page.summary import percent
 from nacre.report.pictures.background_shift import FUTURE, OLD, Shift, colorize_hidden
-from nacre.report.pictures.by_step import Growth
+from nacre.report.pictures.by_step import PredictionsByStep
 from nacre.report.pictures.predict import Color, Pixels, colorize, data_uri
 from nacre.report.pictures.sheet import Sheet
 
@@ -57,13 +57,13 @@ def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
     return PageGrid(("image", *sheet.columns, "truth"), tuple(rows), _are_small(pixels))
 
 
-def growth_grid(growth: Growth, colors: Sequence[Color], side: int) -> PageGrid:
+def by_step_grid(predictions: PredictionsByStep, colors: Sequence[Color], side: int) -> PageGrid:
     """Return one image through the steps: a row per method, a column per step."""
-    image = growth.image
+    image = predictions.image
     truth = _colorized(image.truth, colors, image.pixels, side)
-    steps = range(len(growth.masks[0]))
+    steps = range(len(predictions.masks[0]))
     rows: list[tuple[str, tuple[PageTile | None, ...]]] = []
-    for method, masks in zip(growth.methods, growth.masks, strict=True):
+    for method, masks in zip(predictions.methods, predictions.masks, strict=True):
         tiles: list[PageTile | None] = []
         for step, mask in zip(steps, masks, strict=True):
             about = f"{method} on {image.name} after step {step}"

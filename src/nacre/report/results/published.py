@@ -91,15 +91,17 @@ def later() -> dict[str, PublishedTable]:
 
 def later_sources(data: str) -> list[str]:
     """Say of each method on a data set where its figures are from and what it stores."""
-    told: dict[str, None] = {}
+    sources: dict[str, None] = {}
     for line in _later_lines():
         if line["dataset"] == data:
             stores = "" if line["stored"] == "nothing" else f"stores {line['stored']}; "
-            told[f"{line['method']}: {stores}{line['source']}{_apart(line)}"] = None
-    return list(told)
+            sources[f"{line['method']}: {stores}{line['source']}{_if_background_is_out(line)}"] = (
+                None
+            )
+    return list(sources)
 
 
-def _apart(line: dict[str, str]) -> str:
+def _if_background_is_out(line: dict[str, str]) -> str:
     return "; background out of its means" if line["background"] == "out" else ""
 
 

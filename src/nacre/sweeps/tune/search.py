@@ -30,9 +30,9 @@ def next_weight(found: Mapping[float, float], least: float, *, full: bool = Fals
     """
     if full:
         return next((weight for weight in GRID if weight not in found), None)
-    passes = [at for at, weight in enumerate(GRID) if weight in found and found[weight] >= least]
+    passes = [i for i, weight in enumerate(GRID) if weight in found and found[weight] >= least]
     below = max(passes, default=-1)
-    fails = [at for at, weight in enumerate(GRID) if weight in found and at > below]
+    fails = [i for i, weight in enumerate(GRID) if weight in found and i > below]
     above = min(fails, default=len(GRID))
     return GRID[(below + above) // 2] if above - below > 1 else None
 

@@ -75,8 +75,8 @@ class _Search:
         """Measure what can be learnt when nothing is to be kept."""
         values: dict[str, Any] = {"method": {"name": "ft"}}
         fine_tuning = find_method("ft")
-        learnt = fine_tuning.step_0_of(fine_tuning.Config(name="ft"))
-        if learnt != self.kind.step_0_of(self.config.method):
+        learned = fine_tuning.step_0_of(fine_tuning.Config(name="ft"))
+        if learned != self.kind.step_0_of(self.config.method):
             values = {"method": dict.fromkeys(self.kind.tunable, 0.0)}
         return self._try(Trial(f"ft-lr-{rate:g}", rate), values)
 

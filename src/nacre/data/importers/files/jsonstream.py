@@ -152,7 +152,7 @@ class _Reader:
         self.on_bytes = on_bytes
         self.decoder = json.JSONDecoder()
         self.text = ""
-        self.at = 0
+        self.position = 0
         self.passed = 0
         self.ended = False
         start = file.read(4)
@@ -162,9 +162,9 @@ class _Reader:
     def peek(self) -> str:
         """Return the next character that is not blank; nothing at the end."""
         while True:
-            self.at = _BLANK.match(self.text, self.at).end()  # type: ignore[union-attr]
-            if self.at < len(self.text):
-                return self.text[self.at]
+            self.position = _BLANK.match(self.text, self.position).end()  # type: ignore[union-attr]
+            if self.position < len(self.text):
+                return self.text[self.position]
             if self.ended:
                 return ""
             self._fill(self.chunk)
@@ -176,7 +176,7 @@ class _Reader:
             raise self.error(
                 f"{brief(there)!r} stands where {char!r} should" if there else "it ends too early"
             )
-        self.at += 1
+        self.position += 1
 
     def value(self) -> Any:
         """Read the value that is next as a whole."""
@@ -184,33 +184,33 @@ class _Reader:
             raise self.error("it ends too early")
         while True:
             try:
-                value, end = self.decoder.raw_decode(self.text, self.at)
+                value, end = self.decoder.raw_decode(self.text, self.position)
                 # A number that touches the end of the window may go on behind it.
                 if end < len(self.text) or self.ended:
-                    self.at = end
+                    self.position = end
                     return value
             except RecursionError:
                 raise self.error("it is nested too deeply") from None
             except ValueError as error:
                 if self.ended:
                     raise self.error(_reason(error)) from error
-            if len(self.text) - self.at > LARGEST_ITEM:
+            if len(self.text) - self.position > LARGEST_ITEM:
                 raise self.error(
                     f"it has an item of more than {LARGEST_ITEM:,} characters, or is damaged"
                 )
             # Doubling keeps the work of trying again in proportion to the item.
-            self._fill(max(self.chunk, len(self.text) - self.at))
+            self._fill(max(self.chunk, len(self.text) - self.position))
 
     def error(self, reason: str) -> NacreError:
         """Return the error for this place of the document."""
-        where = self.passed + self.at
+        where = self.passed + self.position
         return NacreError(
             f"{brief(self.name)} is not JSON that can be read: {reason} (character {where:,})"
         )
 
     def _fill(self, count: int) -> None:
-        self.passed += self.at
-        self.text, self.at = self.text[self.at :], 0
+        self.passed += self.position
+        self.text, self.position = self.text[self.position :], 0
         self._append(self.file.read(count))
 
     def _append(self, data: bytes) -> None:

@@ -176,8 +176,8 @@ class ZipTree:
     def files(self) -> list[File]:
         """All files of the archive, by path."""
         found: dict[str, File] = {}
-        for at, info in enumerate(self.archive.infolist()):
-            file = self._file(at, info)
+        for i, info in enumerate(self.archive.infolist()):
+            file = self._file(i, info)
             if file is not None:
                 if file.path in found:
                     raise NacreError(f"{self.root} holds {brief(file.path)!r} twice")
@@ -196,7 +196,7 @@ class ZipTree:
         """Return the same archive with a file position of its own."""
         return ZipTree(self.root)
 
-    def _file(self, at: int, info: zipfile.ZipInfo) -> File | None:
+    def _file(self, i: int, info: zipfile.ZipInfo) -> File | None:
         name = _decoded_name(info).replace("\\", "/")
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or (parts and _is_drive(parts[0])):
@@ -216,7 +216,7 @@ class ZipTree:
                 f"{self.root}: {brief(name)!r} would grow from {info.compress_size:,} to "
                 f"{info.file_size:,} bytes; nothing of it was imported"
             )
-        return File(unicodedata.normalize("NFC", "/".join(parts)), info.file_size, str(at))
+        return File(unicodedata.normalize("NFC", "/".join(parts)), info.file_size, str(i))
 
 
 class _Entry(io.RawIOBase):

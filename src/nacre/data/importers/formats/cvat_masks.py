@@ -53,14 +53,14 @@ def read(source: Source, files: list[File]) -> None:
 def _colors(source: Source, labelmap: File) -> dict[int, int]:
     """Return class number by colour; black is background unless a class has it."""
     classes: dict[int, int] = {}
-    for at, line in enumerate(source.load_text(labelmap).splitlines(), start=1):
+    for number, line in enumerate(source.load_text(labelmap).splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         form = _LINE.match(line.strip())
-        color = tuple(int(form[at]) for at in (2, 3, 4)) if form else ()
+        color = tuple(int(form[i]) for i in (2, 3, 4)) if form else ()
         if form is None or max(color) > 255:
             raise NacreError(
-                f"{brief(labelmap.path)}, line {at}: {brief(line)!r} is not of the form "
+                f"{brief(labelmap.path)}, line {number}: {brief(line)!r} is not of the form "
                 "name:r,g,b:parts:actions"
             )
         r, g, b = color
@@ -104,5 +104,5 @@ def _lists(source: Source, root: tuple[str, ...]) -> dict[str, str | None]:
 def _name_of(mask: File) -> str:
     """Return a mask's path below its folder without the extension."""
     parts = clean_parts(mask.path)
-    at = max(place for place, part in enumerate(parts) if part.casefold() == MASKS)
-    return "/".join(parts[at + 1 :]).rpartition(".")[0]
+    last = max(place for place, part in enumerate(parts) if part.casefold() == MASKS)
+    return "/".join(parts[last + 1 :]).rpartition(".")[0]

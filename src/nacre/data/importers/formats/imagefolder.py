@@ -75,13 +75,13 @@ def _rows(source: Source, file: File) -> Iterator[tuple[dict[str, Any], str]]:
             table: Iterator[Any] = iter(list(csv.DictReader(text.splitlines())))
         else:
             table = iter([json.loads(line) for line in text.splitlines() if line.strip()])
-        for at, item in enumerate(table, start=1):
+        for number, item in enumerate(table, start=1):
             row = as_dict(item)
             column = mask_column([key for key in row if isinstance(key, str)])
             if column is None:
                 continue
             if not isinstance(row.get("file_name"), str) or not row["file_name"]:
-                raise NacreError(f"{brief(file.path)}, row {at}: there is no file_name")
+                raise NacreError(f"{brief(file.path)}, row {number}: there is no file_name")
             yield row, column
     except (csv.Error, ValueError, RecursionError) as error:
         if isinstance(error, NacreError):

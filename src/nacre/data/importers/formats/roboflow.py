@@ -33,13 +33,13 @@ def _classes(source: Source, file: File) -> dict[int, int]:
         lines = [row for row in rows if row]
     except csv.Error as error:
         raise NacreError(f"{brief(file.path)} is not CSV that can be read: {error}") from error
-    for at, row in enumerate(lines[1:], start=2):
+    for number, row in enumerate(lines[1:], start=2):
         try:
             value = int(row[0])
             classes[value] = source.catalog.class_id(",".join(row[1:]).strip())
         except (ValueError, IndexError, Unusable):
             raise NacreError(
-                f"{brief(file.path)}, line {at}: {brief(row)} is not a value and a class"
+                f"{brief(file.path)}, line {number}: {brief(row)} is not a value and a class"
             ) from None
     if len(lines) < 2:
         raise NacreError(f"{brief(file.path)} names no class")

@@ -199,9 +199,9 @@ def _values(
 def _read_lines(source: Source, index: int, file: File, classes: Mapping[int, int]) -> None:
     try:
         lines = source.load_text(file).splitlines()
-        for at, line in enumerate(lines, start=1):
+        for number, line in enumerate(lines, start=1):
             if line.strip():
-                _read_line(source, index, line.split(), classes, at)
+                _read_line(source, index, line.split(), classes, number)
     except NacreError as error:
         source.catalog.spoil(index, Unusable("its labels cannot be read", str(error)))
     except Unusable as problem:
@@ -209,15 +209,15 @@ def _read_lines(source: Source, index: int, file: File, classes: Mapping[int, in
 
 
 def _read_line(
-    source: Source, index: int, words: list[str], classes: Mapping[int, int], at: int
+    source: Source, index: int, words: list[str], classes: Mapping[int, int], number: int
 ) -> None:
     try:
         numbers = [float(word) for word in words]
     except ValueError:
-        raise Unusable(DAMAGED, f"line {at} holds something else than numbers") from None
+        raise Unusable(DAMAGED, f"line {number} holds something else than numbers") from None
     if numbers[0] not in classes:
         raise Unusable(
-            "a label has a class that is not listed", f"line {at}: class {brief(words[0])}"
+            "a label has a class that is not listed", f"line {number}: class {brief(words[0])}"
         )
     if len(numbers) == 5:
         source.catalog.skip(index, "boxes without an outline")
@@ -228,7 +228,7 @@ def _read_line(
         return
     if points.min() < -_TOLERANCE or points.max() > 1 + _TOLERANCE:
         raise Unusable(
-            "its corners are not shares of the width and height, from 0 to 1", f"line {at}"
+            "its corners are not shares of the width and height, from 0 to 1", f"line {number}"
         )
     shape = shapes.rings(classes[int(numbers[0])], [(points, ())], is_relative=True)
     source.catalog.draw(index, shape, "polygons")
@@ -237,9 +237,9 @@ def _read_line(
 def _key(file: File, folder: str, fold: bool = True) -> str:
     """Return what a picture and its labels have in common: the path with one folder replaced."""
     parts = list(clean_parts(file.path))
-    for at in range(len(parts) - 2, -1, -1):
-        if parts[at].casefold() == folder:
-            parts[at] = "images"
+    for i in range(len(parts) - 2, -1, -1):
+        if parts[i].casefold() == folder:
+            parts[i] = "images"
             break
     key = "/".join(parts)
     key = key.rpartition(".")[0] or key

@@ -53,7 +53,7 @@ def import_pictures(
     if not rest:
         return
     workers = min(workers or usable_cores(), len(rest))
-    chunks = iter(rest[at : at + _CHUNK] for at in range(0, len(rest), _CHUNK))
+    chunks = iter(rest[i : i + _CHUNK] for i in range(0, len(rest), _CHUNK))
     with _executor(job, workers) as executor:
         # Few are under way at a time, so that little is waited for when the user stops it.
         under_way = deque(executor.submit(_import, one) for one in islice(chunks, 2 * workers))

@@ -190,9 +190,9 @@ def _crossings(
         total, np.arange(_CHUNK, (total[-1] if len(total) else 0) + _CHUNK, _CHUNK)
     )
     begin = 0
-    for at in ends:
-        some = edges[begin : at + 1]
-        begin = int(at) + 1
+    for i in ends:
+        some = edges[begin : i + 1]
+        begin = int(i) + 1
         if len(some):
             yield _cross(upper[some], lower[some], first[some], count[some])
 

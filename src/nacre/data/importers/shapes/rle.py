@@ -115,17 +115,17 @@ def decode_brush(code: bytes, width: int, height: int) -> Patch:
     if word != 8:
         raise ValueError(f"the brush has words of {word} bits, not of 8")
     alpha = np.zeros(width * height, np.bool_)
-    at = 0
-    while at < size:
+    position = 0
+    while position < size:
         is_run = stream.read(1)
-        stop = min(at + 1 + stream.read(lengths[stream.read(2)]), size)
+        stop = min(position + 1 + stream.read(lengths[stream.read(2)]), size)
         # Byte 4k + 3 is the alpha of pixel k, so [at, stop) holds those of [at // 4, stop // 4).
         if is_run:
-            alpha[at // 4 : stop // 4] = stream.read(8) > 0
+            alpha[position // 4 : stop // 4] = stream.read(8) > 0
         else:
-            values = stream.read_bytes(stop - at)
-            alpha[at // 4 : stop // 4] = values[(3 - at) % 4 :: 4] > 0
-        at = stop
+            values = stream.read_bytes(stop - position)
+            alpha[position // 4 : stop // 4] = values[(3 - position) % 4 :: 4] > 0
+        position = stop
     return Patch(0, 0, alpha.reshape(height, width))
 
 
@@ -134,25 +134,25 @@ class _BitStream:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = 0
+        self.position = 0
         self.end = 8 * len(data)
 
     def read(self, bits: int) -> int:
         """Read one number of at most 32 bits."""
         stop = self._stop(bits)
-        window = int.from_bytes(self.data[self.at >> 3 : (stop + 7) >> 3], "big")
+        window = int.from_bytes(self.data[self.position >> 3 : (stop + 7) >> 3], "big")
         value = (window >> (-stop % 8)) & ((1 << bits) - 1)
-        self.at = stop
+        self.position = stop
         return value
 
     def read_bytes(self, count: int) -> npt.NDArray[np.uint8]:
         """Read some bytes, which need not begin where a byte of the stream does."""
-        start, stop = self.at, self._stop(8 * count)
+        start, stop = self.position, self._stop(8 * count)
         bits = np.unpackbits(np.frombuffer(self.data[start >> 3 : (stop + 7) >> 3], np.uint8))
-        self.at = stop
+        self.position = stop
         return np.packbits(bits[start % 8 : start % 8 + 8 * count])
 
     def _stop(self, bits: int) -> int:
-        if self.at + bits > self.end:
+        if self.position + bits > self.end:
             raise ValueError("the brush ends before its picture does")
-        return self.at + bits
+        return self.position + bits

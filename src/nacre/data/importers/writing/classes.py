@@ -159,4 +159,4 @@ def _colors(catalog: Catalog, final: Mapping[int, str], kept: Sequence[str]) -> 
         if number in final and color not in ((0, 0, 0), *own.values()):
             own.setdefault(final[number], color)
     spread = distinct_colors(len(kept) + 1)
-    return ((0, 0, 0), *(own.get(name, spread[at]) for at, name in enumerate(kept, start=1)))
+    return ((0, 0, 0), *(own.get(name, spread[i]) for i, name in enumerate(kept, start=1)))

@@ -59,7 +59,7 @@ def write_texts(
         "background": 0 if labels.has_background or report.pixels[0] else None,
         "ignored": labels.ignored,
         "colors": {
-            _Quoted(name): list(labels.colors[at]) for at, name in enumerate(labels.names, start=1)
+            _Quoted(name): list(labels.colors[i]) for i, name in enumerate(labels.names, start=1)
         },
     }
     texts = {f"{name}.txt": "".join(f"{file}\n" for file in files) for name, files in lists.items()}
@@ -87,7 +87,7 @@ def write_sheet(folder: Path, job: Job, outcomes: Sequence[Outcome], report: Imp
     written = [one for one in outcomes if one.problem is None]
     pairs = [
         (one.file, folder / "images" / one.file, folder / "masks" / f"{job.names[one.index]}.png")
-        for one in (written[at] for at in choose([one.pixels for one in written]))
+        for one in (written[i] for i in choose([one.pixels for one in written]))
     ]
     labels = job.labels
     legend = [

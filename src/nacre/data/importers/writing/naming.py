@@ -76,9 +76,9 @@ def _unique(names: list[str], pictures: Sequence[Picture]) -> list[str]:
     for name, picture in zip(names, pictures, strict=True):
         if times[name.casefold()] > 1 and picture.match is not None:
             name = f"{name}_{PurePosixPath(picture.match.file.path).suffix.lower()[1:]}"
-        wanted, at = name, 2
+        wanted, number = name, 2
         while name.casefold() in seen or (name != wanted and name.casefold() in times):
-            name, at = f"{wanted}_{at}", at + 1
+            name, number = f"{wanted}_{number}", number + 1
         seen.add(name.casefold())
         unique.append(name)
     return unique

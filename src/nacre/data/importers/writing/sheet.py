@@ -30,19 +30,19 @@ def choose(pixels: Sequence[Mapping[int, int]], most: int = _MOST) -> list[int]:
         most: How many at most.
     """
     holders: dict[int, list[int]] = {}
-    for at, labels in enumerate(pixels):
+    for i, labels in enumerate(pixels):
         for label in labels:
-            holders.setdefault(label, []).append(at)
+            holders.setdefault(label, []).append(i)
     chosen: list[int] = []
     for label in sorted(holders, key=lambda one: len(holders[one])):
         if len(chosen) < most and not set(chosen) & set(holders[label]):
-            chosen.append(max(holders[label], key=lambda at: pixels[at][label]))
+            chosen.append(max(holders[label], key=lambda i: pixels[i][label]))
     step = max(1, len(pixels) // most)
-    for at in [*range(0, len(pixels), step), *range(len(pixels))]:
+    for i in [*range(0, len(pixels), step), *range(len(pixels))]:
         if len(chosen) >= min(most, len(pixels)):
             break
-        if at not in chosen:
-            chosen.append(at)
+        if i not in chosen:
+            chosen.append(i)
     return sorted(chosen)
 
 
@@ -69,8 +69,8 @@ def draw_sheet(
     sheet = Image.new("RGB", (width, height), _PAPER)
     pen = ImageDraw.Draw(sheet)
     pen.text((_GAP, _GAP), title, _INK, _font(18))
-    for at, (name, image, mask) in enumerate(pairs):
-        x, y = _GAP + at % across * (_SIDE + _GAP), top + at // across * (_SIDE + _LINE + _GAP)
+    for i, (name, image, mask) in enumerate(pairs):
+        x, y = _GAP + i % across * (_SIDE + _GAP), top + i // across * (_SIDE + _LINE + _GAP)
         tile = _tile(image, mask, colors)
         sheet.paste(tile, (x + (_SIDE - tile.width) // 2, y + (_SIDE - tile.height) // 2))
         pen.text((x, y + _SIDE + 2), _fitting(name, _SIDE), _SOFT, _font(12))
