@@ -40,7 +40,7 @@ def _text(report: DataReport) -> str:
 def test_a_sound_folder(root: Path) -> None:
     before = sorted(root.rglob("*"))
     report = _check(root)
-    assert (report.sound, report.whole, report.empty_classes) == (True, True, ("dog",))
+    assert (report.is_valid, report.is_complete, report.empty_classes) == (True, True, ("dog",))
     assert [split.images for split in report.splits] == [5, 1]
     assert sorted(root.rglob("*")) == before
     text = _text(report)
@@ -61,7 +61,7 @@ def test_everything_wrong_is_counted_and_named(root: Path) -> None:
     kinds = ("missing image", "missing mask", "sizes differ", "unknown label", "damaged file")
     assert [train.count(kind) for kind in kinds] == [1, 1, 1, 1, 0]
     assert [problem.kind for problem in val.problems] == ["damaged file"]
-    assert not report.sound
+    assert not report.is_valid
     text = _text(report)
     assert "p3.png holds the unknown label 44 in 48 pixels" in text
     assert "5 images cannot be used" in text
@@ -76,7 +76,7 @@ def test_a_part_of_voc_is_called_a_part(tmp_path: Path) -> None:
     (tmp_path / "splits" / "train_aug.txt").write_text("a")
     (tmp_path / "splits" / "val.txt").write_text("b")
     report = check_source(Voc(VocConfig(root=tmp_path)), workers=1)
-    assert (report.sound, report.whole) == (True, False)
+    assert (report.is_valid, report.is_complete) == (True, False)
     assert "train has 1 images, the whole data set has 10,582" in _text(report)
 
 

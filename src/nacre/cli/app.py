@@ -29,16 +29,6 @@ app = typer.Typer(
 )
 
 
-def config_values(**given: Any) -> dict[str, Any]:
-    """Return config values from options; those not given are left out."""
-    values = {key: value for key, value in given.items() if value is not None and key != "root"}
-    if "method" in values:
-        values["method"] = {"name": values["method"]}
-    if given.get("root") is not None:
-        values["data"] = {"root": str(given["root"])}
-    return values
-
-
 def command_to_go_on(*arguments: str) -> str:
     """Return the command that goes on with what was interrupted."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

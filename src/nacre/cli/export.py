@@ -11,9 +11,30 @@ from nacre.errors import NacreError
 
 if TYPE_CHECKING:
     from nacre.export.onnx_file import Exported, Form
+    from nacre.export.runtime import OnnxModel
 
 Models = Annotated[
     list[Path], typer.Argument(help="Run folders, step folders or model files; one, but for pages.")
+]
+OutFile = Annotated[
+    Path | None, typer.Option(help="The file: model.onnx, or model.html for a page.")
+]
+Page = Annotated[
+    bool, typer.Option("--page", help="One HTML file that runs the model in a browser.")
+]
+Int8 = Annotated[
+    bool, typer.Option("--int8", help="Weights of 8 bits; activations too with --data.")
+]
+TestData = Annotated[
+    str | None,
+    typer.Option(help="Labelled test pictures, to measure the IoU: a folder, or `own`."),
+]
+License = Annotated[
+    str | None, typer.Option("--license", help="Of the weights, such as cc-by-4.0.")
+]
+Runtime = Annotated[
+    Path | None,
+    typer.Option(help="The npm package onnxruntime-web as a file; fetched if not given."),
 ]
 
 
@@ -23,28 +44,14 @@ Models = Annotated[
 )
 def export(
     models: Models,
-    out: Annotated[
-        Path | None, typer.Option(help="The file: model.onnx, or model.html for a page.")
-    ] = None,
-    page: Annotated[
-        bool, typer.Option("--page", help="One HTML file that runs the model in a browser.")
-    ] = False,
+    out: OutFile = None,
+    page: Page = False,
     fp16: Annotated[bool, typer.Option("--fp16", help="Weights of 16 bits.")] = False,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Weights of 8 bits; activations too with --data.")
-    ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Labelled test pictures, to measure the IoU: a folder, or `own`."),
-    ] = None,
+    int8: Int8 = False,
+    data: TestData = None,
     limit: Annotated[int, typer.Option(min=1, help="Test pictures at most.")] = 200,
-    license_: Annotated[
-        str | None, typer.Option("--license", help="Of the weights, such as CC-BY-4.0.")
-    ] = None,
-    runtime: Annotated[
-        Path | None,
-        typer.Option(help="The npm package onnxruntime-web as a file; fetched if not given."),
-    ] = None,
+    license_: License = None,
+    runtime: Runtime = None,
 ) -> None:
     """Write the model as an ONNX file, from picture to class map, or as a page that runs it."""
     if fp16 and int8:
@@ -115,17 +122,9 @@ def serve(
     ] = 0,
 ) -> None:
     """Serve the page that shows what a model sees, and the model behind it, on this machine."""
-    from nacre.export.runtime import OnnxModel
     from nacre.export.server import ModelServer, Served
 
-    served = []
-    with tempfile.TemporaryDirectory() as folder:
-        for i, model in enumerate(models):
-            file = model
-            if model.suffix != ".onnx":
-                file = Path(folder) / f"{i}.onnx"
-                _write_onnx(model, file, "fp32", None, 1, None)
-            served.append(Served(_name(model), OnnxModel(file, threads)))
+    served = [Served(_name(model), _open_onnx(model, threads)) for model in models]
     try:
         server = ModelServer(served, (host, port))
     except OSError as error:
@@ -138,6 +137,18 @@ def serve(
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("stopped", err=True)
+
+
+def _open_onnx(model: Path, threads: int) -> "OnnxModel":
+    """Open an ONNX file, or a model that is exported first."""
+    from nacre.export.runtime import OnnxModel
+
+    if model.suffix == ".onnx":
+        return OnnxModel(model, threads)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        _write_onnx(model, file, "fp32", None, 1, None)
+        return OnnxModel(file, threads)
 
 
 @app.command(
@@ -153,12 +164,8 @@ def publish(
     private: Annotated[
         bool, typer.Option("--private", help="A new repository is not for all.")
     ] = False,
-    license_: Annotated[
-        str | None, typer.Option("--license", help="Of the weights, such as cc-by-4.0.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Labelled pictures for the card: a folder, or `own`.")
-    ] = None,
+    license_: License = None,
+    data: TestData = None,
 ) -> None:
     """Write the model as a folder with a model card, as the Hugging Face hub has them."""
     from nacre.export import publish as publishing

@@ -3,12 +3,36 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nacre.cli.app import app, make_console, print_json
 from nacre.errors import NacreError, unknown_name
+
+if TYPE_CHECKING:
+    from nacre.data.importers.run import ImportOptions
+
+
+Images = Annotated[Path | None, typer.Option(help="Folder or archive with the pictures, if apart.")]
+Classes = Annotated[str | None, typer.Option(help="Only these classes, by commas, in this order.")]
+Ignore = Annotated[
+    list[str] | None, typer.Option(help="A class whose pixels do not count; may be repeated.")
+]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OLD=NEW", help="Call a class otherwise, or join two."),
+]
+Unlabeled = Annotated[
+    str,
+    typer.Option(
+        help="Pictures without labels: background if the export lists them (listed), "
+        "always (background), or never (skip)."
+    ),
+]
+Format = Annotated[
+    str | None, typer.Option("--format", help="Name of the format, if it is not recognised.")
+]
 
 
 @app.command(
@@ -19,40 +43,21 @@ from nacre.errors import NacreError, unknown_name
 def import_(
     export: Annotated[Path, typer.Argument(help="Folder, zip archive or annotation file.")],
     to: Annotated[Path, typer.Option(help="The folder to make: images/, masks/, classes.yaml.")],
-    images: Annotated[
-        Path | None, typer.Option(help="Folder or archive with the pictures, if apart.")
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Only these classes, by commas, in this order.")
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="A class whose pixels do not count; may be repeated.")
-    ] = None,
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="Call a class otherwise, or join two."),
-    ] = None,
+    images: Images = None,
+    classes: Classes = None,
+    ignore: Ignore = None,
+    rename: Rename = None,
     boxes: Annotated[str, typer.Option(help="Rectangles: fill or skip.")] = "fill",
     crowd: Annotated[
         str, typer.Option(help="COCO's regions of many objects: class or ignore.")
     ] = "class",
-    unlabeled: Annotated[
-        str,
-        typer.Option(
-            help="Pictures without labels: background if the export lists them (listed), "
-            "always (background), or never (skip)."
-        ),
-    ] = "listed",
-    format_: Annotated[
-        str | None, typer.Option("--format", help="Name of the format, if it is not recognised.")
-    ] = None,
+    unlabeled: Unlabeled = "listed",
+    format_: Format = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
-    from nacre.data.importers.run import ImportOptions, import_export
+    from nacre.data.importers.run import ImportOptions
     from nacre.data.importers.writing.classes import ClassOptions
-    from nacre.terminal.imports import ImportDisplay, render
-    from nacre.utils.signals import StopSignal
 
     chosen: dict[str, Any] = {
         "boxes": _one_of("--boxes", boxes, ("fill", "skip")),
@@ -62,6 +67,15 @@ def import_(
     names = tuple(name.strip() for name in (classes or "").split(",") if name.strip())
     wanted = ClassOptions(names, tuple(ignore or ()), _renamed(rename or ()))
     options = ImportOptions(images=images, format=format_, classes=wanted, **chosen)
+    _import(export, to, options, json)
+
+
+def _import(export: Path, to: Path, options: "ImportOptions", json: bool) -> None:
+    """Import with bars, and print the report."""
+    from nacre.data.importers.run import import_export
+    from nacre.terminal.imports import ImportDisplay, render
+    from nacre.utils.signals import StopSignal
+
     try:
         with StopSignal() as stop, ImportDisplay(stop) as display:
             report = import_export(export, to, options, display)

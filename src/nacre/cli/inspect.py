@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,10 @@ from nacre.cli.app import app, make_console, print_json
 from nacre.cli.options import Config, Lists, Root, Set
 from nacre.errors import NacreError
 from nacre.models.backbones import BACKBONES
+
+if TYPE_CHECKING:
+    from nacre.scenarios.label_index import Index
+    from nacre.scenarios.scenario import ImageLists, Scenario
 
 
 @app.command(
@@ -32,21 +36,16 @@ def plan(
     from nacre.scenarios.published_lists import compare_lists
     from nacre.terminal.plan import render_plan
 
-    if index is not None:
-        if root is not None or config is not None or set_:
-            raise NacreError(
-                "--index stands for the data: --root, --config and --set do not go with it"
-            )
+    if index is None:
+        applied, labels, images = _apply_to_data(scenario, root, lists, config, set_ or [])
+    elif root is not None or config is not None or set_:
+        raise NacreError(
+            "--index stands for the data: --root, --config and --set do not go with it"
+        )
+    else:
         from nacre.data.apply_to_index import apply_to_index
 
         applied, labels, images = apply_to_index(scenario, index, lists)
-    else:
-        # Only the way through a config needs torch, and an index should be answered at once.
-        from nacre.runs.scenario_data import apply_scenario
-
-        applied, labels, images = apply_scenario(
-            scenario, root=root, lists=lists, file=config, sets=set_ or ()
-        )
     made = make_plan(applied, labels, images)
     if json:
         print_json(plan_as_json(applied, made))
@@ -55,6 +54,15 @@ def plan(
     console.print(render_plan(applied, made))
     if lists is not None:
         console.print(compare_lists(images, applied, labels))
+
+
+def _apply_to_data(
+    scenario: str, root: Path | None, lists: Path | None, config: Path | None, sets: list[str]
+) -> "tuple[Scenario, Index, ImageLists]":
+    """Apply a scenario to pictures; an index alone is answered at once, without torch."""
+    from nacre.runs.scenario_data import apply_scenario
+
+    return apply_scenario(scenario, root=root, lists=lists, file=config, sets=sets)
 
 
 @app.command(epilog="Example:  nacre methods mib")
@@ -95,7 +103,7 @@ def data(
         print_json(report.as_dict())
     else:
         make_console().print(render(report))
-    if not report.sound:
+    if not report.is_valid:
         sys.exit(2)
 
 

@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nacre.cli.app import app, echo, make_console
+
+if TYPE_CHECKING:
+    from nacre.api.predict import Summary
 
 
 @app.command(
@@ -35,17 +38,21 @@ def predict(
 
     forms = tuple(part.strip() for part in as_.split(",") if part.strip())
     options = PredictOptions(forms, window, simplify)
-    console = make_console()
     with StopSignal() as stop:
         summary = predict_all(load(model), pictures, out, options, stop)
-    for sentence in summary.failed:
-        echo(f"left out: {sentence}", err=True)
-    seen = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
-    count = "1 picture" if summary.done == 1 else f"{summary.done} pictures"
-    console.print(f"{count}: {seen}", highlight=False)
-    console.print(f"{', '.join(forms)}: {out}", highlight=False)
+    _print_summary(summary)
+    make_console().print(f"{', '.join(forms)}: {out}", highlight=False)
     if summary.stopped:
         echo("interrupted; what was done is written", err=True)
         sys.exit(130)
     if summary.failed:
         sys.exit(2)
+
+
+def _print_summary(summary: "Summary") -> None:
+    """Say what was left out and what was seen."""
+    for sentence in summary.failed:
+        echo(f"left out: {sentence}", err=True)
+    seen = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
+    count = "1 picture" if summary.done == 1 else f"{summary.done} pictures"
+    make_console().print(f"{count}: {seen}", highlight=False)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from nacre.cli.app import app, config_values, echo, make_console, print_json
-from nacre.cli.options import Root, Set
+from nacre.cli.app import app, echo, make_console, print_json
+from nacre.cli.options import Root, Set, config_values
 
 
 @app.command(

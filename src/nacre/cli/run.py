@@ -9,16 +9,19 @@ import typer
 from nacre.cli.app import (
     app,
     command_to_go_on,
-    config_values,
     echo,
     is_main_process,
     make_console,
     until_interrupted,
 )
-from nacre.cli.options import Base, Config, Lists, MethodName, Preset, Root, Scenario, Seed, Set
+from nacre.cli.options import ConfigOptions, Preset, Root, Set, config_values, takes_config
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
+
+    from nacre.sweeps.grid import Job
 
 
 @app.command(epilog="Example:  nacre demo --out my-demo --seed 2")
@@ -54,17 +57,10 @@ def demo(
     "nacre run voc/15-5/overlapped --root VOC2012 --preset paper;  "
     "nacre run --out RUN  goes on with a run"
 )
+@takes_config
 def run(
-    scenario: Scenario = None,
-    method: MethodName = None,
+    options: ConfigOptions,
     out: Annotated[Path | None, typer.Option(help="The run's folder; made if need be.")] = None,
-    preset: Preset = None,
-    config: Config = None,
-    set_: Set = None,
-    root: Root = None,
-    lists: Lists = None,
-    seed: Seed = None,
-    base: Base = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write RUN-tensorboard too (needs the extra).")
     ] = False,
@@ -77,19 +73,11 @@ def run(
     from nacre.runs.run import run_scenario
     from nacre.runs.tensorboard import TensorBoard
     from nacre.terminal.progress import RunDisplay
-    from nacre.training.config import build_config
     from nacre.training.events import Observer
     from nacre.utils.signals import StopSignal
 
-    values = config_values(
-        scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
-    )
-    file = config
-    if out is not None and (out / "config.yaml").exists() and not (scenario or config or preset):
-        # What is said here lies over the folder's own config, and is refused if it differs.
-        file = out / "config.yaml"
-    resolved = build_config(preset=preset, file=file, assignments=set_ or (), overrides=values)
-    folder = out or default_folder(resolved)
+    config = options.resolve(_saved_config(out, options))
+    folder = out or default_folder(config)
     console = make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
         observers: list[Observer] = [display]
@@ -97,7 +85,7 @@ def run(
             observers.append(TensorBoard(folder.with_name(f"{folder.name}-tensorboard")))
         summary = until_interrupted(
             lambda: run_scenario(
-                resolved, folder, base=base, observers=observers, should_stop=stop
+                config, folder, base=options.base, observers=observers, should_stop=stop
             ),
             command_to_go_on("run", "--out", str(folder)),
         )
@@ -109,17 +97,10 @@ def run(
     epilog="Example:  nacre tune voc/15-5/overlapped --method mib --root VOC2012 --preset paper "
     "--base runs/mib  then  nacre run --config …/tuned.yaml"
 )
+@takes_config
 def tune(
-    scenario: Scenario = None,
-    method: MethodName = None,
+    options: ConfigOptions,
     out: Annotated[Path | None, typer.Option(help="Folder for the trials and tuned.yaml.")] = None,
-    preset: Preset = None,
-    config: Config = None,
-    set_: Set = None,
-    root: Root = None,
-    lists: Lists = None,
-    seed: Seed = None,
-    base: Base = None,
     rate: Annotated[
         list[float] | None,
         typer.Option(help="A learning rate for fine-tuning to choose from; may be repeated."),
@@ -133,22 +114,18 @@ def tune(
     from nacre.runs.folder import default_folder
     from nacre.sweeps.tune.tune import tune as search
     from nacre.terminal.tune import TuneDisplay
-    from nacre.training.config import build_config
     from nacre.utils.signals import StopSignal
 
-    values = config_values(
-        scenario=scenario, method=method, seed=seed, root=root, lists=lists and str(lists)
-    )
-    resolved = build_config(preset=preset, file=config, assignments=set_ or (), overrides=values)
-    run_folder = default_folder(resolved)
+    config = options.resolve()
+    run_folder = default_folder(config)
     folder = out or run_folder.with_name(f"tune-{run_folder.name}")
     console = make_console()
     with StopSignal() as stop, TuneDisplay(console) as display:
         tuning = until_interrupted(
             lambda: search(
-                resolved,
+                config,
                 folder,
-                base=base,
+                base=options.base,
                 rates=rate or (),
                 full=full,
                 observers=[display.observe],
@@ -180,14 +157,15 @@ def grid(
     ),
 ) -> None:
     """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
-    from nacre.report.page.page import write_report
     from nacre.sweeps.grid import make_jobs
-    from nacre.sweeps.launch import failure, run_grid
+    from nacre.sweeps.launch import run_grid
     from nacre.terminal.grid import GridDisplay
     from nacre.utils.lock import locked
     from nacre.utils.signals import StopSignal
 
-    made = _grid(file, scenarios, methods, seeds, preset, set_ or [], root, jobs)
+    lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
+    content = {key: text.split(",") for key, text in lists.items() if text is not None}
+    made = _grid(file, {**content, "preset": preset, "jobs": jobs}, root, set_ or [])
     runs = make_jobs(made, out)
     console = make_console()
     with locked(out, "grid"), StopSignal() as stop, GridDisplay(console) as display:
@@ -197,38 +175,46 @@ def grid(
     if not finished:
         echo("interrupted; saved. The same command goes on.", err=True)
         sys.exit(130)
-    for job in runs:
-        if job.state == "failed":
-            echo(f"failed: {failure(job)}", err=True)
-    done = [job.folder.path for job in runs if job.state == "done"]
-    if done:
-        console.print("report:", str(write_report(done, out)), soft_wrap=True)
-    if len(done) < len(runs):
-        sys.exit(1)
+    _report_grid(console, runs, out)
 
 
-def _grid(
-    file: Path | None,
-    scenarios: str | None,
-    methods: str | None,
-    seeds: str | None,
-    preset: str | None,
-    assignments: list[str],
-    root: Path | None,
-    jobs: int | None,
-) -> Any:
+def _saved_config(out: Path | None, options: ConfigOptions) -> Path | None:
+    """Return the config of a folder that is to go on, where nothing says what else to learn.
+
+    What is said beside it lies over it, and is refused if it differs.
+    """
+    if out is None or options.scenario or options.preset:
+        return None
+    path = out / "config.yaml"
+    return path if path.exists() else None
+
+
+def _grid(file: Path | None, given: dict[str, Any], root: Path | None, sets: list[str]) -> Any:
     """Put a grid together from its file and the options, which lie over it."""
     from nacre.sweeps.grid import check_grid, read_grid
     from nacre.training.config import deep_merge, parse_assignment
 
     content = read_grid(file).model_dump() if file else {}
-    lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
-    content |= {key: text.split(",") for key, text in lists.items() if text is not None}
-    content |= {k: v for k, v in (("preset", preset), ("jobs", jobs)) if v is not None}
+    content |= {key: value for key, value in given.items() if value is not None}
     values = deep_merge(content.get("config", {}), config_values(root=root))
-    for text in assignments:
+    for text in sets:
         values = deep_merge(values, parse_assignment(text))
     return check_grid(content | {"config": values})
+
+
+def _report_grid(console: "Console", jobs: "Sequence[Job]", out: Path) -> None:
+    """Say which runs failed, and make a page of the others."""
+    from nacre.report.page.page import write_report
+    from nacre.sweeps.launch import failure
+
+    for job in jobs:
+        if job.state == "failed":
+            echo(f"failed: {failure(job)}", err=True)
+    done = [job.folder.path for job in jobs if job.state == "done"]
+    if done:
+        console.print("report:", str(write_report(done, out)), soft_wrap=True)
+    if len(done) < len(jobs):
+        sys.exit(1)
 
 
 def _print_steps(console: "Console", folder: Path, summary: dict[str, Any]) -> None:

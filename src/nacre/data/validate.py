@@ -66,12 +66,12 @@ class DataReport:
     splits: tuple[SplitReport, ...]
 
     @property
-    def sound(self) -> bool:
+    def is_valid(self) -> bool:
         """True if every file that a split names can be used."""
         return not any(split.problems for split in self.splits)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if no split has another number of images than is known of the data set."""
         return all(split.expected in (None, split.images) for split in self.splits)
 
@@ -85,8 +85,8 @@ class DataReport:
         """Return the report as plain data."""
         return {
             "root": str(self.root),
-            "sound": self.sound,
-            "whole": self.whole,
+            "valid": self.is_valid,
+            "complete": self.is_complete,
             "empty_classes": list(self.empty_classes),
             "splits": [_split_as_dict(split, self.space) for split in self.splits],
         }

@@ -85,4 +85,4 @@ def _sentences(report: DataReport) -> Iterator[str]:
     if report.empty_classes:
         yield f"no pixel in training: {', '.join(report.empty_classes)}"
     faulty = sum(len(split.problems) for split in report.splits)
-    yield "every file can be used" if report.sound else f"{faulty:,} images cannot be used"
+    yield "every file can be used" if report.is_valid else f"{faulty:,} images cannot be used"
