@@ -1,12 +1,12 @@
 """What an import found, wrote and left out, and why: for people and as plain data."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nacre.data.importers.catalog import BACKGROUND
+from nacre.data.importers.catalog import BACKGROUND, Catalog
 from nacre.data.importers.painting.paint import MISSING, NOT_LABELED, Job, Outcome
 from nacre.data.importers.problems import brief, counted, some
 
@@ -96,13 +96,7 @@ class ImportReport:
             "pictures": self.pictures,
             "splits": self.splits,
             "classes": [
-                {
-                    "label": label,
-                    "name": name,
-                    "pictures": self.images[label],
-                    "share": round(self.share(label), 6),
-                }
-                for label, name in enumerate(self.classes, start=1)
+                self._class_as_dict(label, name) for label, name in enumerate(self.classes, start=1)
             ],
             "background": round(self.share(BACKGROUND), 6),
             "ignored": round(self.share(self.ignored), 6),
@@ -118,6 +112,10 @@ class ImportReport:
             "notes": list(self.notes),
         }
 
+    def _class_as_dict(self, label: int, name: str) -> dict[str, Any]:
+        share = round(self.share(label), 6)
+        return {"label": label, "name": name, "pictures": self.images[label], "share": share}
+
 
 def make_report(
     export: Path,
@@ -131,16 +129,10 @@ def make_report(
     """Sum up what became of the pictures."""
     catalog, labels = job.catalog, job.labels
     written = [one for one in outcomes if one.problem is None]
-    names = [picture.name for picture in catalog.pictures]
-    pixels: Counter[int] = Counter()
-    images: Counter[int] = Counter()
-    for one in written:
-        pixels.update(one.pixels)
-        images.update(one.pixels.keys())
-    skipped = Counter(catalog.skipped_shapes)
-    uncovered = sum(one.uncovered for one in written)
-    if uncovered:
-        skipped["covers the centre of no pixel: too small, or outside the picture"] += uncovered
+
+    def named(chosen: Iterable[Outcome]) -> tuple[str, ...]:
+        return tuple(catalog.pictures[one.index].name for one in chosen)
+
     return ImportReport(
         export=export,
         target=target,
@@ -148,22 +140,40 @@ def make_report(
         pictures=len(written),
         splits={name: len(files) for name, files in lists.items()},
         classes=labels.names,
-        pixels=pixels,
-        images=images,
+        pixels=_total(one.pixels for one in written),
+        images=Counter(label for one in written for label in one.pixels),
         ignored=labels.ignored,
         shapes=dict(catalog.shape_counts),
-        skipped_shapes=dict(skipped),
-        empty=tuple(names[one.index] for one in written if one.is_empty),
-        left_out=tuple(
-            LeftOut(names[one.index], one.problem.reason, one.problem.detail)
-            for one in outcomes
-            if one.problem is not None
-        ),
-        turned=tuple(names[one.index] for one in written if one.frame == "stored"),
-        doubtful=tuple(
-            names[one.index] for one in written if not one.is_sure and one.frame == "upright"
-        ),
+        skipped_shapes=_skipped_shapes(catalog, written),
+        empty=named(one for one in written if one.is_empty),
+        left_out=_left_out(catalog, outcomes),
+        turned=named(one for one in written if one.frame == "stored"),
+        doubtful=named(one for one in written if not one.is_sure and one.frame == "upright"),
         notes=(*catalog.notes, *notes),
+    )
+
+
+def _total(counts: Iterable[Mapping[int, int]]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for one in counts:
+        total.update(one)
+    return total
+
+
+def _skipped_shapes(catalog: Catalog, written: Sequence[Outcome]) -> dict[str, int]:
+    """Return how many shapes were not painted, by reason."""
+    skipped = Counter(catalog.skipped_shapes)
+    uncovered = sum(one.uncovered for one in written)
+    if uncovered:
+        skipped["covers the centre of no pixel: too small, or outside the picture"] += uncovered
+    return dict(skipped)
+
+
+def _left_out(catalog: Catalog, outcomes: Sequence[Outcome]) -> tuple[LeftOut, ...]:
+    return tuple(
+        LeftOut(catalog.pictures[one.index].name, one.problem.reason, one.problem.detail)
+        for one in outcomes
+        if one.problem is not None
     )
 
 

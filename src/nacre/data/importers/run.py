@@ -18,7 +18,7 @@ from nacre.data.importers.checks import (
     settle_masks,
 )
 from nacre.data.importers.detect import recognize
-from nacre.data.importers.files.export import open_export
+from nacre.data.importers.files.export import Export, open_export
 from nacre.data.importers.painting.paint import Job, Outcome, Unlabeled
 from nacre.data.importers.painting.parallel import import_pictures
 from nacre.data.importers.problems import counted
@@ -76,13 +76,7 @@ def import_export(
     target = Path(os.path.realpath(target.expanduser()))
     export = open_export(path.expanduser(), options.images and options.images.expanduser())
     with new_folder(target) as folder:
-        catalog = Catalog(Spool(folder / ".shapes"))
-        found = recognize(export, options.format)
-        found.read(Source(export, catalog, options.boxes, options.crowd, tell))
-        catalog.spool.close()
-        check_catalog(catalog, found.title)
-        settle_claims(catalog)
-        settle_masks(catalog)
+        catalog, title = _read(export, Spool(folder / ".shapes"), options, tell)
         labels, names = make_labels(catalog, options.classes), plan_names(catalog.pictures)
         job = Job(export, catalog, labels, folder, names, options.crowd, options.unlabeled)
         outcomes = _paint(job, options.workers, tell)
@@ -91,14 +85,28 @@ def import_export(
             (one.file, catalog.pictures[one.index].split) for one in outcomes if one.problem is None
         ]
         if not files:
-            raise nothing_written(catalog, outcomes, found.title)
+            raise nothing_written(catalog, outcomes, title)
         lists, notes = plan_lists(files)
         if export.links:
             notes.append(f"{counted(export.links, 'link')} that lead outside were not followed")
-        report = make_report(path, target, found.title, job, outcomes, lists, notes)
+        report = make_report(path, target, title, job, outcomes, lists, notes)
         write_texts(folder, labels, lists, report)
         write_sheet(folder, job, outcomes, report)
     return report
+
+
+def _read(
+    export: Export, spool: Spool, options: ImportOptions, progress: Progress
+) -> tuple[Catalog, str]:
+    """Read all that the export says of its pictures; return it and what the format is called."""
+    catalog = Catalog(spool)
+    found = recognize(export, options.format)
+    found.read(Source(export, catalog, options.boxes, options.crowd, progress))
+    spool.close()
+    check_catalog(catalog, found.title)
+    settle_claims(catalog)
+    settle_masks(catalog)
+    return catalog, found.title
 
 
 def _paint(job: Job, workers: int | None, progress: Progress) -> list[Outcome]:

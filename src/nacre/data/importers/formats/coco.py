@@ -65,13 +65,17 @@ class _Reader:
             else:
                 count += 1
                 self._annotation(as_dict(item), pictures, classes, file)
-        for index in self.kept_places:
-            self.catalog.spoil(index, Unusable(NOT_LISTED))
-        self.kept_places.clear()
+        self._spoil_unlisted()
         if not count:
             # Pictures that nobody annotated are not pictures in which nothing is.
             for index in new:
                 self.catalog.pictures[index].is_listed = False
+
+    def _spoil_unlisted(self) -> None:
+        """Leave out pictures that only annotations name."""
+        for index in self.kept_places:
+            self.catalog.spoil(index, Unusable(NOT_LISTED))
+        self.kept_places.clear()
 
     def drop_umbrellas(self) -> None:
         """Drop categories that only name a group of others, as Roboflow writes one."""
@@ -116,6 +120,16 @@ class _Reader:
                 self.catalog.spoil(known, Unusable("the export lists it twice"))
             pictures[key] = known
             return
+        index = self._add(name, key, file, split, size)
+        if key in pictures:
+            # Its annotations came before it: it takes the place that was kept for them.
+            index = self._take_place(pictures[key])
+        pictures[key] = self.by_name[split, name] = index
+        new.append(index)
+
+    def _add(
+        self, name: str, key: str, file: File, split: str | None, size: tuple[int, int] | None
+    ) -> int:
         index = self.source.add_picture(
             name or f"picture {key}",
             near=file.folder,
@@ -125,11 +139,7 @@ class _Reader:
         )
         if not name:
             self.catalog.spoil(index, Unusable("the export gives it no file name"))
-        if key in pictures:
-            # Its annotations came before it: it takes the place that was kept for them.
-            index = self._take_place(pictures[key])
-        pictures[key] = self.by_name[split, name] = index
-        new.append(index)
+        return index
 
     def _take_place(self, place: int) -> int:
         kept, picture = self.catalog.pictures[place], self.catalog.pictures.pop()

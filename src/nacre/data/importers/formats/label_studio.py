@@ -91,18 +91,21 @@ def _short_results(task: dict[str, Any]) -> list[Any] | None:
     return found if found or "annotation_id" in task else None
 
 
-def _draw(source: Source, index: int, region: Region) -> None:
+def _why_skipped(source: Source, region: Region) -> str | None:
+    """Say why a shape is passed over; None if it is drawn."""
     if region.kind in _NO_AREA:
-        source.catalog.skip(index, NO_AREA.format(_NO_AREA[region.kind]))
-        return
+        return NO_AREA.format(_NO_AREA[region.kind])
     if region.kind not in _KINDS:
-        source.catalog.skip(index, f"shapes of the kind {brief(region.kind)!r} are not known")
-        return
+        return f"shapes of the kind {brief(region.kind)!r} are not known"
     if region.kind == "rectangle" and source.boxes == "skip":
-        source.catalog.skip(index, SKIPPED_BOX)
-        return
-    if not region.labels:
-        source.catalog.skip(index, "shapes without a label")
+        return SKIPPED_BOX
+    return None if region.labels else "shapes without a label"
+
+
+def _draw(source: Source, index: int, region: Region) -> None:
+    reason = _why_skipped(source, region)
+    if reason is not None:
+        source.catalog.skip(index, reason)
         return
     class_id = source.catalog.class_id(region.labels[0])
     if len(region.labels) > 1:

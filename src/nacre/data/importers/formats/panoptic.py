@@ -26,10 +26,8 @@ def _read(source: Source, file: File) -> None:
     classes = {key: number for key, (number, _) in read_categories(source, file).items()}
     if not classes:
         raise NacreError(f"{brief(file.path)} lists no categories")
-    images: dict[str, dict[str, Any]] = {}
-    for _, item in source.stream_json(file, [("images", "*")]):
-        image = as_dict(item)
-        images[as_key(image.get("id"))] = image
+    listed = (as_dict(item) for _, item in source.stream_json(file, [("images", "*")]))
+    images = {as_key(image.get("id")): image for image in listed}
     # A PNG of the same name is not the picture.
     finder = Finder(one for one in source.export.pictures if not one.path.startswith(_folder(file)))
     annotated = set()
@@ -76,15 +74,18 @@ def _mask(
     file: File,
     split: str | None,
 ) -> MaskFile:
-    name = annotation.get("file_name")
-    folder = _folder(file)
-    found = (
-        source.export.finder.find(f"{folder}{name}", folder, split)
-        if isinstance(name, str)
-        else None
-    )
+    name, folder = annotation.get("file_name"), _folder(file)
+    finder = source.export.finder
+    found = finder.find(f"{folder}{name}", folder, split) if isinstance(name, str) else None
     if found is None:
         raise Unusable("its panoptic PNG is missing", brief(name))
+    return MaskFile(found.file, Coding("ids", _segments(source, annotation, classes)))
+
+
+def _segments(
+    source: Source, annotation: dict[str, Any], classes: dict[str, int]
+) -> dict[int, int]:
+    """Return class number by the number of a segment."""
     segments: dict[int, int] = {}
     for one in as_list(annotation.get("segments_info")):
         segment = as_dict(one)
@@ -98,7 +99,7 @@ def _mask(
         is_ignored = segment.get("iscrowd") == 1 and source.crowd == "ignore"
         segments[number] = IGNORED if is_ignored else classes[category]
         source.catalog.shape_counts["segments"] += 1
-    return MaskFile(found.file, Coding("ids", segments))
+    return segments
 
 
 def _folder(file: File) -> str:

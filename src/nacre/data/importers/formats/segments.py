@@ -106,17 +106,22 @@ def _labels(
         elif type(one.get("id")) is int:
             segments[one["id"]] = classes[category]
             source.catalog.shape_counts["segments"] += 1
-    if "segmentation_bitmap" not in attributes:
-        return
-    picture = source.catalog.pictures[index]
-    stem = picture.name.rpartition(".")[0] or picture.name
-    bitmap = source.export.finder.find(f"{stem}_label_{_LABELSET}.png", file.folder)
+    if "segmentation_bitmap" in attributes:
+        picture = source.catalog.pictures[index]
+        bitmap = _find_bitmap(source, picture.name, attributes, file.folder)
+        picture.mask = MaskFile(bitmap, Coding("ids", segments))
+
+
+def _find_bitmap(source: Source, name: str, attributes: dict[str, Any], folder: str) -> File:
+    """Find the bitmap of a picture by its name, else by its address."""
+    stem = name.rpartition(".")[0] or name
+    bitmap = source.export.finder.find(f"{stem}_label_{_LABELSET}.png", folder)
     if bitmap is None:
         address = str(as_dict(attributes.get("segmentation_bitmap")).get("url", ""))
-        bitmap = source.export.finder.find(address, file.folder) if address else None
+        bitmap = source.export.finder.find(address, folder) if address else None
     if bitmap is None:
         raise Unusable("its bitmap is missing", f"{brief(stem)}_label_{_LABELSET}.png")
-    picture.mask = MaskFile(bitmap.file, Coding("ids", segments))
+    return bitmap.file
 
 
 def _vector(source: Source, index: int, one: dict[str, Any], class_id: int) -> None:

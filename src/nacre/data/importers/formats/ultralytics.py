@@ -80,10 +80,18 @@ def _pair(
         else:
             picture = Picture(file.path, Match(file, True), splits.of(file))
             pairs.append((source.catalog.add(picture), label))
+    names = {_key(label, folder, fold=False): label for label in by_key.values()}
+    return pairs + _pair_elsewhere(source, bare, names, splits)
+
+
+def _pair_elsewhere(
+    source: Source, bare: list[File], labels: Mapping[str, File], splits: "_Splits"
+) -> list[tuple[int, File | None]]:
+    """Pair labels that lie elsewhere than those of their picture should; add what has none."""
+    pairs: list[tuple[int, File | None]] = []
     finder, taken = Finder(bare), set()
-    for label in by_key.values():
-        # The labels may lie elsewhere than those of this picture should.
-        name, split = _key(label, folder, fold=False), splits.of(label)
+    for name, label in labels.items():
+        split = splits.of(label)
         index = source.add_picture(name, near=label.folder, split=split, finder=finder)
         match = source.catalog.pictures[index].match
         taken.add(match.file if match else None)

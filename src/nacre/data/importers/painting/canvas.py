@@ -44,10 +44,7 @@ def paint_shapes(
     """
     width, height = size
     canvas = np.full((height, width), labels.by_class[0], np.uint16 if labels.is_wide else np.uint8)
-    levels: npt.NDArray[Any] | None = None
-    if order == "area" or is_layered:
-        kind = np.int64 if is_layered else np.int32
-        levels = np.full((height, width), np.iinfo(kind).min, kind)
+    levels = _empty_levels(size, is_layered) if order == "area" or is_layered else None
     uncovered = 0
     for shape in shapes:
         patch = patch_of(shape, width, height)
@@ -64,6 +61,12 @@ def paint_shapes(
         is_ignored = shape.is_crowd and crowd == "ignore"
         canvas[box][bits] = labels.ignored if is_ignored else labels.by_class[shape.class_id]
     return canvas, uncovered
+
+
+def _empty_levels(size: tuple[int, int], is_layered: bool) -> npt.NDArray[Any]:
+    """Return how high each pixel was painted: below everything."""
+    kind = np.int64 if is_layered else np.int32
+    return np.full(size[::-1], np.iinfo(kind).min, kind)
 
 
 def count_labels(mask: LabelMap) -> dict[int, int]:

@@ -75,29 +75,44 @@ def make_labels(catalog: Catalog, options: ClassOptions) -> Labels:
     ignore = _chosen(options.ignore, [*names, BACKGROUND_NAME], "--ignore")
     chosen = _chosen(options.classes, names, "--classes") or names
     kept = [name for name in chosen if name not in (*ignore, BACKGROUND_NAME)]
+    _check_count(kept, names)
+    ignored = 255 if len(kept) <= _LARGEST_8_BIT else 65535
+    has_background = catalog.has_background or not set(names) <= set(kept) | set(ignore)
+    return Labels(
+        tuple(kept),
+        _colors(catalog, final, kept),
+        _labels_by_class(catalog, final, kept, ignore, ignored),
+        ignored,
+        has_background and BACKGROUND_NAME not in ignore,
+    )
+
+
+def _check_count(kept: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse no classes, and more of them than 16 bits can tell apart."""
     if not kept:
         raise NacreError(
             "the export has no class to import" + (f"; it has {some(names, 20)}" if names else "")
         )
     if len(kept) > _LARGEST_16_BIT:
         raise NacreError(f"the export has {len(kept):,} classes; at most {_LARGEST_16_BIT:,}")
-    ignored = 255 if len(kept) <= _LARGEST_8_BIT else 65535
-    label_of = {name: label for label, name in enumerate(kept, start=1)} | dict.fromkeys(
-        ignore, ignored
-    )
+
+
+def _labels_by_class(
+    catalog: Catalog,
+    final: Mapping[int, str],
+    kept: Sequence[str],
+    ignore: Sequence[str],
+    ignored: int,
+) -> npt.NDArray[np.uint16]:
+    """Return the label by the class number of the catalogue."""
+    label_of = {name: label for label, name in enumerate(kept, start=1)}
+    label_of |= dict.fromkeys(ignore, ignored)
     by_class = np.zeros(len(catalog.names), np.uint16)
     for number, name in final.items():
         # A class that is not wanted stays in the picture: it is background.
         by_class[number] = label_of.get(name, 0)
     by_class[IGNORED] = ignored
-    has_background = catalog.has_background or not set(names) <= set(kept) | set(ignore)
-    return Labels(
-        tuple(kept),
-        _colors(catalog, final, kept),
-        by_class,
-        ignored,
-        has_background and BACKGROUND_NAME not in ignore,
-    )
+    return by_class
 
 
 def _final_names(catalog: Catalog, rename: Mapping[str, str]) -> dict[int, str]:

@@ -54,23 +54,8 @@ def write_texts(
     folder: Path, labels: Labels, lists: Mapping[str, Sequence[str]], report: ImportReport
 ) -> None:
     """Write ``classes.yaml``, the split lists and the report."""
-    content: dict[str, Any] = {
-        "classes": {label: _Quoted(name) for label, name in enumerate(labels.names, start=1)},
-        "background": 0 if labels.has_background or report.pixels[0] else None,
-        "ignored": labels.ignored,
-        "colors": {
-            _Quoted(name): list(labels.colors[i]) for i, name in enumerate(labels.names, start=1)
-        },
-    }
     texts = {f"{name}.txt": "".join(f"{file}\n" for file in files) for name, files in lists.items()}
-    texts[CLASSES] = yaml.dump(
-        content,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        default_flow_style=None,
-        width=100,
-    )
+    texts[CLASSES] = _classes_yaml(labels, labels.has_background or report.pixels[0] > 0)
     texts[REPORT] = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
     with _naming(folder):
         for name, text in texts.items():
@@ -80,6 +65,25 @@ def write_texts(
     except NacreError as error:
         count = counted(len(labels.names), "class", "classes")
         raise NacreError(f"{count} are more than nacre can read; --classes chooses some") from error
+
+
+def _classes_yaml(labels: Labels, has_background: bool) -> str:
+    names = {label: _Quoted(name) for label, name in enumerate(labels.names, start=1)}
+    content: dict[str, Any] = {
+        "classes": names,
+        "background": 0 if has_background else None,
+        "ignored": labels.ignored,
+        "colors": {name: list(labels.colors[label]) for label, name in names.items()},
+    }
+    text: str = yaml.dump(
+        content,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=100,
+    )
+    return text
 
 
 def write_sheet(folder: Path, job: Job, outcomes: Sequence[Outcome], report: ImportReport) -> None:

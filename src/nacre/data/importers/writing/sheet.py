@@ -74,12 +74,18 @@ def draw_sheet(
         tile = _tile(image, mask, colors)
         sheet.paste(tile, (x + (_SIDE - tile.width) // 2, y + (_SIDE - tile.height) // 2))
         pen.text((x, y + _SIDE + 2), _fitting(name, _SIDE), _SOFT, _font(12))
+    _draw_legend(pen, entries, height)
+    return sheet
+
+
+def _draw_legend(
+    pen: ImageDraw.ImageDraw, entries: Sequence[list[tuple[int, str, Color]]], height: int
+) -> None:
     for row, line in enumerate(entries):
         y = height - (len(entries) - row) * _LINE - _GAP // 2
         for x, name, color in line:
             pen.rectangle((x, y + 2, x + 13, y + 15), fill=color, outline=_SOFT)
             pen.text((x + 20, y), name, _SOFT, _font(13))
-    return sheet
 
 
 def _tile(image: Path, mask: Path, colors: Sequence[Color]) -> Image.Image:
