@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from nacre.data.source import DataConfig, Source, Split
 from nacre.data.sources import ade20k, folder, scenes, voc
+from nacre.data.sources.files import FileSource
 from nacre.data.sources.scenes_render import ScenesConfig
-from nacre.data.validate import FileSource
 from nacre.errors import NacreError, unknown_name
 from nacre.scenarios.classes import BorderRule, LabelSpace, NamedTask
 from nacre.scenarios.label_index import Index

@@ -3,33 +3,20 @@
 Every mask is counted and every picture decoded, by all cores. Nothing is written.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from nacre.data.index.build import images_by_label, unknown_labels
+from nacre.data.index.build import images_by_label, index_of, unknown_labels
 from nacre.data.index.scan import Pair, Problem, ProblemKind, Record, scan
 from nacre.data.source import Split
+from nacre.data.sources.files import FileSource
 from nacre.scenarios.classes import LabelSpace
 from nacre.scenarios.label_index import Index
 from nacre.utils.progress import Progress, show_progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 _SHOWN = 10
-
-
-class FileSource(Protocol):
-    """A data set that lies in files."""
-
-    root: Path
-
-    @property
-    def space(self) -> LabelSpace:
-        """What the values in the masks mean."""
-
-    def pairs(self, split: Split) -> list[Pair]:
-        """Return name, picture and mask of the images of a split."""
 
 
 @dataclass(frozen=True)
@@ -98,21 +85,17 @@ def check_source(
     """Read every file of a data set and report what is there and what is wrong.
 
     Args:
-        source: The data set; `known_counts` of it, if it has that, says how many images a
-            whole one has.
+        source: The data set; its `known_counts` say how many images a whole one has.
         workers: How many processes; all cores by default.
         progress: Told how far the pass has come; a bar on the terminal by default.
     """
-    known: Mapping[Split, int] = getattr(source, "known_counts", {})
     reports = []
     for split in _SPLITS:
         pairs = sorted(source.pairs(split), key=lambda pair: pair.name)
-        if progress is None:
-            with show_progress(f"{source.root.name} {split}") as bar:
-                index, problems, turned = _read(pairs, source.space, workers, bar)
-        else:
-            index, problems, turned = _read(pairs, source.space, workers, progress)
-        reports.append(SplitReport(split, len(pairs), known.get(split), index, problems, turned))
+        with show_progress(f"{source.root.name} {split}", progress) as bar:
+            index, problems, turned = _read(pairs, source.space, workers, bar)
+        expected = source.known_counts.get(split)
+        reports.append(SplitReport(split, len(pairs), expected, index, problems, turned))
     return DataReport(source.root, source.space, tuple(reports))
 
 
@@ -128,13 +111,8 @@ def _read(
         else:
             problems[pair.name] = result
     problems |= unknown_labels(pairs, read, space)
-    index = Index(
-        tuple(read),
-        tuple(frozenset(record.pixels) for record in read.values()),
-        tuple(record.pixels for record in read.values()),
-    )
     turned = sum(record.is_turned for record in read.values())
-    return index, tuple(problems[name] for name in sorted(problems)), turned
+    return index_of(read), tuple(problems[name] for name in sorted(problems)), turned
 
 
 def _split_as_dict(split: SplitReport, space: LabelSpace) -> dict[str, Any]:

@@ -26,6 +26,6 @@ def show_with(bar: Bar) -> None:
     _bar = bar
 
 
-def show_progress(title: str) -> AbstractContextManager[Progress]:
-    """Open a bar with a title; it takes how much is done."""
-    return _bar(title)
+def show_progress(title: str, instead: Progress | None = None) -> AbstractContextManager[Progress]:
+    """Open a bar with a title, or give what the caller shows instead; it takes how much is done."""
+    return _bar(title) if instead is None else nullcontext(instead)

@@ -8,7 +8,7 @@ import csv
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nacre.data.index.cache import load_index, save_index
@@ -118,16 +118,21 @@ def inspect(
         else:
             problems[pair.name] = result
     read = {pair.name: records[keys[pair.name]] for pair in pairs if pair.name not in problems}
-    index = Index(
-        names=tuple(read),
-        labels=tuple(frozenset(record.pixels) for record in read.values()),
-        pixels=tuple(record.pixels for record in read.values()),
-    )
+    index = index_of(read)
     problems |= unknown_labels(pairs, read, space)
     if stale or complete != (not problems):
         by_key = {keys[name]: record for name, record in read.items()}
         save_index(root, split, by_key, None if problems else as_csv(index))
     return index, [problems[name] for name in sorted(problems)]
+
+
+def index_of(records: Mapping[str, Record]) -> Index:
+    """Return the index of what was read, by the image's name."""
+    return Index(
+        names=tuple(records),
+        labels=tuple(frozenset(record.pixels) for record in records.values()),
+        pixels=tuple(record.pixels for record in records.values()),
+    )
 
 
 def describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
@@ -196,9 +201,7 @@ def _scan_with_bar(
 ) -> list[tuple[Pair, Record | Problem]]:
     if not pairs:
         return []
-    if progress is not None:
-        return list(zip(pairs, scan(pairs, workers=workers, progress=progress), strict=True))
-    with show_progress(title) as bar:
+    with show_progress(title, progress) as bar:
         return list(zip(pairs, scan(pairs, workers=workers, progress=bar), strict=True))
 
 

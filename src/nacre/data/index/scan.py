@@ -7,18 +7,11 @@ user hears of all of them at once.
 
 import math
 import os
-import signal
-import sys
 import time
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -27,8 +20,8 @@ from nacre.data.image_io import image_size, is_turned, load, open_image, read_by
 from nacre.data.index.label_counts import count_labels
 from nacre.errors import NacreError
 from nacre.utils.progress import Progress
-from nacre.utils.signals import die_with_parent, held_back, leave_stops_to_parent
 from nacre.utils.system import usable_cores
+from nacre.utils.workers import worker_pool
 
 ProblemKind = Literal[
     "missing image", "missing mask", "damaged file", "sizes differ", "unknown label"
@@ -123,16 +116,23 @@ def scan(
     seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
     workers = workers or usable_cores()
     if workers == 1 or seconds < _POOL_PAYS_SECONDS:
-        results: Iterable[Record | Problem] = map(examine, rest)
-        yield from _reporting(results, report, done, len(pairs))
+        yield from _reporting(map(examine, rest), report, done, len(pairs))
         return
-    # Large enough that processes seldom wait for more work, small enough that all end together.
-    most = math.ceil(len(rest) / (4 * workers))
-    size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(rest) / seconds)))
-    with _executor(workers, Work(rest, decode, size)) as executor:
-        chunks = executor.map(_examine_chunk, range(0, len(rest), size))
-        results = (result for chunk in chunks for result in chunk)
+    with closing(_share(rest, decode, workers, seconds)) as results:
         yield from _reporting(results, report, done, len(pairs))
+
+
+def _share(
+    pairs: Sequence[Pair], decode: bool, workers: int, seconds: float
+) -> Generator[Record | Problem, None, None]:
+    """Examine pairs by several processes; all of it would take one of them so many seconds."""
+    # Large enough that processes seldom wait for more work, small enough that all end together.
+    most = math.ceil(len(pairs) / (4 * workers))
+    size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(pairs) / seconds)))
+    work = Work(pairs, decode, size)
+    with worker_pool(workers, partial(_take, work), "read masks") as executor:
+        for chunk in executor.map(_examine_chunk, range(0, len(pairs), size)):
+            yield from chunk
 
 
 def _examine(pair: Pair, decode: bool) -> Record | Problem:
@@ -200,40 +200,6 @@ def _reporting(
         report(done, total)
 
 
-@contextmanager
-def _executor(workers: int, work: Work) -> Iterator[Executor]:
-    """Give processes by fork on Linux; elsewhere threads, which share most of the decoding.
-
-    Forked processes have the whole work in their memory already, and are told places in it.
-    Spawned ones would import the caller's main module anew, which breaks plain scripts.
-    """
-    if sys.platform != "linux":
-        _take(work)
-        with ThreadPoolExecutor(workers) as threads:
-            yield threads
-        return
-    context = get_context("fork")
-    try:
-        with ProcessPoolExecutor(workers, context, _take_alone, (work, os.getpid())) as processes:
-            # The children touch neither torch nor locks of other threads; start them all here,
-            # where the warning about forking a program with threads can be kept quiet.
-            with warnings.catch_warnings(), held_back():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                list(processes.map(abs, repeat(0, workers)))
-            yield processes
-    except BrokenProcessPool as error:
-        raise NacreError("a process that read masks was killed; is the memory enough?") from error
-
-
-def _take(work: Work) -> None:
+def _take(work: Work, _forked: bool) -> None:
     global _work
     _work = work
-
-
-def _take_alone(work: Work, parent: int) -> None:
-    """Begin a worker process, in which stops are the parent's business, and die with it."""
-    die_with_parent(parent, signal.SIGKILL)
-    # A pool that lost a process ends the others by SIGTERM.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    leave_stops_to_parent(signal.SIGTERM)
-    _take(work)

@@ -7,20 +7,17 @@ is the data's own, ``100-10b`` and ``100-10c`` are others. The image lists of 10
 """
 
 import json
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from PIL import Image
 from pydantic import Field
 
-from nacre.data.image_io import open_image, read_mask
-from nacre.data.index.build import build_index
 from nacre.data.index.scan import Pair
-from nacre.data.source import DataConfig, Mask, Split
+from nacre.data.source import DataConfig, Split
+from nacre.data.sources.files import FileSource
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace, NamedTask, StepLabels
-from nacre.scenarios.label_index import Index
 from nacre.utils.affects import NOTHING
 from nacre.utils.system import expand_user
 
@@ -73,7 +70,7 @@ class AdeConfig(DataConfig):
     )
 
 
-class Ade20k:
+class Ade20k(FileSource):
     """Source of ADE20K."""
 
     space = SPACE
@@ -84,27 +81,8 @@ class Ade20k:
         self.config = config
         self.root = _find_root(expand_user(config.root))
 
-    def index(self, split: Split) -> Index:
-        """Return which labels each image of a split holds."""
-        return build_index(self.pairs(split), self.space, root=self.root, split=split)
-
-    def image(self, split: Split, name: str) -> Image.Image:
-        """Open an image."""
-        return open_image(self.root / "images" / _FOLDERS[split] / f"{name}.jpg")
-
-    def mask(self, split: Split, name: str) -> Mask:
-        """Read the mask of an image."""
-        return read_mask(self.root / "annotations" / _FOLDERS[split] / f"{name}.png")
-
-    def pairs(self, split: Split) -> list[Pair]:
-        """Return name, picture and mask of the images of a split."""
-        return self._pairs[split]
-
-    @cached_property
-    def _pairs(self) -> dict[Split, list[Pair]]:
-        return {"train": self._list("train"), "val": self._list("val")}
-
-    def _list(self, split: Split) -> list[Pair]:
+    def list_pairs(self, split: Split) -> list[Pair]:
+        """List the folders of a split."""
         images = self.root / "images" / _FOLDERS[split]
         masks = self.root / "annotations" / _FOLDERS[split]
         for folder in (images, masks):

@@ -15,17 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image
 from pydantic import Field
 
-from nacre.data.image_io import IMAGE_SUFFIXES, open_image, read_mask
-from nacre.data.index.build import build_index
+from nacre.data.image_io import IMAGE_SUFFIXES
 from nacre.data.index.scan import Pair
-from nacre.data.source import DataConfig, Mask, Split
+from nacre.data.source import DataConfig, Split
 from nacre.data.sources.classes_yaml import read_classes
+from nacre.data.sources.files import FileSource
 from nacre.errors import NacreError, has_control_characters
 from nacre.scenarios.classes import LabelSpace
-from nacre.scenarios.label_index import Index
 from nacre.utils.affects import NOTHING
 from nacre.utils.io import read_text
 from nacre.utils.system import expand_user
@@ -49,7 +47,7 @@ class FolderConfig(DataConfig):
     )
 
 
-class Folder:
+class Folder(FileSource):
     """Source of pictures from a folder."""
 
     def __init__(self, config: FolderConfig) -> None:
@@ -80,20 +78,8 @@ class Folder:
         """Whether lists say which images are for testing."""
         return self._list_file("val") is not None
 
-    def index(self, split: Split) -> Index:
-        """Return which labels each image of a split holds."""
-        return build_index(self.pairs(split), self.space, root=self.root, split=split)
-
-    def image(self, split: Split, name: str) -> Image.Image:
-        """Open an image."""
-        return open_image(self._images[name])
-
-    def mask(self, split: Split, name: str) -> Mask:
-        """Read the mask of an image."""
-        return read_mask(self._masks[name])
-
-    def pairs(self, split: Split) -> list[Pair]:
-        """Return name, picture and mask of the images of a split."""
+    def list_pairs(self, split: Split) -> list[Pair]:
+        """Pair pictures and masks of one name."""
         return [
             Pair(name, self._images.get(name), self._masks.get(name))
             for name in self._splits[split]

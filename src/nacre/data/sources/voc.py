@@ -6,20 +6,16 @@ border of objects. The colour of label c has bit 7-j of red, green and blue from
 3j+1 and 3j+2 of c.
 """
 
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image
 from pydantic import Field
 
-from nacre.data.image_io import open_image, read_mask
-from nacre.data.index.build import build_index
 from nacre.data.index.scan import Pair
-from nacre.data.source import DataConfig, Mask, Split
+from nacre.data.source import DataConfig, Split
+from nacre.data.sources.files import FileSource
 from nacre.errors import NacreError, shown
 from nacre.scenarios.classes import LabelSpace
-from nacre.scenarios.label_index import Index
 from nacre.utils.affects import NOTHING
 from nacre.utils.io import read_text
 from nacre.utils.system import expand_user
@@ -77,7 +73,7 @@ class VocConfig(DataConfig):
     )
 
 
-class Voc:
+class Voc(FileSource):
     """Source of Pascal VOC 2012."""
 
     space = SPACE
@@ -88,56 +84,40 @@ class Voc:
         self.config = config
         self.root = _find_root(expand_user(config.root))
 
-    def index(self, split: Split) -> Index:
-        """Return which labels each image of a split holds."""
-        return build_index(self.pairs(split), self.space, root=self.root, split=split)
-
-    def image(self, split: Split, name: str) -> Image.Image:
-        """Open an image."""
-        return open_image(self._files[split][name][0])
-
-    def mask(self, split: Split, name: str) -> Mask:
-        """Read the mask of an image."""
-        return read_mask(self._files[split][name][1])
-
-    def pairs(self, split: Split) -> list[Pair]:
-        """Return name, picture and mask of the images of a split."""
-        return [Pair(name, image, mask) for name, (image, mask) in self._files[split].items()]
-
-    @cached_property
-    def _files(self) -> dict[Split, dict[str, tuple[Path, Path]]]:
-        return {"train": self._read_list("train"), "val": self._read_list("val")}
-
-    def _read_list(self, split: Split) -> dict[str, tuple[Path, Path]]:
+    def list_pairs(self, split: Split) -> list[Pair]:
+        """Read the list of a split."""
         path = self._list_file(split)
         lines = [line.split() for line in read_text(path, "list").splitlines()]
         wanted = [fields for fields in lines if fields]
         if not wanted:
             raise NacreError(f"{path} names no image")
         masks = self._mask_folder(split, [line[0] for line in wanted if len(line) == 1])
-        files: dict[str, tuple[Path, Path]] = {}
+        pairs: dict[str, Pair] = {}
         for fields in wanted:
-            if len(fields) > 2:
-                raise NacreError(
-                    f"{path}: the line {shown(' '.join(fields))} is neither a name nor a pair of "
-                    "an image's and a mask's path"
-                )
-            if any(_leads_outside(field) for field in fields):
-                raise NacreError(
-                    f"{path}: the line {shown(' '.join(fields))} leads out of {self.root}"
-                )
-            name = Path(fields[0]).stem if len(fields) == 2 else fields[0]
-            if name in files:
-                raise NacreError(f"{path} names the image {shown(name)} more than once")
-            files[name] = (
-                (self._below(fields[0]), self._below(fields[1]))
-                if len(fields) == 2
-                else (
-                    self.root / "JPEGImages" / f"{name.lstrip('/')}.jpg",
-                    masks / f"{name.lstrip('/')}.png",
-                )
+            self._check_line(path, fields)
+            pair = self._pair(fields, masks)
+            if pair.name in pairs:
+                raise NacreError(f"{path} names the image {shown(pair.name)} more than once")
+            pairs[pair.name] = pair
+        return list(pairs.values())
+
+    def _check_line(self, path: Path, fields: list[str]) -> None:
+        line = shown(" ".join(fields))
+        if len(fields) > 2:
+            raise NacreError(
+                f"{path}: the line {line} is neither a name nor a pair of an image's and a mask's "
+                "path"
             )
-        return files
+        if any(_leads_outside(field) for field in fields):
+            raise NacreError(f"{path}: the line {line} leads out of {self.root}")
+
+    def _pair(self, fields: list[str], masks: Path) -> Pair:
+        """Return what a line of a list means: the paths of image and mask, or a name."""
+        if len(fields) == 2:
+            image, mask = fields
+            return Pair(Path(image).stem, self._below(image), self._below(mask))
+        name = fields[0].lstrip("/")
+        return Pair(fields[0], self.root / "JPEGImages" / f"{name}.jpg", masks / f"{name}.png")
 
     def _list_file(self, split: Split) -> Path:
         for folder in (self.root, *list(self.root.parents)[:2]):

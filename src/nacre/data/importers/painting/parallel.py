@@ -1,24 +1,16 @@
 """Importing pictures by all cores."""
 
-import os
-import signal
-import sys
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
-from itertools import islice, repeat
-from multiprocessing import get_context
-from typing import Any
+from functools import partial
+from itertools import islice
 
 from nacre.data.importers.painting.paint import Job, Outcome, import_picture
-from nacre.errors import NacreError
-from nacre.utils.signals import die_with_parent, held_back, leave_stops_to_parent
 from nacre.utils.system import usable_cores
+from nacre.utils.workers import worker_pool
 
 _ALONE_SECONDS = 0.5
 _CHUNK = 4
@@ -52,52 +44,29 @@ def import_pictures(
     rest = indices[done:]
     if not rest:
         return
-    workers = min(workers or usable_cores(), len(rest))
-    chunks = iter(rest[i : i + _CHUNK] for i in range(0, len(rest), _CHUNK))
-    with _executor(job, workers) as executor:
+    # Closed when the user stops it: no process may write on after that.
+    with closing(_share(job, rest, min(workers or usable_cores(), len(rest)))) as outcomes:
+        for count, outcome in enumerate(outcomes, start=done + 1):
+            yield outcome
+            progress(count, len(indices))
+
+
+def _share(job: Job, indices: Sequence[int], workers: int) -> Generator[Outcome, None, None]:
+    """Import pictures by several processes."""
+    chunks = iter(indices[i : i + _CHUNK] for i in range(0, len(indices), _CHUNK))
+    begin = partial(_take, job)
+    with worker_pool(workers, begin, "imports pictures", cancel=True) as executor:
         # Few are under way at a time, so that little is waited for when the user stops it.
         under_way = deque(executor.submit(_import, one) for one in islice(chunks, 2 * workers))
         while under_way:
-            for outcome in under_way.popleft().result():
-                yield outcome
-                done += 1
-                progress(done, len(indices))
+            yield from under_way.popleft().result()
             under_way.extend(executor.submit(_import, one) for one in islice(chunks, 1))
 
 
-@contextmanager
-def _executor(job: Job, workers: int) -> Iterator[Any]:
-    """Give forked processes on Linux, which have the whole catalogue already; elsewhere threads."""
+def _take(job: Job, forked: bool) -> None:
+    """Hold what is to be done; forked processes do not read through each other's open files."""
     global _job
-    if sys.platform != "linux":
-        _job = job
-        with ThreadPoolExecutor(workers) as threads:
-            yield threads
-        return
-    context = get_context("fork")
-    pool = ProcessPoolExecutor(workers, context, _begin, (job, os.getpid()))
-    try:
-        with warnings.catch_warnings(), held_back():
-            # The children touch no lock of another thread.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            list(pool.map(abs, repeat(0, workers)))
-        yield pool
-    except BrokenProcessPool as error:
-        raise NacreError(
-            "a process that imports pictures was killed; is the memory enough?"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin(job: Job, parent: int) -> None:
-    """Begin a worker process, in which stops are the parent's business, and die with it."""
-    global _job
-    die_with_parent(parent, signal.SIGKILL)
-    # A pool that lost a process ends the others by SIGTERM.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    leave_stops_to_parent(signal.SIGTERM)
-    _job = replace(job, export=job.export.reopened())
+    _job = replace(job, export=job.export.reopened()) if forked else job
 
 
 def _import(indices: Sequence[int]) -> list[Outcome]:

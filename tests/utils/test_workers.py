@@ -7,15 +7,15 @@ import pytest
 
 PROGRAM = """
 import time
-from nacre.data.index.scan import Work, _executor
-with _executor(2, Work((), False, 1)) as pool:
+from nacre.utils.workers import worker_pool
+with worker_pool(2, lambda forked: None, "read masks") as pool:
     print(*pool._processes, flush=True)
     time.sleep(60)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere masks are read by threads")
-def test_processes_that_read_masks_die_with_the_pass_that_started_them():
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are threads")
+def test_processes_of_a_pass_die_with_it():
     command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as index_pass:
         helpers = index_pass.stdout.readline().split()

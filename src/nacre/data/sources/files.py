@@ -1,0 +1,65 @@
+"""Data sets that lie in files: which picture belongs to which mask is all that tells them apart."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from PIL import Image
+
+from nacre.data.image_io import open_image, read_mask
+from nacre.data.index.build import build_index
+from nacre.data.index.scan import Pair
+from nacre.data.source import Mask, Split
+from nacre.errors import NacreError
+from nacre.scenarios.classes import LabelSpace
+from nacre.scenarios.label_index import Index
+
+
+class FileSource(ABC):
+    """A data set in files.
+
+    Attributes:
+        known_counts: How many images a split of a whole one has, where that is published.
+        root: Its folder, beside which the index is kept.
+    """
+
+    known_counts: ClassVar[Mapping[Split, int]] = {}
+    root: Path
+
+    @property
+    @abstractmethod
+    def space(self) -> LabelSpace:
+        """What the values in the masks mean."""
+
+    @abstractmethod
+    def list_pairs(self, split: Split) -> list[Pair]:
+        """Find the images of a split; called once, and no file is opened for it."""
+
+    def pairs(self, split: Split) -> list[Pair]:
+        """Return name, picture and mask of the images of a split."""
+        return list(self._by_name[split].values())
+
+    def index(self, split: Split) -> Index:
+        """Return which labels each image of a split holds."""
+        return build_index(self.pairs(split), self.space, root=self.root, split=split)
+
+    def image(self, split: Split, name: str) -> Image.Image:
+        """Open an image."""
+        path = self._by_name[split][name].image
+        if path is None:
+            raise NacreError(f"the image {name!r} is missing in {self.root}")
+        return open_image(path)
+
+    def mask(self, split: Split, name: str) -> Mask:
+        """Read the mask of an image."""
+        path = self._by_name[split][name].mask
+        if path is None:
+            raise NacreError(f"the mask of the image {name!r} is missing in {self.root}")
+        return read_mask(path)
+
+    @cached_property
+    def _by_name(self) -> dict[Split, dict[str, Pair]]:
+        splits: tuple[Split, ...] = ("train", "val")
+        return {split: {pair.name: pair for pair in self.list_pairs(split)} for split in splits}
