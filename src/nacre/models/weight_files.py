@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -62,9 +63,10 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], bool]:
     return tensors, isinstance(model, dict) and model.get("norm") == "iabn"
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def _open_pickle(path: Path) -> Any:
+    """Open a pickle file of tensors and plain data; nothing in it is run."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes end in errors of any type
         foreign = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
         if foreign:
@@ -75,6 +77,10 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         raise NacreError(
             f"{path} is damaged or not a weight file ({type(error).__name__})"
         ) from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    content = _open_pickle(path)
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not content:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from nacre.data.learn_data import LearnData
 from nacre.models.io import ModelInfo
+from nacre.report.numbers import percent
 
 SHOWN = 8
 
@@ -46,7 +47,7 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
         was, now = metrics["iou_before"].get(name), metrics["iou"].get(name)
         change = f"{100 * (now - was):+.1f}" if was is not None and now is not None else ""
         where = ", ".join(test["name"] for test in metrics["tests"] if name in test["iou"])
-        row = (_percent(was), _percent(now), change, _percent(agreement.get(name)))
+        row = (percent(was), percent(now), change, percent(agreement.get(name)))
         style = "bold" if name in metrics["new"] else ""
         table.add_row(Text(name), *row, Text(where or "no test pictures"), style=style)
     if not agreement:
@@ -77,14 +78,10 @@ def log_table(path: Path, info: ModelInfo, figures: dict[str, Any] | None) -> Re
         )
     if figures is None:
         return table
-    values = [f"{name} {_percent(value)}" for name, value in figures.items() if value is not None]
+    values = [f"{name} {percent(value)}" for name, value in figures.items() if value is not None]
     return Group(table, Text(f"IoU % after the last step: {', '.join(values)}"))
 
 
 def _some(names: Sequence[str]) -> str:
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"

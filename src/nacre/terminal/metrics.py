@@ -5,6 +5,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from nacre.report.numbers import percent
+
 
 def class_table(metrics: dict[str, Any]) -> RenderableType:
     """Return IoU by class and the means, background in and out."""
@@ -15,12 +17,8 @@ def class_table(metrics: dict[str, Any]) -> RenderableType:
     table.add_column("class")
     table.add_column("IoU %", justify="right")
     for name, value in metrics["iou"].items():
-        table.add_row(name, _percent(value))
+        table.add_row(name, percent(value))
     table.add_section()
     for name, value in metrics["mean_iou"].items():
-        table.add_row(f"mean of {name.replace('_', ' ')}", _percent(value))
+        table.add_row(f"mean of {name.replace('_', ' ')}", percent(value))
     return table
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from nacre.report.numbers import percent
 from nacre.sweeps.tune.result import Trial, Tuning, verdict
 from nacre.sweeps.tune.search import TOLERATED
 from nacre.terminal.progress import Display
@@ -33,7 +34,7 @@ class TuneDisplay(Display):
             return
         known = [one for one in tuning.trials if one.accuracy is not None]
         for trial in known[self.said :]:
-            self.console.print(f"{trial.name}: {_percent(trial.accuracy)}", highlight=False)
+            self.console.print(f"{trial.name}: {percent(trial.accuracy)}", highlight=False)
         self.said = len(known)
 
     def observe(self, event: Event) -> None:
@@ -72,7 +73,7 @@ def _title(tuning: Tuning | None) -> str:
     wanted = f"the highest weight of {tuning.method} with {1 - TOLERATED:.0%} of fine-tuning's mIoU"
     if tuning.weight is not None:
         return f"{wanted}: {tuning.weight:g}"
-    return wanted if tuning.least is None else f"{wanted}, {_percent(tuning.least)}"
+    return wanted if tuning.least is None else f"{wanted}, {percent(tuning.least)}"
 
 
 def _cells(tuning: Tuning, trial: Trial) -> tuple[str, str, str, str]:
@@ -80,8 +81,4 @@ def _cells(tuning: Tuning, trial: Trial) -> tuple[str, str, str, str]:
     share = ""
     if trial.accuracy is not None and tuning.fine_tuning:
         share = f"{trial.accuracy / tuning.fine_tuning:.0%}"
-    return name, f"{trial.rate:g}", _percent(trial.accuracy), share
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
+    return name, f"{trial.rate:g}", percent(trial.accuracy), share

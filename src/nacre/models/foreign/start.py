@@ -42,13 +42,8 @@ def save_start(
     config = type(config).model_validate({**config.model_dump(), **options})
     network = adapt(model, config, [0])
     names = _names(model, background) if old is None else list(old)
-    num_old = network.num_classes - 1
-    if len(names) != num_old or len({*names, BACKGROUND}) != num_old + 1:
-        raise NacreError(
-            f"old: the network scores {num_old} classes beside the background, and {len(names)} "
-            f"names were given ({', '.join(names)}): one per channel, all different"
-        )
-    count = num_old + 1
+    count = network.num_classes
+    _check_names(names, count - 1)
     info = ModelInfo(
         classes=[BACKGROUND, *names],
         colors=list(distinct_colors(count)),
@@ -62,6 +57,14 @@ def save_start(
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(path, network, info, {})
+
+
+def _check_names(names: list[str], num_old: int) -> None:
+    if len(names) != num_old or len({*names, BACKGROUND}) != num_old + 1:
+        raise NacreError(
+            f"old: the network scores {num_old} classes beside the background, and {len(names)} "
+            f"names were given ({', '.join(names)}): one per channel, all different"
+        )
 
 
 def _describe(model: nn.Module) -> ForeignConfig:

@@ -35,13 +35,7 @@ def build(
     """Make a network of torchvision."""
     need("torchvision", "torchvision")
     models = need("torchvision.models", "torchvision")
-    known = models.list_models(models.segmentation)
-    if config.name not in known:
-        hint = did_you_mean(config.name, known)
-        raise NacreError(
-            f"model.name={config.name!r}: torchvision has no such segmentation network{hint}; "
-            f"known: {', '.join(known)}"
-        )
+    _check_name(config.name, models.list_models(models.segmentation))
     weights = "IMAGENET1K_V1" if load and config.weights == "imagenet" else None
     try:
         model: nn.Module = models.get_model(
@@ -57,6 +51,14 @@ def build(
         ) from error
     again = config.model_copy(update={"weights": "none"})
     return adapt(model, again, classes)
+
+
+def _check_name(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise NacreError(
+            f"model.name={name!r}: torchvision has no such segmentation network"
+            f"{did_you_mean(name, known)}; known: {', '.join(known)}"
+        )
 
 
 KIND = Kind(TorchvisionConfig, build, "torchvision's deeplabv3, fcn and lraspp")

@@ -6,7 +6,7 @@ from statistics import stdev
 
 from nacre.report.charts.charts import DotRow, Point, Series, dot_chart, line_chart
 from nacre.report.charts.svg import STYLES, Axis, PlotArea, percent_axis, value_axis
-from nacre.report.page.summary import percent
+from nacre.report.numbers import percent
 from nacre.report.results.aggregate import Row, ScenarioResults
 from nacre.report.results.runs import RunResult
 from nacre.training.events import RunBegan, Trained
@@ -107,20 +107,9 @@ def loss_chart(row: Row) -> str:
     """Return the named losses of a row's first run over all iterations, step after step."""
     run = row.runs[0]
     starts = _starts(run)
-    lines: dict[str, list[Point]] = {}
-    for event in run.events:
-        if not isinstance(event, Trained) or event.step >= len(starts):
-            continue
-        x = starts[event.step] + event.iteration
-        for name, value in event.losses.items():
-            tooltip = f"{name} {value:.4g}, step {event.step}, iteration {event.iteration}"
-            lines.setdefault(name, []).append(Point(x, value, tooltip))
-    if not lines:
+    series = _loss_series(run, starts)
+    if not series:
         return ""
-    series = [
-        Series(name, i, tuple(points), every=1 + len(points) // MOST_MARKS)
-        for i, (name, points) in enumerate(lines.items())
-    ]
     first = min(p.x for one in series for p in one.points)
     last = max(p.x for one in series for p in one.points)
     up = value_axis([p.y for one in series for p in one.points], "loss")
@@ -132,6 +121,22 @@ def loss_chart(row: Row) -> str:
     frame = PlotArea(right=40)
     title = f"{run.scenario}, {row.name}: losses"
     return line_chart(title, about, series, across, up, frame=frame, fences=fences)
+
+
+def _loss_series(run: RunResult, starts: Sequence[int]) -> list[Series]:
+    """Return each named loss over the iterations, those of a step counted on from `starts`."""
+    lines: dict[str, list[Point]] = {}
+    for event in run.events:
+        if not isinstance(event, Trained) or event.step >= len(starts):
+            continue
+        x = starts[event.step] + event.iteration
+        for name, value in event.losses.items():
+            tooltip = f"{name} {value:.4g}, step {event.step}, iteration {event.iteration}"
+            lines.setdefault(name, []).append(Point(x, value, tooltip))
+    return [
+        Series(name, i, tuple(points), every=1 + len(points) // MOST_MARKS)
+        for i, (name, points) in enumerate(lines.items())
+    ]
 
 
 def _styled(results: ScenarioResults) -> list[tuple[Row, int | None]]:

@@ -1,20 +1,16 @@
 """The page of one step of `nacre learn`: what every class was and is, with pictures of both."""
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from nacre.errors import NacreError
 from nacre.models.io import load_model
+from nacre.report.numbers import percent
+from nacre.report.page.render import render
 from nacre.report.pictures.before_after import StepPictures, step_pictures
 from nacre.report.pictures.predict import colorize, data_uri
 from nacre.utils.io import load_json, save_text
-from nacre.version import __version__
 
-TEMPLATES = Path(__file__).parent / "templates"
 SIDE = 256
 
 
@@ -72,26 +68,19 @@ def _render(
     shown: StepPictures | None,
     missing: str,
 ) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["percent"] = lambda value: "" if value is None else f"{100 * value:.1f}"
-    environment.filters["points"] = lambda value: "" if value is None else f"{100 * value:+.1f}"
-    return environment.get_template("learn.html.j2").render(
+    return render(
+        "learn.html.j2",
+        {
+            "percent": percent,
+            "points": lambda value: "" if value is None else f"{100 * value:+.1f}",
+        },
         title=folder.resolve().name,
-        style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         metrics=metrics,
         rows=class_rows(metrics),
         lineage=lineage,
         tiles=_tiles(shown) if shown else [],
         legend=_legend(shown) if shown else [],
         missing=missing,
-        version=__version__,
-        made=datetime.now().astimezone().strftime("%d %B %Y"),
     )
 
 

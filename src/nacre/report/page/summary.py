@@ -1,5 +1,6 @@
 """The results of a scenario in sentences with the numbers in them."""
 
+from nacre.report.numbers import percent
 from nacre.report.results.aggregate import Row, ScenarioResults
 
 Sentences = list[str]
@@ -17,15 +18,6 @@ def summary(results: ScenarioResults) -> Sentences:
         parts += [sentence for sentence in (_bound(results, ranked[0]), _kept(ranked)) if sentence]
         parts += [sentence for sentence in (_new(results, ranked),) if sentence]
     return parts
-
-
-def percent(share: float | None, digits: int = 1) -> str:
-    """Write a share of 1 in per cent, without the sign; nothing where there is none."""
-    if share is None:
-        return ""
-    written = f"{100 * share:.{digits}f}"
-    # Rounding must not leave a minus before nothing.
-    return written.replace("-", "−") if float(written) else written.removeprefix("-")
 
 
 def join_names(names: list[str]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nacre.report.page.summary import percent
+from nacre.report.numbers import percent
 from nacre.report.pictures.background_shift import FUTURE, OLD, Shift, colorize_hidden
 from nacre.report.pictures.by_step import PredictionsByStep
 from nacre.report.pictures.predict import Color, Pixels, colorize, data_uri

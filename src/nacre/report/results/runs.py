@@ -98,12 +98,7 @@ def load_run(path: Path) -> RunResult:
     """Read a finished run."""
     folder = RunFolder(path)
     config, decides = _whole_config(path)
-    if not folder.metrics.exists():
-        done = len(list(path.glob("step-*/metrics.json")))
-        raise NacreError(
-            f"{path} is not a finished run: it has {done} tested step(s) but no metrics.json; "
-            f"go on with `nacre run --out {path}` and the folder's own config"
-        )
+    _check_finished(folder)
     summary = read_record(Summary, folder.metrics)
     try:
         steps = range(len(summary["mean_iou_by_step"]))
@@ -126,6 +121,15 @@ def load_run(path: Path) -> RunResult:
         )
     except (KeyError, TypeError) as error:
         raise NacreError(f"{path}: its metrics files are not nacre's: {error!r}") from error
+
+
+def _check_finished(folder: RunFolder) -> None:
+    if not folder.metrics.exists():
+        done = len(list(folder.path.glob("step-*/metrics.json")))
+        raise NacreError(
+            f"{folder.path} is not a finished run: it has {done} tested step(s) but no "
+            f"metrics.json; go on with `nacre run --out {folder.path}` and the folder's own config"
+        )
 
 
 def load_runs(
