@@ -26,9 +26,9 @@ from nacre.report.pictures.predict import (
 )
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.report.results.runs import RunResult
-from nacre.utils.io import save
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.classes import IGNORE_INDEX, WIDE_IGNORE_INDEX
+from nacre.utils.io import save
 
 DIFFERENT, RANDOM = "methods differ most", "drawn at random"
 
