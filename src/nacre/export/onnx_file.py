@@ -98,14 +98,18 @@ def export_onnx(
     write_metadata(graph, describe(info, form, license))
     content = graph.SerializeToString()
     agreement, iou = _measure(network, info, content, labeled)
+    _check_agreement(agreement, form)
+    save(out, lambda file: file.write_bytes(content))
+    count = labeled.count if labeled else 0
+    return Exported(out, form, len(content), comparison, agreement, count, iou)
+
+
+def _check_agreement(agreement: float, form: Form) -> None:
     if agreement < LEAST_AGREEMENT:
         raise NacreError(
             f"{form} changes the class of {1 - agreement:.1%} of the pixels; the file is not kept"
             + ("" if form == "int8-calibrated" else "; int8-calibrated may lose less")
         )
-    save(out, lambda file: file.write_bytes(content))
-    count = labeled.count if labeled else 0
-    return Exported(out, form, len(content), comparison, agreement, count, iou)
 
 
 def _shown(labeled: LabeledPictures | None) -> Iterator[Pixels]:

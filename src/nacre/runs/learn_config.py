@@ -98,12 +98,17 @@ def build_learn_config(
     if start is not None:
         below["model"] = start.model
         below = deep_merge(below, {"images": {"crop_size": start.crop}})
+    _drop_unfitting(below, written, keeps_model=bool(preset))
+    return resolve_learn_config(deep_merge(below, written))
+
+
+def _drop_unfitting(below: ConfigValues, written: ConfigValues, *, keeps_model: bool) -> None:
+    """Take out of what was chosen what goes with other choices than those that were written."""
     model, train = written.get("model"), written.get("train")
-    if isinstance(model, Mapping) and "backbone" in model and not preset:
+    if isinstance(model, Mapping) and "backbone" in model and not keeps_model:
         below.pop("model", None)  # weights and head were chosen for another backbone
     if isinstance(train, Mapping) and "epochs" in train and "iterations" not in train:
         below["train"] = {**below.get("train", {}), "iterations": None}
-    return resolve_learn_config(deep_merge(below, written))
 
 
 def _automatic(choice: Choice, method: str) -> ConfigValues:

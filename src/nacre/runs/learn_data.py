@@ -1,6 +1,6 @@
 """From the config of `nacre learn` to the data of its step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nacre.data import open_source
@@ -66,15 +66,7 @@ def batch_shares(config: LearnConfig, data: LearnData) -> tuple[tuple[int, float
     """Return images and share of a batch of each data set; None where their sizes decide."""
     if not config.share:
         return None
-    names = [one.name for one in data.sets]
-    for name, share in config.share.items():
-        if name not in names:
-            raise NacreError(
-                f"--share {name}={share:g}: no data folder has this name"
-                f"{did_you_mean(name, names)}; folders: {', '.join(names)}"
-            )
-        if not 0 < share < 1:
-            raise NacreError(f"--share {name}={share:g}: a share is above 0 and below 1")
+    _check_shares(config.share, [one.name for one in data.sets])
     given = sum(config.share.values())
     rest = [one for one in data.sets if one.name not in config.share]
     left = 1 - given
@@ -83,11 +75,19 @@ def batch_shares(config: LearnConfig, data: LearnData) -> tuple[tuple[int, float
             f"the shares of a batch add up to {given:g}; "
             + ("something must be left for " + rest[0].name if rest else "together they must be 1")
         )
-    total = sum(len(one.train_index) for one in rest)
+    total = max(1, sum(len(one.train_index) for one in rest))
+    counts = {one.name: len(one.train_index) for one in data.sets}
     return tuple(
-        (
-            len(one.train_index),
-            config.share.get(one.name, left * len(one.train_index) / max(1, total)),
-        )
-        for one in data.sets
+        (count, config.share.get(name, left * count / total)) for name, count in counts.items()
     )
+
+
+def _check_shares(shares: Mapping[str, float], names: Sequence[str]) -> None:
+    for name, share in shares.items():
+        if name not in names:
+            raise NacreError(
+                f"--share {name}={share:g}: no data folder has this name"
+                f"{did_you_mean(name, names)}; folders: {', '.join(names)}"
+            )
+        if not 0 < share < 1:
+            raise NacreError(f"--share {name}={share:g}: a share is above 0 and below 1")

@@ -58,14 +58,7 @@ def compare_lists(lists: ImageLists, scenario: Scenario, index: Index) -> str:
 
 
 def _read(path: Path, images: int) -> tuple[int, ...]:
-    content = read_bytes(path, "the list")
-    try:
-        positions = _array(content)
-    except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise NacreError(
-            f"could not read the list {path}: not a whole .npy file: {reason}"
-        ) from error
+    positions = _read_array(path)
     if positions.ndim != 1 or positions.dtype.kind not in "iu" or not positions.size:
         raise NacreError(
             f"{path} is not a list of positions: {positions.ndim} dimension(s) of "
@@ -80,6 +73,17 @@ def _read(path: Path, images: int) -> tuple[int, ...]:
     if len(unique) != len(positions):
         raise NacreError(f"{path} names {len(positions) - len(unique)} image(s) more than once")
     return tuple(unique.tolist())
+
+
+def _read_array(path: Path) -> npt.NDArray[Any]:
+    content = read_bytes(path, "the list")
+    try:
+        return _array(content)
+    except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise NacreError(
+            f"could not read the list {path}: not a whole .npy file: {reason}"
+        ) from error
 
 
 def _array(content: bytes) -> npt.NDArray[Any]:

@@ -82,15 +82,8 @@ def read_scenario(text: str) -> ScenarioFile:
     """Read ``data/task/setup``, the name of a shipped scenario, or the path of a YAML file."""
     if text.endswith((".yaml", ".yml")):
         return _read_file(Path(text))
-    shipped = shipped_scenarios()
     if "/" not in text:
-        if text in shipped:
-            return _read_file(shipped[text])
-        raise NacreError(
-            f"unknown scenario {shown(text)}{did_you_mean(text, shipped)}; write data/task/setup "
-            f"(such as voc/15-5/overlapped), the path of a .yaml file, or one of: "
-            f"{', '.join(shipped) or 'none shipped'}"
-        )
+        return _read_file(_find_shipped(text))
     parts = text.split("/")
     if len(parts) != 3 or not all(parts):
         wrong = f"{len(parts)} part(s)" if len(parts) != 3 else "an empty part"
@@ -102,6 +95,17 @@ def read_scenario(text: str) -> ScenarioFile:
     if setup not in SETUPS:
         raise unknown_name(f"setup in scenario {text!r}:", setup, SETUPS)
     return check(ScenarioFile, {"data": data, "task": task, "setup": setup})
+
+
+def _find_shipped(name: str) -> Path:
+    shipped = shipped_scenarios()
+    if name in shipped:
+        return shipped[name]
+    raise NacreError(
+        f"unknown scenario {shown(name)}{did_you_mean(name, shipped)}; write data/task/setup "
+        f"(such as voc/15-5/overlapped), the path of a .yaml file, or one of: "
+        f"{', '.join(shipped) or 'none shipped'}"
+    )
 
 
 def shipped_scenarios() -> dict[str, Path]:
@@ -142,14 +146,7 @@ def split_classes(task: str, order: Sequence[int], named: Sequence[str] = ()) ->
         )
     sizes = [int(number) for number in task.split("-")]
     if len(sizes) == 2 and sizes[0] < total:
-        first, each = sizes
-        steps, left = divmod(total - first, each)
-        if left:
-            raise NacreError(
-                f"task {task!r} leaves {left} class(es) over: after {first} of the {total} "
-                f"classes, {total - first} cannot be dealt in steps of {each}"
-            )
-        sizes = [first] + [each] * steps
+        sizes = _repeat_last(task, sizes[0], sizes[1], total)
     if sum(sizes) != total:
         raise NacreError(
             f"task {task!r} deals {sum(sizes)} classes, but the data has {total}; "
@@ -157,6 +154,16 @@ def split_classes(task: str, order: Sequence[int], named: Sequence[str] = ()) ->
         )
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(tuple(order[a : a + size]) for a, size in zip(starts, sizes, strict=True))
+
+
+def _repeat_last(task: str, first: int, each: int, total: int) -> list[int]:
+    steps, left = divmod(total - first, each)
+    if left:
+        raise NacreError(
+            f"task {task!r} leaves {left} class(es) over: after {first} of the {total} "
+            f"classes, {total - first} cannot be dealt in steps of {each}"
+        )
+    return [first] + [each] * steps
 
 
 def step_images(scenario: Scenario, index: Index) -> ImageLists:
@@ -170,13 +177,8 @@ def step_images(scenario: Scenario, index: Index) -> ImageLists:
         forbidden = frozenset(scenario.classes.future(step))
         if scenario.setup == "overlapped":
             forbidden = frozenset()
-        lists.append(
-            tuple(
-                i
-                for i, labels in enumerate(index.labels)
-                if labels & new and not labels & forbidden
-            )
-        )
+        held = enumerate(index.labels)
+        lists.append(tuple(i for i, labels in held if labels & new and not labels & forbidden))
     return tuple(lists)
 
 

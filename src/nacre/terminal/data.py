@@ -63,13 +63,17 @@ def _all_labels(space: LabelSpace) -> Iterator[tuple[int, str]]:
         yield space.ignored, "(ignored)"
 
 
-def _sentences(report: DataReport) -> Iterator[str]:
-    """Yield what a person should know, the verdict last."""
+def _problems(report: DataReport) -> Iterator[str]:
     for split in report.splits:
         for problem in split.problems[:_SHOWN]:
             yield f"{split.split}: {problem.text}"
         if len(split.problems) > _SHOWN:
             yield f"{split.split}: and {len(split.problems) - _SHOWN:,} more"
+
+
+def _sentences(report: DataReport) -> Iterator[str]:
+    """Yield what a person should know, the verdict last."""
+    yield from _problems(report)
     for split in report.splits:
         if split.turned:
             yield (

@@ -42,15 +42,10 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
     )
     for column in ("class", "before", "after", "change", "agreement", "tested on"):
         table.add_column(column, justify="left" if column in ("class", "tested on") else "right")
-    agreement = (metrics["agreement"] or {}).get("iou", {})
     for name in metrics["classes"][1:]:
-        was, now = metrics["iou_before"].get(name), metrics["iou"].get(name)
-        change = f"{100 * (now - was):+.1f}" if was is not None and now is not None else ""
-        where = ", ".join(test["name"] for test in metrics["tests"] if name in test["iou"])
-        row = (percent(was), percent(now), change, percent(agreement.get(name)))
         style = "bold" if name in metrics["new"] else ""
-        table.add_row(Text(name), *row, Text(where or "no test pictures"), style=style)
-    if not agreement:
+        table.add_row(Text(name), *_class_row(metrics, name), style=style)
+    if not (metrics["agreement"] or {}).get("iou"):
         return table
     return Group(
         table,
@@ -60,6 +55,15 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
             "dim",
         ),
     )
+
+
+def _class_row(metrics: dict[str, Any], name: str) -> list[str | Text]:
+    was, now = metrics["iou_before"].get(name), metrics["iou"].get(name)
+    change = f"{100 * (now - was):+.1f}" if was is not None and now is not None else ""
+    agreement = (metrics["agreement"] or {}).get("iou", {}).get(name)
+    where = ", ".join(test["name"] for test in metrics["tests"] if name in test["iou"])
+    figures = (percent(was), percent(now), change, percent(agreement))
+    return [*figures, Text(where or "no test pictures")]
 
 
 def log_table(path: Path, info: ModelInfo, figures: dict[str, Any] | None) -> RenderableType:

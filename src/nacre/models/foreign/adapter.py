@@ -116,16 +116,18 @@ class Adapter(Network):
             raise NacreError(
                 f"background={background}: the network has {self.layers.num_classes} channels"
             )
-        pixels = pixels or Pixels()
-        # Constants of the network and not of a checkpoint, hence not persistent
-        mean, std = torch.tensor(pixels.mean or (0.0, 0.0, 0.0)), torch.tensor(pixels.std)
-        scale = torch.ones(3) if pixels.mean is None else 1 / (255 * std)
-        shift = torch.zeros(3) if pixels.mean is None else -mean / std
-        self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
-        self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
+        self._register_pixels(pixels or Pixels())
         self.upsamples = False
         self.upsamples, side = self._watch(images)
         self.stride = round(images.shape[-1] / side)
+
+    def _register_pixels(self, pixels: Pixels) -> None:
+        mean, std = torch.tensor(pixels.mean or (0.0, 0.0, 0.0)), torch.tensor(pixels.std)
+        scale = torch.ones(3) if pixels.mean is None else 1 / (255 * std)
+        shift = torch.zeros(3) if pixels.mean is None else -mean / std
+        # Constants of the network and not of a checkpoint, hence not persistent
+        self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
+        self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
 
     @property
     def num_classes(self) -> int:

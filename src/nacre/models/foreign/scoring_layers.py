@@ -74,20 +74,26 @@ def find_scoring_layers(
         candidates = _named(model, head) if head else _with_rows(model, num_classes)
         probe = _Probe(model, images, output, scores)
         found = {name: probe(layer) for name, layer in candidates.items()}
+    main, auxiliary = _group(found, bool(head))
+    if not main:
+        raise NacreError(
+            f"no layer of {type(model).__name__} was found that alone decides its {num_classes} "
+            "scores; name it: head='...'" + _list(candidates)
+        )
+    return ScoringLayers(num_classes, main, auxiliary)
+
+
+def _group(found: dict[str, _Seen], are_named: bool) -> tuple[Summands, tuple[Summands, ...]]:
+    """Return the layers of the scores, and those of each auxiliary head; named ones all count."""
     main: Summands = {}
     groups: dict[int, Summands] = {}
     for i, (name, seen) in enumerate(found.items()):
         if seen.auxiliary is not None:
             which, gain = seen.auxiliary
             groups.setdefault(len(found) + i if which is None else which, {})[name] = gain
-        elif seen.main is not None or head:
+        elif seen.main is not None or are_named:
             main[name] = seen.main or 1.0
-    if not main:
-        raise NacreError(
-            f"no layer of {type(model).__name__} was found that alone decides its {num_classes} "
-            "scores; name it: head='...'" + _list(candidates)
-        )
-    return ScoringLayers(num_classes, main, tuple(groups.values()))
+    return main, tuple(groups.values())
 
 
 def num_rows(layer: ScoringLayer) -> int:

@@ -30,6 +30,7 @@ from nacre.errors import NacreError
 from nacre.models.foreign.rows import Init, count_rows, widen_sum
 from nacre.models.foreign.scores import auxiliary_scores, scores_of
 from nacre.models.foreign.scoring_layers import (
+    ScoringLayer,
     ScoringLayers,
     example_images,
     find_scoring_layers,
@@ -255,18 +256,20 @@ def _check_layers(model: nn.Module, layers: ScoringLayers, background: int | Non
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
     for name in layers.names:
-        layer = scoring_layer(model, name)
-        if getattr(layer, "groups", 1) != 1:
+        _check_layer(name, scoring_layer(model, name), owners)
+
+
+def _check_layer(name: str, layer: ScoringLayer, owners: dict[int, list[str]]) -> None:
+    """Refuse a layer to whose parameters rows cannot be added; `owners` has the names of each."""
+    if getattr(layer, "groups", 1) != 1:
+        raise NacreError(f"{name} is a grouped convolution: its rows do not read the same input")
+    for key in ("weight", "bias"):
+        value = getattr(layer, key)
+        if value is not None and key not in layer._parameters:
             raise NacreError(
-                f"{name} is a grouped convolution: its rows do not read the same input"
+                f"{name}.{key} is computed (a parametrisation, an adapter) and has no rows to "
+                "add to: merge it into the layer first"
             )
-        for key in ("weight", "bias"):
-            value = getattr(layer, key)
-            if value is not None and key not in layer._parameters:
-                raise NacreError(
-                    f"{name}.{key} is computed (a parametrisation, an adapter) and has no rows to "
-                    "add to: merge it into the layer first"
-                )
-            others = [one for one in owners.get(id(value), ()) if one != f"{name}.{key}"]
-            if others:
-                raise NacreError(f"{name}.{key} is shared with {others[0]}: it cannot be widened")
+        others = [one for one in owners.get(id(value), ()) if one != f"{name}.{key}"]
+        if others:
+            raise NacreError(f"{name}.{key} is shared with {others[0]}: it cannot be widened")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nacre.data.dataset import EvalDataset
+from nacre.data.learn_data import LearnData
 from nacre.data.source import Split
 from nacre.models.io import load_model
 from nacre.report.pictures.predict import Color, Pixels, TestImage, predict_masks, read_images
@@ -61,15 +62,7 @@ def step_pictures(folder: Path, count: int) -> StepPictures:
     network, info, _ = load_model(folder / "model.safetensors", device)
     start = load_model(config.start, device) if config.start else None
     data = open_learn_data(config, start[1].classes if start else ())
-    images: list[TestImage] = []
-    each = max(1, MOST // len(data.sets))
-    for one in data.sets:
-        split: Split = "val" if len(one.val_index) else "train"
-        names = one.index(split).names
-        dataset = EvalDataset(one.source, names, one.lut(data.class_names), config.images, split)
-        # Spread evenly over the pictures, the same ones every time.
-        places = np.unique(np.linspace(0, len(names) - 1, min(each, len(names))).round())
-        images += read_images(dataset, [int(place) for place in places])
+    images = _read_some(data, MOST)
     after = predict_masks(network, images)
     before: Sequence[Pixels | None] = (
         predict_masks(start[0], images) if start else [None] * len(images)
@@ -77,6 +70,19 @@ def step_pictures(folder: Path, count: int) -> StepPictures:
     seen = [BeforeAfter(*one) for one in zip(images, before, after, strict=True)]
     colors = tuple((c[0], c[1], c[2]) for c in info.colors)
     return StepPictures(tuple(_choose(seen, count)), tuple(info.classes), colors)
+
+
+def _read_some(data: LearnData, most: int) -> list[TestImage]:
+    """Read pictures of every data set of a step, spread evenly, the same ones every time."""
+    images: list[TestImage] = []
+    each = max(1, most // len(data.sets))
+    for one in data.sets:
+        split: Split = "val" if len(one.val_index) else "train"
+        names = one.index(split).names
+        dataset = EvalDataset(one.source, names, one.lut(data.class_names), data.config, split)
+        places = np.unique(np.linspace(0, len(names) - 1, min(each, len(names))).round())
+        images += read_images(dataset, [int(place) for place in places])
+    return images
 
 
 def _choose(seen: Sequence[BeforeAfter], count: int) -> list[BeforeAfter]:

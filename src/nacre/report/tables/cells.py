@@ -121,17 +121,8 @@ def steps_table(results: ScenarioResults, *, background: bool = False) -> Result
 def caption_of(rows: Sequence[Row], background: bool) -> str:
     """Say what the figures of a table are."""
     seeds = {len(row.runs) for row in rows}
-    conventions = {str(sorted(run.conventions.items())) for row in rows for run in row.runs}
-    sentences = [
-        "Mean IoU in %, "
-        + ("background counted as a class." if background else "background left out of every mean.")
-    ]
-    if len(conventions) == 1:
-        kinds = rows[0].runs[0].conventions
-        unseen = kinds.get("unseen")
-        sentences.append(f"Classes not learnt yet are {_counted(unseen)} in testing.")
-    else:
-        sentences.append("The rows were tested by different conventions: see their configs.")
+    counted = "counted as a class" if background else "left out of every mean"
+    sentences = [f"Mean IoU in %, background {counted}.", _about_unseen(rows)]
     if seeds != {1}:
         few, many = min(seeds), max(seeds)
         sentences.append(
@@ -140,6 +131,14 @@ def caption_of(rows: Sequence[Row], background: bool) -> str:
     if len([row for row in rows if not row.merged]) > 1:
         sentences.append("Best incremental method in bold.")
     return " ".join(sentences)
+
+
+def _about_unseen(rows: Sequence[Row]) -> str:
+    conventions = {str(sorted(run.conventions.items())) for row in rows for run in row.runs}
+    if len(conventions) != 1:
+        return "The rows were tested by different conventions: see their configs."
+    unseen = rows[0].runs[0].conventions.get("unseen")
+    return f"Classes not learnt yet are {_counted(unseen)} in testing."
 
 
 def mark_best(rows: Sequence[TableRow]) -> list[TableRow]:

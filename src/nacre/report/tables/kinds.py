@@ -4,7 +4,7 @@ With the paper's figures, each of our rows is followed by the paper's row and th
 always named as such. Methods of the paper that were not run here have the paper's row alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nacre.errors import NacreError, unknown_name
@@ -100,17 +100,17 @@ def make_tables(
         return [build(Plan("After the last step", blocks, (), False, figures, background))]
     if kind == "classes":
         figures = _figures(("S per class",), paper)
-        return [
-            build(
-                Plan(
-                    f"{one.scenario}, by class", (class_block(one),), (), False, figures, background
-                )
-            )
-            for one in results
-        ]
+        return [build(_class_plan(one, figures, background)) for one in results]
     if kind == "later":
         return _later_tables(results, paper)
     return _published_tables(results, kind, paper, background)
+
+
+def _class_plan(
+    results: ScenarioResults, figures: tuple[PublishedTable, ...], background: bool
+) -> Plan:
+    title = f"{results.scenario}, by class"
+    return Plan(title, (class_block(results),), (), False, figures, background)
 
 
 def build(plan: Plan) -> ResultTable:
@@ -230,13 +230,15 @@ def _notes(plan: Plan) -> list[str]:
             notes.append(f"One order alone in {block.heading}: {', '.join(alone)}.")
         elif plan.paper and block.place is not None and block.place.data == "ade20k" and alone:
             notes.append(f"{block.heading} is one class order; the paper's is the mean of two.")
+    return [*notes, *_published_notes(plan)]
+
+
+def _published_notes(plan: Plan) -> Iterator[str]:
+    """Say where figures are from that were not measured here, and what they count."""
     if plan.is_later:
-        notes.append("The background is in the means of old and of all classes.")
+        yield "The background is in the means of old and of all classes."
     if plan.paper and plan.is_later:
-        notes.append(
-            "Rows named “published” are copied from papers and repositories, not run here."
-        )
-        notes.append("; ".join(later_sources(plan.paper[0].name)) + ".")
+        yield "Rows named “published” are copied from papers and repositories, not run here."
+        yield "; ".join(later_sources(plan.paper[0].name)) + "."
     elif plan.paper:
-        notes.append("Rows named “paper's” are copied from the paper, not run here.")
-    return notes
+        yield "Rows named “paper's” are copied from the paper, not run here."

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from nacre.report.tables.cells import Cell, ResultTable
 
@@ -42,10 +43,6 @@ def to_csv(tables: Sequence[ResultTable]) -> str:
 def to_latex(table: ResultTable) -> str:
     """Return a table as LaTeX; it needs the package booktabs."""
     spans = table.headings()
-    rules, i = [], 2
-    for _, span in spans:
-        rules.append(f"\\cmidrule(lr){{{i}-{i + span - 1}}}")
-        i += span
     heads = [f"\\multicolumn{{{span}}}{{c}}{{{_escape(name)}}}" for name, span in spans]
     lines = [
         "\\begin{table}",
@@ -54,7 +51,7 @@ def to_latex(table: ResultTable) -> str:
         f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         "\\toprule",
         " & ".join(["", *heads]) + " \\\\",
-        "".join(rules),
+        _latex_rules([span for _, span in spans]),
         " & ".join(["Method", *(_escape(column.group) for column in table.columns)]) + " \\\\",
         "\\midrule",
     ]
@@ -65,6 +62,12 @@ def to_latex(table: ResultTable) -> str:
         name = name if row.source == "ours" else f"\\textit{{{name}}}"
         lines.append(" & ".join([name, *map(_latex_cell, row.cells)]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
+
+
+def _latex_rules(spans: Sequence[int]) -> str:
+    """Return a rule under each heading; the first column, the rows' names, has none."""
+    ends = list(accumulate(spans, initial=1))
+    return "".join(f"\\cmidrule(lr){{{a + 1}-{b}}}" for a, b in pairwise(ends))
 
 
 def _latex_cell(cell: Cell) -> str:
