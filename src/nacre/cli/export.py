@@ -103,7 +103,7 @@ def _write_page(
             shown.append(PageModel(_name(model), OnnxModel(file).metadata))
             graphs.append(file.read_bytes())
     size = write_page(out, shown, graphs, runtime)
-    make_console().print(f"page: [bold]{out}[/] ({size / 1e6:.1f} MB)", soft_wrap=True)
+    make_console().print(f"page: {out} ({size / 1e6:.1f} MB)", soft_wrap=True)
 
 
 @app.command(
@@ -174,7 +174,7 @@ def publish(
         publishing.check_repository(push)
     files = publishing.publish(model, out, name=push, license=license_, data=data)
     console = make_console()
-    console.print(f"{', '.join(file.name for file in files)}: [bold]{out}[/]", soft_wrap=True)
+    console.print(f"{', '.join(file.name for file in files)}: {out}", soft_wrap=True)
     if push is not None:
         console.print(f"pushed: {publishing.push(out, push, private=private)}", soft_wrap=True)
 

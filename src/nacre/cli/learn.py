@@ -105,13 +105,13 @@ def log(
     """Show the steps that made a model: classes, data, pictures, when, how, figures."""
     from nacre.cli.app import print_json
     from nacre.models.io import find_model, load_model
+    from nacre.runs.records import Measured, read_record
     from nacre.terminal.learn import log_table
-    from nacre.utils.io import load_json
 
     path = find_model(model)
     _, info, _ = load_model(path)
     beside = path.with_name("metrics.json")
-    figures = load_json(beside)["iou"] if beside.exists() else None
+    figures = read_record(Measured, beside)["iou"] if beside.exists() else None
     if json:
         print_json({"classes": info.classes, "lineage": info.lineage, "iou": figures})
         return

@@ -6,11 +6,14 @@ under ``names``, where other programs look for them.
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from nacre.errors import NacreError
+from pydantic import Field, TypeAdapter, ValidationError
+
+from nacre.errors import NacreError, describe_errors
 from nacre.export.graph import ALIGNMENT
-from nacre.models.io import ModelInfo
+from nacre.models.io import MOST_CLASSES, Channels, Level, Lineage, ModelInfo, Name
+from nacre.utils.io import parse_json
 from nacre.version import __version__
 
 if TYPE_CHECKING:
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 KEY = "nacre"
 NOT_STATED = "not stated"
 
-Color = tuple[int, int, int]
+Color = tuple[Level, Level, Level]
+Side = Annotated[int, Field(strict=True, ge=1, le=8192)]
+Word = Annotated[str, Field(max_length=1000)]
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,16 @@ class Metadata:
         version: Of nacre.
     """
 
-    classes: list[str]
+    classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
     colors: list[Color]
-    steps: list[int]
-    lineage: list[dict[str, Any]]
-    crop: int
-    predict_mode: str
-    form: str
-    license: str = NOT_STATED
-    alignment: int = ALIGNMENT
-    version: str = __version__
+    steps: Annotated[list[Channels], Field(min_length=1, max_length=MOST_CLASSES)]
+    lineage: Lineage
+    crop: Side
+    predict_mode: Word
+    form: Word
+    license: Word = NOT_STATED
+    alignment: Side = ALIGNMENT
+    version: Word = __version__
 
 
 def describe(info: ModelInfo, form: str, license: str | None) -> Metadata:
@@ -85,6 +90,9 @@ def read_metadata(entries: dict[str, str], place: str) -> Metadata:
         place: The file, for an error.
     """
     try:
-        return Metadata(**json.loads(entries[KEY]))
-    except (KeyError, ValueError, TypeError) as error:
-        raise NacreError(f"{place} was not written by this version of `nacre export`") from error
+        return TypeAdapter(Metadata).validate_python(parse_json(entries[KEY]))
+    except ValidationError as error:
+        reason = describe_errors(error, Metadata)
+    except (KeyError, ValueError) as error:
+        reason = f"its metadata {'are missing' if isinstance(error, KeyError) else 'are no JSON'}"
+    raise NacreError(f"{place} was not written by this version of `nacre export`: {reason}")

@@ -20,7 +20,8 @@ from nacre.export.verify import torch_scores
 from nacre.models.io import MODEL, ModelInfo, find_model, load_model
 from nacre.report.pictures.canvas import Grid, Tile, draw_grid
 from nacre.report.pictures.predict import colorize
-from nacre.utils.io import load_json, save, save_json, save_text
+from nacre.runs.records import Measured, read_record
+from nacre.utils.io import save, save_json, save_text
 from nacre.utils.packages import need
 from nacre.utils.tensor_file import read_tensors, write_tensors
 from nacre.version import __version__
@@ -124,10 +125,10 @@ def read_metrics(file: Path) -> dict[int, dict[str, Any]]:
         for step in range(int(number) + 1):
             path = folder.parent / f"step-{step}" / "metrics.json"
             if path.is_file():
-                found[step] = load_json(path)
+                found[step] = read_record(Measured, path)
     elif (folder / "metrics.json").is_file():
-        metrics = load_json(folder / "metrics.json")
-        found[int(metrics.get("step", 0))] = metrics
+        metrics = read_record(Measured, folder / "metrics.json")
+        found[metrics["step"]] = metrics
     return found
 
 

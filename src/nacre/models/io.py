@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from nacre.errors import NacreError, describe_errors
+from nacre.errors import NacreError, check, describe_errors
 from nacre.models.build import build_network, read_model_config
 from nacre.models.hub import ADDRESS, hub_model
 from nacre.models.network import Network
@@ -30,6 +30,32 @@ Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Level = Annotated[int, Field(strict=True, ge=0, le=255)]
 Label = Annotated[int, Field(strict=True, ge=0, lt=MOST_CLASSES)]
 Channels = Annotated[int, Field(strict=True, ge=1, le=MOST_CLASSES)]
+
+
+class LineageEntry(BaseModel):
+    """What a model file says about a step that made it; more may be said."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: Annotated[int, Field(strict=True, ge=0, le=MOST_CLASSES)]
+    classes: list[Name]
+    images: Annotated[int, Field(strict=True, ge=0, le=2**62)]
+    data: list[Name] = []
+    hidden: dict[Name, list[Name]] = {}
+    method: Name = "?"
+    when: Annotated[str, Field(max_length=100)] = ""
+
+
+def check_lineage(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Refuse what is no lineage; return it as it is."""
+    for entry in entries:
+        check(LineageEntry, entry)
+    return entries
+
+
+Lineage = Annotated[
+    list[dict[str, Any]], Field(max_length=MOST_CLASSES), AfterValidator(check_lineage)
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +79,7 @@ class ModelInfo:
     colors: list[tuple[Level, Level, Level]]
     labels: list[Label | None]
     steps: Annotated[list[Channels], Field(min_length=1, max_length=MOST_CLASSES)]
-    lineage: list[dict[str, Any]]
+    lineage: Lineage
     model: dict[str, Any]
     crop: Annotated[int, Field(strict=True, ge=1, le=8192)]
     predict_mode: Literal["crop", "full", "sliding"]

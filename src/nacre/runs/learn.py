@@ -21,6 +21,7 @@ from nacre.runs.learn_config import LearnConfig
 from nacre.runs.learn_data import batch_shares, open_learn_data
 from nacre.runs.learn_folder import LearnFolder
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
+from nacre.runs.records import Before, LearnMetrics, read_record
 from nacre.runs.scenario_data import check_takes_hidden, step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.scenarios.classes import distinct_colors
@@ -29,7 +30,7 @@ from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, learn_step
 from nacre.utils.device import choose_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
-from nacre.utils.io import load_json, save_json
+from nacre.utils.io import save_json
 from nacre.version import __version__
 
 Metrics = dict[str, Any]
@@ -103,7 +104,7 @@ class Learning:
                 before = self._before()
                 network = self._learn_or_load()
                 self._test(network, before)
-            metrics: Metrics = self.dist.on_main(lambda: load_json(self.folder.metrics))
+            metrics: Metrics = self.dist.on_main(lambda: read_record(LearnMetrics, self.folder.metrics))
         return metrics
 
     def _open(self) -> LearnData:
@@ -148,7 +149,7 @@ class Learning:
         if not self.dist.from_main(path.exists()):
             tests = self._tester(self.data.known).test(start.network, self.data.known)
             self.dist.on_main(lambda: save_json(path, {"tests": tests}))
-        found: list[dict[str, Any]] = self.dist.on_main(lambda: load_json(path)["tests"])
+        found: list[dict[str, Any]] = self.dist.on_main(lambda: read_record(Before, path)["tests"])
         return found
 
     def _learn_or_load(self) -> Network:

@@ -118,6 +118,55 @@ class LearnFacts(Record):
     tests: list[NamedData]
 
 
+class Measured(Record):
+    """The figures that the metrics of a step have in common, of a run or of `nacre learn`."""
+
+    step: Count
+    images: Count
+    iou: dict[Name, Share | None]
+    mean_iou: dict[Name, Share | None]
+    conventions: dict[Name, Any] = {}
+
+
+class TestSet(Record):
+    """How a model tests on a folder of `nacre learn`: by class the IoU and the pixels for it."""
+
+    name: Name
+    images: Count
+    iou: dict[Name, Share | None]
+    counts: dict[Name, tuple[Count, Count, Count]]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if set(self.iou) != set(self.counts):
+            raise ValueError("the classes of `iou` are not those of `counts`")
+        return self
+
+
+class Before(Record):
+    """How the start model of `nacre learn` tests."""
+
+    tests: list[TestSet]
+
+
+class Agreement(Record):
+    """How much of what the start model saw is still seen."""
+
+    images: Count
+    iou: dict[Name, Share]
+
+
+class LearnMetrics(Measured):
+    """How a model of `nacre learn` tests, beside the one it started from."""
+
+    classes: list[Name] = Field(min_length=2, max_length=65_536)
+    new: list[Name]
+    iou_before: dict[Name, Share | None]
+    agreement: Agreement | None
+    tests: list[TestSet]
+    tests_before: list[TestSet]
+
+
 R = TypeVar("R", bound=Record)
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
+from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.batch_norm import synchronize_batch_norm, unsynchronize_batch_norm
 
 
@@ -130,3 +131,29 @@ def test_what_cannot_be_synchronised_is_refused_with_a_reason() -> None:
     synchronize_batch_norm(
         nn.Sequential(Frozen(), nn.InstanceNorm2d(3, affine=True, track_running_stats=True))
     )
+
+
+class Decoder(nn.Module):
+    """As SegFormer's: tokens become a map whose channels lie side by side, then a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 4), nn.BatchNorm2d(4, momentum=1.0)
+        self.score = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.linear(x.flatten(2).transpose(1, 2))
+        return self.score(self.norm(tokens.transpose(1, 2).reshape(len(x), 4, *x.shape[2:])))
+
+
+def test_statistics_of_a_map_that_lies_channels_last_keep_their_digits() -> None:
+    """Summed one after the other in float32 the variance of so many values is off by 6e-4."""
+    torch.manual_seed(0)
+    model = Decoder()
+    adapter = Adapter(model, images=torch.randn(1, 3, 16, 16)).train()
+    pictures = torch.randint(0, 256, (2, 3, 800, 800), dtype=torch.uint8)
+    seen: list[Tensor] = []
+    model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    adapter(pictures)
+    expected = seen[0].detach().double().transpose(0, 1).flatten(1).var(1)
+    torch.testing.assert_close(model.norm.running_var.double(), expected, rtol=3e-6, atol=0)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.losses.reference import upsample
+from nacre.models.foreign.batch_norm import keep_digits
 from nacre.models.foreign.features import as_map, captured, check_names
 from nacre.models.foreign.rows import Init, fit_layers
 from nacre.models.foreign.scores import scores_of
@@ -109,6 +110,7 @@ class Adapter(Network):
         self.model, self.background, self.stages = model, background, tuple(stages)
         self.divisor, self.has_background = divisor, background is not None
         check_names(model, stages)
+        keep_digits(model)
         images = example_images(model) if images is None else images
         self._shape = images.shape
         self.layers = find_scoring_layers(model, images, head)

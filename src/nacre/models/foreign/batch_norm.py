@@ -4,6 +4,10 @@
 norm adds (timm's has an activation in it). Here a module stays what it is and every call of
 `F.batch_norm` inside it uses the statistics of the joined batch, as nacre's own norm does: equal
 to one process with the whole batch, of unequal parts too.
+
+Networks that turn tokens into maps (SegFormer's decoder) hand batch norms maps in channels-last layout
+on their own. On CPUs torch sums those with too few digits (see `nacre.ops.channel_sums`), so that they
+are laid out the other way first.
 """
 
 from __future__ import annotations
@@ -19,6 +23,21 @@ from torch.overrides import TorchFunctionMode
 
 from nacre.errors import NacreError
 from nacre.models.abn import ABN, _SyncedNorm, joined_statistics, world_size
+from nacre.ops.channel_sums import lies_in_rows
+
+
+def keep_digits(model: nn.Module) -> None:
+    """Let no batch norm of a network lose digits while it learns on a CPU, in place."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and _lay_out not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_lay_out)
+
+
+def _lay_out(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Give a batch norm that takes statistics its map in the layout that is summed well."""
+    if module.training and args and lies_in_rows(args[0]):
+        return (args[0].contiguous(), *args[1:])
+    return None
 
 
 def synchronize_batch_norm(model: nn.Module) -> None:

@@ -9,7 +9,8 @@ from nacre.report.numbers import percent
 from nacre.report.page.render import render
 from nacre.report.pictures.before_after import StepPictures, step_pictures
 from nacre.report.pictures.predict import colorize, data_uri
-from nacre.utils.io import load_json, save_text
+from nacre.runs.records import LearnMetrics, read_record
+from nacre.utils.io import save_text
 
 SIDE = 256
 
@@ -26,7 +27,7 @@ def write_learn_page(folder: Path, out: Path, *, pictures: int = 8) -> Path:
     """Write the page of a step; return its path."""
     if not (folder / "metrics.json").is_file():
         raise NacreError(f"{folder} is not finished: go on with  nacre learn --out {folder}")
-    metrics = load_json(folder / "metrics.json")
+    metrics = read_record(LearnMetrics, folder / "metrics.json")
     _, info, _ = load_model(folder / "model.safetensors")
     missing = ""
     shown: StepPictures | None = None
