@@ -11,10 +11,17 @@ import numpy as np
 import yaml
 from PIL import Image
 
+import nacre
 from tiny_runs import TINY, tiny_run
 
 Command = tuple[object, ...]
 SMALL = ("--set", "data.train=12", "--set", "data.val=4", "--set", "data.size=16")
+STEP = {
+    "model": TINY["model"],
+    "images": {"crop_size": 16, "augmentation": "flip"},
+    "train": {"iterations": 1, "batch_size": 4, "device": "cpu"},
+}
+"""The config of a step of `nacre learn` that takes no time."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class World:
         tiny_run(self.run, data={"train": 24, "val": 6, "size": 16}, train={"batch_size": 4})
         self._make_data()
         self._make_files()
+        self.learnt = root / "learnt"
+        nacre.learn(self.data, start=self.run, out=self.learnt, config={"train": STEP["train"]})
 
     def _make_data(self) -> None:
         for name in ("images", "masks"):
@@ -61,6 +70,7 @@ class World:
     def _make_files(self) -> None:
         root = self.root
         (root / "config.yaml").write_text(yaml.safe_dump({**TINY, "method": {"name": "lwf"}}))
+        (root / "step.yaml").write_text(yaml.safe_dump(STEP))
         scenario = {"data": "scenes", "setup": "overlapped", "steps": [[1, 2], [3, 4]]}
         (root / "scenario.yaml").write_text(yaml.safe_dump(scenario))
         (root / "index.csv").write_text(
@@ -81,6 +91,7 @@ class World:
         listed: dict[str, tuple[Command, ...]] = {
             "config.yaml": (("plan", "scenes/4-4/overlapped", "--config", "{file}", *SMALL),),
             "scenario.yaml": (("plan", "{file}", *SMALL),),
+            "step.yaml": (("learn", self.data, "--config", "{file}", "--out", self.root / "new"),),
             "index.csv": ((*voc[:3], "{file}"),),
             "lists/train-0.npy": ((*voc, "--lists", self.root / "lists"),),
             "grid.yaml": (("grid", "{file}", "--out", out),),
@@ -102,9 +113,18 @@ class World:
             ("eval", self.run),
             ("predict", self.run, self.root / "picture.png", "--out", out),
         )
-        for path in sorted(self.run.rglob("*")):
-            if path.is_file():
-                yield Reader(str(path.relative_to(self.root)), path, runs)
+        step: tuple[Command, ...] = (
+            ("learn", "--out", self.learnt),
+            ("log", self.learnt),
+            ("log", self.learnt, "--json"),
+            ("report", self.learnt, "--out", out, "--pictures", "0"),
+            ("publish", self.learnt, out),
+            ("learn", self.data, "--start", self.learnt, "--out", self.root / "next"),
+        )
+        for folder, commands in ((self.run, runs), (self.learnt, step)):
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    yield Reader(str(path.relative_to(self.root)), path, commands)
 
 
 def read_plain(path: Path) -> Any:

@@ -10,7 +10,14 @@ from nacre.errors import NacreError, describe_errors
 from nacre.methods import find_method
 from nacre.models.io import ModelInfo
 from nacre.training.automatic import Choice
-from nacre.training.config import ConfigValues, Recipe, deep_merge, model_field, parse_assignment
+from nacre.training.config import (
+    ConfigValues,
+    Recipe,
+    deep_merge,
+    model_field,
+    parse_assignment,
+    read_section,
+)
 from nacre.training.presets import preset_values
 from nacre.utils.affects import LATER, NOTHING
 from nacre.utils.yaml_file import read_yaml
@@ -53,8 +60,7 @@ class LearnConfig(Recipe):
 
 def resolve_learn_config(raw: Mapping[str, Any]) -> LearnConfig:
     """Check plain data as a whole and return the typed config."""
-    method = raw.get("method") or {}
-    section = {"name": method} if isinstance(method, str) else dict(method)
+    section = read_section(raw, "method")
     kind = find_method(str(section.get("name", METHOD)))
     model: type[LearnConfig] = create_model(
         "LearnConfig",
@@ -91,8 +97,7 @@ def build_learn_config(
     for text in assignments:
         written = deep_merge(written, parse_assignment(text))
     written = deep_merge(written, overrides)
-    section = written.get("method") or METHOD
-    method = section if isinstance(section, str) else str(section.get("name", METHOD))
+    method = str(read_section(written, "method").get("name", METHOD))
     below = preset_values(preset, None, method) if preset else _automatic(automatic, method)
     below = deep_merge({"conventions": {"border": "ignored"}}, below)
     if start is not None:

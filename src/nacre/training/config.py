@@ -158,8 +158,8 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
         method=(find_method(method).Config, Field(json_schema_extra=LATER)),
         model=model_field(raw),
     )
-    content = {**raw, "data": {"name": data_name, **_section(raw, "data")}}
-    content["method"] = {"name": method, **_section(raw, "method")}
+    content = {**raw, "data": {"name": data_name, **read_section(raw, "data")}}
+    content["method"] = {"name": method, **read_section(raw, "method")}
     conventions = raw.get("conventions") or {}
     if isinstance(conventions, Mapping):
         content["conventions"] = {"border": DATASETS[data_name].border, **conventions}
@@ -191,11 +191,11 @@ def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
     data = read_scenario(scenario).data
     if data not in DATASETS:
         raise unknown_name(f"data set in scenario {scenario!r}:", data, DATASETS)
-    method = _section(raw, "method").get("name", "mib")
+    method = read_section(raw, "method").get("name", "mib")
     return data, find_method(str(method)).name
 
 
-def _section(raw: Mapping[str, Any], key: str) -> ConfigValues:
+def read_section(raw: Mapping[str, Any], key: str) -> ConfigValues:
     """Return a section as a mapping; ``method: mib`` is short for ``method: {name: mib}``."""
     section = raw.get(key) or {}
     if isinstance(section, str):
@@ -227,7 +227,7 @@ def build_config(
     if preset is not None:
         scenario = written.get("scenario")
         known = read_scenario(scenario) if isinstance(scenario, str) else None
-        method = str(_section(written, "method").get("name", "mib"))
+        method = str(read_section(written, "method").get("name", "mib"))
         written = deep_merge(preset_values(preset, known, method), written)
     return resolve_config(written)
 
