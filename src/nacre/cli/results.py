@@ -33,7 +33,7 @@ def evaluate(
 
 def _notify(line: str) -> None:
     """Say on the way what a table leaves out, beside what is printed."""
-    typer.echo(line, err=True)
+    echo(line, err=True)
 
 
 @app.command(

@@ -104,7 +104,9 @@ class Learning:
                 before = self._before()
                 network = self._learn_or_load()
                 self._test(network, before)
-            metrics: Metrics = self.dist.on_main(lambda: read_record(LearnMetrics, self.folder.metrics))
+            metrics: Metrics = self.dist.on_main(
+                lambda: read_record(LearnMetrics, self.folder.metrics)
+            )
         return metrics
 
     def _open(self) -> LearnData:
