@@ -5,9 +5,9 @@ norm adds (timm's has an activation in it). Here a module stays what it is and e
 `F.batch_norm` inside it uses the statistics of the joined batch, as nacre's own norm does: equal
 to one process with the whole batch, of unequal parts too.
 
-Networks that turn tokens into maps (SegFormer's decoder) hand batch norms maps in channels-last layout
-on their own. On CPUs torch sums those with too few digits (see `nacre.ops.channel_sums`), so that they
-are laid out the other way first.
+Networks that turn tokens into maps (SegFormer's decoder) hand batch norms maps in channels-last
+layout on their own. On CPUs torch sums those with too few digits (see `nacre.ops.channel_sums`), so
+that they are laid out the other way first.
 """
 
 from __future__ import annotations
