@@ -19,7 +19,7 @@ def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     noise = np.random.default_rng(1).integers(0, 255, (48, 80, 3), np.uint8)
     Image.fromarray(noise).save("picture.png")
-    (code,) = blocks("README.md", "python")
+    _, code = blocks("README.md", "python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 11
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
@@ -27,6 +27,40 @@ def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert names["seen"].mask.shape == (48, 80)
     assert set(np.unique(names["seen"].names)) == set(names["seen"].shares())
     assert "{" in capsys.readouterr().out
+
+
+def test_ten_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch, capsys):
+    from nacre.data.sources.scenes_render import ScenesConfig
+    from nacre.runs import learn_plan
+    from nacre.training.automatic import Choice
+    from partial_data import write_folder
+
+    # What fits the machine is chosen for real pictures; here everything is tiny.
+    tiny = {
+        "model": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+        "images": {"crop_size": 32, "augmentation": "flip"},
+        "train": {"iterations": 2, "batch_size": 4},
+    }
+    monkeypatch.setattr(learn_plan, "choose", lambda *_, **__: Choice(tiny, ()))
+    monkeypatch.chdir(tmp_path)
+    world = ScenesConfig(train=12, val=6, size=32, seed=3)
+    called = {"pearl": "cat", "starfish": "dog", "crate": "bird"}
+    for name, drawn in (("pets", ["pearl", "starfish"]), ("birds", ["crate"])):
+        classes = write_folder(tmp_path / name, drawn, world=world) / "classes.yaml"
+        text = classes.read_text()
+        for one in drawn:
+            text = text.replace(one, called[one])
+        classes.write_text(text)
+    Image.fromarray(np.zeros((40, 64, 3), np.uint8)).save("picture.png")
+    code, _ = blocks("README.md", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["both"].classes == ("background", "cat", "dog", "bird")
+    assert Image.open("seen.png").size == (64, 40)
+    shown = capsys.readouterr().out
+    assert "('background', 'cat', 'dog', 'bird')" in shown
+    assert re.search(r"\['bird'\] from \d+ pictures of \['birds'\]", shown)
 
 
 def test_the_example_method_of_the_docs_is_a_method():

@@ -5,7 +5,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nacre.data.exemplars import choose_exemplars
+from nacre.data.exemplars import choose_exemplars, keep_exemplars
+from nacre.scenarios.classes import ClassTable, LabelSpace
+from nacre.scenarios.label_index import Index
 
 candidates = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=4), st.frozensets(st.integers(1, 5)), max_size=30
@@ -50,3 +52,18 @@ def test_rare_classes_are_as_frequent_as_common_ones() -> None:
 def test_another_seed_chooses_others() -> None:
     labels = {f"{n}": {1, 2} for n in range(50)}
     assert choose_exemplars(labels, 10, seed=0) != choose_exemplars(labels, 10, seed=1)
+
+
+def test_a_picture_is_kept_for_what_its_own_step_labelled() -> None:
+    classes = ClassTable(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2,), (3,)))
+    names = tuple("pqrst")
+    labels = tuple(frozenset(held) for held in ({1, 2}, {1}, {2}, {2, 3}, {1, 3}))
+    memories = keep_exemplars(
+        classes, Index(names, labels), ((0, 1, 4), (0, 2, 3), (3, 4)), 3, seed=0
+    )
+    assert memories[0] == ()
+    assert {(one.name, one.step) for one in memories[1]} == {("p", 0), ("q", 0), ("t", 0)}
+    kept = {one.name: one.step for one in memories[2]}
+    assert len(kept) == 3
+    assert {1, 0} == set(kept.values()), "class b, of step 1, has its part"
+    assert all(kept[name] == 0 for name in "pqt" if name in kept)

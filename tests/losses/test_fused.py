@@ -69,8 +69,14 @@ def _hidden_ce(x: Tensor, a: Problem) -> Tensor:
     return unbiased_cross_entropy(_up(x, a), a.targets, 1, hidden=a.hidden)
 
 
-def _mixed(x: Tensor, a: Problem, labeled_background: bool) -> Tensor:
-    return binary_mixed(_up(x, a), a.targets, _up(a.old, a), labeled_background=labeled_background)
+def _mixed(x: Tensor, a: Problem, labeled_background: bool, hidden: Tensor | None = None) -> Tensor:
+    return binary_mixed(
+        _up(x, a),
+        a.targets,
+        _up(a.old, a),
+        labeled_background=labeled_background,
+        hidden=hidden,
+    )
 
 
 # name: (fused, plain); every loss and every combination that a method uses
@@ -132,6 +138,23 @@ CASES: dict[str, tuple[Losses, Losses]] = {
     "bce": (
         lambda x, a: fused_binary_losses(x, a.targets),
         lambda x, a: {"bce": binary_cross_entropy(_up(x, a), a.targets)},
+    ),
+    "bce, hidden": (
+        lambda x, a: fused_binary_losses(x, a.targets, hidden=a.hidden),
+        lambda x, a: {"bce": binary_cross_entropy(_up(x, a), a.targets, hidden=a.hidden)},
+    ),
+    "lwf-mc, hidden": (
+        lambda x, a: fused_binary_losses(x, a.targets, a.old, distil=True, hidden=a.hidden),
+        lambda x, a: {
+            "bce": binary_cross_entropy(_up(x, a), a.targets, hidden=a.hidden),
+            "kd": binary_distillation(_up(x, a), _up(a.old, a)),
+        },
+    ),
+    "lwf-mc-c, hidden": (
+        lambda x, a: fused_binary_losses(
+            x, a.targets, a.old, old_targets="teacher_but_background", hidden=a.hidden
+        ),
+        lambda x, a: {"bce": _mixed(x, a, labeled_background=True, hidden=a.hidden)},
     ),
     "lwf-mc": (
         lambda x, a: fused_binary_losses(x, a.targets, a.old, distil=True),

@@ -68,6 +68,13 @@ def pixel_bce(x: list[float], y: int) -> float:
     return sum(binary(float(c == y), v) for c, v in enumerate(x))
 
 
+def pixel_hidden_bce(x: list[float], y: int, hidden: list[float]) -> float:
+    terms = [binary(float(c == y), v) for c, v in enumerate(x)]
+    if y == 0:
+        terms = [term for c, term in enumerate(terms) if c == 0 or not hidden[c]]
+    return sum(terms)
+
+
 def pixel_binary_kd(x: list[float], old: list[float]) -> float:
     return sum(binary(sigmoid(o), v) for o, v in zip(old, x, strict=False))
 
@@ -191,6 +198,15 @@ def test_binary_losses_equal_reference(a: Problem) -> None:
 
 
 @few
+@given(problems)
+def test_what_background_hides_is_left_out_of_the_binary_cross_entropy(a: Problem) -> None:
+    x = a.logits.clamp(-15, 15)
+    hidden = a.hidden[:, :, None, None].expand(x.shape)
+    expected = mean_over_pixels(pixel_hidden_bce, a.targets, x, hidden)
+    close(binary_cross_entropy(x, a.targets, hidden=a.hidden), expected, 1e-8)
+
+
+@few
 @given(problems, st.booleans())
 def test_binary_mixed_equals_reference(a: Problem, labeled_background: bool) -> None:
     x, old = a.logits.clamp(-15, 15), a.old.clamp(-15, 15)
@@ -210,6 +226,7 @@ LABELED: dict[str, Callable[..., Tensor]] = {
     "unbiased ce": lambda x, a, **k: unbiased_cross_entropy(x, a.targets, a.num_old, **k),
     "hidden ce": lambda x, a, **k: unbiased_cross_entropy(x, a.targets, 1, hidden=a.hidden, **k),
     "bce": lambda x, a, **k: binary_cross_entropy(x, a.targets, **k),
+    "hidden bce": lambda x, a, **k: binary_cross_entropy(x, a.targets, hidden=a.hidden, **k),
     "mixed c": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labeled_background=True, **k),
     "mixed d": lambda x, a, **k: binary_mixed(x, a.targets, a.old, labeled_background=False, **k),
 }

@@ -136,6 +136,50 @@ def test_the_fused_ones_equal_the_plain_ones(
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-11)
 
 
+@few
+@given(a=problems, positive_weight=positive_weights, seed=st.integers(0, 99))
+def test_what_background_hides_is_left_out_and_nothing_else(
+    a: Problem, positive_weight: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.rand(a.logits.shape[:2], generator=generator) < 0.5
+    num_background = max(1, min(a.first_new, 2))
+    if a.first_new == 0:
+        hidden[:, 0] = False  # background is a channel of its own here
+    options = {"positive_weight": positive_weight, "num_background": num_background}
+    x = a.logits.requires_grad_()
+    actual = fused_split_binary_losses(
+        x,
+        a.targets,
+        first_new=a.first_new,
+        hidden=hidden,
+        **options,  # type: ignore[arg-type]
+    )["bce"]
+    expected = new_binary_cross_entropy(a.full(), a.targets, a.first_new, hidden=hidden, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    gradients = [torch.autograd.grad(loss, x)[0] for loss in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-11)
+
+    whole = zip(
+        a.full().permute(0, 2, 3, 1).flatten(1, 2).tolist(),
+        a.targets.flatten(1).tolist(),
+        hidden.tolist(),
+        strict=True,
+    )
+    values = [
+        sum(
+            slow_bce([v], y - c, a.first_new, positive_weight)
+            for c, v in enumerate(pixel)
+            if not (hides[c] and 0 <= y < num_background)
+        )
+        for pixels, ys, hides in whole
+        for pixel, y in zip(pixels, ys, strict=True)
+        if y != IGNORE_INDEX
+    ]
+    mean = sum(values) / max(len(values), 1)
+    assert float(expected.detach()) == pytest.approx(mean, rel=1e-9)
+
+
 def test_gradients_are_right() -> None:
     a = Problem((2, 2), (4, 3), images=1)
 

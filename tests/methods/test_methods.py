@@ -12,6 +12,7 @@ import torch
 from nacre.errors import NacreError
 from nacre.methods import METHODS, Method, all_methods, find_method
 from nacre.methods._regularizer import normalize
+from nacre.methods.parts import NORMS
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
@@ -91,6 +92,37 @@ class StopIn:
     def __call__(self):
         self.left -= self.before is None or self.before.exists()
         return self.left <= 0
+
+
+def test_what_is_declared_frozen_does_not_move_by_a_bit(run):
+    name, out = run
+    parts = tiny_config(**values_of(name)).method.parts
+    if METHODS[name].is_joint:
+        return
+    before, after = (load_model(out / f"step-{k}" / "model.safetensors")[0] for k in (0, 1))
+    frozen = {"backbone": ["backbone."], "decoder": ["backbone.", "head."]}.get(parts.freeze, [])
+    if parts.freeze_old_rows:
+        frozen.append("classifier.heads.0.")
+    if parts.freeze_bn:
+        modules = before.named_modules()
+        frozen += [f"{key}." for key, module in modules if isinstance(module, NORMS)]
+    kept = after.state_dict()
+    for key, value in before.state_dict().items():
+        if key.startswith(tuple(frozen)):
+            assert torch.equal(value, kept[key]), key
+
+
+def test_kept_pictures_are_learnt_from_and_step_0_is_shared(run, tmp_path):
+    name, out = run
+    if METHODS[name].is_joint:
+        return
+    config = tiny_config(**values_of(name), memory=4)
+    run_scenario(config, tmp_path / "run", base=out)
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    losses = [one.losses for one in events if isinstance(one, Trained) and one.step == 1]
+    assert losses
+    assert all(torch.isfinite(torch.tensor(list(one.values()))).all() for one in losses)
+    assert find_model(tmp_path / "run").read_bytes() != find_model(out).read_bytes()
 
 
 def test_the_saved_model_says_what_the_metrics_say(run):

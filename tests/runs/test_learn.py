@@ -149,6 +149,17 @@ def test_several_partly_labelled_sets_teach_one_model(data, tmp_path):
     assert [test["name"] for test in metrics["tests"]] == ["pets", "birds"]
 
 
+@pytest.mark.parametrize("method", ["lwf-mc", "lwf-mc-c", "ssul", "dkd", "star", "plop", "ewf"])
+def test_methods_of_any_kind_take_what_the_background_hides(data, tmp_path, method):
+    step = learning([data / "pets", data / "birds"], tmp_path / "both", method={"name": method})
+    assert step.spec.hidden is not None
+    step()
+    again = write_folder(tmp_path / "again", ["pearl", "coral"], world=WORLD)
+    step = learning(again, tmp_path / "next", start=tmp_path / "both", method={"name": method})
+    assert step.spec.hidden is not None
+    assert step()["classes"] == ["background", *PETS, *BIRDS, *FISH]
+
+
 def test_unlabelled_classes_can_be_taken_for_background_to_compare(data, tmp_path):
     known = learning([data / "pets", data / "birds"], tmp_path / "known")
     plain = learning(
@@ -241,19 +252,12 @@ def test_test_folders_judge_what_they_label(pets, data, tmp_path):
         ({"share": {"cars": 0.5}}, "--share cars=0.5: no data folder has this name"),
         ({"share": {"birds": 0.5}}, "together they must be 1"),
         ({"method": {"name": "joint"}}, "'joint' learns all classes at once"),
-        ({"method": {"name": "lwf-mc"}, "data": "both"}, "lwf-mc cannot learn from data whose"),
-        (
-            {"method": {"name": "lwf-mc"}, "train": {"unlabeled": "background"}},
-            "train.unlabeled: 'background' is a matter of the cross-entropy",
-        ),
+        ({"images": {"crop_size": 64}}, "images.crop_size: 64, but the start model learnt from"),
+        ({"model": {"backbone": "resnet18"}}, "model.backbone: 'resnet18', but the start model's"),
     ],
 )
 def test_what_cannot_be_learnt_is_one_sentence(pets, data, tmp_path, change, message):
-    write_folder(tmp_path / "both", ["pearl", "crate"], world=WORLD)
-    folder = (
-        tmp_path / "both" if change.get("data") == "both" else data / change.pop("data", "birds")
-    )
-    change.pop("data", None)
+    folder = data / change.pop("data", "birds")
     with pytest.raises(NacreError, match=message):
         learning(folder, tmp_path / "out", start=pets, **change)
     assert not (tmp_path / "out").exists()
@@ -292,6 +296,33 @@ def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
     learning(data / "fish", tmp_path / "fish", start=out)()
     with pytest.raises(NacreError, match=r"what (birds|fish) holds|start:"):
         learning(data / "fish", out, start=pets)()
+
+
+@pytest.mark.parametrize("classes", ["{1: pearl, 4: pearl}", "[crate, pearl, crate]"])
+def test_a_class_that_is_named_twice_is_one_sentence(pets, data, tmp_path, classes):
+    folder = tmp_path / "twice"
+    shutil.copytree(data / "birds", folder)
+    (folder / "classes.yaml").write_text(f"classes: {classes}\n")
+    with pytest.raises(NacreError, match=r"class '(pearl|crate)' is named twice"):
+        learning(folder, tmp_path / "out", start=pets)
+    both = write_folder(tmp_path / "both", ["crate", "coral"], world=WORLD)
+    with pytest.raises(NacreError, match="the class 'crate' is there twice after --rename"):
+        learning(both, tmp_path / "out", start=pets, rename={"coral": "crate"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_start_of_another_kind_is_one_sentence(data, tmp_path):
+    from safetensors.torch import save_file
+
+    foreign = tmp_path / "foreign.safetensors"
+    save_file({"conv.weight": torch.zeros(3, 3)}, foreign)
+    (tmp_path / "empty").mkdir()
+    for start in (foreign, tmp_path / "empty", tmp_path / "nowhere", data / "birds"):
+        with pytest.raises(NacreError) as error:
+            learning(data / "birds", tmp_path / "out", start=start)
+        assert str(start) in str(error.value)
+        assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_start_is_one_sentence(pets, data, tmp_path):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from nacre.data.saliency import Saliency
 from nacre.data.sampler import LoaderSampler, StepSampler
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
@@ -40,6 +41,7 @@ class TrainDataset(Dataset[Sample]):
         lut: Label value -> target.
         config: How pictures are cut.
         seed: Of the augmentation.
+        saliency: Maps of what is salient, which the table then knows of.
     """
 
     def __init__(
@@ -49,9 +51,10 @@ class TrainDataset(Dataset[Sample]):
         lut: LabelTable,
         config: ImagesConfig,
         seed: int,
+        saliency: Saliency | None = None,
     ) -> None:
         self.source, self.names, self.lut = source, names, lut
-        self.config, self.seed = config, seed
+        self.config, self.seed, self.saliency = config, seed, saliency
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -63,10 +66,33 @@ class TrainDataset(Dataset[Sample]):
         name = self.names[i]
         rng = np.random.default_rng([self.seed, epoch, zlib.crc32(name.encode())])
         image, mask = self.source.image("train", name), self.source.mask("train", name)
+        if self.saliency is not None:
+            mask = self.saliency.mark(mask, name)
         # What is beside the picture is ignored, whatever the border's convention is.
         return _tensors(
             train_sample(image, mask, self.config, rng, pad=ignore_value(self.lut), table=self.lut)
         )
+
+
+class UnionDataset(Dataset[Sample]):
+    """The training images of several data sets, one after another; each says whose it is."""
+
+    def __init__(self, parts: Sequence[TrainDataset]) -> None:
+        self.parts = list(parts)
+        self.names = [name for part in parts for name in part.names]
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.names)
+
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
+        """Return an image, its targets and the number of its data set."""
+        epoch, i = key
+        part = int(np.searchsorted(self._ends, i, side="right"))
+        start = 0 if part == 0 else int(self._ends[part - 1])
+        image, targets = self.parts[part][epoch, i - start]
+        return image, targets, torch.tensor(part)
 
 
 class EvalDataset(Dataset[EvalSample]):

@@ -1,13 +1,86 @@
 """Exemplars: which pictures of learnt classes are kept for later steps, where any are.
 
+A picture is kept with the labels of the step it came from, and with no others: what later steps
+know of it is not written into it, so that their classes may hide in its background.
+
 The rule is SSUL's: round after round, each class in random order gets one more picture that holds
 it and is not kept yet, until the memory is full or nothing is left. So rare classes are as frequent
 as common ones, as far as there are pictures of them.
 """
 
-from collections.abc import Collection, Mapping
+import csv
+import io
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
+
+from nacre.scenarios.classes import ClassTable
+from nacre.scenarios.label_index import Index
+from nacre.scenarios.scenario import ImageLists
+
+
+@dataclass(frozen=True)
+class Exemplar:
+    """A picture that is kept.
+
+    Attributes:
+        name: The picture.
+        step: The step it came from, whose labels it has.
+    """
+
+    name: str
+    step: int
+
+
+Memory = tuple[Exemplar, ...]
+
+
+def keep_exemplars(
+    classes: ClassTable, index: Index, lists: ImageLists, size: int, *, seed: int
+) -> tuple[Memory, ...]:
+    """Choose after each step what is kept, of its own pictures and of what was kept before.
+
+    Args:
+        classes: Which step learns what.
+        index: The labels of the training images.
+        lists: The training images of each step.
+        size: How many pictures are kept at most.
+        seed: Of the choice.
+
+    Returns:
+        By step what it finds in the memory; for step 0 that is nothing.
+    """
+    labels = dict(zip(index.names, index.labels, strict=True))
+    found: list[Memory] = []
+    kept: dict[str, int] = {}
+    for step, images in enumerate(lists):
+        found.append(tuple(Exemplar(name, origin) for name, origin in kept.items()))
+        origins = dict.fromkeys((index.names[i] for i in images), step) | kept
+        candidates = {
+            name: labels[name] & set(classes.new(origin)) for name, origin in origins.items()
+        }
+        chosen = choose_exemplars(candidates, size, seed=seed)
+        kept = {name: origins[name] for name in chosen}
+    return tuple(found)
+
+
+def by_origin(memory: Memory) -> dict[int, list[str]]:
+    """Return the names of a memory's pictures by the step they came from, in order."""
+    found: dict[int, list[str]] = {}
+    for one in sorted(memory, key=lambda one: (one.step, one.name)):
+        found.setdefault(one.step, []).append(one.name)
+    return found
+
+
+def memory_lines(memories: Iterable[Memory]) -> str:
+    """Return a list for people and programs: which step learns from which old pictures."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["step", "image", "labels_of_step"])
+    for step, memory in enumerate(memories):
+        table.writerows([step, one.name, one.step] for one in memory)
+    return text.getvalue()
 
 
 def choose_exemplars(

@@ -12,13 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from nacre.data.dataset import EvalDataset, Sample, TrainDataset
+from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
 from nacre.data.index.build import images_by_label
+from nacre.data.saliency import Saliency, with_salient
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, did_you_mean
@@ -218,27 +217,6 @@ def _twin(name: str, others: Sequence[str]) -> str | None:
     return None
 
 
-class UnionDataset(Dataset[Sample]):
-    """The training images of several data sets, one after another; each says whose it is."""
-
-    def __init__(self, parts: Sequence[TrainDataset]) -> None:
-        self.parts = list(parts)
-        self.names = [name for part in parts for name in part.names]
-        self._ends = np.cumsum([len(part) for part in parts])
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self.names)
-
-    def __getitem__(self, key: tuple[int, int]) -> Sample:
-        """Return an image, its targets and the number of its data set."""
-        epoch, i = key
-        part = int(np.searchsorted(self._ends, i, side="right"))
-        start = 0 if part == 0 else int(self._ends[part - 1])
-        image, targets = self.parts[part][epoch, i - start]
-        return image, targets, torch.tensor(part)
-
-
 @dataclass(frozen=True)
 class LearnData:
     """All data of a step.
@@ -252,6 +230,7 @@ class LearnData:
         seed: Of the augmentation.
         border: What pixels that were not annotated are in training.
         unlabeled: Whether classes that a data set does not label may stand in its background.
+        saliency: Maps of what is salient, where the method asks for them.
     """
 
     sets: tuple[LabeledSet, ...]
@@ -262,6 +241,7 @@ class LearnData:
     seed: int
     border: BorderRule = "ignored"
     unlabeled: UnlabeledRule = "hidden"
+    saliency: Saliency | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -273,8 +253,12 @@ class LearnData:
         parts = []
         for one in self.sets:
             lut = one.lut(self.class_names, self.border)
+            if self.saliency is not None:
+                lut = with_salient(lut, len(self.class_names))
             names = one.train_index.names
-            parts.append(TrainDataset(one.source, names, lut, self.config, self.seed))
+            parts.append(
+                TrainDataset(one.source, names, lut, self.config, self.seed, self.saliency)
+            )
         return parts[0] if len(parts) == 1 else UnionDataset(parts)
 
     def hidden(self) -> Tensor | None:

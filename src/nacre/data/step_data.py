@@ -5,7 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nacre.data.dataset import EvalDataset, TrainDataset
+import torch
+from torch import Tensor
+
+from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
+from nacre.data.exemplars import Memory, by_origin, keep_exemplars
+from nacre.data.saliency import Saliency, with_salient
 from nacre.data.source import Source
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
@@ -35,6 +40,9 @@ class ScenarioData:
         conventions: How labels are seen.
         seed: Of the augmentation.
         lists: Folder with published image lists, instead of the setup's.
+        memory: How many pictures are kept for later steps.
+        memory_share: The kept pictures' share of a batch.
+        saliency: Maps of what is salient, where the method asks for them.
     """
 
     source: Source
@@ -44,6 +52,9 @@ class ScenarioData:
     conventions: Conventions
     seed: int
     lists: Path | None = None
+    memory: int = 0
+    memory_share: float = 0.5
+    saliency: Saliency | None = None
 
     @cached_property
     def train_index(self) -> Index:
@@ -101,11 +112,60 @@ class ScenarioData:
                     f"after step {step} ({len(self.val_index)} test images searched)"
                 )
 
-    def train_dataset(self, step: int) -> TrainDataset:
-        """Return the images a step learns from."""
+    @cached_property
+    def memories(self) -> tuple[Memory, ...]:
+        """By step, the pictures of earlier ones that it learns from besides its own."""
+        classes, index = self.scenario.classes, self.train_index
+        return keep_exemplars(classes, index, self.image_lists, self.memory, seed=self.seed)
+
+    def train_dataset(self, step: int) -> TrainDataset | UnionDataset:
+        """Return the images a step learns from: its own, then those kept, by where they are from.
+
+        A kept picture has the labels of the step it came from and no others.
+        """
         names = [self.train_index.names[i] for i in self.image_lists[step]]
-        lut = self.scenario.classes.training_table(step, self.conventions.border)
-        return TrainDataset(self.source, names, lut, self.config, self.seed)
+        parts = [self._labeled_by(step, names, step)]
+        kept = by_origin(self.memories[step])
+        parts += [self._labeled_by(origin, old, step) for origin, old in kept.items()]
+        return parts[0] if len(parts) == 1 else UnionDataset(parts)
+
+    def _labeled_by(self, origin: int, names: list[str], step: int) -> TrainDataset:
+        classes = self.scenario.classes
+        lut = classes.training_table(origin, self.conventions.border, at=step)
+        if self.saliency is not None:
+            lut = with_salient(lut, classes.channels(step))
+        return TrainDataset(self.source, names, lut, self.config, self.seed, self.saliency)
+
+    def batch_shares(self, step: int) -> tuple[tuple[int, float], ...] | None:
+        """Return images and share of a batch of each part of `train_dataset`; None with one."""
+        memory = self.memories[step]
+        if not memory:
+            return None
+        shares = [(len(self.image_lists[step]), 1 - self.memory_share)]
+        for names in by_origin(memory).values():
+            shares.append((len(names), self.memory_share * len(names) / len(memory)))
+        return tuple(shares)
+
+    def hidden(self, step: int, *, old_hide: bool) -> Tensor | None:
+        """Return which channels may hide in the background, a row per part of `train_dataset`.
+
+        Args:
+            step: Which step.
+            old_hide: Whether the step's own pictures may hide old classes, for the method's losses.
+
+        Returns:
+            None where nothing is kept: then the method knows. In a kept picture everything may
+            hide that its own step did not label, classes of the present step too.
+        """
+        classes, memory = self.scenario.classes, self.memories[step]
+        if not memory:
+            return None
+        seen = classes.seen(step)
+        own = [old_hide and label in classes.old(step) for label in seen]
+        rows = [own] + [
+            [label not in classes.new(origin) for label in seen] for origin in by_origin(memory)
+        ]
+        return torch.tensor([[False, *row] for row in rows])
 
     def eval_dataset(self, step: int) -> EvalDataset:
         """Return the images that the network is tested on after a step."""

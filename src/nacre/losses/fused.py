@@ -74,7 +74,8 @@ def fused_losses(
     teacher = _teacher(old_logits, logits) if kd else None
     kernel = SoftmaxKernel(ce=ce, kd=kd, num_old=num_old, ignore_index=ignore_index)
     teacher = None if teacher is None else teacher * _BITS
-    return _losses(kernel, logits * _BITS, teacher, targets, divisors, hidden)
+    shut = None if hidden is None else _shut_out(hidden, logits)
+    return _losses(kernel, logits * _BITS, teacher, targets, divisors, shut)
 
 
 def fused_binary_losses(
@@ -84,6 +85,7 @@ def fused_binary_losses(
     *,
     old_targets: OldTargets = "labels",
     distil: bool = False,
+    hidden: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> dict[str, Tensor]:
@@ -97,6 +99,8 @@ def fused_binary_losses(
         old_targets: of the old channels in the cross-entropy: the labels', the teacher's (variant
             D), or the teacher's but the labels' for background (variant C).
         distil: the distillation on top of the cross-entropy to labels.
+        hidden: N,C, bool: which channels may hide in the background of an image, so that their
+            labels are not known there; none if not given.
         num_pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
             number of pixels that are not ignored.
         ignore_index: the label of pixels that do not count in the cross-entropy.
@@ -118,7 +122,8 @@ def fused_binary_losses(
         old_targets=old_targets, distil=distil, num_old=num_old, ignore_index=ignore_index
     )
     teacher = _teacher(old_logits, logits) if needs_teacher else None
-    return _losses(kernel, logits, teacher, targets, divisors)
+    left_out = None if hidden is None else hidden.to(logits.dtype)
+    return _losses(kernel, logits, teacher, targets, divisors, left_out)
 
 
 def _num_old(logits: Tensor, old_logits: Tensor | None, num_old: int | None) -> int:
@@ -148,10 +153,13 @@ def _losses(
     old_logits: Tensor | None,
     targets: Tensor,
     divisors: dict[str, Tensor],
-    hidden: Tensor | None = None,
+    by_image: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The kernel's sums over all pixels, each divided by its divisor."""
-    sums = _StripSums.apply(kernel, logits, old_logits, targets, hidden)  # type: ignore[no-untyped-call]
+    """The kernel's sums over all pixels, each divided by its divisor.
+
+    What a kernel is told of an image's channels, N,C, is handed on to it line by line.
+    """
+    sums = _StripSums.apply(kernel, logits, old_logits, targets, by_image)  # type: ignore[no-untyped-call]
     return {
         name: total / divisor for total, (name, divisor) in zip(sums, divisors.items(), strict=True)
     }
@@ -167,12 +175,12 @@ class _StripSums(torch.autograd.Function):
         logits: Tensor,
         old_logits: Tensor | None,
         targets: Tensor,
-        hidden: Tensor | None,
+        by_image: Tensor | None,
     ) -> tuple[Tensor, ...]:
         with_gradients = ctx.needs_input_grad[1]
         # Autocast would take the matrix products to half precision.
         with torch.autocast(logits.device.type, enabled=False):
-            totals, gradients = _run(kernel, logits, old_logits, targets, with_gradients, hidden)
+            totals, gradients = _run(kernel, logits, old_logits, targets, with_gradients, by_image)
         ctx.save_for_backward(*gradients)
         return tuple(totals)
 
@@ -196,7 +204,7 @@ def _run(
     old_logits: Tensor | None,
     targets: Tensor,
     with_gradients: bool,
-    hidden: Tensor | None,
+    by_image: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The terms' sums over all pixels and, if wanted, their gradients, N,C,h,w each."""
     size = (targets.shape[1], targets.shape[2])
@@ -205,15 +213,13 @@ def _run(
     totals = [logits.new_zeros(()) for _ in range(kernel.terms)]
     gradients = [StripGradient(student) for _ in totals] if with_gradients else []
     scratch = logits.new_empty(0)
-    shut = None if hidden is None else _shut_out(hidden, logits)
     compute = as_wanted(kernel)
     for strip in student.strips():
         x = student.lines(strip)
         z = None if teacher is None else teacher.lines(strip)
         if len(scratch) < len(x):
             scratch = torch.empty_like(x)
-        # Kernels that know nothing of hidden channels are not told of any.
-        extra = () if shut is None else (strip.repeat(shut),)
+        extra = () if by_image is None else (strip.repeat(by_image),)
         values, found = compute(
             x, z, strip.lines(targets).long(), scratch[: len(x)], with_gradients, *extra
         )

@@ -20,7 +20,8 @@ All of it is in bits: logits times log2(e), powers and logarithms of 2. The form
 and powers of 2 take a third of the time of powers of e with PyTorch on CPUs.
 
 Sigmoid losses. For a target t the binary cross-entropy is log(1 + e^x) - t x, its gradient
-sigmoid(x) - t.
+sigmoid(x) - t. A channel that an image's background may hide has no target there: its term is left
+out.
 """
 
 from __future__ import annotations
@@ -271,11 +272,22 @@ class SigmoidKernel:
         return 1 + self.distil
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
+        self,
+        x: Tensor,
+        z: Tensor | None,
+        targets: Tensor,
+        scratch: Tensor,
+        gradients: bool,
+        hidden: Tensor | None = None,
     ) -> Sums:
-        """Sum up the losses over a strip, as `StripKernel` says."""
+        """Sum up the losses over a strip, as `StripKernel` says.
+
+        With `hidden` (L,C: 1 for a channel that the line's background may hide, else 0) the
+        cross-entropy leaves these out on background, unless the teacher names their target.
+        """
         label = _Label(x, targets, self.ignore_index)
         taught = self._taught_channels()
+        left_out = None if hidden is None else self._left_out(hidden)
         from_label = (label.index < taught.start) | (label.index >= taught.stop)
         hits = label.counts * from_label.squeeze(1)
         t = x.new_empty(x.shape[0], 0, x.shape[2]) if z is None else z.sigmoid_()
@@ -283,14 +295,24 @@ class SigmoidKernel:
         # log(1 + e^x) of all channels, then t x off for those that the teacher or the label name
         softplus = _into(scratch, torch.logaddexp, x, x.new_zeros(()))
         by_pixel = softplus.sum(1)
+        if left_out is not None:
+            by_pixel -= sum_left_out(softplus, left_out) * label.is_background
         old_by_pixel = softplus[:, : self.num_old].sum(1) if self.distil else None
         by_pixel -= _dot(x[:, taught], t[:, taught], scratch[:, taught])
         values = [(by_pixel * label.counts - label.logit * hits).sum()]
         if old_by_pixel is not None:
             old = slice(0, self.num_old)
             values.append((old_by_pixel - _dot(x[:, old], t, scratch[:, old])).sum())
-        found = self._gradients(x.sigmoid_(), t, label, hits, scratch) if gradients else []
-        return values, found
+        if not gradients:
+            return values, []
+        return values, self._gradients(x.sigmoid_(), t, label, hits, left_out, scratch)
+
+    def _left_out(self, hidden: Tensor) -> Tensor:
+        """What hides, but for the background itself and for channels that the teacher teaches."""
+        left_out = hidden.clone()
+        left_out[:, 0] = 0
+        left_out[:, self._taught_channels()] = 0
+        return left_out
 
     def _taught_channels(self) -> slice:
         """The channels whose target in the cross-entropy is the teacher's."""
@@ -300,19 +322,37 @@ class SigmoidKernel:
         return slice(first, self.num_old)
 
     def _gradients(
-        self, sigmoid: Tensor, t: Tensor, label: _Label, hits: Tensor, scratch: Tensor
+        self,
+        sigmoid: Tensor,
+        t: Tensor,
+        label: _Label,
+        hits: Tensor,
+        left_out: Tensor | None,
+        scratch: Tensor,
     ) -> list[Tensor]:
         taught = self._taught_channels()
         # sigmoid - t, and 0 where the pixel is ignored; two terms need two places
         gradient = scratch.copy_(sigmoid) if self.distil else sigmoid
         gradient[:, taught].sub_(t[:, taught])
         gradient.mul_(label.counts.unsqueeze(1))
+        if left_out is not None:
+            leave_out_(gradient, left_out, label.is_background)
         label.subtract_one_hot(gradient, hits)
         if not self.distil:
             return [gradient]
         sigmoid[:, : self.num_old].sub_(t)
         sigmoid[:, self.num_old :] = 0
         return [gradient, sigmoid]
+
+
+def sum_left_out(values: Tensor, left_out: Tensor) -> Tensor:
+    """Sum of the values L,C,W over the channels that are left out, L,C; returns L,W."""
+    return torch.bmm(left_out.unsqueeze(1), values).squeeze(1)
+
+
+def leave_out_(gradient: Tensor, left_out: Tensor, is_background: Tensor) -> None:
+    """Set a gradient L,C,W to 0 for the channels that are left out, L,C, on background, L,W."""
+    gradient.mul_(1 - left_out.unsqueeze(2) * is_background.unsqueeze(1))
 
 
 def _dot(a: Tensor, b: Tensor, room: Tensor) -> Tensor:

@@ -224,6 +224,7 @@ def weighted_cross_entropy(
     targets: Tensor,
     weights: Tensor,
     *,
+    hidden: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
@@ -233,6 +234,7 @@ def weighted_cross_entropy(
         logits: the student's, N,C,h,w.
         targets: N,H,W, channel numbers of any integer type.
         weights: one per image, such as `accepted_share`.
+        hidden: N,C, bool: which channels may hide in the background of an image, eq. 3 and 4.
         num_pixels: what the weighted sum over the pixels is divided by, instead of the number of
             pixels that are not ignored. PLOP's is the number before pixels were set aside.
         ignore_index: the target of pixels that do not count.
@@ -243,7 +245,14 @@ def weighted_cross_entropy(
     # A pass for each image takes no longer: strips are made of a part of an image anyway.
     images = [slice(n, n + 1) for n in range(len(logits))]
     losses = [
-        fused_losses(logits[n], targets[n], num_pixels=num_pixels, ignore_index=ignore_index)["ce"]
+        fused_losses(
+            logits[n],
+            targets[n],
+            ce="plain" if hidden is None else "unbiased",
+            hidden=None if hidden is None else hidden[n],
+            num_pixels=num_pixels,
+            ignore_index=ignore_index,
+        )["ce"]
         for n in images
     ]
     return (torch.stack(losses) * weights).sum()

@@ -132,6 +132,7 @@ def binary_cross_entropy(
     logits: Tensor,
     targets: Tensor,
     *,
+    hidden: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
@@ -140,6 +141,8 @@ def binary_cross_entropy(
     Args:
         logits: N,C,H,W.
         targets: N,H,W, channel numbers of any integer type.
+        hidden: N,C, bool: which channels may hide in the background of an image: their terms are
+            left out there, but for the background's own.
         num_pixels: as in `cross_entropy`.
         ignore_index: the label of pixels that do not count.
 
@@ -149,7 +152,7 @@ def binary_cross_entropy(
     ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
     channel_targets = _one_hot(targets, logits, ignore_index)
-    return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index)
+    return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index, hidden)
 
 
 def binary_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
@@ -174,6 +177,7 @@ def binary_mixed(
     old_logits: Tensor,
     *,
     labeled_background: bool,
+    hidden: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
@@ -185,6 +189,7 @@ def binary_mixed(
         old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
         labeled_background: background's target is the label's (LwF-MC's variant C), not the
             teacher's (variant D).
+        hidden: as in `binary_cross_entropy`, for the new channels.
         num_pixels: as in `cross_entropy`.
         ignore_index: the label of pixels that do not count.
 
@@ -197,7 +202,10 @@ def binary_mixed(
     first = 1 if labeled_background else 0
     channel_targets = _one_hot(targets, logits, ignore_index)
     channel_targets[:, first:num_old] = at_least_float32(old_logits.detach()).sigmoid()[:, first:]
-    return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index)
+    if hidden is not None:
+        hidden = hidden.clone()
+        hidden[:, :num_old] = False
+    return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index, hidden)
 
 
 def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
@@ -235,9 +243,13 @@ def _binary_mean(
     targets: Tensor,
     num_pixels: float | Tensor | None,
     ignore_index: int,
+    hidden: Tensor | None,
 ) -> Tensor:
     """Binary cross-entropy, summed over channels, mean over the pixels that are not ignored."""
     by_channel = F.binary_cross_entropy_with_logits(logits, channel_targets, reduction="none")
+    if hidden is not None:
+        left_out = hidden[:, 1:, None, None] & (targets == 0).unsqueeze(1)
+        by_channel = torch.cat([by_channel[:, :1], by_channel[:, 1:].masked_fill(left_out, 0)], 1)
     total = (by_channel.sum(1) * (targets != ignore_index)).sum()
     return total / pixel_count(logits, targets, num_pixels, ignore_index)
 

@@ -7,7 +7,8 @@ positive pixels, per pixel
     bce   sum over the new c of   g log(1 + e^-x[c]) if c is y, else log(1 + e^x[c])
     kd    sum over the old c of   log(1 + e^x[c]) - sigmoid(z[c]) x[c]
 
-A target that is no new channel (background, an old class, -1) is negative for all of them. Their
+A target that is no new channel (background, an old class, -1) is negative for all of them. What may
+hide in an image's background (`hidden`) has no target there, and its term is left out. The
 gradients are sigmoid(x) - [c is y] (times g where it is) and sigmoid(x) - sigmoid(z).
 
 - DKD: both, g = 2 in step 0 and 1 later on VOC, 35 on ADE20K; a pixel with target 255 is a negative
@@ -34,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nacre.losses.fused import _losses
-from nacre.losses.kernels import Sums, _dot, _into
+from nacre.losses.kernels import Sums, _dot, _into, leave_out_, sum_left_out
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
@@ -51,6 +52,8 @@ def new_binary_cross_entropy(
     first_new: int,
     *,
     positive_weight: float = 1.0,
+    hidden: Tensor | None = None,
+    num_background: int = 1,
     num_pixels: float | Tensor | None = None,
     ignore_index: int | None = IGNORE_INDEX,
 ) -> Tensor:
@@ -62,6 +65,9 @@ def new_binary_cross_entropy(
             negative for all.
         first_new: the target that means the first channel.
         positive_weight: weight of the term of a pixel's own channel.
+        hidden: N,C, bool: which of these channels may hide in the background of an image; their
+            terms are left out there.
+        num_background: how many targets mean background, from 0 on.
         num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
             are not ignored.
         ignore_index: the target of pixels that do not count; None: all count.
@@ -80,6 +86,9 @@ def new_binary_cross_entropy(
         pos_weight=logits.new_full((), positive_weight),
         reduction="none",
     )
+    if hidden is not None:
+        is_background = _is_background(targets, num_background).unsqueeze(1)
+        by_channel = by_channel.masked_fill(hidden[:, :, None, None] & is_background, 0)
     total = (by_channel.sum(1) * _counted(targets, ignore_index)).sum()
     return total / _divisor(logits, targets, num_pixels, ignore_index)
 
@@ -91,6 +100,8 @@ def fused_split_binary_losses(
     *,
     first_new: int,
     positive_weight: float = 1.0,
+    hidden: Tensor | None = None,
+    num_background: int = 1,
     num_pixels: float | Tensor | None = None,
     ignore_index: int | None = IGNORE_INDEX,
 ) -> dict[str, Tensor]:
@@ -103,6 +114,8 @@ def fused_split_binary_losses(
             distillation. No gradient flows into them.
         first_new: the target that means the first new channel.
         positive_weight: weight of the term of a pixel's own channel.
+        hidden: N,C, bool, over the student's channels; else as in `new_binary_cross_entropy`.
+        num_background: as in `new_binary_cross_entropy`.
         num_pixels: as in `new_binary_cross_entropy`.
         ignore_index: as in `new_binary_cross_entropy`; the distillation is over all pixels.
 
@@ -119,8 +132,9 @@ def fused_split_binary_losses(
         teacher = old_logits.detach().to(logits.dtype)
         divisors["kd"] = logits.new_full((), targets.numel())
     taught = 0 if teacher is None else teacher.shape[1]
-    kernel = SplitSigmoidKernel(taught, first_new, positive_weight, ignore_index)
-    return _losses(kernel, logits, teacher, targets, divisors)
+    kernel = SplitSigmoidKernel(taught, first_new, positive_weight, ignore_index, num_background)
+    left_out = None if hidden is None else hidden.to(logits.dtype)
+    return _losses(kernel, logits, teacher, targets, divisors, left_out)
 
 
 def unknown_targets(
@@ -165,6 +179,10 @@ def merge_unknown(logits: Tensor, unknown: Tensor) -> Tensor:
     return torch.cat([together.clamp(max=1 - 1e-6).logit(), logits[:, 1:]], 1)
 
 
+def _is_background(targets: Tensor, num_background: int) -> Tensor:
+    return (targets >= 0) & (targets < num_background)
+
+
 def _counted(targets: Tensor, ignore_index: int | None) -> Tensor:
     if ignore_index is None:
         return torch.ones_like(targets, dtype=torch.bool)
@@ -190,12 +208,14 @@ class SplitSigmoidKernel:
         first_new: the target that means the first of the other channels.
         positive_weight: weight of the term of a pixel's own channel.
         ignore_index: the target of pixels that do not count in the cross-entropy, if any.
+        num_background: how many targets mean background, from 0 on.
     """
 
     taught: int
     first_new: int
     positive_weight: float
     ignore_index: int | None
+    num_background: int = 1
 
     @property
     def terms(self) -> int:
@@ -203,9 +223,19 @@ class SplitSigmoidKernel:
         return 1 + (self.taught > 0)
 
     def __call__(
-        self, x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
+        self,
+        x: Tensor,
+        z: Tensor | None,
+        targets: Tensor,
+        scratch: Tensor,
+        gradients: bool,
+        hidden: Tensor | None = None,
     ) -> Sums:
-        """Sum up the losses over a strip, as `StripKernel` says."""
+        """Sum up the losses over a strip, as `StripKernel` says.
+
+        With `hidden` (L,C: 1 for a channel that the line's background may hide, else 0) the
+        cross-entropy leaves these out on background.
+        """
         old, new = slice(0, self.taught), slice(self.taught, x.shape[1])
         counted = _counted(targets, self.ignore_index)
         channel = targets + (self.taught - self.first_new)
@@ -216,7 +246,11 @@ class SplitSigmoidKernel:
         softplus = _into(scratch, torch.logaddexp, x, x.new_zeros(()))
         positive = (self.positive_weight - 1) * softplus.gather(1, own).squeeze(1)
         positive -= self.positive_weight * x.gather(1, own).squeeze(1)
-        values = [(softplus[:, new].sum(1) * counts + positive * hits).sum()]
+        of_new = softplus[:, new].sum(1)
+        is_background = _is_background(targets, self.num_background).to(x.dtype)
+        if hidden is not None:
+            of_new -= sum_left_out(softplus[:, new], hidden[:, new]) * is_background
+        values = [(of_new * counts + positive * hits).sum()]
         if z is not None:
             of_old = softplus[:, old].sum(1)
             values.append((of_old - _dot(x[:, old], z.sigmoid_(), scratch[:, old])).sum())
@@ -224,6 +258,8 @@ class SplitSigmoidKernel:
             return values, []
         sigmoid = x.sigmoid_()
         found = [self._label_gradient(sigmoid, own, counts, hits, scratch)]
+        if hidden is not None:
+            leave_out_(found[0], hidden, is_background)
         if z is not None:
             sigmoid[:, old].sub_(z)
             sigmoid[:, new] = 0

@@ -30,6 +30,7 @@ What combines with any method (freezing, fusion, pseudo-labels, rates) is in `na
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -70,6 +71,11 @@ class MethodConfig(Config):
     parts: PartsConfig = Field(
         default_factory=PartsConfig, description="what combines with any method"
     )
+
+    @property
+    def saliency_maps(self) -> Path | None:
+        """The folder with maps of what is salient, where the method learns from such."""
+        return None
 
     @classmethod
     def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,8 +163,6 @@ class Method(ABC):
     """Tensors as large as the parameters that it keeps on the device, beside a teacher."""
     is_joint: ClassVar[bool] = False
     """True for joint training: all classes are learnt in one step."""
-    takes_hidden: ClassVar[bool] = True
-    """Whether its loss on labels can take which channels hide in the background of an image."""
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
     needs: ClassVar[frozenset[Part]] = frozenset()
@@ -176,6 +180,11 @@ class Method(ABC):
             unsure=self.unsure,
             weigh_images=self.weighs_images,
         )
+
+    @classmethod
+    def hides_old(cls, config: MethodConfig) -> bool:
+        """Whether its own loss lets old classes stand in the background of a step's pictures."""
+        return False
 
     @property
     def needs_teacher(self) -> bool:
@@ -244,8 +253,13 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
     Where the data say what their background hides, it is eq. 3 and 4 with these channels.
     """
     if batch.weights is not None:
-        weights, pixels = batch.weights, batch.num_valid_pixels
-        ce = weighted_cross_entropy(student.logits, batch.targets, weights, num_pixels=pixels)
+        ce = weighted_cross_entropy(
+            student.logits,
+            batch.targets,
+            batch.weights,
+            hidden=batch.hidden,
+            num_pixels=batch.num_valid_pixels,
+        )
         return {"ce": ce}
     return fused_losses(
         student.logits,
@@ -273,8 +287,9 @@ def label_losses(
     )
     num_old = teacher.logits.shape[1]
     if kd == "full":
+        targets, pixels = batch.sure_targets(num_old), batch.num_valid_pixels
         guided = fused_label_guided_distillation(
-            student.logits, teacher.logits, batch.data_targets, num_pixels=batch.num_valid_pixels
+            student.logits, teacher.logits, targets, num_pixels=pixels
         )
         losses["kd"] = guided / num_old
     return {"ce": losses["ce"], "kd": config.distillation_weight(num_old) * losses["kd"]}

@@ -69,7 +69,6 @@ class SigmoidMethod(Method):
     """Sigmoids without a background channel: channel 0 is the constant 0."""
 
     step_0 = "binary cross-entropy without background"
-    takes_hidden = False
     uses_teacher = True
     needs = frozenset({"classifier"})
 
@@ -129,6 +128,7 @@ class Dkd(SigmoidMethod):
             None if seen is None else seen.logits[:, 1:],
             first_new=num_old or 1,
             positive_weight=config.positive_weight if num_old else config.base_positive_weight,
+            hidden=None if batch.hidden is None else batch.hidden[:, 1:],
             num_pixels=batch.num_valid_pixels,
         )
         if seen is None:

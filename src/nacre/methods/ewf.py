@@ -53,7 +53,6 @@ class Ewf(Method):
     tunable = ("weight",)
     uses_teacher = True
     extra_param_copies = 1
-    takes_hidden = False
     config: EwfConfig
 
     def __init__(self, config: MethodConfig, num_old: int) -> None:
@@ -63,6 +62,12 @@ class Ewf(Method):
             self.base = Plop(PlopConfig(name="plop"), num_old)
         self.uses_stages = self.base.uses_stages
         self.parts.unsure, self.parts.weigh_images = self.base.unsure, self.base.weighs_images
+
+    @classmethod
+    def hides_old(cls, config: MethodConfig) -> bool:
+        """Say which cross-entropy the base has."""
+        assert isinstance(config, EwfConfig)
+        return config.base == "mib"
 
     def grow(self, network: Network, num_new: int) -> None:
         """Let new rows start as the base's do."""

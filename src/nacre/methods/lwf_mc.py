@@ -62,13 +62,17 @@ class _Binary(Method):
     paper = "Rebuffi et al. 2017"
     uses_teacher = True
     step_0 = "binary cross-entropy"
-    takes_hidden = False
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the binary cross-entropy in step 0, later the variant's losses."""
         if self.num_old:
             return self.later_losses(batch, student, require_teacher(teacher))
-        return fused_binary_losses(student.logits, batch.targets, num_pixels=batch.num_valid_pixels)
+        return fused_binary_losses(
+            student.logits,
+            batch.targets,
+            hidden=batch.hidden,
+            num_pixels=batch.num_valid_pixels,
+        )
 
     @abstractmethod
     def later_losses(self, batch: Batch, student: Output, teacher: Output) -> dict[str, Tensor]:
@@ -93,6 +97,7 @@ class LwfMc(_Binary):
             batch.targets,
             teacher.logits,
             distil=True,
+            hidden=batch.hidden,
             num_pixels=batch.num_valid_pixels,
         )
         return {"bce": losses["bce"], "kd": self.config.weight * losses["kd"]}
@@ -110,6 +115,7 @@ class _Mixed(_Binary):
             batch.targets,
             teacher.logits,
             old_targets=self.old_targets,
+            hidden=batch.hidden,
             num_pixels=batch.num_valid_pixels,
         )
 

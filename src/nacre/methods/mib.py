@@ -30,6 +30,7 @@ from nacre.methods.base import (
     Distillation,
     DistillingConfig,
     Method,
+    MethodConfig,
     label_cross_entropy,
     label_losses,
     require_teacher,
@@ -72,6 +73,12 @@ class Mib(Method):
     uses_teacher = True
     unsure = "kept"  # the unbiased cross-entropy knows what background may be
     config: MibConfig
+
+    @classmethod
+    def hides_old(cls, config: MethodConfig) -> bool:
+        """Say which cross-entropy it has."""
+        assert isinstance(config, MibConfig)
+        return config.ce == "unbiased"
 
     def grow(self, network: Network, num_new: int) -> None:
         """Share the background's probability among the new classes, eq. 8 and 9."""

@@ -208,7 +208,12 @@ class Parts:
             certain = certain_by_entropy(view, self.state["thresholds"])
         targets = pseudo_targets(batch.targets, view.channels, certain, unsure=self.unsure)
         weights = accepted_share(batch.targets, certain) if self.weigh_images else None
-        return replace(batch, targets=targets, labels=batch.targets, weights=weights)
+        hidden = batch.hidden
+        if hidden is not None and self.unsure == "ignored":
+            # What is background still is so in the eyes of a teacher that knows the old classes.
+            hidden = hidden.clone()
+            hidden[:, : self.num_old] = False
+        return replace(batch, targets=targets, labels=batch.targets, weights=weights, hidden=hidden)
 
     def _view(self, old_logits: Tensor, batch: Batch, num_new: int) -> TeacherView:
         size = (batch.targets.shape[-2], batch.targets.shape[-1])

@@ -66,7 +66,6 @@ class Plop(Method):
     uses_teacher = True
     uses_stages = True
     weighs_images = True
-    takes_hidden = False
     needs = frozenset({"features", "stages"})
     config: PodConfig
 

@@ -1,7 +1,8 @@
 """SSUL: a frozen network, one sigmoid per class, and a row for what is unknown.
 
 A pixel labelled background is *unknown* u: it may be any class that is not learnt yet. (SSUL's rule
-for ADE20K; on VOC it asks an external saliency network which background is unknown.) With logits
+for ADE20K. On VOC it asks an external network which background is salient; with a folder of such
+maps, `saliency`, background that is not salient is background.) With logits
 x, the target y and the teacher's sigmoids s over background, unknown and old classes,
 
     y' = argmax s        where y is background, s[y'] >= 0.7 and y' is an old class, else y
@@ -22,12 +23,15 @@ frozen with the old ones.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from nacre.data.saliency import split_salient
 from nacre.losses.sigmoid import NOT_COUNTED, fused_split_binary_losses, unknown_targets
 from nacre.methods.base import Batch, Method, MethodConfig, Step
 from nacre.methods.parts import classifier_of
@@ -43,6 +47,17 @@ class SsulConfig(MethodConfig):
     branches: bool = Field(
         False, description="a 3x3 convolution of its own for every head, as released"
     )
+
+    saliency: Path | None = Field(
+        None,
+        description="folder with a map NAME.png per training image, > 0 where background is "
+        "unknown; all background is without one",
+    )
+
+    @property
+    def saliency_maps(self) -> Path | None:
+        """The folder that `saliency` names."""
+        return self.saliency
 
     @classmethod
     def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +91,6 @@ class Ssul(Method):
         "paper ade20k": {"epochs": 100, "incremental_lr": 0.05},
     }
     step_0 = "binary cross-entropy with unknown"
-    takes_hidden = False
     needs = frozenset({"classifier"})
     unsure = "kept"
     config: SsulConfig
@@ -85,7 +99,10 @@ class Ssul(Method):
     def step_0_of(cls, config: MethodConfig) -> str:
         """Say how step 0 is learnt; branches are there from then on."""
         assert isinstance(config, SsulConfig)
-        return super().step_0_of(config) + (", branches" if config.branches else "")
+        how = [super().step_0_of(config)]
+        how += ["branches"] if config.branches else []
+        how += ["saliency"] if config.saliency else []
+        return ", ".join(how)
 
     def grow(self, network: Network, num_new: int) -> None:
         """Let new classes start as what is unknown."""
@@ -102,6 +119,9 @@ class Ssul(Method):
 
     def relabel(self, batch: Batch, student: Output, teacher: Output | None) -> Batch:
         """Name what the teacher is sure of; a teacher that is sure of unknown names nothing."""
+        if self.config.saliency is not None:
+            targets, salient = split_salient(batch.targets)
+            batch = replace(batch, targets=targets, salient=salient)
         if teacher is None or teacher.unknown is None:
             return batch
         both = replace(teacher, logits=torch.cat([teacher.logits, teacher.unknown], 1))
@@ -116,8 +136,16 @@ class Ssul(Method):
         logits = [student.logits[:, :1], student.unknown, student.logits[:, first_new:]]
         return fused_split_binary_losses(
             torch.cat(logits, 1),
-            unknown_targets(batch.targets, first_new),
+            unknown_targets(batch.targets, first_new, salient=batch.salient),
             first_new=0,
+            hidden=self._hidden(batch, first_new),
+            num_background=2,
             num_pixels=batch.num_valid_pixels,
             ignore_index=NOT_COUNTED,
         )
+
+    def _hidden(self, batch: Batch, first_new: int) -> Tensor | None:
+        """Return which of background, unknown and the new classes hide: never the first two."""
+        if batch.hidden is None:
+            return None
+        return F.pad(batch.hidden[:, first_new:], (2, 0), value=False)

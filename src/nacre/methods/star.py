@@ -141,6 +141,7 @@ class Star(SigmoidMethod):
             batch.targets,
             first_new=first_new,
             positive_weight=self.config.positive_weight,
+            hidden=None if batch.hidden is None else batch.hidden[:, first_new:],
             num_pixels=batch.num_valid_pixels,
         )["bce"]
         if not self.num_old:
@@ -148,7 +149,8 @@ class Star(SigmoidMethod):
         seen = require_teacher(teacher)
         size = (student.logits.shape[-2], student.logits.shape[-1])
         targets = grid_targets(batch.data_targets, size)
-        is_background = (targets == 0) & (teacher_regions(seen.logits) == 0)
+        sure = grid_targets(batch.sure_targets(self.num_old), size)
+        is_background = (sure == 0) & (teacher_regions(seen.logits) == 0)
         again = student.logits[:, first_new:].permute(0, 2, 3, 1)[is_background]
         background = self._background_weight * sum_of_negatives(again) / targets.numel()
         return {

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nacre.losses.kernels import Variant
 from nacre.models.network import Network
+from nacre.scenarios.classes import ignore_value
 from nacre.utils.distributed import Distributed
 
 
@@ -24,6 +25,7 @@ class Batch:
             known of the data and not simply all old ones. Cross-entropies take it into account.
         labels: N,H,W, the targets as the data have them, where pseudo-labels took their place.
         weights: N, of the images in the cross-entropy, where pseudo-labels say so.
+        salient: N,H,W, bool: which background is salient, where there are maps of it.
     """
 
     images: Tensor
@@ -32,10 +34,19 @@ class Batch:
     hidden: Tensor | None = None
     labels: Tensor | None = None
     weights: Tensor | None = None
+    salient: Tensor | None = None
 
     def ce(self, usual: Variant) -> Variant:
         """Return which cross-entropy is right: the usual one unless the data say what hides."""
         return usual if self.hidden is None else "unbiased"
+
+    def sure_targets(self, num_old: int) -> Tensor:
+        """The data's targets without background in which a new class may hide: it is ignored."""
+        targets = self.data_targets
+        if self.hidden is None:
+            return targets
+        unsure = self.hidden[:, max(1, num_old) :].any(1)[:, None, None] & (targets == 0)
+        return targets.masked_fill(unsure, ignore_value(targets))
 
     @property
     def data_targets(self) -> Tensor:

@@ -7,6 +7,7 @@ step-0/model.safetensors the network after the step (and model.json, for people)
 step-0/metrics.json      how it tests
 metrics.json             what all steps together show
 facts.json               which classes are learnt from which images, and tested on which
+exemplars.csv            which old images each step learns from, where some are kept
 resume.safetensors       the state in the middle of a step, while there is one
 """
 
@@ -83,6 +84,11 @@ class RunFolder:
         return self.path / "facts.json"
 
     @property
+    def exemplars(self) -> Path:
+        """Which old images each step learns from, where some are kept."""
+        return self.path / "exemplars.csv"
+
+    @property
     def unfinished_base(self) -> Path:
         """Step 0 of another run while it is being copied."""
         return self.path / ".step-0"
@@ -108,7 +114,14 @@ class RunFolder:
         places = [self.path, *self.path.glob("step-*")] if self.config.exists() else [self.path]
         names = ["config.yaml"]
         if self.config.exists():
-            files = (self.fingerprint, self.starts, self.events, self.metrics, self.resume)
+            files = (
+                self.fingerprint,
+                self.exemplars,
+                self.starts,
+                self.events,
+                self.metrics,
+                self.resume,
+            )
             names += [*(file.name for file in files), "model.json", "model.safetensors"]
             shutil.rmtree(self.unfinished_base, ignore_errors=True)
         for place in places:

@@ -22,7 +22,7 @@ from nacre.runs.learn_data import batch_shares, open_learn_data
 from nacre.runs.learn_folder import LearnFolder
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.records import Before, LearnMetrics, read_record
-from nacre.runs.scenario_data import check_takes_hidden, step_sampler
+from nacre.runs.scenario_data import step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.scenarios.classes import distinct_colors
 from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
@@ -113,9 +113,7 @@ class Learning:
         """Open the data; the main process reads the index first, the others then find it."""
         known = self.start.info.classes if self.start else ()
         self.dist.on_main(lambda: bool(open_learn_data(self.config, known)))
-        data = open_learn_data(self.config, known)
-        check_takes_hidden(self.config, data.hidden())
-        return data
+        return open_learn_data(self.config, known)
 
     def _spec(self) -> StepSpec:
         dataset, dist = self.data.train_dataset(), self.dist

@@ -19,7 +19,7 @@ from nacre.training.config import (
     read_section,
 )
 from nacre.training.presets import preset_values
-from nacre.utils.affects import LATER, NOTHING
+from nacre.utils.affects import LATER, NOTHING, deciding
 from nacre.utils.yaml_file import read_yaml
 
 METHOD = "mib"
@@ -103,8 +103,11 @@ def build_learn_config(
     if start is not None:
         below["model"] = start.model
         below = deep_merge(below, {"images": {"crop_size": start.crop}})
-    _drop_unfitting(below, written, keeps_model=bool(preset))
-    return resolve_learn_config(deep_merge(below, written))
+    _drop_unfitting(below, written, keeps_model=bool(preset) or start is not None)
+    config = resolve_learn_config(deep_merge(below, written))
+    if start is not None:
+        _check_start(config, start)
+    return config
 
 
 def _drop_unfitting(below: ConfigValues, written: ConfigValues, *, keeps_model: bool) -> None:
@@ -114,6 +117,23 @@ def _drop_unfitting(below: ConfigValues, written: ConfigValues, *, keeps_model: 
         below.pop("model", None)  # weights and head were chosen for another backbone
     if isinstance(train, Mapping) and "epochs" in train and "iterations" not in train:
         below["train"] = {**below.get("train", {}), "iterations": None}
+
+
+def _check_start(config: LearnConfig, start: ModelInfo) -> None:
+    """Refuse a network or a crop that is not the start model's: what it knows is bound to both."""
+    keys = set(deciding(config.model)) - {"weights"}
+    wanted = config.model.model_dump(mode="json")
+    for key in sorted(keys & set(start.model)):
+        if wanted[key] != start.model[key]:
+            raise NacreError(
+                f"model.{key}: {wanted[key]!r}, but the start model's is {start.model[key]!r}; "
+                "leave it out, the network of the start model is continued"
+            )
+    if config.images.crop_size != start.crop:
+        raise NacreError(
+            f"images.crop_size: {config.images.crop_size}, but the start model learnt from crops "
+            f"of {start.crop} pixels, and sees things at that scale; leave it out"
+        )
 
 
 def _automatic(choice: Choice, method: str) -> ConfigValues:

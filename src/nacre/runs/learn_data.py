@@ -16,6 +16,7 @@ from nacre.data.source import Source
 from nacre.data.sources.folder import FolderConfig
 from nacre.errors import NacreError, did_you_mean
 from nacre.runs.learn_config import LearnConfig
+from nacre.runs.scenario_data import open_saliency
 
 
 def open_folders(paths: Sequence[Path], cache_mib: int = 0) -> list[tuple[str, Source]]:
@@ -59,6 +60,7 @@ def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
         seed=config.seed,
         border=config.conventions.border,
         unlabeled=config.train.unlabeled,
+        saliency=open_saliency(config),
     )
 
 

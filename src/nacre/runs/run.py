@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from nacre.data.dataset import eval_batches
+from nacre.data.exemplars import memory_lines
 from nacre.data.step_data import ScenarioData
 from nacre.data.worker_monitor import explain_worker_crash
+from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.methods import find_method
@@ -23,7 +22,7 @@ from nacre.runs.base import check_base, take_base
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
 from nacre.runs.records import StepMetrics, read_record
-from nacre.runs.scenario_data import check_takes_hidden, open_scenario, step_sampler
+from nacre.runs.scenario_data import open_scenario, step_hidden, step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.training.config import RunConfig
 from nacre.training.events import (
@@ -38,7 +37,7 @@ from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, learn_step, until_stopped
 from nacre.utils.device import choose_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
-from nacre.utils.io import save_json
+from nacre.utils.io import save_json, save_text
 
 
 class Run:
@@ -173,23 +172,17 @@ class Run:
 
     def _spec(self, step: int) -> StepSpec:
         classes, dist = self.data.scenario.classes, self.dist
-        dataset = self.data.train_dataset(step)
+        dataset, num_own = self.data.train_dataset(step), len(self.data.image_lists[step])
+        shares = self.data.batch_shares(step)
         return StepSpec(
             index=step,
             class_names=classes.names(step),
             num_old=classes.old_channels(step),
             dataset=dataset,
-            sampler=step_sampler(self.config, len(dataset), step, dist.rank, dist.world_size),
-            hidden=self._hidden(step),
+            # Old pictures take places of a batch; how long is learnt the step's own decide.
+            sampler=step_sampler(self.config, num_own, step, dist.rank, dist.world_size, shares),
+            hidden=step_hidden(self.config, self.data, step),
         )
-
-    def _hidden(self, step: int) -> Tensor | None:
-        """Return which channels may hide in the background: all old ones unless told otherwise."""
-        if step == 0 or self.config.train.unlabeled == "hidden":
-            return None
-        hidden = torch.zeros(1, len(self.data.scenario.classes.names(step)), dtype=torch.bool)
-        check_takes_hidden(self.config, hidden)
-        return hidden
 
     def _read_data(self) -> None:
         """Read which images there are, and refuse data that cannot be learnt from or tested on."""
@@ -203,6 +196,7 @@ class Run:
         self.folder.tidy()
         self.folder.bind_config(self.config, self.data.fingerprint())
         take_base(self.base, self.folder)
+        self._keep_exemplars()
         self.recorder.observers = [
             EventFile(self.folder.events, self._position()),
             *self.observers,
@@ -219,6 +213,18 @@ class Run:
         )
         self.folder.append_start(began.to_dict())
         self.recorder(began)
+
+    def _keep_exemplars(self) -> None:
+        """Write down which old pictures each step learns from; refuse if they are others now."""
+        if not self.config.memory:
+            return
+        path, lines = self.folder.exemplars, memory_lines(self.data.memories)
+        if path.exists() and path.read_text(encoding="utf-8") != lines:
+            raise NacreError(
+                f"{path}: the pictures that are kept would be others than when the run began; the "
+                "labels of the data were changed"
+            )
+        save_text(path, lines)
 
     def _position(self) -> Position:
         """Return how far the folder is; a saved state that is behind it is removed."""

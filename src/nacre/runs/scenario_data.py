@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nacre.data import DATASETS, open_source
 from nacre.data.ram_cache import Cached
+from nacre.data.saliency import Saliency
 from nacre.data.sampler import StepSampler
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
@@ -39,7 +41,18 @@ def open_scenario(config: RunConfig) -> ScenarioData:
         conventions=config.conventions,
         seed=config.seed,
         lists=config.lists,
+        memory=config.memory,
+        memory_share=config.memory_share,
+        saliency=open_saliency(config),
     )
+
+
+def open_saliency(recipe: Recipe) -> Saliency | None:
+    """Return the maps of what is salient, where the method learns from such."""
+    folder = recipe.method.saliency_maps
+    if folder is not None and not folder.is_dir():
+        raise NacreError(f"method.saliency: there is no folder {folder}")
+    return None if folder is None else Saliency(folder)
 
 
 def step_sampler(
@@ -65,20 +78,13 @@ def step_sampler(
     )
 
 
-def check_takes_hidden(recipe: Recipe, hidden: Tensor | None) -> None:
-    """Refuse data that say what their background hides to a method whose losses cannot know."""
-    kind = find_method(recipe.method.name)
-    if hidden is None or kind.takes_hidden:
-        return
-    if recipe.train.unlabeled == "background":
-        raise NacreError(
-            f"train.unlabeled: 'background' is a matter of the cross-entropy over all classes, "
-            f"which {kind.name} does not have; take another method"
-        )
-    raise NacreError(
-        f"{kind.name} cannot learn from data whose background hides other classes than "
-        "all old ones: it has no cross-entropy over the classes; take another method"
-    )
+def step_hidden(config: RunConfig, data: ScenarioData, step: int) -> Tensor | None:
+    """Return which channels may hide in a step's pictures; None where the method's losses know."""
+    if step and config.train.unlabeled == "background":
+        parts = len(data.batch_shares(step) or [()])
+        return torch.zeros(parts, data.scenario.classes.channels(step), dtype=torch.bool)
+    old_hide = find_method(config.method.name).hides_old(config.method)
+    return data.hidden(step, old_hide=old_hide)
 
 
 def apply_scenario(

@@ -175,13 +175,18 @@ class ClassTable:
             *(own.get(label, spread[i + 1]) for i, label in enumerate(self.seen(step))),
         )
 
-    def training_table(self, step: int, border: BorderRule) -> LabelTable:
+    def training_table(self, step: int, border: BorderRule, *, at: int | None = None) -> LabelTable:
         """Label -> channel in training: new classes by channel, all else is background.
 
         Old and future classes are background: that is the background shift. The paper makes
         the border background as well; ``border="ignored"`` leaves it out of the losses.
+
+        Args:
+            step: Whose classes are labelled.
+            border: What pixels of the ignored label are.
+            at: The step that learns from them, if it is a later one: its targets may be wider.
         """
-        table, ignored = empty_table(self.channels(step))
+        table, ignored = empty_table(self.channels(step if at is None else at))
         start = 1 + len(self.old(step))
         for channel, label in enumerate(self.new(step), start=start):
             table[label] = channel

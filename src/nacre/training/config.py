@@ -141,6 +141,16 @@ class RunConfig(Recipe):
         description="folder with published image lists train-K.npy, instead of the setup's",
         json_schema_extra=NOTHING,
     )
+    memory: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="pictures kept for later steps, each with the labels of its own step",
+        json_schema_extra=LATER,
+    )
+    memory_share: float = Field(
+        0.5, gt=0, lt=1, description="share of a batch of kept pictures", json_schema_extra=LATER
+    )
     data: DataConfig
 
 

@@ -14,8 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from nacre.data.dataset import TrainDataset, train_batches
-from nacre.data.learn_data import UnionDataset
+from nacre.data.dataset import TrainDataset, UnionDataset, train_batches
 from nacre.data.sampler import StepSampler
 from nacre.errors import NacreError
 from nacre.methods import Batch, Method, Step, find_method

@@ -19,6 +19,7 @@ from typing import Any
 from nacre.errors import NacreError
 from nacre.methods import METHODS, find_method
 from nacre.report.results.runs import RunResult, load_runs
+from nacre.training.config import RunConfig
 
 SEEDS = ("seed", "data.seed")
 
@@ -136,6 +137,11 @@ def shown_name(method: str) -> str:
         return method
 
 
+def method_title(run: RunResult) -> str:
+    """Return the title of a run's method; papers mark a memory of pictures by -M."""
+    return shown_name(run.method) + ("-M" if run.flat_config.get("memory") else "")
+
+
 def _rows(runs: Sequence[RunResult], notes: list[str]) -> list[Row]:
     by_method: dict[str, dict[str, list[RunResult]]] = {}
     for run in runs:
@@ -145,7 +151,7 @@ def _rows(runs: Sequence[RunResult], notes: list[str]) -> list[Row]:
     for method in sorted(by_method, key=_place):
         variants = [part for runs in by_method[method].values() for part in _split(runs, notes)]
         for members in variants:
-            name = shown_name(method) + _difference(members, variants)
+            name = method_title(members[0]) + _difference(members, variants)
             rows.append(Row(name, tuple(sorted(members, key=seed_of))))
     return sorted(rows, key=lambda row: row.merged)
 
@@ -202,7 +208,9 @@ def _defaults(method: str) -> dict[str, Any]:
     except NacreError:
         # A run of a method whose package is not installed here can still be reported.
         return {}
-    return {f"method.{name}": field.default for name, field in fields.items()}
+    own = {f"method.{name}": field.default for name, field in fields.items()}
+    memory = {name: RunConfig.model_fields[name].default for name in ("memory", "memory_share")}
+    return own | memory
 
 
 def _place(method: str) -> tuple[int, str]:

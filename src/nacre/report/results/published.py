@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from nacre.errors import NacreError
-from nacre.report.results.aggregate import Row, ScenarioResults, shown_name
+from nacre.report.results.aggregate import Row, ScenarioResults, method_title
 from nacre.scenarios.scenario import read_scenario
 
 FILE = Path(__file__).with_name("paper_tables.csv")
@@ -128,11 +128,11 @@ def place_of(results: ScenarioResults) -> tuple[Place, str] | None:
 
 def published_name(row: Row) -> str:
     """Return what the paper calls a row, or the row's own name where it has none."""
-    if row.method == "mib":
-        config = row.runs[0].flat_config
+    config = row.runs[0].flat_config
+    if row.method == "mib" and not config.get("memory"):
         switches = tuple(str(config.get(f"method.{key}")) for key in ("ce", "kd", "init"))
         return ABLATION.get((switches[0], switches[1], switches[2]), row.name)
-    return shown_name(row.method)
+    return method_title(row.runs[0])
 
 
 def _number(table: str) -> str:

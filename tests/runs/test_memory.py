@@ -1,0 +1,129 @@
+"""A memory of old pictures: what is kept, what their labels are, and that nothing leaks."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nacre.data.dataset import UnionDataset
+from nacre.errors import NacreError
+from nacre.models.io import find_model, load_model
+from nacre.runs.event_file import read_events
+from nacre.runs.run import run_scenario
+from nacre.runs.scenario_data import open_scenario, step_hidden
+from nacre.training.config import deep_merge
+from nacre.training.events import StepBegan
+from nacre.training.step import Interrupted
+from tiny_runs import TINY, StopAfter, tiny_config
+
+MEMORY = {"memory": 6, "memory_share": 0.25}
+LEARN_ALL = Path(__file__).parents[1] / "methods" / "learn_all.py"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("memory") / "run"
+    run_scenario(tiny_config(**MEMORY), out)
+    return out
+
+
+def test_the_list_is_in_the_folder_and_is_no_larger_than_asked_for(finished):
+    rows = list(csv.DictReader((finished / "exemplars.csv").open()))
+    by_step = {step: [row for row in rows if row["step"] == str(step)] for step in range(3)}
+    assert [len(kept) for kept in by_step.values()] == [0, 6, 6]
+    assert {row["labels_of_step"] for row in by_step[1]} == {"0"}
+    assert {row["labels_of_step"] for row in by_step[2]} == {"0", "1"}
+
+
+def test_a_kept_picture_has_the_labels_of_its_own_step_and_no_others():
+    data = open_scenario(tiny_config(**MEMORY))
+    classes = data.scenario.classes
+    dataset = data.train_dataset(2)
+    assert isinstance(dataset, UnionDataset)
+    held = dict(zip(data.train_index.names, data.train_index.labels, strict=True))
+    leaked = 0
+    for origin, part in enumerate(dataset.parts[1:]):
+        own = {classes.seen(2).index(label) + 1 for label in classes.new(origin)}
+        for i, name in enumerate(part.names):
+            seen = set(np.unique(part[0, i][1].numpy()).tolist()) - {0, 255}
+            assert seen
+            assert seen <= own
+            leaked += bool(held[name] & set(classes.new(2)))
+    assert leaked, "some old picture holds a class of the present step, so the test can fail"
+
+
+@pytest.mark.parametrize(("method", "old_hide"), [("mib", True), ("ft", False), ("dkd", False)])
+def test_what_a_kept_pictures_step_did_not_label_may_hide_in_it(method, old_hide):
+    config = tiny_config(**MEMORY, method=method)
+    data = open_scenario(config)
+    assert step_hidden(config, data, 0) is None
+    rows = step_hidden(config, data, 2)
+    expected = [
+        [False] + [old_hide] * 6 + [False] * 2,  # the step's own pictures, as the method has it
+        [False] + [False] * 4 + [True] * 4,  # pictures of step 0, which labelled four classes
+        [False] + [True] * 4 + [False] * 2 + [True] * 2,
+    ]
+    assert rows is not None
+    assert rows.tolist() == expected
+
+
+def test_kept_pictures_have_their_share_of_every_batch_and_cost_no_updates(finished):
+    config = tiny_config(**MEMORY)
+    events = read_events(finished / "events.jsonl")
+    begun = {one.step: one for one in events if isinstance(one, StepBegan)}
+    lists = open_scenario(config).image_lists
+    for step, images in enumerate(lists):
+        assert begun[step].iterations == len(images) // config.train.batch_size
+    data = open_scenario(config)
+    shares = data.batch_shares(1)
+    assert shares is not None
+    assert shares == ((len(lists[1]), 0.75), (6, 0.25))
+
+
+@pytest.mark.parametrize("after", [9, 12])
+def test_an_interrupted_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
+    finished, tmp_path, after
+):
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_scenario(tiny_config(**MEMORY), out, should_stop=StopAfter(after))
+    run_scenario(tiny_config(**MEMORY), out)
+    assert find_model(out).read_bytes() == find_model(finished).read_bytes()
+    assert (out / "exemplars.csv").read_bytes() == (finished / "exemplars.csv").read_bytes()
+
+
+def test_step_0_is_shared_with_runs_that_keep_nothing(finished, tmp_path):
+    run_scenario(tiny_config(), tmp_path / "run", base=finished)
+    steps = [path / "step-2" / "model.safetensors" for path in (finished, tmp_path / "run")]
+    assert steps[0].read_bytes() != steps[1].read_bytes()
+    with pytest.raises(NacreError, match=r"memory: 6 -> 7"):
+        run_scenario(tiny_config(memory=7, memory_share=0.25), finished)
+
+
+def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_scenario(tiny_config(**MEMORY), out, should_stop=StopAfter(2))
+    kept = (out / "exemplars.csv").read_text().splitlines()
+    (out / "exemplars.csv").write_text("\n".join(kept[:-1]) + "\n")
+    with pytest.raises(NacreError, match="the pictures that are kept would be others"):
+        run_scenario(tiny_config(**MEMORY), out)
+
+
+def test_two_processes_learn_what_one_does(tmp_path):
+    train = {**TINY["train"], "lr": 0.0005, "incremental_lr": 0.0005}
+    values = {"scenario": "scenes/4-4/overlapped", "train": train, **MEMORY}
+    run_scenario(tiny_config(**values), tmp_path / "one")
+    (tmp_path / "two.yaml").write_text(json.dumps(deep_merge(TINY, values)))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*launch, str(LEARN_ALL), str(tmp_path)], check=True, env=env, timeout=240)
+    one, two = (load_model(find_model(tmp_path / k))[0].state_dict() for k in ("one", "two"))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-4)
