@@ -49,7 +49,7 @@ class Dft(Method):
         "paper voc/15-5": {"incremental_lr": 0.02},
         "paper voc/15-1": {"incremental_lr": 0.0005},
         "paper voc/10-1": {"incremental_lr": 0.0005},
-        "paper ade20k": {"incremental_lr": 0.1},
+        "paper ade20k": {"epochs": 30, "incremental_epochs": 60, "incremental_lr": 0.1},
         "paper ade20k/100-5": {"incremental_lr": 0.05},
     }
 

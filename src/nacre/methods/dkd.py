@@ -15,7 +15,8 @@ is frozen, and only new rows decay. The backbone's rate is a tenth of the others
 `paper` and `small` have it (the released scripts' 0.001 is the backbone's).
 
 g is 2 in step 0 and 1 later on VOC, 35 on ADE20K. In the released implementation pixels with the
-label 255 are negatives; here they are what `conventions.border` says.
+label 255 are negatives; here they are what `conventions.border` says. On ADE20K its rate rises over
+the first fifth of a step, which `train.warmup_iterations` does where one knows that number.
 """
 
 from collections.abc import Mapping

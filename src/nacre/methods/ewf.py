@@ -50,6 +50,7 @@ class Ewf(Method):
     paper = "Xiao et al. 2023"
     Config = EwfConfig
     presets = {"paper ade20k/100-10": {"weight": 100}, "paper ade20k/100-5": {"weight": 100}}
+    train_presets = {"paper ade20k/100-50": {"batch_size": 48}}
     tunable = ("weight",)
     uses_teacher = True
     extra_param_copies = 1

@@ -18,7 +18,8 @@ step with 256 features), which a new head takes over from unknown's: that is the
 
 What the released implementation does otherwise: it chooses the epoch by its score on test images,
 which is not done here; and the background's own row learns at 1/10,000 of the rate, here it is
-frozen with the old ones.
+frozen with the old ones. On ADE20K its rate rises over the first tenth of a step
+(`train.warmup_iterations`).
 """
 
 from collections.abc import Mapping
