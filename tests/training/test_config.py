@@ -3,6 +3,7 @@ import torch
 import yaml
 
 from nacre.errors import NacreError
+from nacre.methods import METHODS
 from nacre.training.config import (
     build_config,
     deep_merge,
@@ -160,6 +161,44 @@ def test_a_weight_of_ones_own_lies_over_the_presets():
     assert build_config(overrides={**SCENES, "method": "ewc"}).method.weight == 500
     ilt = build_config(preset="small", overrides={**SCENES, "method": "ilt"}).method
     assert (ilt.weight, ilt.feature_weight) == (100, 1)
+
+
+RELEASED = [
+    # A few values of the released scripts, by scenario and method
+    ("voc/15-1/overlapped", "mib", {"method.weight": 100}),
+    ("voc/10-1/overlapped", "plop", {"train.epochs": 30, "train.incremental_epochs": 10}),
+    ("ade20k/100-10/overlapped", "plop", {"method.pod": 0.001, "method.pod_logits": 0.00001}),
+    ("voc/15-1/overlapped", "ewf", {"method.weight": 10, "train.incremental_epochs": None}),
+    ("ade20k/100-5/overlapped", "ewf", {"method.weight": 100, "train.epochs": 60}),
+    ("ade20k/100-50/overlapped", "ewf", {"method.weight": 10, "train.batch_size": 48}),
+    ("voc/15-5/overlapped", "lgkd", {"method.old_weight": 5, "method.new_weight": 1}),
+    ("ade20k/50-50/overlapped", "lgkd", {"method.new_weight": 10, "train.lr": 0.02}),
+    ("voc/15-5/overlapped", "ssul", {"train.epochs": 50, "train.batch_size": 32}),
+    ("ade20k/100-10/overlapped", "ssul", {"train.lr": 0.01, "train.incremental_lr": 0.05}),
+    ("voc/15-5/overlapped", "dkd", {"train.lr": 0.01, "train.backbone_lr_scale": 0.1}),
+    ("ade20k/100-10/overlapped", "dkd", {"method.positive_weight": 35, "train.lr": 0.025}),
+    ("ade20k/100-10/overlapped", "star", {"method.positive_weight": 30, "train.epochs": 100}),
+    ("voc/15-1/overlapped", "dft", {"train.lr": 0.02, "train.incremental_lr": 0.0005}),
+    ("ade20k/100-5/overlapped", "dft", {"train.epochs": 30, "train.incremental_lr": 0.05}),
+]
+
+
+@pytest.mark.parametrize(("scenario", "method", "values"), RELEASED)
+def test_preset_paper_has_the_released_scripts_values(scenario, method, values):
+    raw = {"scenario": scenario, "method": method, "data": {"root": "somewhere"}}
+    plain = build_config(preset="paper", overrides=raw).to_dict()
+    assert {key: plain[key.split(".")[0]][key.split(".")[1]] for key in values} == values
+
+
+def test_presets_of_methods_name_presets_and_tasks_that_exist():
+    for name, method in METHODS.items():
+        for place in {*method.presets, *method.train_presets}:
+            preset, _, where = place.partition(" ")
+            assert preset in PRESETS, place
+            data, _, task = where.partition("/")
+            task = task or {"voc": "15-5", "ade20k": "100-10"}.get(data, "")
+            raw = {"scenario": f"{data}/{task}/overlapped", "data": {"root": "somewhere"}}
+            build_config(preset=preset, overrides={**(raw if where else SCENES), "method": name})
 
 
 def test_pixels_nobody_annotated_are_background_only_where_the_paper_says_so():

@@ -9,6 +9,7 @@ import pytest
 
 from nacre.errors import NacreError
 from nacre.report.results.aggregate import group_runs, load_results
+from nacre.report.results.published import published_name
 from nacre.report.results.runs import load_run, load_runs
 from nacre.report.tables.cells import steps_table
 from nacre.report.tables.kinds import make_tables
@@ -153,6 +154,12 @@ def test_runs_that_differ_in_more_than_their_seed_are_two_rows(
     (results,) = group_runs(load_runs(paths))
     assert [len(row.runs) for row in results.rows] == [1, 1]
     assert len({row.name for row in results.rows}) == 2
+
+
+def test_a_memory_of_pictures_marks_a_row_as_papers_do(make_run: Any) -> None:
+    (results,) = group_runs(load_runs([make_run("a"), make_run("b", memory=100)]))
+    assert [row.name for row in results.rows] == ["MiB", "MiB-M (memory=100)"]
+    assert [published_name(row) for row in results.rows] == ["MiB", "MiB-M"]
 
 
 def test_a_copy_of_a_run_is_no_second_seed(make_run: Any) -> None:
