@@ -27,17 +27,21 @@ def pictures(targets, seed, count=4):
     return images, blocks.repeat_interleave(8, 1).repeat_interleave(8, 2)
 
 
-def second_step(name, norm="bn", lr=0.01, **values):
-    """Return the trainer of a method's second step and the network as step 0 left it."""
+def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **values):
+    """Return the trainer of a method's second step and the network as step 0 left it.
+
+    `dist` says where, `train` are keys of the config; step 0 has `count` updates.
+    """
     torch.manual_seed(5)
     kind = METHODS[name]
     config = kind.Config(name=name, **values)
     model = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3), norm=norm)
-    network = build_network(model, OLD, SIDE)
-    first = [pictures([0, 0, 1, 2], seed) for seed in range(3)]
-    base = Step(0, NAMES[:OLD], 0, network, None, ALONE, 3, None, 3, lambda: passes(first))
+    network = build_network(model, OLD, SIDE).to(dist.device)
+    first = [pictures([0, 0, 1, 2], seed) for seed in range(count)]
+    places = [[x.to(dist.device) for x in sample] for sample in first]
+    base = Step(0, NAMES[:OLD], 0, network, None, dist, 3, None, 3, lambda: passes(places))
     before = kind(config, 0)
-    learner = trainer_of(base, before, lr)
+    learner = trainer_of(base, before, lr, train)
     for sample in first:
         learner.update([sample])
     before.parts.end_step(base)
@@ -51,15 +55,16 @@ def second_step(name, norm="bn", lr=0.01, **values):
     if not method.parts.grow(network, NEW):
         method.grow(network, NEW)
     second = [pictures([0, 0, 3, 4, 255], 10 + seed) for seed in range(3)]
+    later = [[x.to(dist.device) for x in sample] for sample in second[:count]]
     step = replace(
         base,
         index=1,
         class_names=NAMES,
         num_old=OLD,
         teacher=teacher,
-        open_batches=lambda: passes(second),
+        open_batches=lambda: passes(later),
     )
-    trainer = trainer_of(step, method, lr)
+    trainer = trainer_of(step, method, lr, train)
     method.parts.survey(step)
     method.survey(step)
     return trainer, state, second
@@ -70,8 +75,9 @@ def passes(samples):
         yield Batch(images, targets)
 
 
-def trainer_of(step, method, lr):
-    config = TrainConfig(batch_size=4, lr=lr)
-    trainer = Trainer(step, method, config, lr, Precision(torch.float32, "a test"))
+def trainer_of(step, method, lr, train=()):
+    config = TrainConfig(**{"batch_size": 4, "lr": lr, "precision": "float32", **dict(train)})
+    precision = Precision(getattr(torch, config.precision), "a test")
+    trainer = Trainer(step, method, config, lr, precision)
     method.begin_step(step)
     return trainer

@@ -432,6 +432,25 @@ def test_compiled_strips_give_the_same(name: str, monkeypatch: pytest.MonkeyPatc
     assert compile_module._compiled.cache_info().hits == 0, "only where it is wanted"
 
 
+def test_strips_of_all_sizes_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(compile_module, "BACKEND", keep)
+    monkeypatch.setattr(strip_upsample, "_CPU_STRIP_BYTES", 3000)
+    compile_module._compiled.cache_clear()
+    torch.compiler.reset()
+    with compiled_strips():
+        for images, size in ((3, 37), (2, 37), (3, 25)):
+            x = torch.randn(images, 7, 5, 5, requires_grad=True)
+            z, y = torch.randn(images, 4, 5, 5), torch.randint(0, 7, (images, size, size))
+            sum(fused_losses(x, y, z, ce="unbiased", kd="unbiased").values()).backward()
+    assert len(graphs) == 1
+
+
 def test_what_cannot_be_compiled_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_a_compiler(*_: object) -> None:
         raise OSError("no compiler")

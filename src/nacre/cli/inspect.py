@@ -8,7 +8,7 @@ import typer
 
 from nacre.cli.app import app, make_console, print_json
 from nacre.cli.options import Config, Lists, Root, Set
-from nacre.errors import NacreError
+from nacre.errors import NacreError, unknown_name
 from nacre.models.backbones import BACKBONES
 
 if TYPE_CHECKING:
@@ -115,12 +115,20 @@ def model(
     ] = 21,
     crop: Annotated[int, typer.Option(min=16, max=8192, help="Side of the crops in pixels.")] = 512,
     batch: Annotated[int, typer.Option(min=1, max=65536, help="Images at once on a device.")] = 24,
+    precision: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16 or float16; auto: as on this machine.")
+    ] = "auto",
     set_: Set = None,
 ) -> None:
     """Describe a network: parameters, FLOPs and memory, to see whether it fits."""
     from nacre.models.describe import describe
     from nacre.terminal.model import table
-    from nacre.training.config import resolve_model
+    from nacre.training.config import PRECISIONS, resolve_model
+    from nacre.utils.device import choose_device, choose_precision
 
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
     config = resolve_model(backbone, set_ or ())
-    make_console().print(table(describe(config, classes, crop=crop, batch=batch)))
+    dtype = choose_precision(precision, choose_device("auto")).dtype
+    found = describe(config, classes, crop=crop, batch=batch, precision=dtype)
+    make_console().print(table(found))

@@ -39,6 +39,11 @@ Set = Annotated[
     ),
 ]
 
+Profile = Annotated[
+    int | None,
+    typer.Option(min=1, max=10_000, help="Record so many updates; trace.json goes to OUT-profile."),
+]
+
 
 @dataclass(frozen=True)
 class ConfigOptions:

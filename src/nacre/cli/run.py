@@ -14,7 +14,15 @@ from nacre.cli.app import (
     make_console,
     until_interrupted,
 )
-from nacre.cli.options import ConfigOptions, Preset, Root, Set, config_values, takes_config
+from nacre.cli.options import (
+    ConfigOptions,
+    Preset,
+    Profile,
+    Root,
+    Set,
+    config_values,
+    takes_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,12 +72,14 @@ def run(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write RUN-tensorboard too (needs the extra).")
     ] = False,
+    profile: Profile = None,
 ) -> None:
     """Learn all steps of a scenario with one method, or go on with a run."""
     from nacre.utils.malloc import keep_freed_memory
 
     keep_freed_memory()
     from nacre.runs.folder import default_folder
+    from nacre.runs.profile import Profiler
     from nacre.runs.run import run_scenario
     from nacre.runs.tensorboard import TensorBoard
     from nacre.terminal.progress import RunDisplay
@@ -83,6 +93,8 @@ def run(
         observers: list[Observer] = [display]
         if tensorboard and is_main_process():
             observers.append(TensorBoard(folder.with_name(f"{folder.name}-tensorboard")))
+        if profile and is_main_process():
+            observers.append(Profiler(profile, folder.with_name(f"{folder.name}-profile")))
         summary = until_interrupted(
             lambda: run_scenario(
                 config, folder, base=options.base, observers=observers, should_stop=stop

@@ -149,7 +149,12 @@ def train_batches(
 
 
 def eval_batches(
-    dataset: EvalDataset, batch_size: int, rank: int, world_size: int, num_workers: int
+    dataset: EvalDataset,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    num_workers: int,
+    pin: bool = False,
 ) -> Iterator[EvalSample]:
     """Yield batches of this process's test images: every image once over all processes."""
     mine = range(rank, len(dataset), world_size)
@@ -159,6 +164,7 @@ def eval_batches(
         dataset,
         batch_sampler=groups,
         num_workers=num_workers,
+        pin_memory=pin,
         generator=torch.Generator(),
         worker_init_fn=(monitor := WorkerMonitor(num_workers)),
     )

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from nacre.evaluation.counts import ConfusionCounter
 from nacre.evaluation.inference import predict_classes, sliding_classes
-from nacre.evaluation.metrics import confusion_matrix
 from nacre.models.network import Network
+from nacre.utils.device import FLOAT32, Precision
 
 
 @torch.inference_mode()
@@ -17,8 +18,11 @@ def evaluate(
     device: torch.device,
     on_images: Callable[[int], None] = lambda count: None,
     window: int | None = None,
+    precision: Precision = FLOAT32,
 ) -> Tensor:
     """Return the confusion matrix of a network over batches of images and channels.
+
+    The device is waited for once, at the end.
 
     Args:
         network: What is tested.
@@ -26,19 +30,23 @@ def evaluate(
         device: Where the network is.
         on_images: Called with the number of images of each batch.
         window: Side of the windows through which larger images are seen; None for whole images.
+        precision: In which numbers the network computes; scores are upsampled in float32.
+
+    Raises:
+        NacreError: The network's scores are not finite numbers.
     """
     was_training = network.training
     network.eval()
-    channels = network.num_classes
-    total = torch.zeros(channels, channels, dtype=torch.int64)
+    counter = ConfusionCounter(network.num_classes, device)
     for images, truth in batches:
-        images = images.to(device)
-        if window is None:
-            size = (truth.shape[-2], truth.shape[-1])
-            predicted = predict_classes(network(images).scores, size)
-        else:
-            predicted = sliding_classes(network, images, window)
-        total += confusion_matrix(truth.to(device), predicted, channels).cpu()
+        images = images.to(device, non_blocking=True)
+        with precision.mixed(device):
+            if window is None:
+                size = (truth.shape[-2], truth.shape[-1])
+                predicted = predict_classes(network(images).scores, size, counter.check)
+            else:
+                predicted = sliding_classes(network, images, window, counter.check)
+        counter.add(truth.to(device, non_blocking=True), predicted)
         on_images(len(images))
     network.train(was_training)
-    return total
+    return counter.total()

@@ -12,6 +12,7 @@ up. A picture that a window covers is seen as a whole.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,9 +23,23 @@ from nacre.losses.reference import at_least_float32
 from nacre.models.network import Network
 from nacre.ops.strip_upsample import StripUpsampler
 
+NOT_FINITE = (
+    "the network's scores are not finite numbers, so it says nothing about any pixel: its weights "
+    "are damaged, or its training diverged (a smaller learning rate may help)"
+)
+
+
+def check_finite(logits: Tensor) -> Tensor:
+    """Return logits that are numbers, or say what else they may be."""
+    if not bool(logits.isfinite().all()):
+        raise NacreError(NOT_FINITE)
+    return logits
+
 
 @torch.no_grad()
-def predict_classes(logits: Tensor, size: tuple[int, int]) -> Tensor:
+def predict_classes(
+    logits: Tensor, size: tuple[int, int], check: Callable[[Tensor], Tensor] = check_finite
+) -> Tensor:
     """Return the labels that `upsample(logits, size).argmax(1)` would give.
 
     Where two upsampled logits differ by no more than rounding, either channel may be the label.
@@ -32,6 +47,7 @@ def predict_classes(logits: Tensor, size: tuple[int, int]) -> Tensor:
     Args:
         logits: N,C,h,w.
         size: Height and width of the labels.
+        check: Looks at the logits; that of a `ConfusionCounter` does not wait for a GPU.
 
     Returns:
         N,H,W on the device of the logits, uint8 for up to 256 channels, else int16.
@@ -39,7 +55,7 @@ def predict_classes(logits: Tensor, size: tuple[int, int]) -> Tensor:
     Raises:
         NacreError: a logit is not a finite number, so that no class is the greatest.
     """
-    logits = check_finite(at_least_float32(logits.detach()))
+    logits = check(at_least_float32(logits.detach()))
     images, channels = logits.shape[:2]
     dtype = torch.uint8 if channels <= 256 else torch.int16
     labels = torch.empty(images, *size, dtype=dtype, device=logits.device)
@@ -54,32 +70,27 @@ def predict_classes(logits: Tensor, size: tuple[int, int]) -> Tensor:
     return labels
 
 
-def sliding_classes(network: Network, images: Tensor, window: int) -> Tensor:
+def sliding_classes(
+    network: Network,
+    images: Tensor,
+    window: int,
+    check: Callable[[Tensor], Tensor] = check_finite,
+) -> Tensor:
     """Return the channel of each pixel of N,3,H,W images, seen through square windows."""
     height, width = images.shape[-2:]
     if height <= window and width <= window:
-        return predict_classes(network(images).scores, (height, width))
+        return predict_classes(network(images).scores, (height, width), check)
     channels = network.num_classes
     total = torch.zeros(len(images), channels, height, width, device=images.device)
     for top in starts(height, window):
         for left in starts(width, window):
             rows, columns = slice(top, top + window), slice(left, left + window)
             part = images[:, :, rows, columns]
-            logits = check_finite(network(part).scores)
+            logits = check(network(part).scores)
             logits = upsample(logits, (part.shape[-2], part.shape[-1]))
             # The sum is enough: at a pixel all channels would be divided by the same number.
             total[:, :, rows, columns] += logits.softmax(1)
     return total.argmax(1).to(torch.uint8 if channels <= 256 else torch.int16)
-
-
-def check_finite(logits: Tensor) -> Tensor:
-    """Return logits that are numbers, or say what else they may be."""
-    if not bool(logits.isfinite().all()):
-        raise NacreError(
-            "the network's scores are not finite numbers, so it says nothing about any pixel: its "
-            "weights are damaged, or its training diverged (a smaller learning rate may help)"
-        )
-    return logits
 
 
 def starts(length: int, window: int) -> list[int]:

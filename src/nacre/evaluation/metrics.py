@@ -105,11 +105,16 @@ def confusion_matrix(truth: Tensor, predicted: Tensor, channels: int) -> Tensor:
     Returns:
         int64 of shape (channels, channels).
     """
-    truth, predicted = truth.reshape(-1), predicted.reshape(-1)
     overflow = channels * channels
-    cell = truth.to(torch.int64) * channels + predicted
-    cell = torch.where(truth == ignore_value(truth), overflow, cell)
+    cell = cell_of_pixels(truth, predicted, channels)
     return torch.bincount(cell, minlength=overflow + 1)[:overflow].view(channels, channels)
+
+
+def cell_of_pixels(truth: Tensor, predicted: Tensor, channels: int) -> Tensor:
+    """The cell of each pixel in the flattened matrix; ignored pixels are in the one behind it."""
+    truth, predicted = truth.reshape(-1), predicted.reshape(-1)
+    cell = truth.to(torch.int64) * channels + predicted
+    return torch.where(truth == ignore_value(truth), channels * channels, cell)
 
 
 def iou_by_class(confusion: Tensor) -> list[float | None]:

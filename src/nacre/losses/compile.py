@@ -40,9 +40,14 @@ def as_wanted(kernel: StripKernel) -> Callable[..., Sums]:
 @lru_cache(maxsize=4)
 def _compiled(kernel: StripKernel) -> Callable[..., Sums]:
     def strip(
-        x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
+        x: Tensor,
+        z: Tensor | None,
+        targets: Tensor,
+        scratch: Tensor,
+        gradients: bool,
+        *of_images: Tensor,
     ) -> Sums:
-        return kernel(x, z, targets, scratch, gradients)
+        return kernel(x, z, targets, scratch, gradients, *of_images)
 
     # torch gives up on code that it had to compile for many cases, and every step is a new case:
     # so each has code of its own.

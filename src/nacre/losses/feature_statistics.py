@@ -125,6 +125,7 @@ def draw_features(
     counts: Tensor,
     *,
     non_negative: bool,
+    total: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw features of the classes, class by class.
@@ -133,6 +134,7 @@ def draw_features(
         statistics: of K classes.
         counts: K, how many of each.
         non_negative: whether the features come from a ReLU: then none is below 0.
+        total: the sum of the counts, where it is known: else a GPU is asked for it.
         generator: of the device of the statistics.
 
     Returns:
@@ -141,7 +143,7 @@ def draw_features(
     counts = counts.to(statistics.prototype.device)
 
     def of_class(values: Tensor) -> Tensor:
-        return values.repeat_interleave(counts, 0)
+        return values.repeat_interleave(counts, 0, output_size=total)
 
     prototype = of_class(statistics.prototype)
     length = of_class(statistics.length_mean)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nacre.losses.compile import as_wanted
+from nacre.losses.device_kernels import PlainKernel
 from nacre.losses.kernels import OldTargets, SigmoidKernel, SoftmaxKernel, StripKernel, Variant
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.ops.strip_upsample import StripGradient, StripUpsampler
@@ -65,17 +66,22 @@ def fused_losses(
     assert ce or kd, "no loss was asked for"
     assert kd is None or old_logits is not None, "a distillation needs old_logits"
     logits = at_least_float32(logits)
+    teacher = _teacher(old_logits, logits) if kd else None
+    kernel: StripKernel = SoftmaxKernel(ce=ce, kd=kd, num_old=num_old, ignore_index=ignore_index)
     # The kernel works in bits; the divisors bring its results back to nats.
+    bits = _BITS
+    if logits.is_cuda and "unbiased" not in (ce, kd):
+        kernel, bits = PlainKernel(ce is not None, kd is not None, num_old, ignore_index), 1.0
+    else:
+        logits = logits * bits
+        teacher = None if teacher is None else teacher * bits
     divisors = {}
     if ce:
-        divisors["ce"] = pixel_count(logits, targets, num_pixels, ignore_index) * _BITS
+        divisors["ce"] = pixel_count(logits, targets, num_pixels, ignore_index) * bits
     if kd:
-        divisors["kd"] = logits.new_tensor(targets.numel() * num_old * _BITS)
-    teacher = _teacher(old_logits, logits) if kd else None
-    kernel = SoftmaxKernel(ce=ce, kd=kd, num_old=num_old, ignore_index=ignore_index)
-    teacher = None if teacher is None else teacher * _BITS
+        divisors["kd"] = logits.new_full((), targets.numel() * num_old * bits)
     shut = None if hidden is None else _shut_out(hidden, logits)
-    return _losses(kernel, logits * _BITS, teacher, targets, divisors, shut)
+    return _losses(kernel, logits, teacher, targets, divisors, shut)
 
 
 def fused_binary_losses(
@@ -117,7 +123,7 @@ def fused_binary_losses(
     logits = at_least_float32(logits)
     divisors = {"bce": pixel_count(logits, targets, num_pixels, ignore_index)}
     if distil:
-        divisors["kd"] = logits.new_tensor(float(targets.numel()))
+        divisors["kd"] = logits.new_full((), targets.numel())
     kernel = SigmoidKernel(
         old_targets=old_targets, distil=distil, num_old=num_old, ignore_index=ignore_index
     )
@@ -217,12 +223,9 @@ def _run(
     for strip in student.strips():
         x = student.lines(strip)
         z = None if teacher is None else teacher.lines(strip)
-        if len(scratch) < len(x):
-            scratch = torch.empty_like(x)
+        scratch.resize_(x.shape)  # no slice of a larger one, for which a compiler would make two
         extra = () if by_image is None else (strip.repeat(by_image),)
-        values, found = compute(
-            x, z, strip.lines(targets).long(), scratch[: len(x)], with_gradients, *extra
-        )
+        values, found = compute(x, z, strip.lines(targets).long(), scratch, with_gradients, *extra)
         for total, value in zip(totals, values, strict=True):
             total.add_(value)
         for gradient, part in zip(gradients, found, strict=True):

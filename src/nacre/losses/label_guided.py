@@ -32,6 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nacre.losses.device_kernels import GuidedDeviceKernel
 from nacre.losses.fused import _losses
 from nacre.losses.kernels import Sums, _dot
 from nacre.losses.reference import at_least_float32, pixel_count
@@ -120,10 +121,14 @@ def fused_label_guided_distillation(
     ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
     teacher = old_logits.detach().to(logits.dtype)
-    kernel = GuidedKernel(teacher.shape[1], old_weight, new_weight, ignore_index)
+    count = pixel_count(logits, targets, num_pixels, ignore_index)
+    weights = (teacher.shape[1], old_weight, new_weight, ignore_index)
+    if logits.is_cuda:
+        on_device = GuidedDeviceKernel(*weights)
+        return _losses(on_device, logits, teacher, targets, {"kd": count})["kd"]
     # The kernel works in bits; the divisor brings its result back to nats.
-    divisors = {"kd": pixel_count(logits, targets, num_pixels, ignore_index) * _BITS}
-    return _losses(kernel, logits * _BITS, teacher * _BITS, targets, divisors)["kd"]
+    kernel = GuidedKernel(*weights)
+    return _losses(kernel, logits * _BITS, teacher * _BITS, targets, {"kd": count * _BITS})["kd"]
 
 
 def nearest_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:

@@ -42,8 +42,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nacre.losses.fused import fused_losses
-from nacre.losses.reference import at_least_float32
+from nacre.losses.device_kernels import PlainKernel
+from nacre.losses.fused import _losses, fused_losses
+from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.ops.strip_upsample import StripUpsampler
 from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
@@ -240,9 +241,14 @@ def weighted_cross_entropy(
         ignore_index: the target of pixels that do not count.
     """
     ignore_index = ignore_value(targets, ignore_index)
+    if logits.is_cuda and hidden is None:  # a pass for each image would be many small kernels
+        kernel = PlainKernel(ce=True, kd=False, num_old=1, ignore_index=ignore_index)
+        logits = at_least_float32(logits)
+        divisors = {"ce": pixel_count(logits, targets, num_pixels, ignore_index)}
+        return _losses(kernel, logits, None, targets, divisors, weights.unsqueeze(1))["ce"]
     if num_pixels is None:
         num_pixels = (targets != ignore_index).sum()
-    # A pass for each image takes no longer: strips are made of a part of an image anyway.
+    # On a CPU a pass for each image takes no longer: strips are parts of an image anyway.
     images = [slice(n, n + 1) for n in range(len(logits))]
     losses = [
         fused_losses(

@@ -266,5 +266,7 @@ def pixel_count(
 ) -> Tensor:
     """What sums over pixels are divided by: 1 in place of 0, so that an empty sum gives 0."""
     count = (targets != ignore_index).sum() if num_pixels is None else num_pixels
-    count = torch.as_tensor(count, dtype=logits.dtype, device=logits.device)
+    if not isinstance(count, Tensor):  # filled on the device: nothing is copied, nobody waits
+        return logits.new_full((), count if count > 0 else 1)
+    count = count.to(logits)
     return torch.where(count > 0, count, 1)

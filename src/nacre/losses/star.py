@@ -95,9 +95,16 @@ def replay_divisor(num_drawn: float, background_pixels: float, num_pixels: float
     return 1 + (num_drawn + background_pixels) / num_pixels
 
 
-def sum_of_negatives(logits: Tensor) -> Tensor:
-    """Binary cross-entropy of P,C logits to 0, summed over pixels and channels."""
-    return F.softplus(at_least_float32(logits)).sum()
+def sum_of_negatives(logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy of logits to 0, summed over pixels and channels.
+
+    Args:
+        logits: of any shape.
+        mask: which of them count; all by default. (To select them first would mean to ask a GPU how
+            many there are.)
+    """
+    loss = F.softplus(at_least_float32(logits))
+    return (loss if mask is None else loss * mask).sum()
 
 
 def masked_feature_distance(

@@ -137,9 +137,9 @@ def with_gradients(network: Network) -> Iterator[tuple[str, Tensor, Tensor]]:
             yield name, parameter.detach(), parameter.grad
 
 
-def copy_table(table: Table, device: str | None = None) -> Table:
-    """Return a table of copies, in the CPU's memory if asked for."""
-    return {name: value.to(device or value.device, copy=True) for name, value in table.items()}
+def copy_table(table: Table) -> Table:
+    """Return a table of copies."""
+    return {name: value.clone() for name, value in table.items()}
 
 
 def normalize(importance: Tensor) -> Tensor:
@@ -156,5 +156,8 @@ def begin_fisher(fisher: Table, network: Network) -> Table:
 
 def update_fisher(fisher: Table, network: Network) -> None:
     """F <- 0.9 g^2 + 0.1 F, with the gradient g of a batch."""
-    for name, _, gradient in with_gradients(network):
-        fisher[name].mul_(1 - FISHER_SHARE).addcmul_(gradient, gradient, value=FISHER_SHARE)
+    found = {name: gradient for name, _, gradient in with_gradients(network)}
+    if found:  # one kernel for many tensors
+        running, gradients = [fisher[name] for name in found], list(found.values())
+        torch._foreach_mul_(running, 1 - FISHER_SHARE)
+        torch._foreach_addcmul_(running, gradients, gradients, value=FISHER_SHARE)

@@ -233,7 +233,11 @@ class Method(ABC):
         """Called when the network has grown, before the first iteration of a step."""
 
     def after_backward(self, step: Step) -> None:
-        """Called when the gradients of a batch's `losses` are there, without the penalties'."""
+        """Called when the gradients of a batch's `losses` are there, without the penalties'.
+
+        In float16 on a GPU they are 0 in an update that the loss scale makes impossible: whether it
+        does is not asked, as nothing here may wait for the device.
+        """
 
     def end_step(self, step: Step) -> None:
         """Called after the last iteration of a step."""

@@ -15,9 +15,9 @@ s is 0 when a step begins, F goes on from step to step, in every iteration and a
 for parameters that are new; the first score of a parameter is max(0, s). theta* are the
 parameters at the end of the step before.
 
-Memory on the device after step 0: four times the parameters (F, s, the sum of the normalised two,
-theta*), and twice in the CPU's memory (theta_prev, score); in step 0 two and one. A finished step
-keeps F and the score.
+Memory on the device after step 0: five times the parameters (F, s, theta_prev, the sum of the
+normalised two, theta*), and once in the CPU's memory (score); in step 0 three times. A finished
+step keeps F and the score.
 """
 
 from typing import Literal
@@ -60,8 +60,8 @@ class Rw(ParameterRegularizer):
     Config = RwConfig
     presets = {"small": {"weight": 10}, "demo": {"weight": 1.6}}
     persistent_state = frozenset({"fisher", "walk_score"})
-    offloaded = frozenset({"walk_score", "previous", "count"})
-    extra_param_copies = 4
+    offloaded = frozenset({"walk_score", "count"})
+    extra_param_copies = 5
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:
@@ -72,7 +72,7 @@ class Rw(ParameterRegularizer):
             "fisher": begin_fisher(fisher, step.network),
             "walk_score": score,
             "walk": {name: torch.zeros_like(value) for name, value in parameters.items()},
-            "previous": copy_table(parameters, "cpu"),
+            "previous": copy_table(parameters),
             "count": {"iterations": torch.zeros((), dtype=torch.int64)},
         }
         if self.num_old:
@@ -96,7 +96,7 @@ class Rw(ParameterRegularizer):
     def _walk(self, network: Network) -> None:
         fisher, walk, previous = (self.tables[kind] for kind in ("fisher", "walk", "previous"))
         for name, value, gradient in with_gradients(network):
-            moved = previous[name].to(value.device) - value
+            moved = previous[name] - value
             distance = moved.square().mul_(fisher[name]).mul_(0.5).add_(EPSILON)
             walk[name].addcdiv_(moved.mul_(gradient), distance)
             previous[name].copy_(value)

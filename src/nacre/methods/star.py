@@ -21,7 +21,7 @@ once per step, so that time does not grow with the steps.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -57,6 +57,8 @@ from nacre.models.network import Network, Output
 
 SURE = 0.5
 """The teacher says a class where its logit is above this."""
+_SURE_SIGMOID = float(torch.tensor(SURE).sigmoid())
+_NUMBERS = ("statistics.count", "statistics.background", "seen.counts")
 
 
 class StarConfig(SigmoidConfig):
@@ -75,6 +77,27 @@ class StarConfig(SigmoidConfig):
     def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return STAR's: batch norm and old rows frozen."""
         return {"freeze_bn": True, "freeze_old_rows": True}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What is replayed in each update of a step, see `nacre.losses.star`.
+
+    Attributes:
+        statistics: Of the old classes.
+        counts: Features to draw of each.
+        num_drawn: Features to draw in all.
+        background_weight: How many times over background counts again, r.
+        cells_per_batch: Pixels of a batch, on the grid of the features.
+        divisor: What labels, drawn features and background are divided by.
+    """
+
+    statistics: FeatureStatistics
+    counts: Tensor
+    num_drawn: int
+    background_weight: float
+    cells_per_batch: float
+    divisor: float
 
 
 class Star(SigmoidMethod):
@@ -99,10 +122,12 @@ class Star(SigmoidMethod):
     def __init__(self, config: Any, num_old: int) -> None:
         super().__init__(config, num_old)
         self.tables: dict[str, Tensor] = {}
+        self._known: Replay | None = None
 
     def begin_step(self, step: Step) -> None:
         """Refuse to begin without the statistics of the old classes."""
         super().begin_step(step)
+        self._known = None
         if self.num_old and "statistics.background" not in self.tables:
             raise NacreError(
                 "star needs the statistics of the steps before this one, and their model has none: "
@@ -124,14 +149,18 @@ class Star(SigmoidMethod):
         if not self.num_old:
             return
         assert step.teacher is not None
-        counts = torch.zeros(self.num_old + 1, dtype=torch.float64)
+        # Cells that are not labelled background are counted in the last place, which is all cells'.
+        counts = torch.zeros(self.num_old + 1, dtype=torch.int64, device=step.dist.device)
+        cells = 0
         for batch in step.batches():
             logits = step.teacher(batch.images).logits
             targets = grid_targets(batch.targets, (logits.shape[-2], logits.shape[-1]))
-            said = teacher_regions(logits)[targets == 0]
-            counts[:-1] += torch.bincount(said.flatten(), minlength=self.num_old).cpu()
-            counts[-1] += targets.numel()
-        self.tables["seen.counts"] = step.dist.sum(counts)
+            said = torch.where(targets == 0, teacher_regions(logits), self.num_old).flatten()
+            counts.index_add_(0, said, torch.ones_like(said))
+            cells += targets.numel()
+        seen = counts.cpu().double()
+        seen[-1] = cells
+        self.tables["seen.counts"] = step.dist.sum(seen)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy of new classes, with background again, and the two distances."""
@@ -151,27 +180,29 @@ class Star(SigmoidMethod):
         targets = grid_targets(batch.data_targets, size)
         sure = grid_targets(batch.sure_targets(self.num_old), size)
         is_background = (sure == 0) & (teacher_regions(seen.logits) == 0)
-        again = student.logits[:, first_new:].permute(0, 2, 3, 1)[is_background]
-        background = self._background_weight * sum_of_negatives(again) / targets.numel()
+        replay, again = self._replay, student.logits[:, first_new:]
+        again = sum_of_negatives(again, is_background.unsqueeze(1))
         return {
-            "bce": labeled / self._divisor,
-            "background": background / self._divisor,
+            "bce": labeled / replay.divisor,
+            "background": replay.background_weight * again / targets.numel() / replay.divisor,
             "features": self.config.weight * self._hold_features(batch, student, seen),
             "contrast": self.config.contrast * self._contrast(student, targets),
         }
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
         """Return the cross-entropy of drawn features, once per batch: they are no pixels of it."""
-        counts = self._num_drawn
-        if not self.num_old or not int(counts.sum()):
+        if not self.num_old or not self._replay.num_drawn:
             return {}
+        replay = self._replay
         # Where features come from a ReLU none is negative.
         non_negative = deeplab(step.network).head.norm.activation == "relu"
-        drawn = draw_features(self._statistics, counts, non_negative=non_negative)
+        drawn = draw_features(
+            replay.statistics, replay.counts, total=replay.num_drawn, non_negative=non_negative
+        )
         new = slice(self.num_old, None)
         classifier = classifier_of(step.network)
         logits = drawn @ classifier.weight(new).t() + classifier.bias(new)
-        return {"replay": sum_of_negatives(logits) / self._cells_per_batch / self._divisor}
+        return {"replay": sum_of_negatives(logits) / replay.cells_per_batch / replay.divisor}
 
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
@@ -196,46 +227,48 @@ class Star(SigmoidMethod):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take them back."""
         self.tables = dict(state)
+        self._known = None
 
     @property
     def _overlapped(self) -> bool:
         return self.config.setup == "overlapped"
 
     @property
+    def _replay(self) -> "Replay":
+        """What is replayed in each update of the step: found once, as it never changes."""
+        if self._known is None:
+            per_epoch = self.step.iterations_per_epoch
+            numbers = {key: self.tables[key].cpu() for key in _NUMBERS}
+            seen = numbers["seen.counts"]
+            counts = replay_counts(numbers["statistics.count"], seen[1:-1], per_epoch)
+            background, cells = float(seen[0]), float(seen[-1]) / per_epoch
+            weight = background_replay(
+                float(numbers["statistics.background"]),
+                background,
+                self.step.num_new,
+                overlapped=self._overlapped,
+            )
+            again = weight * (background / per_epoch)
+            self._known = Replay(
+                statistics=self._statistics(),
+                counts=counts.to(self.step.dist.device),
+                num_drawn=int(counts.sum()),
+                background_weight=weight,
+                cells_per_batch=cells,
+                divisor=replay_divisor(float(counts.sum()), again, cells),
+            )
+        return self._known
+
     def _statistics(self) -> FeatureStatistics:
         device = self.step.dist.device
         names = [field.name for field in fields(FeatureStatistics)]
         found = {name: self.tables[f"statistics.{name}"].to(device) for name in names}
         return FeatureStatistics(**found)
 
-    @property
-    def _num_drawn(self) -> Tensor:
-        if not self.num_old:
-            return torch.zeros(1, dtype=torch.long)
-        stored = self.tables["statistics.count"].cpu()
-        seen = self.tables["seen.counts"][1:-1].cpu()
-        return replay_counts(stored, seen, self.step.iterations_per_epoch)
-
-    @property
-    def _cells_per_batch(self) -> float:
-        return float(self.tables["seen.counts"][-1]) / self.step.iterations_per_epoch
-
-    @property
-    def _background_weight(self) -> float:
-        stored = float(self.tables["statistics.background"])
-        seen = float(self.tables["seen.counts"][0])
-        return background_replay(stored, seen, self.step.num_new, overlapped=self._overlapped)
-
-    @property
-    def _divisor(self) -> float:
-        seen = float(self.tables["seen.counts"][0]) / self.step.iterations_per_epoch
-        again = self._background_weight * seen
-        return replay_divisor(float(self._num_drawn.sum()), again, self._cells_per_batch)
-
     def _hold_features(self, batch: Batch, student: Output, teacher: Output) -> Tensor:
         height, width = batch.targets.shape[-2:]
         view = teacher_view(teacher.logits[:, 1:], (height, width), "sigmoid")
-        is_old = view.scores > torch.tensor(SURE).sigmoid().to(view.scores)
+        is_old = view.scores > _SURE_SIGMOID
         mask = is_old & (batch.data_targets == 0)
         features = student.decoder_features
         grid = grid_mask(mask, (features.shape[-2], features.shape[-1]))
@@ -251,7 +284,7 @@ class Star(SigmoidMethod):
         # the mean is taken over the processes.
         dist = self.step.dist
         others = dist.sum(own.detach().clone()) - own.detach()
-        contrast = prototype_contrast(own + others, self._statistics.prototype)
+        contrast = prototype_contrast(own + others, self._replay.statistics.prototype)
         return contrast * dist.world_size - contrast.detach() * (dist.world_size - 1)
 
 
@@ -266,14 +299,14 @@ def collect_moments(step: Step, first_new: int) -> tuple[FeatureMoments, float]:
     """Sum up the features of the new classes over a step's images, and count its background."""
     network: Network = step.network.eval()
     total: FeatureMoments | None = None
-    background = torch.zeros((), dtype=torch.float64)
+    background = torch.zeros((), dtype=torch.int64, device=step.dist.device)
     for batch in step.batches():
         features = network(batch.images).decoder_features
         targets = grid_targets(batch.targets, (features.shape[-2], features.shape[-1]))
         found = feature_moments(features, targets, first_new, step.num_classes - first_new)
         total = found if total is None else total + found
-        background += (targets == 0).sum().cpu()
+        background += (targets == 0).sum()
     assert total is not None
     names = [field.name for field in fields(FeatureMoments)]
     summed = FeatureMoments(**{name: step.dist.sum(getattr(total, name)) for name in names})
-    return summed, float(step.dist.sum(background))
+    return summed, float(step.dist.sum(background.cpu()))

@@ -4,8 +4,9 @@
 
 In training `mean` and `var` are those of the joined batch of all processes. With one process
 this is `F.batch_norm`, but for channels-last maps on a CPU, which torch sums with too few digits
-(see `nacre.ops.channel_sums`). With several, each process adds its count, sum and sum of squares
-in float64, so unequal batches are weighted rightly, and the backward pass
+(see `nacre.ops.channel_sums`). With several on CUDA, torch's own kernels join the processes
+(`nacre.models.synced_kernels`). Elsewhere each process adds its count, sum and sum of squares in
+float64, so unequal batches are weighted rightly, and the backward pass
 
     dx = weight / sqrt(var + eps) * (dy - mean(dy) - xhat * mean(dy * xhat))
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nacre.errors import NacreError
+from nacre.models.synced_kernels import has_kernels, kernel_norm
 from nacre.ops.channel_sums import (
     channel_affine,
     channel_statistics,
@@ -152,8 +154,11 @@ def norm_backward(
 def recomputing() -> bool:
     """Whether the forward pass is being run a second time, by activation checkpointing.
 
-    Running statistics must not be updated by it: the batch has been counted already.
+    Running statistics must not be updated by it: the batch has been counted already. (A compiled
+    network recomputes by itself, without running this code again.)
     """
+    if torch.compiler.is_compiling():
+        return False
     task_id = getattr(torch._C, "_current_graph_task_id", None)
     return task_id is not None and task_id() != -1
 
@@ -219,6 +224,9 @@ class ABN(nn.Module):
             )
         if world_size() == 1 and not lies_in_rows(x):
             return self._normalize_alone(x)
+        if has_kernels(x):
+            running = self.count_batch(x, world_size())
+            return kernel_norm(x, self.gain(), self.bias, running, self.momentum, self.eps)
         mean, var, count = joined_statistics(x.detach())
         self.update_running(mean, var, count)
         scale = (var + self.eps).rsqrt().to(self.weight.dtype)
@@ -233,9 +241,9 @@ class ABN(nn.Module):
         mean, var = self.count_batch(x)
         return F.batch_norm(x, mean, var, self.gain(), self.bias, True, self.momentum, self.eps)
 
-    def count_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def count_batch(self, x: Tensor, processes: int = 1) -> tuple[Tensor, Tensor]:
         """Return the running statistics that a kernel of torch is to update with a batch."""
-        check_count(x.numel() // x.shape[1], x.shape)
+        check_count(x.numel() // x.shape[1] * processes, x.shape)
         if recomputing():
             return self.running_mean.clone(), self.running_var.clone()
         self.num_batches_tracked.add_(1)

@@ -1,7 +1,8 @@
 """What a network costs, computed before it is trained and without its memory.
 
 Networks are built on the `meta` device, where tensors have shapes and no content: one forward
-pass there gives FLOPs and, through the hooks for saved tensors, the bytes that autograd keeps.
+pass there gives FLOPs and, through the hooks for saved tensors, the bytes that autograd keeps. For
+mixed precision, of which that device knows nothing, tensors pretend to be on a CPU.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from nacre.errors import NacreError
@@ -23,7 +25,7 @@ _FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True)
 class Description:
-    """Size and cost of a network; memory in bytes, all values in float32.
+    """Size and cost of a network; memory in bytes.
 
     Attributes:
         config: the network.
@@ -33,7 +35,9 @@ class Description:
         stride: input pixels per feature.
         parameters: of the backbone, the head and the classifier.
         flops: of the forward pass of one crop, a multiplication and an addition counting two.
-        kept: for the backward pass of a batch, with the network's own norm.
+        precision: of what is kept; parameters, gradients and logits are float32 in any case.
+        kept: for the backward pass of a batch, with the network's own norm, and in mixed precision
+            the weights as convolutions take them.
         kept_plain: the same with batch norm and leaky ReLU (lite0: its ReLU6) as separate layers.
         kept_inplace: the same with in-place ABN; None where the backbone cannot have it.
         state: parameters, gradients and momentum.
@@ -48,6 +52,7 @@ class Description:
     stride: int
     parameters: dict[str, int]
     flops: int
+    precision: str
     kept: int
     kept_plain: int
     kept_inplace: int | None
@@ -57,7 +62,12 @@ class Description:
 
 
 def describe(
-    config: DeepLabConfig, classes: int, *, crop: int = 512, batch: int = 24
+    config: DeepLabConfig,
+    classes: int,
+    *,
+    crop: int = 512,
+    batch: int = 24,
+    precision: torch.dtype = torch.float32,
 ) -> Description:
     """Compute what training a network takes.
 
@@ -66,6 +76,7 @@ def describe(
         classes: channels of the classifier, background included.
         crop: side of the training crops in pixels.
         batch: crops in memory at once, on one device.
+        precision: in which the network computes.
 
     Raises:
         NacreError: a batch of 1 cannot be normalised in training.
@@ -79,7 +90,7 @@ def describe(
     parameters = {name: _count(part) for name, part in network.named_children()}
     total = sum(parameters.values())
     kept = {
-        norm: _kept_with(config, norm, classes, crop, batch)
+        norm: _kept_with(config, norm, classes, crop, batch, precision)
         for norm in {config.norm, *_comparable(config)}
     }
     return Description(
@@ -90,6 +101,7 @@ def describe(
         stride=network.stride,
         parameters=parameters,
         flops=_flops(network, crop),
+        precision=str(precision).removeprefix("torch."),
         kept=kept[config.norm],
         kept_plain=kept["abn"],
         kept_inplace=kept.get("iabn"),
@@ -118,10 +130,16 @@ def _flops(network: DeepLab, crop: int) -> int:
     return counter.get_total_flops()
 
 
-def _kept_with(config: DeepLabConfig, norm: str, classes: int, crop: int, batch: int) -> int:
+def _kept_with(
+    config: DeepLabConfig, norm: str, classes: int, crop: int, batch: int, precision: torch.dtype
+) -> int:
     config = config.model_copy(update={"norm": norm})
-    images = torch.empty(batch, 3, crop, crop, device="meta")
-    return kept_bytes(_on_meta(config, classes, crop), images)
+    shape = (batch, 3, crop, crop)
+    if precision == torch.float32:
+        return kept_bytes(_on_meta(config, classes, crop), torch.empty(shape, device="meta"))
+    with FakeTensorMode(), torch.autocast("cpu", precision):
+        network = build(config, [classes], crop, load=False)
+        return kept_bytes(network, torch.empty(shape))
 
 
 def kept_bytes(network: nn.Module, images: Tensor) -> int:

@@ -15,6 +15,7 @@ products with A are plain matrix products.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -62,9 +63,10 @@ class StripUpsampler:
         """
         self.maps = maps.permute(2, 0, 1, 3).contiguous()
         self.size = size
-        self.row_weights, lower, upper = _interpolation(maps.shape[2], size[0], maps)
-        self.column_weights, _, _ = _interpolation(maps.shape[3], size[1], maps)
-        self._lower, self._upper = lower.tolist(), upper.tolist()
+        dtype, device = maps.dtype, maps.device
+        rows = _interpolation(maps.shape[2], size[0], dtype, device)
+        self.row_weights, self._lower, self._upper = rows
+        self.column_weights, _, _ = _interpolation(maps.shape[3], size[1], dtype, device)
         self._strip = self._wide = maps.new_empty(0)
         self._wide_source: tuple[slice, slice] | None = None
 
@@ -84,11 +86,10 @@ class StripUpsampler:
         if self._wide_source != (strip.images, sources):
             self._widen(strip.images, sources)
         lines = weights.shape[0] * self._wide.shape[1]
-        if len(self._strip) < lines:
-            self._strip = self._wide.new_empty(lines, *self._wide.shape[2:])
-        result = self._strip[:lines]
-        torch.mm(weights, self._wide.flatten(1), out=result.view(weights.shape[0], -1))
-        return result
+        # No slice of a larger buffer: a compiler would make two versions of what takes it.
+        self._strip.resize_(lines, *self._wide.shape[2:])
+        torch.mm(weights, self._wide.flatten(1), out=self._strip.view(weights.shape[0], -1))
+        return self._strip
 
     def weights(self, strip: Strip) -> tuple[Tensor, slice]:
         """The part of the row matrix that is not zero for a strip, and the input rows it is for."""
@@ -189,20 +190,30 @@ def _strip_bytes(device: torch.device) -> int:
     return _DEVICE_STRIP_BYTES
 
 
-def _interpolation(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)  # a matrix that was made in a test serves the next training too
+def _interpolation(
+    inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, list[int], list[int]]:
     """The matrix of linear interpolation, and the first and last input that each output touches.
 
     Positions are rounded where PyTorch's own upsampling rounds them (the scale, then the result of
-    a fused multiply-add), so that the two agree to the last digits.
+    a fused multiply-add), so that the two agree to the last digits. The matrix is kept: to bring it
+    to a GPU would mean to wait for all that the GPU still has to do.
     """
-    scale = (torch.tensor(float(inputs), dtype=like.dtype) / outputs).double()
+    scale = (torch.tensor(float(inputs), dtype=dtype) / outputs).double()
     position = scale * (torch.arange(outputs, dtype=torch.float64) + 0.5) - 0.5
-    position = position.clamp(min=0).to(like.dtype)
+    position = position.clamp(min=0).to(dtype)
     lower = position.floor().long().clamp(max=inputs - 1)
     upper = (lower + 1).clamp(max=inputs - 1)
     fraction = (position - lower).clamp(0, 1)
-    matrix = torch.zeros(outputs, inputs, dtype=like.dtype)
+    matrix = torch.zeros(outputs, inputs, dtype=dtype)
     output = torch.arange(outputs)
     matrix[output, lower] += 1 - fraction
     matrix[output, upper] += fraction
-    return matrix.to(like.device), lower, upper
+    return matrix.to(device), lower.tolist(), upper.tolist()
+
+
+def forget_matrices() -> None:
+    """Free the matrices that are kept."""
+    _interpolation.cache_clear()

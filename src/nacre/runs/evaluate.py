@@ -17,7 +17,7 @@ from nacre.runs.learn_data import open_folders
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config
-from nacre.utils.device import choose_device
+from nacre.utils.device import choose_device, choose_precision
 from nacre.utils.distributed import init_distributed
 
 
@@ -48,7 +48,10 @@ def evaluate_checkpoint(
     step = len(info.steps) - 1
     _check_classes(path, info.classes, data, step)
     batches = eval_batches(data.eval_dataset(step), config.train.batch_size, 0, 1, 0)
-    confusion = evaluate(network.to(device), batches, device, window=config.test_window)
+    precision = choose_precision(config.train.precision, device)
+    confusion = evaluate(
+        network.to(device), batches, device, window=config.test_window, precision=precision
+    )
     metrics = compute_metrics(data.scenario.classes, data.scenario.groups, step, confusion)
     return metrics | {
         "images": len(data.eval_dataset(step)),

@@ -17,13 +17,15 @@ from torch import Tensor
 from nacre.data.dataset import EvalDataset, eval_batches
 from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.source import Split
+from nacre.evaluation.counts import ConfusionCounter
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.inference import predict_classes
-from nacre.evaluation.metrics import confusion_matrix, iou_by_class
+from nacre.evaluation.metrics import iou_by_class
 from nacre.models.network import Network
 from nacre.scenarios.classes import BACKGROUND
 from nacre.training.config import Recipe
 from nacre.training.step import until_stopped
+from nacre.utils.device import Precision, choose_precision, count_workers
 from nacre.utils.distributed import Distributed
 
 Ious = dict[str, float | None]
@@ -84,33 +86,48 @@ class Tester:
     def _confusion(self, network: Network, dataset: EvalDataset) -> Tensor:
         batches = self._batches(dataset)
         window = self.recipe.test_window
-        counts = evaluate(network, batches, self.dist.device, self.on_images, window)
+        counts = evaluate(
+            network, batches, self.dist.device, self.on_images, window, self.precision
+        )
         return self.dist.sum(counts)
+
+    @property
+    def precision(self) -> Precision:
+        """In which numbers the networks compute: those in which they learn."""
+        return choose_precision(self.recipe.train.precision, self.dist.device)
 
     def _batches(self, dataset: EvalDataset) -> Iterator[tuple[Tensor, Tensor]]:
         train, dist = self.recipe.train, self.dist
-        size = train.micro_batch or max(1, train.batch_size // dist.world_size)
-        batches = eval_batches(dataset, size, dist.rank, dist.world_size, train.num_workers)
+        size = train.test_batch(dist.world_size)
+        pin = dist.device.type == "cuda"
+        batches = eval_batches(
+            dataset,
+            size,
+            dist.rank,
+            dist.world_size,
+            count_workers(train.num_workers, dist.device),
+            pin,
+        )
         return until_stopped(batches, dist, self.should_stop)
 
     @torch.inference_mode()
     def agreement(self, before: Network, after: Network) -> dict[str, Any]:
         """Return, for each old class, how much of what was seen before is still seen."""
         known, names = self.data.known, self.data.class_names
-        total = torch.zeros(len(names), len(names), dtype=torch.int64)
+        counter = ConfusionCounter(len(names), self.dist.device)
         images = 0
         before.eval()
         after.eval()
         for dataset in self._new_pictures():
             images += len(dataset)
             for pictures, targets in self._batches(dataset):
-                batch = pictures.to(self.dist.device)
+                batch = pictures.to(self.dist.device, non_blocking=True)
                 size = (targets.shape[-2], targets.shape[-1])
-                was = predict_classes(before(batch).scores, size)
-                now = predict_classes(after(batch).scores, size)
-                total += confusion_matrix(was, now, len(names)).cpu()
-        total = self.dist.sum(total)
-        ious = iou_by_class(total)[: len(known)]
+                with self.precision.mixed(self.dist.device):
+                    was = predict_classes(before(batch).scores, size, counter.check)
+                    now = predict_classes(after(batch).scores, size, counter.check)
+                counter.add(was, now)
+        ious = iou_by_class(self.dist.sum(counter.total()))[: len(known)]
         return {
             "images": images,
             "iou": {

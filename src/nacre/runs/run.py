@@ -35,7 +35,7 @@ from nacre.training.events import (
 )
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, learn_step, until_stopped
-from nacre.utils.device import choose_precision
+from nacre.utils.device import choose_precision, count_workers
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
 
@@ -150,15 +150,24 @@ class Run:
         """Test the network after a step and write its metrics."""
         dataset = self.data.eval_dataset(step)
         train, dist = self.config.train, self.dist
-        batch_size = train.micro_batch or max(1, train.batch_size // dist.world_size)
-        batches = eval_batches(dataset, batch_size, dist.rank, dist.world_size, train.num_workers)
+        batch_size = train.test_batch(dist.world_size)
+        pin = dist.device.type == "cuda"
+        batches = eval_batches(
+            dataset,
+            batch_size,
+            dist.rank,
+            dist.world_size,
+            count_workers(train.num_workers, dist.device),
+            pin,
+        )
 
         def on_images(count: int) -> None:
             self.recorder(ImagesTested(step, count, len(dataset)))
 
         window = self.config.test_window
         heard = until_stopped(batches, dist, self.should_stop)
-        confusion = dist.sum(evaluate(learned.network, heard, dist.device, on_images, window))
+        counts = evaluate(learned.network, heard, dist.device, on_images, window, self.precision)
+        confusion = dist.sum(counts)
 
         def write() -> None:
             scenario = self.data.scenario

@@ -72,7 +72,8 @@ def step_sampler(
         seed=recipe.seed,
         rank=rank,
         world_size=world_size,
-        micro_batch=train.micro_batch,
+        # What fits a GPU is found when the step's networks are there.
+        micro_batch=None if train.micro_batch == "auto" else train.micro_batch,
         total=train.iterations,
         shares=shares,
     )

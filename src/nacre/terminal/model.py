@@ -15,7 +15,7 @@ def table(description: Description) -> Table:
         result.add_row(f"parameters of the {part}", f"{count / 1e6:.2f} M")
     result.add_row(f"forward pass of one {d.crop} x {d.crop} crop", f"{d.flops / 1e9:.1f} GFLOP")
     result.add_section()
-    result.add_row(f"kept for the backward pass of {d.batch} crops", _gib(d.kept))
+    result.add_row(f"kept for the backward pass of {d.batch} crops, {d.precision}", _gib(d.kept))
     if d.kept_inplace is not None:
         result.add_row("  with batch norm + leaky ReLU", _gib(d.kept_plain))
         result.add_row("  with in-place ABN", _gib(d.kept_inplace))

@@ -7,7 +7,7 @@ scenario says which data set's config belongs in ``data`` and ``method.name`` wh
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, create_model
 
@@ -28,6 +28,9 @@ from nacre.utils.config import Config
 from nacre.utils.yaml_file import MAX_DEPTH, parse_yaml, read_yaml
 
 ConfigValues = dict[str, Any]
+PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
+PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
+_TEST_BATCH = 8
 
 
 class TrainConfig(OptimConfig):
@@ -50,11 +53,10 @@ class TrainConfig(OptimConfig):
     batch_size: int = Field(
         24, ge=1, le=65_536, description="images per update, over all processes together"
     )
-    micro_batch: int | None = Field(
+    micro_batch: Annotated[int, Field(ge=1, le=65_536)] | Literal["auto"] | None = Field(
         None,
-        ge=1,
-        le=65_536,
-        description="images a process holds at once; gradients add up to `batch_size`",
+        description="images a process holds at once; gradients add up to `batch_size`; auto: what "
+        "fits the GPU",
     )
     lr: float = Field(0.01, gt=0, le=1e6, description="learning rate of step 0")
     incremental_lr: float = Field(
@@ -69,7 +71,7 @@ class TrainConfig(OptimConfig):
         "losses then know, or background, as a plain cross-entropy takes them (to compare)",
         json_schema_extra=LATER,
     )
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    precision: PrecisionName = Field(
         "auto", description="auto: bfloat16 or float16 on CUDA, float32 elsewhere"
     )
     device: str = Field(
@@ -80,11 +82,25 @@ class TrainConfig(OptimConfig):
         description="compile the losses with torch.compile, for long runs on a GPU",
         json_schema_extra=NOTHING,
     )
-    num_workers: int = Field(
-        0,
-        ge=0,
-        le=256,
-        description="processes that load pictures, per process",
+    compile_network: bool = Field(
+        False,
+        description="compile the networks with torch.compile, for long runs on one GPU",
+        json_schema_extra=NOTHING,
+    )
+    tf32: bool = Field(
+        True,
+        description="TF32 in the convolutions of a GPU, where they are not in half precision",
+        json_schema_extra=NOTHING,
+    )
+    deterministic: bool = Field(
+        False,
+        description="only kernels of a GPU that give the same result every time; slower",
+        json_schema_extra=NOTHING,
+    )
+    num_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
+        "auto",
+        description="processes that load pictures, per process; auto: by the cores for a GPU, "
+        "else 0",
         json_schema_extra=NOTHING,
     )
     checkpoint_minutes: float = Field(
@@ -101,6 +117,13 @@ class TrainConfig(OptimConfig):
         description="iterations between two lines of events",
         json_schema_extra=NOTHING,
     )
+
+    def test_batch(self, world_size: int) -> int:
+        """Return how many images a process tests at once, which takes less memory than learning."""
+        local = max(1, self.batch_size // world_size)
+        if self.micro_batch == "auto":
+            return min(local, _TEST_BATCH)
+        return self.micro_batch or local
 
 
 class Recipe(Config):

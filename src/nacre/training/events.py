@@ -52,7 +52,10 @@ class StepSkipped(Event):
 
 @dataclass(frozen=True)
 class StepBegan(Event):
-    """A step begins at its iteration `first`: 0, or where it was interrupted."""
+    """A step begins at its iteration `first`: 0, or where it was interrupted.
+
+    `micro_batch` are the images that a process holds at once.
+    """
 
     kind = "begin"
     step: int
@@ -60,6 +63,7 @@ class StepBegan(Event):
     images: int
     iterations: int
     first: int
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,12 @@ class Iterated(Event):
 
 @dataclass(frozen=True)
 class Trained(Event):
-    """Means over the updates since the last such event."""
+    """Means over the updates since the last such event.
+
+    `update_seconds` is the time of an update with all there is to it, `data_seconds` the part of it
+    in which the trainer waited for pictures. `gradient_norm` is that of the last update, before it
+    is clipped; `memory_bytes` the most that was held so far.
+    """
 
     kind = "train"
     step: int
@@ -82,6 +91,10 @@ class Trained(Event):
     lr: float
     losses: dict[str, float]
     images_per_second: float
+    update_seconds: float | None = None
+    data_seconds: float | None = None
+    gradient_norm: float | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

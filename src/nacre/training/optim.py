@@ -11,6 +11,7 @@ all parameters. Every group of parameters has an `lr_scale`, its learning rate o
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -77,14 +78,17 @@ def make_optimizer(
         groups: of a method that has its own, instead of `param_groups`.
     """
     groups = param_groups(network, config) if groups is None else groups
+    # One kernel for all parameters, which also sees by itself that the loss scale was too large.
+    fused = {"fused": True} if next(network.parameters()).is_cuda else {}
     if config.optimizer == "adamw":
-        return AdamW(groups, lr=lr, betas=config.betas, weight_decay=config.weight_decay)
+        return AdamW(groups, lr=lr, betas=config.betas, weight_decay=config.weight_decay, **fused)
     return SGD(
         groups,
         lr=lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         nesterov=config.momentum > 0,
+        **fused,
     )
 
 
@@ -152,10 +156,35 @@ def optimizer_state(optimizer: Optimizer, network: nn.Module) -> Tensors:
 def load_optimizer_state(optimizer: Optimizer, network: nn.Module, tensors: Tensors) -> None:
     """Take back what `optimizer_state` returned."""
     parameters = dict(network.named_parameters())
-    for place, value in tensors.items():
+    is_fused = bool(optimizer.defaults.get("fused"))
+    for place, value in lie_as_parameters(network, tensors).items():
         key, _, name = place.partition(".")
-        # AdamW counts its updates on the CPU, wherever the parameters are
-        optimizer.state[parameters[name]][key] = value.cpu() if key == "step" else value
+        # AdamW counts its updates on the CPU, wherever the parameters are, unless it is fused
+        on_cpu = key == "step" and not is_fused
+        optimizer.state[parameters[name]][key] = value.cpu() if on_cpu else value
+
+
+def lie_as_parameters(network: nn.Module, tensors: Tensors) -> Tensors:
+    """Return tensors with the keys ``key.parameter`` so that each lies as its parameter does."""
+    parameters = dict(network.named_parameters())
+    patterns = {place: parameters.get(place.partition(".")[2]) for place in tensors}
+    return lie_as({place: one for place, one in patterns.items() if one is not None}, tensors)
+
+
+def lie_as(patterns: Mapping[str, Tensor], tensors: Tensors) -> Tensors:
+    """Return tensors that lie in memory as those of the same name and shape do.
+
+    A file knows one layout only. Where a parameter, its gradient and its momentum lie differently,
+    kernels that take many tensors at once take them one by one.
+    """
+
+    def laid(name: str, value: Tensor) -> Tensor:
+        pattern = patterns.get(name)
+        if pattern is None or pattern.shape != value.shape or pattern.stride() == value.stride():
+            return value
+        return torch.empty_like(pattern, dtype=value.dtype, device=value.device).copy_(value)
+
+    return {name: laid(name, value) for name, value in tensors.items()}
 
 
 class WeightAverage:
@@ -175,8 +204,9 @@ class WeightAverage:
         """Follow the network after so many updates."""
         share = 1 - min(self.decay, (1 + iteration) / (10 + iteration))
         current = _moving(network)
-        for name, mean in self.tensors.items():
-            mean.lerp_(current[name], share)
+        torch._foreach_lerp_(
+            list(self.tensors.values()), [current[name] for name in self.tensors], share
+        )
 
     @torch.no_grad()
     def copy_to(self, network: nn.Module) -> None:

@@ -17,8 +17,8 @@ student (`Parts.shared`).
 """
 
 import contextlib
-import math
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -27,9 +27,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nacre.data.dataset import Sample
-from nacre.errors import NacreError
+from nacre.errors import NacreError, SaidElsewhere
 from nacre.losses.compile import compiled_strips
 from nacre.methods import Batch, Method, Step
+from nacre.models.compile import compile_networks
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
@@ -37,13 +38,15 @@ from nacre.scenarios.classes import ignore_value
 from nacre.training.config import TrainConfig
 from nacre.training.optim import (
     WeightAverage,
+    lie_as,
+    lie_as_parameters,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
     param_groups,
     set_lr,
 )
-from nacre.utils.device import Precision, memory_layout
+from nacre.utils.device import Precision, memory_layout, peak_memory
 from nacre.utils.tensor_file import Tensors
 
 
@@ -73,13 +76,19 @@ class Trainer:
         """Make the optimizer and, for several processes, the wrapper that adds gradients."""
         self.iteration = 0
         self.last_image: Tensor | None = None
+        self.grad_norm: Tensor | None = None
         self.dist, self.network = self.step.dist, self.step.network
         self.network.train()
         self.method.prepare(self.step)
         fast = self.network.takes_channels_last
         self.layout = memory_layout(self.dist.device) if fast else torch.contiguous_format
-        self.network.to(memory_format=self.layout)  # type: ignore[call-overload]
-        self.student: torch.nn.Module = self.network
+        for network in (self.network, self.step.teacher):
+            if network is not None:
+                network.to(memory_format=self.layout)  # type: ignore[call-overload]
+        self.student: Callable[..., Output] = self.network
+        self.teacher: Callable[..., Output] | None = self.step.teacher
+        if self.config.compile_network:
+            self._compile()
         if self.dist.world_size > 1:
             self.student = self._across_processes()
         groups = param_groups(self.network, self.config)
@@ -89,6 +98,20 @@ class Trainer:
         self.average = WeightAverage(self.network, ema_decay) if ema_decay else None
         device = self.dist.device.type
         self.scaler = torch.amp.GradScaler(device, enabled=self.precision.needs_scaling)
+
+    def _compile(self) -> None:
+        """Have the networks compiled, each into one graph per step: classes are constants in it."""
+        network, teacher = self.network, self.step.teacher
+        is_ours = isinstance(network, DeepLab) and not network.backbone.grad_checkpointing
+        if self.dist.world_size > 1 or not is_ours:
+            raise NacreError(
+                "train.compile_network is for one process and nacre's own networks without "
+                "model.grad_checkpointing: train.compile_network=false does without"
+            )
+        if teacher is None or self.method.parts.shared != "nothing":
+            (self.student,) = compile_networks(network)
+        else:
+            self.student, self.teacher = compile_networks(network, teacher)
 
     def _across_processes(self) -> torch.nn.Module:
         """Wrap the network so that gradients are added over the processes."""
@@ -108,34 +131,62 @@ class Trainer:
         """Whether the last update was made."""
         return self.iteration >= self.step.iterations
 
-    def update(self, micro_batches: list[Sample]) -> dict[str, float]:
-        """Learn from one batch; return its named losses."""
+    def update(self, micro_batches: list[Sample], *, measure: bool = False) -> dict[str, Tensor]:
+        """Learn from one batch; return its named losses, on the device.
+
+        Nothing here waits for the device: to read a loss (see `nacre.training.window`) would mean
+        that the device does all it was asked for and then has nothing to do.
+
+        Args:
+            micro_batches: The batch.
+            measure: Whether to measure the gradient, which is left in `grad_norm`.
+        """
         set_lr(self.optimizer, self.config, self.lr, self.iteration, self.step.iterations)
         self.optimizer.zero_grad(set_to_none=True)
         num_valid = self._num_valid_pixels(micro_batches)
-        totals: dict[str, float] = {}
+        totals: dict[str, Tensor] = {}
         count = len(micro_batches)
         for i, sample in enumerate(micro_batches):
-            with self._accumulating(is_last=i + 1 == count):
-                losses = self._losses(sample, num_valid)
-                values = {name: float(value.detach()) for name, value in losses.items()}
-                self._check_finite(values)
-                total = torch.stack(list(losses.values())).sum() / count
-                torch.autograd.backward(self.scaler.scale(total))
-            for name, value in values.items():
-                totals[name] = totals.get(name, 0.0) + value / count
+            with self._accumulating(is_last=i + 1 == count), self._explaining(len(sample[0])):
+                losses = self._backward(sample, num_valid, count)
+            for name, value in losses.items():
+                part = value.detach() / count
+                totals[name] = totals[name] + part if name in totals else part
         self.scaler.unscale_(self.optimizer)
-        if self._gradients_are_finite():
-            self.method.after_backward(self.step)
+        self._show_gradients()
         totals |= self._penalize()
-        if self.config.grad_clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.grad_clip_norm)
+        self._clip(measure)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.iteration += 1
         if self.average is not None:
             self.average.update(self.network, self.iteration)
         return totals
+
+    def _backward(self, sample: Sample, num_valid: float, count: int) -> dict[str, Tensor]:
+        """Add the gradients of a micro-batch, one of so many, to those that are there."""
+        losses = self._losses(sample, num_valid)
+        total = torch.stack(list(losses.values())).sum() / count
+        torch.autograd.backward(self.scaler.scale(total))
+        return losses
+
+    def find_gradients(self, sample: Sample) -> None:
+        """Find the gradients of a batch and do nothing with them: does it fit the device?"""
+        self._backward(sample, float(_num_valid(sample[1])), 1)
+
+    @contextlib.contextmanager
+    def _explaining(self, images: int) -> Iterator[None]:
+        """Say in one sentence what to set where the device has not memory enough."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            held = (peak_memory(self.dist.device) or 0) / 2**30
+            raise NacreError(
+                f"out of memory on {self.dist.device} with {images} images at once ({held:.1f} GiB "
+                "were held); train.micro_batch=auto finds how many fit, whose gradients add up to "
+                "those of train.batch_size, and model.norm=iabn or model.grad_checkpointing=true "
+                "keep less of each image"
+            ) from error
 
     def finish(self) -> None:
         """End the step: its network is the mean of the weights over time, where that is kept."""
@@ -148,8 +199,11 @@ class Trainer:
         Raises:
             NotFinite: one of them is not finite; what was saved before is.
         """
-        for name, value in self.network.state_dict().items():
-            if value.is_floating_point() and not bool(value.isfinite().all()):
+        state = self.network.state_dict().items()
+        finite = {name: x.isfinite().all() for name, x in state if x.is_floating_point()}
+        all_finite = torch.stack(list(finite.values())).tolist()
+        for name, is_finite in zip(finite, all_finite, strict=True):
+            if not is_finite:
                 self._refuse(f"the weights {name} are")
 
     @torch.no_grad()
@@ -194,8 +248,8 @@ class Trainer:
         self.network.load_state_dict(split["network"])
         load_optimizer_state(self.optimizer, self.network, split["optimizer"])
         if self.average is not None:
-            self.average.tensors = split["average"]
-        self.method.load_state(split["method"])
+            self.average.tensors = lie_as(self.average.tensors, split["average"])
+        self.method.load_state(lie_as_parameters(self.network, split["method"]))
         self.method.parts.state = split["parts"]
         if scaler:
             self.scaler.load_state_dict(scaler)
@@ -215,24 +269,41 @@ class Trainer:
             losses = self.method.losses(batch, student, teacher)
         return losses | self.method.parts.losses(batch, student)
 
-    def _penalize(self) -> dict[str, float]:
+    def _penalize(self) -> dict[str, Tensor]:
         """Add the gradients of the losses on parameters, once per batch; return these losses.
 
         They are equal in all processes and never scaled, so there is nothing to exchange.
         """
         losses = self.method.penalties(self.step)
-        values = {name: float(value.detach()) for name, value in losses.items()}
-        self._check_finite(values)
         if losses:
             torch.autograd.backward(torch.stack(list(losses.values())).sum())
-        return values
+        return {name: value.detach() for name, value in losses.items()}
 
-    def _gradients_are_finite(self) -> bool:
-        """Whether this update will be made: a loss scale that is too large makes it skipped."""
-        if not self.scaler.is_enabled():
-            return True
-        grads = [one.grad for one in self.network.parameters() if one.grad is not None]
-        return bool(torch.nn.utils.get_total_norm(grads).isfinite())
+    def _show_gradients(self) -> None:
+        """Show the method the gradients, unless the loss scale was too large for this update.
+
+        Such an update will not be made. A GPU is not asked whether it will: the method then sees
+        gradients of 0, and the optimizer, which was told by the scaler, does nothing.
+        """
+        if self.scaler.is_enabled():
+            grads = self._gradients()
+            is_made = torch.nn.utils.get_total_norm(grads).isfinite()
+            if self.dist.device.type != "cpu":
+                for gradient in grads:
+                    gradient.masked_fill_(~is_made, 0)
+            elif not is_made:
+                return
+        self.method.after_backward(self.step)
+
+    def _clip(self, measure: bool) -> None:
+        limit = self.config.grad_clip_norm
+        if limit is not None:
+            self.grad_norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit)
+        elif measure:
+            self.grad_norm = torch.nn.utils.get_total_norm(self._gradients())
+
+    def _gradients(self) -> list[Tensor]:
+        return [one.grad for one in self.network.parameters() if one.grad is not None]
 
     def _ask_teacher(self, images: Tensor, student: Output) -> Output | None:
         teacher, shared = self.step.teacher, self.method.parts.shared
@@ -240,8 +311,8 @@ class Trainer:
             return None
         with torch.no_grad(), self._mixed():
             if shared == "nothing":
-                output: Output = teacher(images, with_stages=self.method.uses_stages)
-                return output
+                assert self.teacher is not None
+                return self.teacher(images, with_stages=self.method.uses_stages)
             assert isinstance(teacher, DeepLab)
             features = student.features.detach()
             stages = tuple(stage.detach() for stage in student.stages)
@@ -250,16 +321,14 @@ class Trainer:
             return teacher.classify(student.decoder_features.detach(), features, stages)
 
     def _mixed(self) -> contextlib.AbstractContextManager[object]:
-        if not self.precision.is_mixed:
-            return contextlib.nullcontext()
-        return torch.autocast(self.dist.device.type, self.precision.dtype)
+        return self.precision.mixed(self.dist.device)
 
     def _hidden(self, sample: Sample) -> Tensor | None:
         """Return which channels may hide in the background of each image, by its data set."""
         if self.step.hidden is None:
             return None
         datasets = sample[2] if len(sample) > 2 else torch.zeros(len(sample[0]), dtype=torch.long)
-        return self.step.hidden[datasets.to(self.step.hidden.device)]
+        return self.step.hidden[datasets.to(self.step.hidden.device, non_blocking=True)]
 
     def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Exchange gradients between the processes only with the last micro-batch of a batch."""
@@ -273,13 +342,16 @@ class Trainer:
         count = torch.stack([_num_valid(sample[1]) for sample in micro_batches]).sum()
         return float(self.dist.sum(count)) / (len(micro_batches) * self.dist.world_size)
 
-    def _check_finite(self, losses: dict[str, float]) -> None:
-        if all(math.isfinite(value) for value in losses.values()):
-            return
+    def refuse_losses(self, iteration: int, losses: dict[str, float]) -> NoReturn:
+        """End learning because of the losses that an iteration had, in all processes alike.
+
+        Raises:
+            NotFinite: always; the other processes end in silence.
+        """
         named = ", ".join(f"{name} = {value}" for name, value in losses.items())
-        raise NotFinite(
+        raise (NotFinite if self.dist.is_main else SaidElsewhere)(
             f"the loss is not a finite number in step {self.step.index}, iteration "
-            f"{self.iteration}: {named}; {self._advice()}"
+            f"{iteration}: {named}; {self._advice()}"
         )
 
     def _advice(self) -> str:

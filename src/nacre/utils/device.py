@@ -1,11 +1,14 @@
 """The device a process computes on, its precision and its memory."""
 
+import contextlib
+import os
 import sys
 from dataclasses import dataclass
 
 import torch
 
 from nacre.errors import NacreError
+from nacre.utils.system import usable_cores
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -58,10 +61,19 @@ class Precision:
         """Whether autocast is needed."""
         return self.dtype != torch.float32
 
+    def mixed(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which networks compute in this precision."""
+        if not self.is_mixed:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, self.dtype)
+
     @property
     def needs_scaling(self) -> bool:
         """Whether gradients would vanish without a scale on the loss."""
         return self.dtype == torch.float16
+
+
+FLOAT32 = Precision(torch.float32, "float32")
 
 
 def choose_precision(wanted: str, device: torch.device) -> Precision:
@@ -73,6 +85,43 @@ def choose_precision(wanted: str, device: torch.device) -> Precision:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return Precision(torch.bfloat16, "bfloat16: the GPU computes it natively")
     return Precision(torch.float16, "float16 with a loss scale: the GPU has no native bfloat16")
+
+
+def configure_backends(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
+    """Set what decides how fast a GPU computes and whether always the same.
+
+    The losses' matrix products stay in float32 whatever else was asked for: with the ten bits of
+    TF32 the upsampled logits would be too coarse for a log-sum-exp.
+
+    Args:
+        device: Where to; nothing is set for others than CUDA.
+        tf32: Whether convolutions of float32 may use TF32.
+        deterministic: Whether only kernels may be used that give the same result every time.
+    """
+    if device.type != "cuda":
+        return
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic:
+        # cuBLAS reads it when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Where torch knows no such kernel it says so; the scatters of the losses never meet.
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def count_workers(wanted: int | str, device: torch.device) -> int:
+    """Return how many processes load pictures for this one.
+
+    ``auto`` takes the cores that this machine has for each training process, up to 8. Where the
+    processor learns as well they would only take its cores from it: there it is none.
+    """
+    if isinstance(wanted, int):
+        return wanted
+    if device.type == "cpu":
+        return 0
+    return max(1, min(8, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -42,10 +42,10 @@ class Distributed:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add a tensor over the processes."""
+        """Add a tensor over the processes, where it is: numbers of the CPU wait for no GPU."""
         if self.world_size > 1:
-            # nccl moves only what is on its device, gloo only what is on the CPU.
-            moved = values.to(self.device)
+            # nccl moves what is on a GPU, gloo only what is in the CPU's memory.
+            moved = values if values.is_cuda else values.cpu()
             dist.all_reduce(moved)
             values = moved.to(values.device)
         return values
@@ -61,7 +61,7 @@ class Distributed:
         if self.world_size == 1:
             return value
         box: list[Any] = [value]
-        dist.broadcast_object_list(box, src=0, device=self._exchange)
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         received: T = box[0]
         return received
 
@@ -94,10 +94,6 @@ class Distributed:
         if self.world_size > 1:
             dist.barrier()
 
-    @property
-    def _exchange(self) -> torch.device:
-        return self.device if self.device.type == "cuda" else torch.device("cpu")
-
 
 def init_distributed(device: str) -> Distributed:
     """Join the processes that torchrun started, or be the only one."""
@@ -108,7 +104,7 @@ def init_distributed(device: str) -> Distributed:
     if not dist.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
-        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_TIMEOUT)
         # Threads of the group that still run while the interpreter ends would abort the process.
         atexit.register(leave_distributed)

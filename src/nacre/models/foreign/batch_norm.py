@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from nacre.errors import NacreError
 from nacre.models.abn import ABN, _SyncedNorm, joined_statistics, world_size
+from nacre.models.synced_kernels import has_kernels, kernel_norm
 from nacre.ops.channel_sums import lies_in_rows
 
 
@@ -122,12 +123,14 @@ def joined_batch_norm(
     """Do what `F.batch_norm` does, with the statistics of the joined batch of all processes."""
     if not training:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    weight = x.new_ones(x.shape[1], dtype=torch.float32) if weight is None else weight
+    bias = torch.zeros_like(weight) if bias is None else bias
+    if has_kernels(x):
+        return kernel_norm(x, weight, bias, (running_mean, running_var), momentum, eps)
     flat = x.reshape(*x.shape[:2], -1, 1)
     mean, var, count = joined_statistics(flat.detach())
     _update(running_mean, mean, momentum)
     _update(running_var, var * (count / (count - 1).clamp(min=1)), momentum)
-    weight = x.new_ones(x.shape[1], dtype=torch.float32) if weight is None else weight
-    bias = torch.zeros_like(weight) if bias is None else bias
     scale = (var + eps).rsqrt().to(weight.dtype)
     y: Tensor = _SyncedNorm.apply(  # type: ignore[no-untyped-call]
         flat, weight, bias, mean.to(scale.dtype), scale, count

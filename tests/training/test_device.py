@@ -1,0 +1,138 @@
+"""On a GPU that is not there the whole program runs, mixes nothing up and waits for nothing."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nacre
+from fake_device import NEEDS, FakeDevice, fake_device
+from nacre.evaluation.evaluate import evaluate
+from nacre.methods import METHODS
+from nacre.models.abn import ABN
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.runs.run import run_scenario
+from nacre.training import step as steps
+from nacre.training import trainer as trainers
+from nacre.training.step import Interrupted
+from nacre.utils.distributed import Distributed
+from small_steps import second_step
+from tiny_runs import StopAfter, tiny_config
+
+pytestmark = NEEDS
+CUDA = Distributed(0, 1, torch.device("cuda", 0))
+STEPWISE = [name for name, kind in METHODS.items() if not kind.is_joint]
+
+
+@pytest.fixture
+def device(request):
+    with fake_device(getattr(request, "param", "cuda")) as found:
+        yield found
+
+
+def waits_of_updates(device: FakeDevice, trainer, samples, count=2):
+    """Make updates; return what all but the first waited for, which makes what is kept."""
+    before = device.waits.copy()
+    for at, sample in enumerate(samples[: count + 1]):
+        if at == 1:
+            before = device.waits.copy()
+        trainer.update([sample], measure=True)
+    return dict(device.waits - before)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_no_update_of_any_method_waits_for_the_device(device, name):
+    trainer, _, samples = second_step(name, dist=CUDA, count=1, train={"precision": "bfloat16"})
+    assert waits_of_updates(device, trainer, samples, 1) == {}
+    assert device.kernels["convolution"]
+
+
+@pytest.mark.parametrize("name", ["ewc", "rw"])
+def test_a_loss_scale_and_clipping_wait_for_nothing(device, name):
+    train = {"precision": "float16", "grad_clip_norm": 1.0}
+    trainer, _, samples = second_step(name, "iabn", dist=CUDA, count=1, train=train)
+    if name == "rw":  # the walk takes a step in every tenth update
+        trainer.method.tables["count"]["iterations"].fill_(9)
+    assert waits_of_updates(device, trainer, samples) == {}
+    assert any(name.startswith("_fused_sgd") for name in device.kernels)
+
+
+class Alone(nn.Module):
+    """In the place of torch's wrapper of several processes, whose exchange needs real ones."""
+
+    def __init__(self, network, **_):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args, **kwargs):
+        return self.network(*args, **kwargs)
+
+
+@pytest.fixture
+def two_processes(device, monkeypatch):
+    """Pretend to be the first of two processes; what is exchanged stays as it is."""
+    exchange = {
+        "is_initialized": lambda: True,
+        "get_world_size": lambda: 2,
+        "all_reduce": lambda tensor: None,
+        "all_gather_into_tensor": lambda out, own: out.copy_(own.expand_as(out)),
+    }
+    for name, value in exchange.items():
+        monkeypatch.setattr(torch.distributed, name, value)
+    monkeypatch.setattr(trainers, "DistributedDataParallel", Alone)
+    return Distributed(0, 2, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("norm", ["abn", "iabn"])
+def test_several_processes_do_not_wait_in_the_norms(device, two_processes, norm, monkeypatch):
+    model = DeepLabConfig(backbone="resnet101", decoder_channels=8, norm=norm)
+    monkeypatch.setattr("small_steps.build_network", lambda *_: build_network(model, 3, 32))
+    train = {"precision": "bfloat16"}
+    trainer, _, samples = second_step("ft", dist=two_processes, count=1, train=train)
+    assert waits_of_updates(device, trainer, samples, 1) == {}
+    norms = sum(isinstance(module, ABN) for module in trainer.network.modules())
+    assert norms == 107
+    assert device.kernels["batch_norm_stats"] == 3 * norms  # in three updates
+    assert device.kernels["batch_norm_backward_elemt"] == 3 * norms
+
+
+def test_a_test_of_many_batches_waits_once(device):
+    model = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    network = build_network(model, 5, 32).to("cuda")
+    batch = torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 32, 32).byte()
+    for window in (None, 24):
+        evaluate(network, [batch], CUDA.device, window=window)
+        before = device.waits.copy()
+        counts = evaluate(network, [batch] * 3, CUDA.device, window=window)
+        assert sum((device.waits - before).values()) == 1
+        assert counts.shape == (5, 5)
+
+
+def config(method, **changes):
+    data = {"train": 24, "val": 4, "size": 32, "seed": 3}
+    return tiny_config(scenario="scenes/4-4/overlapped", method=method, data=data, **changes)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"), [("cuda", "float16"), ("mps", "float32")], indirect=["device"]
+)
+def test_a_run_is_learnt_tested_interrupted_and_used_on_a_device(device, precision, tmp_path):
+    out = tmp_path / "run"
+    train = {"precision": precision, "micro_batch": 4, "num_workers": 0}
+    wanted = config("rw", model={"norm": "iabn"}, train=train)
+    with pytest.raises(Interrupted):
+        run_scenario(wanted, out, should_stop=StopAfter(2))
+    run_scenario(wanted, out)
+    assert nacre.load(out).predict(np.zeros((40, 50, 3), np.uint8)).mask.shape == (40, 50)
+
+
+def test_a_gpu_s_teacher_has_its_norms_in_its_convolutions(device, tmp_path):
+    made = []
+    fold = steps.fuse_conv_bn
+    with mock.patch.object(steps, "fuse_conv_bn", lambda one: made.append(fold(one)) or made[-1]):
+        run_scenario(config("ilt", train={"num_workers": 0}), tmp_path / "run")
+    (teacher,) = made
+    assert not any(isinstance(module, ABN) for module in teacher.modules())
