@@ -1,5 +1,6 @@
 """The norm of several processes on CUDA: torch's kernels, for which formulas stand in here."""
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -127,12 +128,14 @@ def data(parts, layout):
 
 def of_layer(kind, xs, dys, pair):
     """Output, gradients and running statistics of two processes that share a layer's weights."""
+    torch.manual_seed(1)
+    first = kind(6, eps=EPS, momentum=MOMENTUM)
+    nn.init.normal_(first.weight, 1, 0.5)
+    nn.init.normal_(first.bias)
+    layers = first, copy.deepcopy(first)  # threads share the generator
 
     def work(rank):
-        torch.manual_seed(1)
-        layer = kind(6, eps=EPS, momentum=MOMENTUM)
-        nn.init.normal_(layer.weight, 1, 0.5)
-        nn.init.normal_(layer.bias)
+        layer = layers[rank]
         x = xs[rank].clone(memory_format=torch.preserve_format).requires_grad_()
         y = layer(x)
         y.backward(dys[rank])

@@ -86,6 +86,7 @@ def two_processes(device, monkeypatch):
     return Distributed(0, 2, torch.device("cuda", 0))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("norm", ["abn", "iabn"])
 def test_several_processes_do_not_wait_in_the_norms(device, two_processes, norm, monkeypatch):
     model = DeepLabConfig(backbone="resnet101", decoder_channels=8, norm=norm)
