@@ -24,6 +24,7 @@ import growth
 import importing
 import index
 import loss_head
+import maps
 import methods
 import networks
 import small_step
@@ -39,6 +40,7 @@ BENCHMARKS = {
     "reading pictures": data_path.measure,
     "testing": evaluation.measure,
     "exports": export.measure,
+    "maps": maps.measure,
     "the index": index.measure,
     "imports": importing.measure,
     "the start": start.measure,

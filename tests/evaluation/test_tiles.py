@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nacre.evaluation.inference import sliding_classes
-from nacre.evaluation.tiles import block_side, tiled_classes
+from nacre.evaluation.tiles import strip_width, tiled_classes
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 
@@ -23,8 +23,8 @@ def network():
 
 
 @pytest.mark.parametrize("size", [(32, 32), (20, 90), (75, 101), (130, 40)])
-@pytest.mark.parametrize("side", [16, 40, 200])
-def test_blocks_are_the_sliding_windows_of_the_whole(network, size, side) -> None:
+@pytest.mark.parametrize("strip", [16, 40, 200])
+def test_blocks_are_the_sliding_windows_of_the_whole(network, size, strip) -> None:
     image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
     read = []
 
@@ -33,7 +33,7 @@ def test_blocks_are_the_sliding_windows_of_the_whole(network, size, side) -> Non
         return image[:, rows, columns]
 
     found = torch.full(size, 255, dtype=torch.uint8)
-    for block in tiled_classes(network, part, size, 32, side):
+    for block in tiled_classes(network, part, size, 32, strip):
         found[block.rows, block.columns] = block.classes
     with torch.inference_mode():
         wanted = sliding_classes(network, image[None], 32)[0]
@@ -42,6 +42,19 @@ def test_blocks_are_the_sliding_windows_of_the_whole(network, size, side) -> Non
     assert all(rows.stop - rows.start <= 32 for rows, _ in read)
 
 
-def test_blocks_are_as_large_as_memory_allows_and_a_window_at_least() -> None:
-    assert 4 * 21 * block_side(512, 21) ** 2 <= 128 << 20
-    assert block_side(512, 10_000) == 512
+def test_every_window_of_a_strip_is_seen_once(network) -> None:
+    image = torch.zeros(3, 130, 101, dtype=torch.uint8)
+    read = []
+
+    def part(rows, columns):
+        read.append((rows.start, columns.start))
+        return image[:, rows, columns]
+
+    for _ in tiled_classes(network, part, (130, 101), 32, 101):
+        pass
+    assert len(read) == len(set(read))
+
+
+def test_strips_are_as_wide_as_memory_allows_and_a_window_at_least() -> None:
+    assert 4 * 21 * 512 * strip_width(512, 21) <= 128 << 20
+    assert strip_width(512, 10_000) == 512

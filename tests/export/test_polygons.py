@@ -30,6 +30,15 @@ def test_painted_rings_are_the_class_map(classes) -> None:
     assert (paint(trace_rings(classes), classes.shape) == classes).all()
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 3)),
+    st.integers(1, 7),
+)
+def test_rings_traced_tile_by_tile_are_the_class_map(classes, tile: int) -> None:
+    assert (paint(trace_rings(classes, tile), classes.shape) == classes).all()
+
+
 def test_a_rectangle_has_four_corners() -> None:
     classes = np.zeros((9, 12), np.uint8)
     classes[2:5, 3:10] = 1

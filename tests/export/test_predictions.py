@@ -35,9 +35,9 @@ def test_compressed_runs_are_read_back(runs: list[int]) -> None:
 
 
 def test_runs_go_down_the_columns_zeros_first() -> None:
-    mask = np.array([[1, 0], [1, 1]], bool)
-    assert encode_runs(mask) == [0, 2, 1, 1]
-    assert encode_runs(~mask) == [2, 1, 1]
+    classes = np.array([[1, 0], [1, 1]], np.uint8)
+    assert encode_runs(classes, 1) == [0, 2, 1, 1]
+    assert encode_runs(classes, 0) == [2, 1, 1]
 
 
 def test_coco_holds_every_pixel(tmp_path: Path, classes) -> None:

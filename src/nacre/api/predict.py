@@ -21,6 +21,7 @@ from nacre.api.rasters import Raster, is_georeferenced, open_raster, write_geoti
 from nacre.api.video import VideoWriter, frames_per_second, read_frames
 from nacre.errors import NacreError, unknown_name
 from nacre.evaluation.tiles import tiled_classes
+from nacre.export.class_map import ClassMap, count_classes, make_class_map, row_strips
 from nacre.export.predictions import (
     CocoWriter,
     Legend,
@@ -96,7 +97,7 @@ class _Results:
             if collected is not None:
                 collected.close()
 
-    def add(self, name: str, stem: str, picture: Path | None, classes: Pixels) -> None:
+    def add(self, name: str, stem: str, picture: Path | None, classes: ClassMap) -> None:
         """Write what has nothing to do with the picture's pixels."""
         forms = self.options.forms
         if "labelme" in forms:
@@ -107,7 +108,7 @@ class _Results:
             self.coco.add(name, classes)
         if self.shares is not None:
             self.shares.add(name, classes)
-        self.counts += np.bincount(classes.ravel(), minlength=len(self.counts))
+        self.counts += count_classes(classes, len(self.counts))
         self.done += 1
 
     def share_of_classes(self) -> dict[str, float]:
@@ -174,21 +175,23 @@ def _predict_picture(model: Model, one: Input, results: _Results) -> None:
 
 
 def _predict_map(model: Model, one: Input, results: _Results) -> None:
-    """Do a picture that may be too large to be seen at once."""
-    with open_raster(one.path) as raster, _map_writer(one, results) as write:
-        wide = len(model.classes) > 256
-        classes = np.zeros(raster.size, np.uint16 if wide else np.uint8)
-        for rows, columns, part in _blocks(model, raster, results.options.window):
-            classes[rows, columns] = part
-            if write is not None:
-                write(rows, columns, part)
-        preview = raster.preview() if "overlays" in results.options.forms else None
-    if "masks" in results.options.forms and write is None:
-        write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
-    if preview is not None:
-        path = results.out / "overlays" / f"{one.stem}.jpg"
-        write_overlay(path, preview, _shrunk(classes, preview.shape[:2]), results.legend)
-    results.add(one.name, one.stem, one.path, classes)
+    """Do a picture that may be too large to be seen, or held, at once."""
+    with (
+        open_raster(one.path) as raster,
+        make_class_map(raster.size, len(model.classes), results.out) as classes,
+    ):
+        with _map_writer(one, results) as write:
+            for rows, columns, part in _blocks(model, raster, results.options.window):
+                classes[rows, columns] = part
+                if write is not None:
+                    write(rows, columns, part)
+        if "masks" in results.options.forms and write is None:
+            write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
+        if "overlays" in results.options.forms:
+            path = results.out / "overlays" / f"{one.stem}.jpg"
+            preview = raster.preview()
+            write_overlay(path, preview, _shrunk(classes, preview.shape[:2]), results.legend)
+        results.add(one.name, one.stem, one.path, classes)
 
 
 @contextlib.contextmanager
@@ -225,10 +228,15 @@ def _blocks(
             progress(done, raster.size[0] * raster.size[1])
 
 
-def _shrunk(classes: Pixels, size: tuple[int, ...]) -> Pixels:
-    rows = (np.arange(size[0]) + 0.5) * classes.shape[0] / size[0]
-    columns = (np.arange(size[1]) + 0.5) * classes.shape[1] / size[1]
-    return classes[rows.astype(int)][:, columns.astype(int)]
+def _shrunk(classes: ClassMap, size: tuple[int, ...]) -> Pixels:
+    """Return the class at the middle of each pixel of a smaller picture."""
+    rows = ((np.arange(size[0]) + 0.5) * classes.shape[0] / size[0]).astype(int)
+    columns = ((np.arange(size[1]) + 0.5) * classes.shape[1] / size[1]).astype(int)
+    parts = []
+    for place, part in row_strips(classes):
+        within = rows[(rows >= place.start) & (rows < place.stop)] - place.start
+        parts.append(part[within][:, columns])
+    return np.concatenate(parts)
 
 
 def _predict_video(

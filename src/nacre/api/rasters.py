@@ -19,6 +19,9 @@ from nacre.utils.io import replacing
 Pixels = npt.NDArray[np.uint8]
 
 _TIFF = (".tif", ".tiff")
+_CACHE_MIB = 256
+"""What GDAL may keep of a picture; by default it takes a part of the machine's memory."""
+
 PREVIEW = 4096
 """Longest side of the overlay of a picture that is too large to be shown whole."""
 
@@ -65,14 +68,17 @@ def _large_pictures() -> Iterator[None]:
 
 def _in_memory(path: Path) -> Raster:
     with _large_pictures():
-        image = load(open_image(path))
-    pixels = np.asarray(image.convert("RGB"))
+        image = load(open_image(path)).convert("RGB")
+
+    def read(rows: slice, columns: slice) -> Pixels:
+        return np.asarray(image.crop((columns.start, rows.start, columns.stop, rows.stop)))
 
     def preview() -> Pixels:
-        small = image.copy() if max(image.size) <= PREVIEW else image.reduce(_factor(image.size))
-        return np.asarray(small.convert("RGB"))
+        return np.asarray(
+            image if max(image.size) <= PREVIEW else image.reduce(_factor(image.size))
+        )
 
-    return Raster(pixels.shape[:2], lambda rows, columns: pixels[rows, columns], preview)
+    return Raster((image.height, image.width), read, preview)
 
 
 def _factor(size: tuple[int, ...]) -> int:
@@ -85,7 +91,7 @@ def _rasterio_open(path: Path) -> Iterator[Any]:
     from rasterio.errors import RasterioIOError
 
     try:
-        with rasterio.open(path) as file:
+        with rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB), rasterio.open(path) as file:
             yield file
     except RasterioIOError as error:
         raise NacreError(f"the image {path} is damaged: {error}") from error
@@ -135,7 +141,7 @@ def write_geotiff(
             "height": source.height,
             "width": source.width,
             "count": 1,
-            "dtype": "uint8",
+            "dtype": "uint16" if len(legend.colors) > 256 else "uint8",
             "crs": source.crs,
             "transform": source.transform,
             "compress": "deflate",
@@ -144,7 +150,8 @@ def write_geotiff(
             "blockysize": 256,
         }
     with replacing(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
-        file.write_colormap(1, {i: (*color, 255) for i, color in enumerate(legend.colors)})
+        if len(legend.colors) <= 256:
+            file.write_colormap(1, {i: (*color, 255) for i, color in enumerate(legend.colors)})
         file.update_tags(classes=", ".join(legend.classes))
 
         def write(rows: slice, columns: slice, classes: Pixels) -> None:

@@ -1,8 +1,9 @@
 """Pictures of any size through windows, in bounded memory.
 
 The answer is that of `sliding_classes`: windows that overlap, their probabilities added up. But it
-comes block by block. A block's sums need only the windows that touch it; those at its edges are
-looked through again for the next block, and nothing of the size of the picture is ever held.
+comes block by block. A strip of columns is gone down from the top: once the windows of a row are
+added, all above the next row of windows is settled and leaves the sums. Only windows at the edges
+of strips are looked through twice, and nothing of the size of the picture is ever held.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +16,8 @@ from nacre.evaluation.inference import check_finite, starts
 from nacre.losses import upsample
 from nacre.models.network import Network
 
-BLOCK_BYTES = 128 << 20
-"""What the sums of a block may take."""
+STRIP_BYTES = 128 << 20
+"""What the sums of a strip may take."""
 
 Read = Callable[[slice, slice], Tensor]
 """Returns rows and columns of a picture as uint8 3,h,w."""
@@ -31,9 +32,9 @@ class Block:
     classes: Tensor
 
 
-def block_side(window: int, channels: int) -> int:
-    """Return the side of a block: a window at least, else as much as the memory allows."""
-    return max(window, int((BLOCK_BYTES / (4 * channels)) ** 0.5))
+def strip_width(window: int, channels: int) -> int:
+    """Return the columns of a strip: a window's at least, else as many as the memory allows."""
+    return max(window, STRIP_BYTES // (4 * channels * window))
 
 
 @torch.inference_mode()
@@ -42,46 +43,44 @@ def tiled_classes(
     read: Read,
     size: tuple[int, int],
     window: int,
-    side: int | None = None,
+    strip: int | None = None,
 ) -> Iterator[Block]:
-    """Yield the blocks of a picture from the upper left to the lower right.
+    """Yield the blocks of a picture, strip by strip from the left, each from the top.
 
     Args:
         network: In eval mode.
         read: Reads a part of the picture.
         size: Its height and width.
         window: Side of the windows.
-        side: Of the blocks; as the memory allows by default.
+        strip: Columns of a strip; as the memory allows by default.
     """
-    height, width = size
-    side = side or block_side(window, network.num_classes)
-    for top in range(0, height, side):
-        for left in range(0, width, side):
-            rows = slice(top, min(top + side, height))
-            columns = slice(left, min(left + side, width))
-            yield Block(rows, columns, _classes(network, read, size, window, rows, columns))
+    strip = strip or strip_width(window, network.num_classes)
+    for left in range(0, size[1], strip):
+        columns = slice(left, min(left + strip, size[1]))
+        yield from _go_down(network, read, size, window, columns)
 
 
-def _classes(
-    network: Network,
-    read: Read,
-    size: tuple[int, int],
-    window: int,
-    rows: slice,
-    columns: slice,
-) -> Tensor:
+def _go_down(
+    network: Network, read: Read, size: tuple[int, int], window: int, columns: slice
+) -> Iterator[Block]:
     device = next(network.parameters()).device
-    shape = (rows.stop - rows.start, columns.stop - columns.start)
-    total = torch.zeros(network.num_classes, *shape, device=device)
-    for seen_rows in _touching(size[0], window, rows):
-        for seen_columns in _touching(size[1], window, columns):
-            part = read(seen_rows, seen_columns).to(device)
+    high, wide = min(window, size[0]), columns.stop - columns.start
+    total = torch.zeros(network.num_classes, high, wide, device=device)
+    tops = starts(size[0], window)
+    for top, following in zip(tops, [*tops[1:], size[0]], strict=True):
+        rows = slice(top, top + high)
+        for seen in _touching(size[1], window, columns):
+            part = read(rows, seen).to(device)
             scores = check_finite(network(part[None]).scores)
             scores = upsample(scores, (part.shape[1], part.shape[2]))
-            down, from_rows = _overlap(rows, seen_rows)
-            across, from_columns = _overlap(columns, seen_columns)
-            total[:, down, across] += scores.softmax(1)[0, :, from_rows, from_columns]
-    return total.argmax(0).to(torch.uint8 if len(total) <= 256 else torch.int16).cpu()
+            across, within = _overlap(columns, seen)
+            total[:, :, across] += scores.softmax(1)[0, :, :, within]
+        settled = following - top
+        classes = total[:, :settled].argmax(0)
+        dtype = torch.uint8 if len(total) <= 256 else torch.int16
+        yield Block(slice(top, following), columns, classes.to(dtype).cpu())
+        total = total.roll(-settled, 1)
+        total[:, high - settled :] = 0
 
 
 def _touching(length: int, window: int, part: slice) -> Iterator[slice]:

@@ -2,7 +2,8 @@
 
 A ring runs along the edges of pixels, clockwise, around pixels of one class that share sides. Rings
 have no holes: what lies within is a ring of its own, painted later. Painted from the largest ring
-to the smallest, they give the class map again, pixel by pixel.
+to the smallest, they give the class map again, pixel by pixel. A large map is traced tile by tile,
+so that a region that crosses the edge of a tile is two rings.
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-ClassMap = npt.NDArray[np.uint8]
+from nacre.export.class_map import ClassMap, Part
+
 Points = npt.NDArray[np.float64]
+
+TILE = 4096
+"""Side of the tiles of a large map."""
 
 # Right, down, left, up: steps along edges with the ring's own pixel on the right-hand side.
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
@@ -33,13 +38,20 @@ class Ring:
     area: float
 
 
-def trace_rings(classes: ClassMap) -> list[Ring]:
+def trace_rings(classes: ClassMap, tile: int = TILE) -> list[Ring]:
     """Return the outlines of all regions, from the largest to the smallest."""
-    rings = [ring for ring in _rings(classes) if ring.area > 0]
+    height, width = classes.shape
+    rings = []
+    for top in range(0, height, tile):
+        for left in range(0, width, tile):
+            part = classes[top : min(top + tile, height), left : min(left + tile, width)]
+            for ring in _rings(part):
+                if ring.area > 0:
+                    rings.append(Ring(ring.channel, ring.points + np.array([left, top]), ring.area))
     return sorted(rings, key=lambda ring: -ring.area)
 
 
-def _rings(classes: ClassMap) -> Iterator[Ring]:
+def _rings(classes: Part) -> Iterator[Ring]:
     """Yield each closed walk along edges once; around holes the area is negative."""
     edges, owners = _edges(classes)
     width = classes.shape[1] + 1
@@ -52,10 +64,10 @@ def _rings(classes: ClassMap) -> Iterator[Ring]:
         yield Ring(int(owners[start]), points, _area(points))
 
 
-def _edges(classes: ClassMap) -> tuple[bytearray, bytes]:
+def _edges(classes: Part) -> tuple[bytearray, memoryview]:
     """Return which edges leave each corner in each direction, and the class at their right."""
     height, width = classes.shape
-    framed = np.full((height + 2, width + 2), -1, np.int16)
+    framed = np.full((height + 2, width + 2), -1, np.int32)
     framed[1:-1, 1:-1] = classes
     # The four pixels around each corner of a pixel:
     north_west, north_east = framed[:-1, :-1], framed[:-1, 1:]
@@ -63,11 +75,11 @@ def _edges(classes: ClassMap) -> tuple[bytearray, bytes]:
     right = np.stack([south_east, south_west, north_west, north_east], -1)
     left = np.stack([north_east, south_east, south_west, north_west], -1)
     edges = (right != left) & (right >= 0)
-    owners = np.where(edges, right, 0).astype(np.uint8)
-    return bytearray(edges.astype(np.uint8).tobytes()), owners.tobytes()
+    owners = np.where(edges, right, 0).astype(classes.dtype)
+    return bytearray(edges.astype(np.uint8).tobytes()), owners.ravel().data
 
 
-def _walk(start: int, edges: bytearray, owners: bytes, moves: tuple[int, ...]) -> list[int]:
+def _walk(start: int, edges: bytearray, owners: memoryview, moves: tuple[int, ...]) -> list[int]:
     """Follow edges of one class until the first comes again; return the corners."""
     owner = owners[start]
     edge = start

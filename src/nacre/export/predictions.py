@@ -15,10 +15,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from nacre.export.class_map import (
+    ClassMap,
+    Part,
+    column_strips,
+    count_classes,
+    row_strips,
+    write_png,
+)
 from nacre.export.polygons import simplify, trace_rings
 from nacre.utils.io import save, save_json, save_text
 
-ClassMap = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 Color = tuple[int, int, int]
 
@@ -34,7 +41,7 @@ class Legend:
     colors: tuple[Color, ...]
 
 
-def palette_image(classes: ClassMap, legend: Legend) -> Image.Image:
+def palette_image(classes: Part, legend: Legend) -> Image.Image:
     """Return a class map as a palette image, or of 16 bits: its values are channels."""
     image = Image.fromarray(classes)
     if classes.dtype == np.uint16:
@@ -44,13 +51,17 @@ def palette_image(classes: ClassMap, legend: Legend) -> Image.Image:
 
 
 def write_mask(path: Path, classes: ClassMap, legend: Legend) -> None:
-    """Write a class map as a palette PNG."""
-    save(path, lambda file: palette_image(classes, legend).save(file, "PNG"))
+    """Write a class map as a palette PNG, or of 16 bits: its values are channels."""
+    palette = bytes(value for color in legend.colors for value in color)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            write_png(file, classes, palette)
+
+    save(path, write)
 
 
-def overlay(
-    pixels: Pixels, classes: ClassMap, legend: Legend, strength: float = 0.6
-) -> Image.Image:
+def overlay(pixels: Pixels, classes: Part, legend: Legend, strength: float = 0.6) -> Image.Image:
     """Return a picture with its classes laid over it in colour, all but the background."""
     colors = np.array(legend.colors, np.float32) * strength
     mixed = np.empty_like(pixels)
@@ -62,7 +73,7 @@ def overlay(
     return Image.fromarray(mixed)
 
 
-def write_overlay(path: Path, pixels: Pixels, classes: ClassMap, legend: Legend) -> None:
+def write_overlay(path: Path, pixels: Pixels, classes: Part, legend: Legend) -> None:
     """Write a picture with its classes over it as a JPEG."""
     image = overlay(pixels, classes, legend)
     save(path, lambda file: image.save(file, "JPEG", quality=90))
@@ -102,11 +113,17 @@ def labelme(classes: ClassMap, legend: Legend, picture: str, tolerance: float) -
     }
 
 
-def encode_runs(mask: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the lengths of runs down the columns, zeros first, as COCO has them."""
-    flat = np.concatenate([[False], mask.ravel(order="F")])
-    changes = np.flatnonzero(flat[1:] != flat[:-1])
-    return np.diff(np.concatenate([[0], changes, [mask.size]])).tolist()
+def encode_runs(classes: ClassMap, channel: int) -> list[int]:
+    """Return the lengths of runs of a channel down the columns, others first, as COCO has them."""
+    height, width = classes.shape
+    changes = [np.zeros(1, np.int64)]
+    last = False
+    for columns, part in column_strips(classes):
+        flat = np.concatenate([[last], (part == channel).ravel(order="F")])
+        changes.append(np.flatnonzero(flat[1:] != flat[:-1]) + columns.start * height)
+        last = bool(flat[-1])
+    changes.append(np.array([height * width]))
+    return np.diff(np.concatenate(changes)).tolist()
 
 
 def compress_runs(runs: Sequence[int]) -> str:
@@ -121,6 +138,18 @@ def compress_runs(runs: Sequence[int]) -> str:
             more = value != (-1 if bits & 0x10 else 0)
             text.append(chr(48 + bits + (0x20 if more else 0)))
     return "".join(text)
+
+
+def _box(classes: ClassMap, channel: int) -> list[int]:
+    """Return left, top, width and height of the pixels of a channel."""
+    rows: list[int] = []
+    columns = np.zeros(classes.shape[1], bool)
+    for place, part in row_strips(classes):
+        mask = part == channel
+        rows += (np.flatnonzero(mask.any(1)) + place.start).tolist()
+        columns |= mask.any(0)
+    left, right = np.flatnonzero(columns)[[0, -1]].tolist()
+    return [left, rows[0], right + 1 - left, rows[-1] + 1 - rows[0]]
 
 
 @dataclass
@@ -142,27 +171,20 @@ class CocoWriter:
         height, width = classes.shape
         number = len(self.images) + 1
         self.images.append({"id": number, "file_name": name, "width": width, "height": height})
-        for channel in np.unique(classes).tolist():
+        counts = count_classes(classes, len(self.legend.classes))
+        for channel in np.flatnonzero(counts).tolist():
             if channel:
-                found = self._region(classes == channel)
-                self.annotations.append(
-                    {"id": len(self.annotations) + 1, "image_id": number, "category_id": channel}
-                    | found
-                )
-
-    @staticmethod
-    def _region(mask: npt.NDArray[np.bool_]) -> dict[str, Any]:
-        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-        left, top = int(columns[0]), int(rows[0])
-        return {
-            "iscrowd": 1,
-            "area": int(mask.sum()),
-            "bbox": [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top],
-            "segmentation": {
-                "size": list(mask.shape),
-                "counts": compress_runs(encode_runs(mask)),
-            },
-        }
+                found = {"id": len(self.annotations) + 1, "image_id": number} | {
+                    "category_id": channel,
+                    "iscrowd": 1,
+                    "area": int(counts[channel]),
+                    "bbox": _box(classes, channel),
+                    "segmentation": {
+                        "size": [height, width],
+                        "counts": compress_runs(encode_runs(classes, channel)),
+                    },
+                }
+                self.annotations.append(found)
 
     def close(self) -> None:
         """Write the file."""
@@ -188,8 +210,8 @@ class ShareWriter:
 
     def add(self, name: str, classes: ClassMap) -> None:
         """Add a picture."""
-        counts = np.bincount(classes.ravel(), minlength=self.channels)
-        self._write([name, *(f"{count / classes.size:.6f}" for count in counts)])
+        counts = count_classes(classes, self.channels)
+        self._write([name, *(f"{count / counts.sum():.6f}" for count in counts)])
 
     def _write(self, row: Iterable[object]) -> None:
         self.rows.writerow(row)

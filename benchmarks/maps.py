@@ -1,0 +1,120 @@
+"""Memory and time of `nacre predict` on large maps, through windows.
+
+    python benchmarks/maps.py                  # a map of 4,000 against one of 2,000
+    python benchmarks/maps.py --side 20000     # that map alone: bytes and seconds
+
+A GeoTIFF is generated (a plain PNG where rasterio is not installed, which can only be decoded as a
+whole). A fresh process sees it through windows of 512 with the smallest network and writes masks,
+overlays, shares and COCO. Peaks are those of the process above what it held before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from measuring import Row, apart, command, peaks_of
+from nacre.api.model import Model
+from nacre.api.predict import PredictOptions, predict_all
+from nacre.api.rasters import has_rasterio
+from nacre.export.verify import noise_picture
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.io import ModelInfo
+
+CLASSES = 8
+TILE = 512
+
+
+def measure(tiny: bool, rounds: int) -> list[Row]:
+    """Return how memory and time grow with the pixels of a map."""
+    side, window = (128, 32) if tiny else (2000, 512)
+    small, large = (apart(see_map, side * times, window) for times in (1, 2))
+    return [
+        Row(
+            f"map of {2 * side:,} x {2 * side:,} pixels in windows of {window}: {what} "
+            "against a quarter of it",
+            large[at] / small[at],
+            behind={f"quarter, {unit}": small[at], f"whole, {unit}": large[at]},
+        )
+        for at, (what, unit) in enumerate((("memory", "bytes"), ("time", "s")))
+    ]
+
+
+def see_map(side: int, window: int) -> tuple[int, float]:
+    """Return the peak of memory and the seconds that one map takes."""
+    model = make_model(window)
+    with tempfile.TemporaryDirectory() as folder:
+        first, picture = write_map(Path(folder) / "first", window), write_map(Path(folder), side)
+        options = PredictOptions(("masks", "overlays", "csv", "coco"), window)
+        predict_all(model, [str(first)], Path(folder) / "warm", options)
+        began = time.perf_counter()
+        (peak,) = peaks_of(
+            lambda: predict_all(model, [str(picture)], Path(folder) / "seen", options)
+        )
+        return peak, time.perf_counter() - began
+
+
+def make_model(crop: int) -> Model:
+    torch.manual_seed(0)
+    config = DeepLabConfig(backbone="tiny", decoder_channels=8)
+    network = build_network(config, [CLASSES], crop).eval()
+    names = ["background", *(f"class {at}" for at in range(1, CLASSES))]
+    colors = [(at * 30, 255 - at * 30, 128) for at in range(CLASSES)]
+    labels: list[int | None] = list(range(CLASSES))
+    info = ModelInfo(names, colors, labels, [CLASSES], [], {}, crop, "full", {})
+    return Model(network, info)
+
+
+def write_map(folder: Path, side: int) -> Path:
+    """Write a map of one tile, repeated."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tile = noise_picture((TILE, TILE))
+    if not has_rasterio():
+        times = -(-side // TILE)
+        Image.fromarray(np.tile(tile, (times, times, 1))[:side, :side]).save(folder / "map.png")
+        return folder / "map.png"
+    import rasterio
+
+    shape = {"height": side, "width": side, "count": 3, "dtype": "uint8"}
+    blocks = {"tiled": True, "blockxsize": TILE, "blockysize": TILE, "compress": "deflate"}
+    place = rasterio.transform.from_origin(500_000, 5_300_000, 0.5, 0.5)
+    with rasterio.open(
+        folder / "map.tif",
+        "w",
+        driver="GTiff",
+        crs="EPSG:32632",
+        transform=place,
+        **shape,
+        **blocks,
+    ) as file:
+        for top in range(0, side, TILE):
+            for left in range(0, side, TILE):
+                part = tile[: side - top, : side - left].transpose(2, 0, 1)
+                where = ((top, top + part.shape[1]), (left, left + part.shape[2]))
+                file.write(part, window=where)
+    return folder / "map.tif"
+
+
+def one_map(side: int) -> None:
+    peak, seconds = apart(see_map, side, 512)
+    print(f"{side:,} x {side:,} pixels: {peak / 2**20:,.0f} MiB, {seconds:,.0f} s")
+
+
+if __name__ == "__main__":
+    if "--side" in sys.argv:
+        parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("--side", type=int, required=True)
+        parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+        given = parser.parse_args()
+        torch.set_num_threads(given.threads)
+        one_map(given.side)
+    else:
+        command(measure, __doc__)
