@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,11 @@ import pytest
 import yaml
 from PIL import Image
 
+from nacre.api import video
 from nacre.api.inputs import find_inputs
 from nacre.api.model import Model, load
 from nacre.api.predict import PredictOptions, predict_all
+from nacre.api.video import read_frames
 from nacre.data.image_io import read_mask
 from nacre.data.importers.run import ImportOptions, import_export
 from nacre.errors import NacreError
@@ -138,20 +139,47 @@ def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
     assert (geo == np.asarray(Image.open(tmp_path / "seen/masks/plain.png"))).all()
 
 
-def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path) -> None:
-    if shutil.which("ffmpeg") is None:
+def make_video(folder: Path) -> Path:
+    """Write a film of five pictures without loss."""
+    import av
+
+    with av.open(str(folder / "film.mkv"), "w") as file:
+        stream = file.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 65, 48, "bgr0"
+        for i in range(5):
+            frame = av.VideoFrame.from_ndarray(noise_picture((48, 65), i), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return folder / "film.mkv"
+
+
+@pytest.mark.parametrize("through", ["ffmpeg", "PyAV"])
+def test_a_video_is_seen_frame_by_frame(
+    model, tmp_path: Path, through: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    film = make_video(tmp_path)
+    if through == "PyAV":
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    elif shutil.which("ffmpeg") is None:
         pytest.skip("no ffmpeg is installed")
-    for i in range(5):
-        Image.fromarray(noise_picture((48, 65), i)).save(tmp_path / f"{i}.png")
-    video = tmp_path / "film.mkv"
-    command = ["ffmpeg", "-v", "error", "-r", "10", "-i", str(tmp_path / "%d.png")]
-    subprocess.run([*command, "-c:v", "ffv1", str(video)], check=True)
-    summary = predict_all(model, [str(video)], tmp_path / "seen", PredictOptions())
+    summary = predict_all(model, [str(film)], tmp_path / "seen", PredictOptions())
     assert summary.done == 5
     for i in range(5):
         mask = np.asarray(Image.open(tmp_path / f"seen/masks/film/{i:06d}.png"))
         assert (mask == model.predict(noise_picture((48, 65), i)).mask).mean() > 0.9
-    assert (tmp_path / "seen/overlays/film.mp4").stat().st_size > 500
+    seen = list(read_frames(tmp_path / "seen/overlays/film.mp4"))
+    assert [frame.shape for frame in seen] == [(48, 66, 3)] * 5
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     with pytest.raises(NacreError, match=r"broken\.mp4 cannot be read"):
         predict_all(model, [str(tmp_path / "broken.mp4")], tmp_path / "seen", PredictOptions())
+
+
+def test_without_ffmpeg_and_pyav_a_video_says_what_it_needs(
+    model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "film.mp4").write_bytes(b"")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(video, "find_spec", lambda name: None)
+    with pytest.raises(NacreError, match=r"ffmpeg or the package av.*nacre\[video\]"):
+        predict_all(model, [str(tmp_path / "film.mp4")], tmp_path / "seen", PredictOptions())

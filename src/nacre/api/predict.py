@@ -18,7 +18,7 @@ import torch
 from nacre.api.inputs import Input, find_inputs
 from nacre.api.model import Model, to_rgb
 from nacre.api.rasters import Raster, is_georeferenced, open_raster, write_geotiff
-from nacre.api.video import VideoWriter, frames_per_second, read_frames
+from nacre.api.video import Writer, open_writer, read_frames
 from nacre.errors import NacreError, unknown_name
 from nacre.evaluation.tiles import tiled_classes
 from nacre.export.class_map import ClassMap, count_classes, make_class_map, row_strips
@@ -243,7 +243,7 @@ def _predict_video(
     model: Model, one: Input, results: _Results, should_stop: Callable[[], bool]
 ) -> bool:
     forms = results.options.forms
-    writer: VideoWriter | None = None
+    writer: Writer | None = None
     try:
         for i, frame in enumerate(read_frames(one.path)):
             classes = model.predict(frame).mask
@@ -253,8 +253,7 @@ def _predict_video(
             if "overlays" in forms:
                 if writer is None:
                     path = results.out / "overlays" / f"{one.stem}.mp4"
-                    rate = frames_per_second(one.path)
-                    writer = VideoWriter(path, classes.shape, rate)
+                    writer = open_writer(path, classes.shape, one.path)
                 writer.add(np.asarray(overlay(frame, classes, results.legend)))
             results.add(f"{one.name}#{i}", stem, None, classes)
             if should_stop():

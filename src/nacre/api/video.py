@@ -1,21 +1,61 @@
-"""Frames of a video in and out, through the program ffmpeg."""
+"""Frames of a video in and out: through the program ffmpeg, or else through the package PyAV."""
 
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from nacre.api import pyav
 from nacre.errors import NacreError
 
 Pixels = npt.NDArray[np.uint8]
 
 
+class Writer(Protocol):
+    """Writes frames as a video."""
+
+    def add(self, frame: Pixels) -> None:
+        """Append a frame."""
+
+    def close(self) -> None:
+        """Finish the file; what was written until a stop can be played."""
+
+
 def read_frames(path: Path) -> Iterator[Pixels]:
     """Yield the frames of a video, upright, height x width x RGB."""
+    return _ffmpeg_frames(path) if has_ffmpeg() else pyav.read_frames(path)
+
+
+def open_writer(path: Path, size: tuple[int, int], like: Path) -> Writer:
+    """Begin a video of frames of a size, as fast as another video."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if has_ffmpeg():
+        return FfmpegWriter(path, size, frames_per_second(like))
+    return pyav.PyavWriter(path, size, pyav.frames_per_second(like))
+
+
+def has_ffmpeg() -> bool:
+    """Whether the program is installed.
+
+    Raises:
+        NacreError: neither it nor PyAV is.
+    """
+    if shutil.which("ffmpeg") is not None:
+        return True
+    if find_spec("av") is None:
+        raise NacreError(
+            "videos need the program ffmpeg or the package av, and neither is installed here: "
+            "pip install 'nacre[video]'"
+        )
+    return False
+
+
+def _ffmpeg_frames(path: Path) -> Iterator[Pixels]:
     command = [*_ffmpeg(), "-i", str(path), "-f", "image2pipe", "-c:v", "ppm", "-"]
     with subprocess.Popen(
         command,
@@ -52,8 +92,8 @@ def frames_per_second(path: Path) -> str:
     return rate if rate and not rate.startswith("0/") else "25"
 
 
-class VideoWriter:
-    """Writes frames as a video; what was written until a stop can be played.
+class FfmpegWriter:
+    """Writes frames as a video through ffmpeg.
 
     Args:
         path: The video.
@@ -62,7 +102,6 @@ class VideoWriter:
     """
 
     def __init__(self, path: Path, size: tuple[int, int], rate: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         height, width = size
         source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", rate]
@@ -98,10 +137,7 @@ class VideoWriter:
 
 
 def _ffmpeg() -> list[str]:
-    program = shutil.which("ffmpeg")
-    if program is None:
-        raise NacreError("videos need the program ffmpeg, which is not installed here")
-    return [program, "-v", "error"]
+    return [shutil.which("ffmpeg") or "ffmpeg", "-v", "error"]
 
 
 def _read_ppm(stream: IO[bytes]) -> Pixels | None:

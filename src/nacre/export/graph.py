@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nacre.errors import NacreError
 from nacre.losses.reference import upsample
 from nacre.models.deeplab import DeepLab
+from nacre.models.foreign.adapter import Adapter
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.head import DeepLabHead
 from nacre.models.lite import SameConv2d
@@ -50,6 +51,8 @@ class PictureToClasses(nn.Module):
                 module.aligned = True
             elif isinstance(module, DeepLabHead):
                 module.any_size = True
+            elif isinstance(module, Adapter):
+                _leave_padding(module)
         self.network = inner.eval().requires_grad_(False).cpu().to(dtype)
 
     def forward(self, picture: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,6 +63,20 @@ class PictureToClasses(nn.Module):
         low = self.network(image).scores
         scores = upsample(low, (image.shape[2], image.shape[3]))[:, :, :height, :width]
         return scores.argmax(1).to(torch.uint8), scores
+
+
+def _leave_padding(network: Adapter) -> None:
+    """Let a foreign network take pictures as they come: they are padded in the graph already.
+
+    Raises:
+        NacreError: padded to sides that it does not take.
+    """
+    if ALIGNMENT % network.divisor:
+        raise NacreError(
+            f"{type(network.model).__name__} takes sides in multiples of {network.divisor}, and "
+            f"an exported graph has multiples of {ALIGNMENT}: it cannot be exported"
+        )
+    network.divisor = 1
 
 
 def _continued(side: int) -> Tensor:

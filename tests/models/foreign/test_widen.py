@@ -253,7 +253,7 @@ class Answers(Small):
         (lambda: Answers(lambda x: x[:, :1]), "one channel of scores, a sigmoid"),
         (lambda: Answers(lambda x: x.mean((2, 3))), "are a tensor of 2 x 5, torch.float32"),
         (lambda: Answers(lambda x: x.argmax(1, keepdim=True)), "2 x 1 x 64 x 64, torch.int64"),
-        (lambda: Answers(lambda x: {"masks": x}), "put out dict of masks: nacre finds scores in"),
+        (lambda: Answers(lambda x: {"masks": x, "normals": x}), "put out dict of masks, normals: "),
         (lambda: Answers(lambda x: None), "put out NoneType"),
         (lambda: Answers(lambda x: x / 0), "not finite"),
         (lambda: Answers(lambda x: x.relu()), "no layer of Answers was found"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nacre.data.importers.files import xmlstream
-from nacre.data.importers.files.export import Export, clean_parts
+from nacre.data.importers.files.export import Export, clean_parts, outermost
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.formats import (
     cityscapes,
@@ -118,14 +118,15 @@ def _find_supervisely(evidence: Evidence) -> list[File]:
     has_annotations = any(
         clean_parts(file.folder)[-1:] == ("ann",) for file in evidence.export.with_suffix(".json")
     )
-    return metas[:1] if has_annotations else []
+    return outermost(metas) if has_annotations else []
 
 
 def _find_cvat_masks(evidence: Evidence) -> list[File]:
     folders = {
         part.casefold() for file in evidence.export.files for part in clean_parts(file.folder)
     }
-    return evidence.export.named(cvat_masks.LABELMAP)[:1] if cvat_masks.MASKS in folders else []
+    labelmaps = outermost(evidence.export.named(cvat_masks.LABELMAP))
+    return labelmaps if cvat_masks.MASKS in folders else []
 
 
 def _find_cvat_xml(evidence: Evidence) -> list[File]:
@@ -152,7 +153,7 @@ def _find_yolo(evidence: Evidence) -> list[File]:
     described = [file for file, content in evidence.yaml_files if ultralytics.describes(content)]
     named = evidence.export.named(*ultralytics.NAME_FILES)
     has_pairs = bool(labels) or (bool(described) and bool(evidence.export.with_suffix(".txt")))
-    return (described or (named if labels else []))[:1] if has_pairs else []
+    return outermost(described) or (named[:1] if labels else []) if has_pairs else []
 
 
 def _find_ultralytics_masks(evidence: Evidence) -> list[File]:
@@ -164,18 +165,24 @@ def _find_ultralytics_masks(evidence: Evidence) -> list[File]:
 
 def _find_cityscapes(evidence: Evidence) -> list[File]:
     endings = (*cityscapes.LABEL_IDS, *cityscapes.TRAIN_IDS)
-    return [
+    masks = [
         file for file in evidence.export.pictures if file.pure.stem.casefold().endswith(endings)
+    ]
+    return masks or [
+        file
+        for file in evidence.export.with_suffix(".json")
+        if file.pure.stem.casefold().endswith(cityscapes.POLYGONS)
     ]
 
 
 def _find_imagefolder(evidence: Evidence) -> list[File]:
     found = []
     for file in evidence.export.named(*imagefolder.METADATA):
-        with evidence.export.open(file) as opened:
-            start = opened.read(1 << 16)
-        if b"_file_name" in start:
-            found.append(file)
+        try:
+            if imagefolder.names_masks(evidence.export, file):
+                found.append(file)
+        except NacreError as error:
+            evidence.damage.append(error)
     return found
 
 

@@ -121,9 +121,10 @@ class Source:
 
 
 def load_text(export: Export, file: File) -> str:
-    """Read a small text file, with or without a byte order mark."""
+    """Read a small text file: in UTF-8, or in what its byte order mark says."""
+    content = export.read(file)
     try:
-        return export.read(file).decode("utf-8-sig")
+        return content.decode(jsonstream.encoding_of(content))
     except UnicodeDecodeError as error:
         raise NacreError(f"{brief(file.path)} is not text in UTF-8") from error
 

@@ -6,6 +6,10 @@ Around the network, which stays what it is, the adapter normalises pixels, finds
 the background's channel first and collects feature maps. A network without a background gets a
 constant first channel that is never probable: background then means "no class of the network",
 which no pixel is ever predicted to be, and a pixel that nobody labelled is any of the old classes.
+
+Many networks take only some sizes. Which ones is tried out: sides that are multiples of something
+(pictures are continued by their last pixels and the scores cut), or one size alone (pictures are
+scaled to it, and the scores back).
 """
 
 from __future__ import annotations
@@ -26,13 +30,14 @@ from nacre.models.foreign.rows import Init, fit_layers
 from nacre.models.foreign.scores import scores_of
 from nacre.models.foreign.scoring_layers import (
     example_images,
+    find_divisor,
     find_scoring_layers,
     noise,
     num_rows,
     scoring_layer,
     undisturbed,
 )
-from nacre.models.foreign.widen import widen
+from nacre.models.foreign.widen import check_type, widen
 from nacre.models.network import Network, Output, Part
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 
@@ -80,10 +85,11 @@ class Adapter(Network):
         pixels: what it expects of its pixels.
         stages: names of modules whose output methods may compare, from the first to the last.
         images: a batch that it takes, normalised; None tries noise of several sizes.
-        divisor: sides of images must be multiples of it; others are continued by their last pixels.
+        divisor: sides of images must be multiples of it; None tries which sizes the network takes.
 
     Attributes:
         layers: the scoring layers.
+        fixed_size: the one height and width that the network takes; None if it takes others.
         upsamples: whether the network upsamples its scores bilinearly; they are then taken before.
         stride: input pixels per score.
     """
@@ -104,15 +110,19 @@ class Adapter(Network):
         pixels: Pixels | None = None,
         stages: Sequence[str] = (),
         images: Tensor | None = None,
-        divisor: int = 1,
+        divisor: int | None = None,
     ) -> None:
         super().__init__()
+        check_type(model)
         self.model, self.background, self.stages = model, background, tuple(stages)
-        self.divisor, self.has_background = divisor, background is not None
+        self.has_background = background is not None
         check_names(model, stages)
         keep_digits(model)
         images = example_images(model) if images is None else images
         self._shape = images.shape
+        found = find_divisor(model, images) if divisor is None else divisor
+        self.divisor = found or 1
+        self.fixed_size = None if found else (images.shape[-2], images.shape[-1])
         self.layers = find_scoring_layers(model, images, head)
         if background is not None and not 0 <= background < self.layers.num_classes:
             raise NacreError(
@@ -152,13 +162,11 @@ class Adapter(Network):
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
         x = torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
-        height, width = size = (images.shape[-2], images.shape[-1])
-        bottom, right = -height % self.divisor, -width % self.divisor
-        if bottom or right:
-            x = F.pad(x, (0, right, 0, bottom), mode="replicate")
-            size = (height + bottom, width + right)
+        height, width = images.shape[-2], images.shape[-1]
+        x = self._fit_size(x)
+        size = (x.shape[-2], x.shape[-1])
         logits, found = self._score(x)
-        if bottom or right:
+        if self.fixed_size is None and size != (height, width):
             logits = upsample(logits, size)[..., :height, :width]
         decoded = as_map(self._read(found), size)
         stages = [as_map(found[name], size) for name in self.stages]
@@ -169,6 +177,15 @@ class Adapter(Network):
             stages=tuple(stages) if with_stages else (),  # type: ignore[arg-type]
             has_background=self.has_background,
         )
+
+    def _fit_size(self, x: Tensor) -> Tensor:
+        """Return pixels of a size that the network takes."""
+        if self.fixed_size is not None:
+            return F.interpolate(x, self.fixed_size, mode="bilinear", align_corners=False)
+        if self.divisor == 1:
+            return x
+        bottom, right = -x.shape[-2] % self.divisor, -x.shape[-1] % self.divisor
+        return F.pad(x, (0, right, 0, bottom), mode="replicate") if bottom or right else x
 
     def grow(self, num_new: int, init: Init = "random") -> None:
         """Give the network channels for new classes."""

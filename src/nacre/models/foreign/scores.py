@@ -7,6 +7,7 @@ or keep it in something larger:
     output.logits                transformers
     output["out"]                torchvision
     output["logits"]             others
+    output[any other key]        a dictionary with one such tensor of two channels or more
     output[0]                    a tuple or list, the scores first
 
 Other N,C,h,w tensors of as many channels beside it are auxiliary scores.
@@ -41,7 +42,7 @@ def scores_of(output: Any) -> Tensor:
     if scores is None:
         raise NacreError(
             f"the network put out {_describe(output)}: nacre finds scores in a tensor, in .logits, "
-            'in ["out"], in ["logits"] or first in a tuple'
+            'in ["out"], in ["logits"], first in a tuple, or as the only map in a dictionary'
         )
     if scores.ndim != 4 or not scores.is_floating_point():
         raise NacreError(
@@ -67,10 +68,19 @@ def _find(output: Any) -> Tensor | None:
         return output
     found = getattr(output, "logits", None)
     if found is None and isinstance(output, Mapping):
-        found = next((output[key] for key in _KEYS if key in output), None)
+        found = next((output[key] for key in _KEYS if key in output), _only_map(output))
     if found is None and isinstance(output, tuple | list) and output:
         found = output[0]
     return found if isinstance(found, Tensor) else None
+
+
+def _only_map(output: Mapping[Any, Any]) -> Tensor | None:
+    maps = [
+        value
+        for value in output.values()
+        if isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] > 1
+    ]
+    return maps[0] if len(maps) == 1 else None
 
 
 def _has(output: Any, key: str) -> bool:

@@ -16,6 +16,7 @@ nearly all networks, 2 where a layer is used twice, 1 / T where scores are divid
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,6 +144,24 @@ def example_images(model: nn.Module) -> Tensor:
         f"{type(model).__name__} took noise of none of the sizes {', '.join(map(str, sizes))} "
         f"({reason}): give a batch that it takes, images=..."
     ) from problem
+
+
+def find_divisor(model: nn.Module, images: Tensor) -> int | None:
+    """Return of what sides must be multiples, by trying; None if the network takes one size alone.
+
+    Args:
+        model: any network.
+        images: a batch of a size that it takes.
+    """
+    high, wide = images.shape[-2], images.shape[-1]
+    for step in (one for one in range(1, min(high, wide) + 1) if not math.gcd(high, wide) % one):
+        try:
+            with undisturbed(model):
+                scores_of(model(noise((1, 3, high + step, wide + 2 * step), model)))
+            return step
+        except Exception:  # whatever a foreign network says to a size it does not take
+            continue
+    return None
 
 
 def noise(shape: Sequence[int], model: nn.Module) -> Tensor:

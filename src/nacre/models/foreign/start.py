@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from nacre.errors import NacreError
+from nacre.models.foreign.widen import check_type
 from nacre.models.io import ModelInfo, save_model
 from nacre.models.kinds import hf, object
 from nacre.models.kinds.base import ForeignConfig, adapt
@@ -38,9 +40,10 @@ def save_start(
     Raises:
         NacreError: the names do not fit the network.
     """
+    check_type(model)
     config = _describe(model).model_copy(update={"background": background})
     config = type(config).model_validate({**config.model_dump(), **options})
-    network = adapt(model, config, [0])
+    network = adapt(copy.deepcopy(model), config, [0])
     names = _names(model, background) if old is None else list(old)
     count = network.num_classes
     _check_names(names, count - 1)

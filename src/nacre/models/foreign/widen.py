@@ -90,7 +90,7 @@ def widen(
         NacreError: the network cannot be widened; it is as it was before.
     """
     names = _names(new)
-    _check_type(model)
+    check_type(model)
     if images is None:
         images = example_images(model)
     layers = find_scoring_layers(model, images, head)
@@ -238,7 +238,12 @@ def _names(new: int | Sequence[str]) -> list[str]:
     return names
 
 
-def _check_type(model: nn.Module) -> None:
+def check_type(model: nn.Module) -> None:
+    """Refuse what is wrapped around a network, whose layers then cannot be changed.
+
+    Raises:
+        NacreError: it is compiled, scripted or parallel.
+    """
     if isinstance(model, _WRAPPERS) or hasattr(model, "_orig_mod"):
         raise NacreError(
             f"{type(model).__name__} wraps a network and cannot be widened: widen the network "

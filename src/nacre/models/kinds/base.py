@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -81,17 +82,20 @@ def adapt(
     classes: Sequence[int],
     *,
     pixels: Pixels | None = None,
-    divisor: int = 1,
+    divisor: int | None = None,
 ) -> Adapter:
     """Put a foreign network between nacre's images and outputs, as large as its steps made it.
 
     Args:
-        model: with the channels of step 0.
+        model: with the channels of step 0; it becomes one of float32 if it is of another precision.
         config: what is said about it; the network's own says how to build it again.
         classes: channels of each step that has been learnt.
         pixels: what it expects of its pixels, if the config does not say so.
-        divisor: sides of images must be multiples of it.
+        divisor: sides of images must be multiples of it; None tries which sizes it takes.
     """
+    if any(one.is_floating_point() and one.dtype != torch.float32 for one in model.parameters()):
+        # Losses and updates are of float32; train.precision computes in half.
+        model = model.float()
     if config.pixels is not None:
         pixels = Pixels(config.pixels.mean, config.pixels.std)
     pixels = pixels or Pixels()

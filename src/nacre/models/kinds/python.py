@@ -35,8 +35,11 @@ class PythonConfig(ForeignConfig):
     weights: Literal["none"] = Field(
         default="none", description="none: the function loads what it likes"
     )
-    divisor: int = Field(
-        default=1, ge=1, le=1024, description="sides of images are multiples of it"
+    divisor: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="sides of images are multiples of it; by default it is tried out",
     )
 
 

@@ -184,6 +184,20 @@ def clean_parts(text: str) -> Parts:
     return tuple(part for part in parts if part not in ("", ".", "..") and not part.endswith(":"))
 
 
+def outermost(files: Iterable[File]) -> list[File]:
+    """Return the files that describe whole folders: one per folder, none inside another's."""
+    kept: dict[str, File] = {}
+    for file in sorted(files, key=lambda one: (one.path.count("/"), one.path)):
+        if not any(is_inside(file, folder) for folder in kept):
+            kept[file.folder] = file
+    return list(kept.values())
+
+
+def is_inside(file: File, folder: str) -> bool:
+    """Whether a file lies in a folder or below it; all lie in the root, which has no name."""
+    return not folder or file.path.startswith(f"{folder}/")
+
+
 def _spellings(reference: str) -> Sequence[Parts]:
     """Return the paths that a reference may stand for, the likeliest first."""
     texts = [reference, unquote(reference)]

@@ -156,7 +156,7 @@ class _Reader:
         self.passed = 0
         self.ended = False
         start = file.read(4)
-        self.decode = codecs.getincrementaldecoder(_encoding(start))().decode
+        self.decode = codecs.getincrementaldecoder(encoding_of(start))().decode
         self._append(start)
 
     def peek(self) -> str:
@@ -222,7 +222,8 @@ class _Reader:
             raise self.error("it is not text in UTF-8") from error
 
 
-def _encoding(start: bytes) -> str:
+def encoding_of(start: bytes) -> str:
+    """Return what a byte order mark says of a text, and UTF-8 where there is none."""
     for mark, encoding in (
         (codecs.BOM_UTF8, "utf-8-sig"),
         (codecs.BOM_UTF32_LE, "utf-32"),

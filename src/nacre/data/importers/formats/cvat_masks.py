@@ -22,8 +22,12 @@ _LINE = re.compile(r"^(.*\S.*?):\s*(\d{1,9})\s*,\s*(\d{1,9})\s*,\s*(\d{1,9})\s*(
 
 
 def read(source: Source, files: list[File]) -> None:
-    """Read such an export by its ``labelmap.txt``."""
-    labelmap = files[0]
+    """Read such exports by their ``labelmap.txt``; there may be one for each of several tasks."""
+    for labelmap in files:
+        _read_one(source, labelmap)
+
+
+def _read_one(source: Source, labelmap: File) -> None:
     coding = Coding("colors", _colors(source, labelmap))
     root = clean_parts(labelmap.folder)
     masks, pictures = _below(source, root)
@@ -34,7 +38,7 @@ def read(source: Source, files: list[File]) -> None:
     others = Finder(mask for mask in masks if mask not in named)
     finder, taken = Finder(pictures), set()
     for name, split in lists.items():
-        index = source.add_picture(name, split=split, finder=finder)
+        index = source.add_picture(name, near=labelmap.folder, split=split, finder=finder)
         picture = source.catalog.pictures[index]
         try:
             found = others.find(name) if name.casefold() not in exact else None
@@ -47,7 +51,8 @@ def read(source: Source, files: list[File]) -> None:
         picture.is_labeled = mask is not None
     for mask in masks:
         if mask not in taken:
-            source.add_picture(_name_of(mask), finder=finder, mask=MaskFile(mask, coding))
+            found_mask = MaskFile(mask, coding)
+            source.add_picture(_name_of(mask), near=labelmap.folder, finder=finder, mask=found_mask)
 
 
 def _colors(source: Source, labelmap: File) -> dict[int, int]:

@@ -1,8 +1,9 @@
 """Hugging Face imagefolder with masks: pictures and masks are paired by a metadata file.
 
-In ``metadata.csv`` or ``metadata.jsonl``, ``file_name`` is the picture and ``mask_file_name`` (or
-another ``*_file_name``) its mask, both below the folder of the metadata. ``id2label.json`` names
-the classes; without it they are called by their values.
+In ``metadata.csv`` or ``metadata.jsonl``, ``file_name`` (or ``image_file_name``) is the picture and
+``mask_file_name`` (another ``*_file_name``, or a column ``mask`` with names of files) its mask,
+both below the folder of the metadata. ``id2label.json`` names the classes; without it they are
+called by their values.
 """
 
 import csv
@@ -15,8 +16,9 @@ import numpy as np
 from PIL import Image
 
 from nacre.data.importers.catalog import BACKGROUND, IGNORED, Coding, MaskFile
-from nacre.data.importers.files.export import Match, split_of
-from nacre.data.importers.files.tree import File
+from nacre.data.importers.files.export import Export, Match, split_of
+from nacre.data.importers.files.jsonstream import encoding_of
+from nacre.data.importers.files.tree import PICTURE_SUFFIXES, File
 from nacre.data.importers.painting.masks import BAD_PICTURE, MASK_FORMATS, stored_values
 from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import Source, as_dict
@@ -58,28 +60,47 @@ def read(source: Source, files: list[File]) -> None:
             source.catalog.spoil(index, Unusable("picture and mask are one file", brief(mask.path)))
 
 
-def mask_column(columns: list[str]) -> str | None:
+def names_masks(export: Export, file: File) -> bool:
+    """Whether the first row of a metadata file names a mask."""
+    with export.open(file) as opened:
+        start = opened.read(1 << 16)
+    lines = start.decode(encoding_of(start), errors="ignore").splitlines()[:2]
+    try:
+        row = next(_table(file, lines if file.suffix == ".csv" else lines[:1]), None)
+    except (csv.Error, ValueError, RecursionError):
+        return b"_file_name" in start
+    return mask_column(as_dict(row)) is not None
+
+
+def mask_column(row: dict[str, Any]) -> str | None:
     """Return the column that names the masks; None if there is none."""
-    found = [name for name in columns if name.endswith(_END) and name != "image" + _END]
+    names = [key for key in row if isinstance(key, str)]
+    found = [name for name in names if name.endswith(_END) and name != "image" + _END]
     for word in _PREFERRED:
         if word + _END in found:
             return word + _END
+        value = row.get(word)
+        if isinstance(value, str) and value.casefold().endswith(PICTURE_SUFFIXES):
+            return word
     return found[0] if len(found) == 1 else None
+
+
+def _table(file: File, lines: list[str]) -> Iterator[Any]:
+    if file.suffix == ".csv":
+        return csv.DictReader(lines)
+    return (json.loads(line) for line in lines if line.strip())
 
 
 def _rows(source: Source, file: File) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the rows of a metadata file that name a picture, with the column of the masks."""
     text = source.load_text(file)
     try:
-        if file.suffix == ".csv":
-            table: Iterator[Any] = iter(list(csv.DictReader(text.splitlines())))
-        else:
-            table = iter([json.loads(line) for line in text.splitlines() if line.strip()])
-        for number, item in enumerate(table, start=1):
+        for number, item in enumerate(list(_table(file, text.splitlines())), start=1):
             row = as_dict(item)
-            column = mask_column([key for key in row if isinstance(key, str)])
+            column = mask_column(row)
             if column is None:
                 continue
+            row["file_name"] = row.get("file_name") or row.get("image" + _END)
             if not isinstance(row.get("file_name"), str) or not row["file_name"]:
                 raise NacreError(f"{brief(file.path)}, row {number}: there is no file_name")
             yield row, column

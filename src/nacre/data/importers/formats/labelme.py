@@ -21,6 +21,7 @@ _KINDS = {
     "polygon": "polygons",
     "rectangle": "boxes",
     "oriented_rectangle": "turned boxes",
+    "rotation": "turned boxes",
     "circle": "circles",
     "mask": "masks",
 }
@@ -89,7 +90,7 @@ def _draw(source: Source, index: int, item: dict[str, Any]) -> None:
     if kind not in _KINDS:
         source.catalog.skip(index, f"shapes of the kind {brief(kind)!r} are not known")
         return
-    if "rectangle" in kind and source.boxes == "skip":
+    if _KINDS[kind].endswith("boxes") and source.boxes == "skip":
         source.catalog.skip(index, SKIPPED_BOX)
         return
     shape = _shape(kind, source.catalog.class_id(item.get("label")), item)
@@ -101,7 +102,9 @@ def _draw(source: Source, index: int, item: dict[str, Any]) -> None:
 
 def _shape(kind: str, class_id: int, item: dict[str, Any]) -> Shape | None:
     points = points_of(as_list(item.get("points")))
-    if kind in ("polygon", "oriented_rectangle") or (kind == "rectangle" and len(points) == 4):
+    if kind in ("polygon", "oriented_rectangle", "rotation") or (
+        kind == "rectangle" and len(points) == 4
+    ):
         return shapes.rings(class_id, [(points, ())]) if len(points) >= 3 else None
     if len(points) != 2:
         raise Unusable(DAMAGED, f"a {kind} has {len(points)} points, not 2")

@@ -7,7 +7,7 @@ compressed and in base64, at an origin. Later objects cover earlier ones.
 from typing import Any
 
 from nacre.data.importers.catalog import Picture, color_of, size_of
-from nacre.data.importers.files.export import Finder, Match, split_of
+from nacre.data.importers.files.export import Finder, Match, is_inside, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, brief
 from nacre.data.importers.reading import NO_AREA, SKIPPED_BOX, Source, as_dict, as_list, as_text
@@ -26,23 +26,36 @@ _NO_AREA = {
 
 
 def read(source: Source, files: list[File]) -> None:
-    """Read a project by its ``meta.json``."""
-    by_id: dict[Any, Any] = {}
-    for one in as_list(as_dict(source.load_json(files[0])).get("classes")):
-        title = as_dict(one).get("title")
-        source.list_class(title, files[0], color_of(as_dict(one).get("color")))
-        by_id[str(as_dict(one).get("id"))] = title
-    pictures = [file for file in source.export.pictures if file.tree == 1 or _folder(file) == "img"]
-    finder = Finder(pictures)
-    annotations = [file for file in source.export.with_suffix(".json") if _folder(file) == "ann"]
-    for file in source.each(annotations):
-        _read_one(source, finder, file, by_id)
+    """Read projects, each by its ``meta.json``."""
+    for meta in files:
+        # The one project of an export may have its meta.json anywhere.
+        _read_project(source, meta, meta.folder if len(files) > 1 else "")
     taken = {picture.match.file for picture in source.catalog.pictures if picture.match}
-    for file in pictures:
-        if file not in taken and file.tree == 0:
+    for file in source.export.pictures:
+        if file not in taken and file.tree == 0 and _folder(file) == "img":
             source.catalog.add(
                 Picture(file.path, Match(file, True), is_labeled=False, is_listed=False)
             )
+
+
+def _read_project(source: Source, meta: File, root: str) -> None:
+    by_id: dict[Any, Any] = {}
+    for one in as_list(as_dict(source.load_json(meta)).get("classes")):
+        title = as_dict(one).get("title")
+        source.list_class(title, meta, color_of(as_dict(one).get("color")))
+        by_id[str(as_dict(one).get("id"))] = title
+    finder = Finder(
+        file
+        for file in source.export.pictures
+        if file.tree == 1 or (_folder(file) == "img" and is_inside(file, root))
+    )
+    annotations = [
+        file
+        for file in source.export.with_suffix(".json")
+        if _folder(file) == "ann" and is_inside(file, root)
+    ]
+    for file in source.each(annotations):
+        _read_one(source, finder, file, by_id)
 
 
 def _folder(file: File) -> str:

@@ -13,7 +13,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nacre.data.importers.catalog import BACKGROUND, IGNORED, Coding, MaskFile, Picture
-from nacre.data.importers.files.export import SPLITS, Finder, Match, clean_parts, split_of
+from nacre.data.importers.files.export import (
+    SPLITS,
+    Finder,
+    Match,
+    clean_parts,
+    is_inside,
+    split_of,
+)
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.problems import Unusable, brief, counted, some
 from nacre.data.importers.reading import Source, as_dict
@@ -30,16 +37,27 @@ _SPLIT_KEYS = ("train", "val", "valid", "validation", "test")
 
 
 def read_polygons(source: Source, files: list[File]) -> None:
-    """Read YOLO's text files."""
+    """Read YOLO's text files; there may be several data sets, each with its own description."""
     source.catalog.order = "area"
-    description, classes = _classes(source, files[0])
+    for file in files:
+        # The one data set of an export may be described anywhere.
+        _read_set(source, file, file.folder if len(files) > 1 else "")
+
+
+def _read_set(source: Source, file: File, root: str) -> None:
+    description, classes = _classes(source, file)
     if "kpt_shape" in description:
-        raise NacreError(f"{brief(files[0].path)} describes key points (kpt_shape), not areas")
-    labels = [file for file in source.export.with_suffix(".txt") if _is_label(file)]
-    pictures = [file for file in source.export.pictures if not _is_mask(file)]
+        raise NacreError(f"{brief(file.path)} describes key points (kpt_shape), not areas")
+    texts = [one for one in source.export.with_suffix(".txt") if is_inside(one, root)]
+    labels = [one for one in texts if _is_label(one)]
+    pictures = [
+        one
+        for one in source.export.pictures
+        if not _is_mask(one) and (one.tree == 1 or is_inside(one, root))
+    ]
     pairs = _pair(source, pictures, labels, "labels", description)
     # Where a folder has labels, a picture without any has nothing on it.
-    folders = {_key(file, "labels").rpartition("/")[0] for file in labels}
+    folders = {_key(one, "labels").rpartition("/")[0] for one in labels}
     for index, text in source.each(pairs):
         picture = source.catalog.pictures[index]
         if text is not None:

@@ -1,0 +1,86 @@
+"""Frames of a video in and out through PyAV, which brings the libraries of ffmpeg as a package."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nacre.errors import NacreError
+from nacre.utils.packages import need
+
+Pixels = npt.NDArray[np.uint8]
+
+_USUAL_RATE = Fraction(25)
+
+
+def read_frames(path: Path) -> Iterator[Pixels]:
+    """Yield the frames of a video, upright, height x width x RGB."""
+    av = need("av", "video")
+    count = 0
+    try:
+        with av.open(str(path)) as video:
+            for frame in video.decode(video=0):
+                count += 1
+                # Turned against the clock, in degrees, as a camera held upright says it.
+                yield np.ascontiguousarray(
+                    np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90))
+                )
+    except (av.FFmpegError, IndexError, ValueError) as error:
+        # A video that ends early is read as far as it goes.
+        if not count:
+            reason = str(error).splitlines()[0] if str(error) else "it holds no frames"
+            raise NacreError(f"the video {path} cannot be read: {reason}") from error
+    if not count:
+        raise NacreError(f"the video {path} cannot be read: it holds no frames")
+
+
+def frames_per_second(path: Path) -> Fraction:
+    """Return the frame rate of a video."""
+    av = need("av", "video")
+    with av.open(str(path)) as video:
+        return Fraction(video.streams.video[0].average_rate or _USUAL_RATE)
+
+
+class PyavWriter:
+    """Writes frames as a video through PyAV.
+
+    Args:
+        path: The video.
+        size: Height and width of the frames.
+        rate: Frames per second.
+    """
+
+    def __init__(self, path: Path, size: tuple[int, int], rate: Fraction) -> None:
+        self.av = need("av", "video")
+        self.path = path
+        # The usual colour format needs even sides.
+        self.bottom, self.right = size[0] % 2, size[1] % 2
+        try:
+            self.file = self.av.open(str(path), "w")
+            self.stream = self.file.add_stream("h264", rate=rate)
+        except (self.av.FFmpegError, OSError) as error:
+            raise self._failed(error) from error
+        self.stream.height, self.stream.width = size[0] + self.bottom, size[1] + self.right
+        self.stream.pix_fmt = "yuv420p"
+
+    def add(self, frame: Pixels) -> None:
+        """Append a frame."""
+        even = np.pad(frame, ((0, self.bottom), (0, self.right), (0, 0)), mode="edge")
+        self._write(self.av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24"))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._write(None)
+        self.file.close()
+
+    def _write(self, frame: object) -> None:
+        try:
+            for packet in self.stream.encode(frame):
+                self.file.mux(packet)
+        except (self.av.FFmpegError, OSError) as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> NacreError:
+        return NacreError(f"could not write the video {self.path}: {error}")
