@@ -7,12 +7,14 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from models.file_server import CONTENT, Site, serving
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +51,20 @@ def in_two_processes(
         return [pickle.loads(result.read_bytes()) for result in results]
 
     return run
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
+    """A server with a file, and caches of nacre, torch and the hub that are empty."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    with serving() as site:
+        site.files["/weights.pth"] = CONTENT
+        monkeypatch.setenv("HF_ENDPOINT", site.address)
+        yield site
 
 
 PACKAGES = Path(sys.prefix) / "foreign"

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+CONTENT = bytes(range(256)) * 40
+"""A file of the site."""
+
 
 @dataclass
 class Site:

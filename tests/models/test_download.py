@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.file_server import Site, serving
+from models.file_server import CONTENT, Site
 from nacre.errors import NacreError
 from nacre.models import pretrained
 from nacre.models.download import Checksum, cache_folder, download
@@ -22,23 +21,8 @@ from nacre.models.hub import hub_file
 from nacre.models.pretrained import IMAGENET, find_weights, imagenet_file
 from nacre.utils import progress
 
-CONTENT = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 CHECKSUM = Checksum(SHA256)
-
-
-@pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
-    """A server with a file, and caches of nacre, torch and the hub that are empty."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    with serving() as site:
-        site.files["/weights.pth"] = CONTENT
-        monkeypatch.setenv("HF_ENDPOINT", site.address)
-        yield site
 
 
 def fetch(site: Site, path: Path, checksum: Checksum | None = CHECKSUM) -> Path:

@@ -101,7 +101,9 @@ def widen(
             widen_sum(model, summands, len(names), background, init)
         _tell(model, layers, names)
         after = _run_widened(model, images, layers)
-        worst = _check(before, after, len(names), background, init)
+        # Where one head serves all outputs, its rows begin as the main scores need them
+        num_checked = len(before) if layers.auxiliary else 1
+        worst = _check(before[:num_checked], after, len(names), background, init)
     return Widened(layers, len(names), background, worst)
 
 

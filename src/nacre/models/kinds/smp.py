@@ -6,13 +6,16 @@ model: {kind: smp, architecture: Unet, encoder: resnet18, weights: imagenet}
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from nacre.errors import NacreError
 from nacre.models.foreign.adapter import Adapter
+from nacre.models.hub import hub_file
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
 from nacre.utils.packages import need
 
@@ -33,12 +36,13 @@ class SmpConfig(ForeignConfig):
 def build(config: SmpConfig, classes: Sequence[int], crop: int | None, load: bool) -> Adapter:
     """Make a network of smp."""
     smp = need("segmentation_models_pytorch", "smp")
-    weights = config.weights if load and config.weights != "none" else None
+    wanted = config.weights if load and config.weights != "none" else None
+    of_timm = config.encoder.startswith(("tu-", "timm-"))
     try:
         model: nn.Module = smp.create_model(
             config.architecture,
             encoder_name=config.encoder,
-            encoder_weights=weights,
+            encoder_weights=wanted if of_timm else None,
             classes=num_outputs(config, classes),
             **config.options,
         )
@@ -48,8 +52,31 @@ def build(config: SmpConfig, classes: Sequence[int], crop: int | None, load: boo
             f"smp cannot make {config.architecture} with the encoder {config.encoder!r} and "
             f"weights {config.weights!r}: {reason}"
         ) from error
+    if wanted and not of_timm:
+        _load_encoder(smp.encoders.encoders[config.encoder], model, config)
     again = config.model_copy(update={"weights": "none"})
     return adapt(model, again, classes, divisor=_DIVISOR)
+
+
+def _load_encoder(about: dict[str, Any], model: Any, config: SmpConfig) -> None:
+    """Load what smp publishes of an encoder, from the cache or the hub, checked.
+
+    Raises:
+        NacreError: there are no such weights, or they cannot be had.
+    """
+    known = about["pretrained_settings"]
+    if config.weights not in known:
+        raise NacreError(
+            f"model.weights={config.weights!r}: smp has no such weights of {config.encoder!r}; it "
+            f"has {', '.join(known)}"
+        )
+    where = known[config.weights]
+    path = hub_file(where["repo_id"], "model.safetensors", revision=where["revision"])
+    try:
+        model.encoder.load_state_dict(load_file(path))
+    except (RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise NacreError(f"{path} does not fit the encoder {config.encoder!r}: {reason}") from error
 
 
 KIND = Kind(SmpConfig, build, "segmentation_models.pytorch: Unet, FPN, DeepLabV3Plus, …")
