@@ -11,6 +11,7 @@ from PIL import Image
 
 import nacre
 from models.foreign.small_networks import Small
+from models.foreign.test_odd_networks import Unet
 from nacre.errors import NacreError
 from nacre.models.foreign.scores import scores_of
 from nacre.models.io import load_model
@@ -74,6 +75,25 @@ def test_one_call_teaches_a_network_of_ones_own(cracks: Path) -> None:
         assert torch.equal(value, before[name]), "the network that was given is as it was"
     again = nacre.load("models/with-cracks", "cpu", network=network())
     assert again.predict("picture.png").mask.shape == (SIDE, SIDE)
+
+
+def test_a_network_that_takes_few_sizes_is_taught_and_sees_any(cracks: Path) -> None:
+    """A U-Net, whose sides must be multiples of 8, with pixels of 0 to 1."""
+    torch.manual_seed(0)
+    pixels = {"mean": [0, 0, 0], "std": [1, 1, 1]}
+    model = nacre.learn(
+        cracks,
+        start=Unet(classes=3),
+        old=["road", "car"],
+        out="models/unet",
+        config={"images": {"crop_size": 60}, "train": {"iterations": 2, "batch_size": 4}}
+        | {"model": {"pixels": pixels}},
+    )
+    assert model.classes == ("background", "road", "car", "crack")
+    assert model.info.model["pixels"]["std"] == [1, 1, 1]
+    seen = model.predict(np.zeros((61, 83, 3), np.uint8))
+    assert seen.mask.shape == (61, 83)
+    assert isinstance(model.network.model, Unet)
 
 
 @pytest.mark.usefixtures("cracks")
