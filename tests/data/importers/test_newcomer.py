@@ -171,3 +171,10 @@ def test_turned_boxes_of_anylabeling(tmp_path: Path) -> None:
     save_picture(tmp_path / "x" / "P.JPG", SIZE)
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(got.mask(*got.pictures()), filled(SIZE, (*BOX, 1)))
+
+
+def test_plain_folders_of_masks_want_names_for_their_values(tmp_path: Path) -> None:
+    save_picture(tmp_path / "x" / "images" / "a.png", SIZE)
+    save_png(tmp_path / "x" / "masks" / "a.png", filled(SIZE, (*BOX, 1)))
+    with pytest.raises(NacreError, match=r"what is missing is classes\.yaml"):
+        Imported(tmp_path / "x", tmp_path / "y")

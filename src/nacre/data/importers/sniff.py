@@ -165,6 +165,11 @@ _ADVICE: tuple[tuple[Callable[[Evidence], bool], str], ...] = (
     ),
     (_is_nacre_folder, "is a folder of nacre already; there is nothing to import"),
     (
+        lambda evidence: {"images", "masks"} <= _folders(evidence),
+        "has images/ and masks/ as nacre's own folders have; what is missing is classes.yaml, such "
+        "as `classes: {1: crack}`, and then there is nothing to import",
+    ),
+    (
         lambda evidence: "SegmentationClass" in _folders(evidence),
         "has Pascal VOC's folders but no labelmap.txt, which says what the colours mean; Pascal "
         "VOC itself needs no import: nacre data voc --root FOLDER",
