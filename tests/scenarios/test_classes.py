@@ -103,3 +103,14 @@ def test_colours_are_distinct():
     colors = distinct_colors(40)
     assert len(set(colors)) == 40
     assert colors[0] == (0, 0, 0)
+
+
+def test_labels_of_an_earlier_step_become_targets_of_the_later_ones_width() -> None:
+    space = LabelSpace({label: f"class {label}" for label in range(1, 301)}, ignored=1000)
+    classes = ClassTable(space, (tuple(range(1, 201)), tuple(range(201, 301))))
+    assert classes.training_table(0, "ignored").dtype == np.uint8
+    table = classes.training_table(0, "ignored", at=1)
+    assert table.dtype == classes.training_table(1, "ignored").dtype == np.int16
+    assert table[200] == 200
+    assert table[201] == 0, "a class of the later step is background in an earlier one's picture"
+    assert table[1000] == -1

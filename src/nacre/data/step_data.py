@@ -115,6 +115,8 @@ class ScenarioData:
     @cached_property
     def memories(self) -> tuple[Memory, ...]:
         """By step, the pictures of earlier ones that it learns from besides its own."""
+        if not self.memory:
+            return ((),) * self.num_steps
         classes, index = self.scenario.classes, self.train_index
         return keep_exemplars(classes, index, self.image_lists, self.memory, seed=self.seed)
 
