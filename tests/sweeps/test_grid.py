@@ -1,11 +1,14 @@
+import io
 import json
 
 import pytest
 from rich.console import Console
 
 from nacre.errors import NacreError
+from nacre.sweeps.carry import last_line
+from nacre.sweeps.engines.local import Local
 from nacre.sweeps.grid import check_grid, make_jobs, read_grid
-from nacre.sweeps.launch import last_log_line, run_grid
+from nacre.sweeps.launch import run_grid
 from nacre.terminal.grid import GridDisplay
 from tiny_runs import TINY
 
@@ -52,16 +55,19 @@ def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
         ),
         tmp_path,
     )
-    console = Console(force_terminal=True, width=120)
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
     with GridDisplay(console) as display:
-        assert run_grid(jobs, 2, show=display)
+        assert run_grid(jobs, Local(2), show=display)
     assert [job.state for job in jobs] == ["done", "done", "failed"]
-    assert "not a finite number" in last_log_line(jobs[2])
+    assert "not a finite number" in last_line(jobs[2].log)
+    assert jobs[2].problem == f"{last_line(jobs[2].log)} (see {jobs[2].log})"
+    left = [path.name for pattern in ("*claim*", ".*") for path in tmp_path.rglob(pattern)]
+    assert left == ["joint-1.claim-1"], "the failure is noted for others, nothing else is left"
     shared = [job.folder.model(0).read_bytes() for job in jobs[:2]]
     assert shared[0] == shared[1]
     before = jobs[1].folder.metrics.stat().st_mtime_ns
     again = make_jobs(grid, tmp_path)
-    assert run_grid(again, 1)
+    assert run_grid(again, Local(1))
     assert again[1].folder.metrics.stat().st_mtime_ns == before
 
 
@@ -69,7 +75,7 @@ def test_a_stopped_grid_goes_on(tmp_path):
     grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1], "methods": ["ft"]})
     jobs = make_jobs(grid, tmp_path)
     asked = iter([False, False, True])
-    assert not run_grid(jobs, 1, should_stop=lambda: next(asked, True))
+    assert not run_grid(jobs, Local(1), should_stop=lambda: next(asked, True))
     assert jobs[0].state == "waiting"
 
 

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from nacre.cli.app import app
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
+from nacre.sweeps import carry, launch
 from nacre.sweeps import grid as grids
-from nacre.sweeps import launch
+from nacre.sweeps.engines.local import Local
 from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import failure, run_grid
 from nacre.utils.lock import locked
@@ -27,28 +28,26 @@ def jobs_of(out, methods=("ft", "mib"), **more):
 
 
 class Process:
-    """A run that somebody else carries out."""
+    """A run that goes on until it is told to stop."""
 
     started: list = []
 
-    def __init__(self, job, max_parallel):
-        self.job, self.terminated = job, False
+    def __init__(self, task):
+        self.task, self.code = task, None
         self.started.append(self)
 
     def poll(self):
-        return None
-
-    def wait(self):
-        return 0
+        return self.code
 
     def terminate(self):
-        self.terminated = True
+        self.code = 130
 
 
 @pytest.fixture
 def started(monkeypatch):
-    monkeypatch.setattr(launch, "_launch", Process)
+    monkeypatch.setattr(carry, "_start", Process)
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(Process, "started", [])
     return Process.started
 
@@ -63,26 +62,26 @@ def test_a_folder_with_another_config_is_not_taken_for_the_grids_own(tmp_path, s
     assert mib.base is ft
     other = tiny_config(scenario=SCENARIO, method="ft", train={"lr": 0.2})
     run_scenario(other, ft.folder.path)
-    assert not run_grid([ft, mib], 2, should_stop=stop_after(1))
+    assert not run_grid([ft, mib], Local(2), should_stop=stop_after(1))
     assert ft.state == "failed"
     assert "holds a run with another config (train.lr: 0.2 -> 0.05)" in failure(ft)
     assert mib.base is None, "another's step 0 is not for it"
-    assert [process.job for process in started] == [mib]
+    assert [process.task.folder for process in started] == [mib.folder.path]
 
 
 def test_a_run_in_whose_folder_somebody_works_is_waited_for(tmp_path, started):
     (ft,) = jobs_of(tmp_path, ["ft"])
     with locked(ft.folder.path, "run"):
-        run_grid([ft], 1, should_stop=stop_after(3))
+        run_grid([ft], Local(1), should_stop=stop_after(3))
         assert not started
-    run_grid([ft], 1, should_stop=stop_after(3))
-    assert [process.job for process in started] == [ft]
+    run_grid([ft], Local(1), should_stop=stop_after(3))
+    assert [process.task.folder for process in started] == [ft.folder.path]
 
 
 def test_a_run_that_somebody_finished_meanwhile_is_done(tmp_path, started):
     (ft,) = jobs_of(tmp_path, ["ft"])
     run_scenario(ft.config, ft.folder.path)
-    assert run_grid([ft], 1)
+    assert run_grid([ft], Local(1))
     assert ft.state == "done"
     assert not started
 
@@ -92,18 +91,18 @@ def test_runs_are_told_to_save_when_the_grid_is_ended_at_once(tmp_path, started)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_grid(jobs_of(tmp_path), 2, show=impatient)
+        run_grid(jobs_of(tmp_path), Local(2), show=impatient)
     assert started
-    assert all(process.terminated for process in started)
+    assert all(process.code == 130 for process in started)
 
 
 def test_a_run_that_cannot_be_started_fails_with_a_sentence(tmp_path, monkeypatch):
-    def full(job, max_parallel):
-        raise OSError(28, "No space left on device", str(job.log))
+    def full(task):
+        raise OSError(28, "No space left on device", str(task.log))
 
-    monkeypatch.setattr(launch, "_launch", full)
+    monkeypatch.setattr(carry, "_start", full)
     (ft,) = jobs_of(tmp_path, ["ft"])
-    assert run_grid([ft], 1)
+    assert run_grid([ft], Local(1))
     assert "could not be started: [Errno 28] No space left on device" in failure(ft)
 
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -42,6 +42,11 @@ Set = Annotated[
 Profile = Annotated[
     int | None,
     typer.Option(min=1, max=10_000, help="Record so many updates; trace.json goes to OUT-profile."),
+]
+
+Track = Annotated[
+    list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] | None,
+    typer.Option(help="Show the events in a tracker too (needs its extra); may be repeated."),
 ]
 
 

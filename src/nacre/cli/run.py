@@ -1,6 +1,5 @@
-"""Commands that learn: a run, a grid of runs, a search for a weight, the demo."""
+"""Commands that learn: a run, a search for a weight, the demo."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,27 +8,14 @@ import typer
 from nacre.cli.app import (
     app,
     command_to_go_on,
-    echo,
     is_main_process,
     make_console,
     until_interrupted,
 )
-from nacre.cli.options import (
-    ConfigOptions,
-    Preset,
-    Profile,
-    Root,
-    Set,
-    config_values,
-    takes_config,
-)
+from nacre.cli.options import ConfigOptions, Profile, Track, takes_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
-
-    from nacre.sweeps.grid import Job
 
 
 @app.command(epilog="Example:  nacre demo --out my-demo --seed 2")
@@ -69,9 +55,7 @@ def demo(
 def run(
     options: ConfigOptions,
     out: Annotated[Path | None, typer.Option(help="The run's folder; made if need be.")] = None,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write RUN-tensorboard too (needs the extra).")
-    ] = False,
+    track: Track = None,
     profile: Profile = None,
 ) -> None:
     """Learn all steps of a scenario with one method, or go on with a run."""
@@ -81,23 +65,28 @@ def run(
     from nacre.runs.folder import default_folder
     from nacre.runs.profile import Profiler
     from nacre.runs.run import run_scenario
-    from nacre.runs.tensorboard import TensorBoard
+    from nacre.runs.trackers import tracking
     from nacre.terminal.progress import RunDisplay
-    from nacre.training.events import Observer
     from nacre.utils.signals import StopSignal
 
     config = options.resolve(_saved_config(out, options))
     folder = out or default_folder(config)
     console = make_console()
-    with StopSignal() as stop, RunDisplay(console) as display:
-        observers: list[Observer] = [display]
-        if tensorboard and is_main_process():
-            observers.append(TensorBoard(folder.with_name(f"{folder.name}-tensorboard")))
+    trackers = track or () if is_main_process() else ()
+    with (
+        StopSignal() as stop,
+        RunDisplay(console) as display,
+        tracking(folder, trackers) as observers,
+    ):
         if profile and is_main_process():
             observers.append(Profiler(profile, folder.with_name(f"{folder.name}-profile")))
         summary = until_interrupted(
             lambda: run_scenario(
-                config, folder, base=options.base, observers=observers, should_stop=stop
+                config,
+                folder,
+                base=options.base,
+                observers=[display, *observers],
+                should_stop=stop,
             ),
             command_to_go_on("run", "--out", str(folder)),
         )
@@ -151,45 +140,6 @@ def tune(
     )
 
 
-@app.command(
-    epilog="Examples:  nacre grid grid.yaml --out runs/grid;  nacre grid --scenarios "
-    "scenes/4-2-2/overlapped --methods ft,lwf,mib --seeds 1,2,3 --preset demo --out runs/grid"
-)
-def grid(
-    file: Annotated[Path | None, typer.Argument(help="YAML file; see docs/grids.md.")] = None,
-    scenarios: Annotated[str | None, typer.Option(help="Scenarios, by commas.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods, by commas.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, by commas.")] = None,
-    preset: Preset = None,
-    set_: Set = None,
-    root: Root = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path(
-        "runs/grid"
-    ),
-) -> None:
-    """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
-    from nacre.sweeps.grid import make_jobs
-    from nacre.sweeps.launch import run_grid
-    from nacre.terminal.grid import GridDisplay
-    from nacre.utils.lock import locked
-    from nacre.utils.signals import StopSignal
-
-    lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
-    content = {key: text.split(",") for key, text in lists.items() if text is not None}
-    made = _grid(file, {**content, "preset": preset, "jobs": jobs}, root, set_ or [])
-    runs = make_jobs(made, out)
-    console = make_console()
-    with locked(out, "grid"), StopSignal() as stop, GridDisplay(console) as display:
-        finished = until_interrupted(
-            lambda: run_grid(runs, made.jobs, should_stop=stop, show=display), "the same command"
-        )
-    if not finished:
-        echo("interrupted; saved. The same command goes on.", err=True)
-        sys.exit(130)
-    _report_grid(console, runs, out)
-
-
 def _saved_config(out: Path | None, options: ConfigOptions) -> Path | None:
     """Return the config of a folder that is to go on, where nothing says what else to learn.
 
@@ -199,34 +149,6 @@ def _saved_config(out: Path | None, options: ConfigOptions) -> Path | None:
         return None
     path = out / "config.yaml"
     return path if path.exists() else None
-
-
-def _grid(file: Path | None, given: dict[str, Any], root: Path | None, sets: list[str]) -> Any:
-    """Put a grid together from its file and the options, which lie over it."""
-    from nacre.sweeps.grid import check_grid, read_grid
-    from nacre.training.config import deep_merge, parse_assignment
-
-    content = read_grid(file).model_dump() if file else {}
-    content |= {key: value for key, value in given.items() if value is not None}
-    values = deep_merge(content.get("config", {}), config_values(root=root))
-    for text in sets:
-        values = deep_merge(values, parse_assignment(text))
-    return check_grid(content | {"config": values})
-
-
-def _report_grid(console: "Console", jobs: "Sequence[Job]", out: Path) -> None:
-    """Say which runs failed, and make a page of the others."""
-    from nacre.report.page.page import write_report
-    from nacre.sweeps.launch import failure
-
-    for job in jobs:
-        if job.state == "failed":
-            echo(f"failed: {failure(job)}", err=True)
-    done = [job.folder.path for job in jobs if job.state == "done"]
-    if done:
-        console.print("report:", str(write_report(done, out)), soft_wrap=True)
-    if len(done) < len(jobs):
-        sys.exit(1)
 
 
 def _print_steps(console: "Console", folder: Path, summary: dict[str, Any]) -> None:

@@ -151,7 +151,7 @@ class RunFolder:
                 f"{self.path} is not empty and not a run folder (it has no config.yaml); "
                 "choose another --out"
             )
-        save_text(self.config, yaml.safe_dump(_with_absolute_paths(config), sort_keys=False))
+        save_text(self.config, yaml.safe_dump(with_absolute_paths(config), sort_keys=False))
         save_json(self.fingerprint, fingerprint)
 
     def check_same(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
@@ -211,12 +211,12 @@ def _changed_data(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _with_absolute_paths(config: BaseModel) -> dict[str, Any]:
+def with_absolute_paths(config: BaseModel) -> dict[str, Any]:
     """Return a config as plain data that means the same in another working folder."""
     plain = config.model_dump(mode="json")
     for key, value in config:
         if isinstance(value, BaseModel):
-            plain[key] = _with_absolute_paths(value)
+            plain[key] = with_absolute_paths(value)
         elif isinstance(value, Path):
             plain[key] = str(value.expanduser().absolute())
         elif isinstance(value, tuple) and value and isinstance(value[0], Path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nacre.errors import NacreError
 from nacre.report.page.page import write_report
+from nacre.sweeps.engines.local import Local
 from nacre.sweeps.grid import GridConfig, Job, make_jobs
 from nacre.sweeps.launch import failure, run_grid
 from nacre.training.step import Interrupted
@@ -47,7 +48,7 @@ def run_demo(
     grid = demo_grid(seed)
     jobs = make_jobs(grid, out / "runs")
     with locked(out, "demo"):
-        if not run_grid(jobs, grid.jobs, should_stop=should_stop, show=show):
+        if not run_grid(jobs, Local(grid.jobs), should_stop=should_stop, show=show):
             raise Interrupted
     for job in jobs:
         if job.state == "failed":

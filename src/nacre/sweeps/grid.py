@@ -4,7 +4,6 @@ Runs that learn step 0 alike share it: one of them learns it, the others take it
 it is there (`nacre.sweeps.launch` carries them out).
 """
 
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +17,20 @@ from nacre.methods import find_method
 from nacre.runs.base import step_0_key
 from nacre.runs.folder import RunFolder
 from nacre.runs.scenario_data import open_scenario, step_sampler
+from nacre.sweeps.carry import log_of
 from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.utils.config import Config
 from nacre.utils.yaml_file import read_yaml
 
 State = Literal["waiting", "running", "done", "failed"]
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class RayConfig(Config):
+    """Where Ray is."""
+
+    address: str = Field("auto", description="of the cluster; auto finds one of this machine")
 
 
 class GridConfig(Config):
@@ -38,7 +45,23 @@ class GridConfig(Config):
     seeds: tuple[Seed, ...] = Field((1,), min_length=1, max_length=1000, description="seeds")
     preset: str | None = Field(None, description="preset under all runs")
     config: dict[str, Any] = Field(default_factory=dict, description="values for all runs")
-    jobs: int = Field(1, ge=1, le=1024, description="runs at a time")
+    jobs: int | None = Field(
+        None, ge=1, le=1024, description="runs at a time on a machine; one per GPU, else one"
+    )
+    gpus: int | None = Field(
+        None, ge=0, le=64, description="GPUs of a run on Ray or SLURM; one where there are any"
+    )
+    cores: int | None = Field(
+        None, ge=1, le=4096, description="cores of a run; else an equal share, on Ray one"
+    )
+    retries: int = Field(
+        3, ge=0, le=1000, description="new attempts at a run that a signal or a machine ended"
+    )
+    track: tuple[TrackerName, ...] = Field((), description="trackers, as `nacre run --track`")
+    ray: RayConfig = Field(default_factory=RayConfig, description="for `--on ray`")
+    slurm: dict[str, Any] = Field(
+        default_factory=dict, description="for `--on slurm`: parameters of submitit's executor"
+    )
 
 
 @dataclass
@@ -52,8 +75,11 @@ class Job:
         base: The run whose step 0 it takes over, if it does not learn it itself.
         iterations: Updates of each step.
         fingerprint: The data that it learns from and is tested on.
+        track: Trackers.
         state: How far it is.
-        problem: Why it failed, where it could not say so itself.
+        where: The machine that works on it.
+        problem: Why it failed.
+        attempts: How often it was begun by this grid.
     """
 
     name: str
@@ -62,9 +88,11 @@ class Job:
     base: "Job | None"
     iterations: tuple[int, ...]
     fingerprint: dict[str, Any] = field(repr=False)
+    track: tuple[TrackerName, ...] = ()
     state: State = "waiting"
+    where: str | None = None
     problem: str | None = None
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    attempts: int = 0
 
     @property
     def persistent_state(self) -> frozenset[str]:
@@ -81,7 +109,7 @@ class Job:
     @property
     def log(self) -> Path:
         """Where its output goes."""
-        return self.folder.path.parent / f"{self.folder.path.name}.log"
+        return log_of(self.folder.path)
 
     @property
     def is_ready(self) -> bool:
@@ -175,6 +203,7 @@ def _job(
             step_sampler(config, count, step).iterations for step, count in enumerate(counts)
         ),
         fingerprint=fingerprint,
+        track=grid.track,
     )
     if find_method(config.method.name).is_joint:
         return job, None

@@ -1,156 +1,171 @@
-"""Carrying out the runs of a grid on this machine, each in a process of its own.
+"""Carrying out the runs of a grid on an engine: this machine, or a cluster.
 
-What is done is skipped, what was interrupted goes on, and when one run fails the others go on
-and the failure is told at the end. The processes end with the grid, however that ends.
+What is done is skipped, what was interrupted goes on, what a signal or a dying machine ended is
+begun again, and when one run fails the others go on and the failure is told at the end. The runs
+end with the grid, however that ends.
 """
 
-import os
-import signal
-import subprocess
-import sys
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import yaml
 
 from nacre.errors import NacreError
+from nacre.runs.folder import with_absolute_paths
+from nacre.sweeps.board import Board, check, is_worked_on
+from nacre.sweeps.carry import Outcome, RunTask
+from nacre.sweeps.engines.engine import Engine, Handle
 from nacre.sweeps.grid import Job
+from nacre.utils.claim import BEAT_SECONDS, Claim, Watch, read_claim, remove_claims, take
 from nacre.utils.io import remove_temporaries, save_text
-from nacre.utils.lock import is_locked
-from nacre.utils.signals import PARENT
-from nacre.utils.system import usable_cores
 
 POLL_SECONDS = 0.5
+LOOK_SECONDS = 2.0
+GRID = "grid"
+"""What a grid's own claim is called."""
+
+
+class _Attempts:
+    """The runs that an engine has now."""
+
+    def __init__(self, board: Board, engine: Engine, retries: int) -> None:
+        self.board, self.engine, self.retries = board, engine, retries
+        self.handles: dict[int, tuple[Job, Handle]] = {}
+
+    def begin_next(self) -> None:
+        """Hand runs to the engine as long as it takes some."""
+        for job in self.board.next(self.handles):
+            if len(self.handles) >= self.engine.capacity:
+                return
+            if not is_worked_on(job):
+                self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        check(job)
+        if job.state != "waiting":
+            return
+        try:
+            handle = self.engine.begin(task_of(job), self.board.claims.get(id(job)))
+        except (OSError, NacreError) as error:
+            job.state, job.problem = "failed", f"could not be started: {error}"
+            return
+        if handle is not None:
+            job.attempts += 1
+            self.handles[id(job)] = job, handle
+            job.state = "running" if self.engine.begins_at_once else "waiting"
+
+    def poll(self) -> bool:
+        """See which runs have ended; return whether any has."""
+        ended = False
+        for key, (job, handle) in list(self.handles.items()):
+            outcome = handle.poll()
+            if outcome is not None:
+                del self.handles[key]
+                self._conclude(job, outcome)
+                ended = True
+        return ended
+
+    def _conclude(self, job: Job, outcome: Outcome) -> None:
+        if outcome.end in ("done", "failed"):
+            job.state, job.problem = outcome.end, outcome.problem
+        elif outcome.end == "ended early" and job.attempts > self.retries:
+            job.state, job.problem = "failed", outcome.problem
+        else:
+            job.state = "waiting"
+
+    def stop(self, mark: Claim | None, wait: bool) -> None:
+        """Have the runs save what they have; those elsewhere see that the grid's mark is gone."""
+        if mark is not None:
+            mark.release()
+        for _, handle in self.handles.values():
+            handle.stop()
+        for job, handle in self.handles.values() if wait else ():
+            handle.wait()
+            job.state = "waiting"
 
 
 def run_grid(
     jobs: Sequence[Job],
-    max_parallel: int,
+    engine: Engine,
     *,
+    mark: Claim | None = None,
+    retries: int = 3,
     should_stop: Callable[[], bool] = lambda: False,
     show: Callable[[Sequence[Job]], None] = lambda jobs: None,
 ) -> bool:
-    """Carry out all runs, so many at a time; return False if the user stopped it."""
-    _find_done(jobs)
+    """Carry out all runs on an engine; return False if the user stopped it.
+
+    Args:
+        jobs: The runs.
+        engine: Carries them out.
+        mark: The grid's own claim, by which runs on other machines know that it lives.
+        retries: New attempts at a run that a signal or a dying machine ended.
+        should_stop: Whether the user wants to stop; the runs save.
+        show: Receives the runs again and again.
+    """
+    board = Board(jobs)
+    attempts = _Attempts(board, engine, retries)
+    looked = float("-inf")
     try:
-        while any(job.state in ("waiting", "running") for job in jobs):
+        while board.is_open or attempts.handles:
             if should_stop():
-                _stop(jobs)
+                attempts.stop(mark, wait=True)
                 return False
-            for job in jobs:
-                _poll(job)
-            for job in _next(jobs, max_parallel):
-                _start(job, max_parallel)
+            if mark is not None:
+                mark.beat()
+            if attempts.poll() or time.monotonic() - looked >= LOOK_SECONDS:
+                board.look(attempts.handles)
+                looked = time.monotonic()
+            attempts.begin_next()
             show(jobs)
             time.sleep(POLL_SECONDS)
     finally:
-        _terminate(jobs)
+        attempts.stop(mark, wait=False)
+        engine.close()
     show(jobs)
     return True
 
 
-def _find_done(jobs: Sequence[Job]) -> None:
-    """Tell what is done; a folder in which something else was learnt is not taken for its own."""
-    for job in jobs:
-        _look(job)
-    for job in jobs:
-        if job.base is not None and job.base.problem is not None:
-            job.base = None
-
-
-def _look(job: Job) -> None:
-    try:
-        job.folder.check_same(job.config, job.fingerprint)
-    except NacreError as error:
-        job.state, job.problem = "failed", str(error)
-        return
-    if job.folder.metrics.exists():
-        job.state = "done"
-
-
-def _next(jobs: Sequence[Job], max_parallel: int) -> list[Job]:
-    """Return the runs to start now, those first that others wait for.
-
-    One in whose folder somebody works (a run that outlived an earlier grid, or one that was started
-    by hand) waits until that is over, and goes on from there.
-    """
-    free = max_parallel - sum(job.state == "running" for job in jobs)
-    waiting = [job for job in jobs if job.state == "waiting"]
-    ready = [job for job in waiting if job.is_ready and not is_locked(job.folder.path)]
-    waited_for = {id(job.base) for job in jobs if not job.is_ready}
-    ready.sort(key=lambda job: id(job) not in waited_for)
-    return ready[: max(free, 0)]
-
-
-def _start(job: Job, max_parallel: int) -> None:
-    _look(job)
-    if job.state != "waiting":
-        return
-    try:
-        job.process = _launch(job, max_parallel)
-        job.state = "running"
-    except OSError as error:
-        job.state, job.problem = "failed", f"could not be started: {error}"
-    except NacreError as error:
-        job.state, job.problem = "failed", str(error)
-
-
-def _launch(job: Job, max_parallel: int) -> subprocess.Popen[bytes]:
-    job.folder.path.parent.mkdir(parents=True, exist_ok=True)
-    config = job.log.with_suffix(".yaml")
-    remove_temporaries(config.parent, [config.name])
-    save_text(config, yaml.safe_dump(job.config.to_dict(), sort_keys=False))
-    command = [sys.executable, "-m", "nacre", "run", "--config", str(config)]
-    command += ["--out", str(job.folder.path)]
-    if job.base is not None and job.has_base() and not job.has_step_0:
-        command += ["--base", str(job.base.folder.path)]
-    # Runs side by side must not fight for the same cores.
-    threads = str(max(1, usable_cores() // max_parallel))
-    with job.log.open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": threads, PARENT: str(os.getpid())},
-            start_new_session=True,
+@contextlib.contextmanager
+def marked(out: Path) -> Iterator[Claim]:
+    """Mark a grid's folder as worked on by this process, for all machines to see."""
+    place, watch = out / GRID, Watch()
+    seen = read_claim(place)
+    if seen is not None and watch.is_alive(seen):
+        # On another machine it may be dead: a live one is heard of within two beats.
+        time.sleep(2 * BEAT_SECONDS)
+        seen = read_claim(place)
+    if seen is not None and watch.is_alive(seen, patience=0.0):
+        raise NacreError(
+            f"{out} is in use: another `nacre grid` works in it on {seen.note.host}; "
+            "`--worker` joins in"
         )
+    mark = take(place, seen.number if seen else 0)
+    if mark is None:
+        raise NacreError(f"{out} is in use: another `nacre grid` has just begun there")
+    try:
+        yield mark
+    finally:
+        mark.release()
+        remove_claims(place)
 
 
-def _poll(job: Job) -> None:
-    if job.state != "running":
-        return
-    assert job.process is not None
-    code = job.process.poll()
-    if code is not None:
-        job.state = "done" if code == 0 and job.folder.metrics.exists() else "failed"
-        if code < 0:
-            job.problem = f"ended by {signal.Signals(-code).name}; the same command goes on"
-
-
-def _terminate(jobs: Sequence[Job]) -> None:
-    """Have the runs save what they have; without waiting for it."""
-    for job in jobs:
-        if job.state == "running" and job.process is not None:
-            job.process.terminate()
-
-
-def _stop(jobs: Sequence[Job]) -> None:
-    """Let the runs save what they have."""
-    _terminate(jobs)
-    for job in jobs:
-        if job.state == "running" and job.process is not None:
-            job.process.wait()
-            job.state = "waiting"
+def task_of(job: Job) -> RunTask:
+    """Return what carries a run out on any machine, after writing the config that it needs."""
+    folder = job.folder.path.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    config = job.log.absolute().with_suffix(".yaml")
+    remove_temporaries(config.parent, [config.name])
+    save_text(config, yaml.safe_dump(with_absolute_paths(job.config), sort_keys=False))
+    arguments = ["run", "--config", str(config), "--out", str(folder)]
+    if job.base is not None and job.has_base() and not job.has_step_0:
+        arguments += ["--base", str(job.base.folder.path.absolute())]
+    arguments += [part for name in job.track for part in ("--track", name)]
+    return RunTask(tuple(arguments), folder, Path.cwd(), folder / job.folder.metrics.name)
 
 
 def failure(job: Job) -> str:
     """Say why a run failed, and where more stands."""
-    if job.problem is not None:
-        return f"{job.name}: {job.problem}"
-    return f"{job.name}: {last_log_line(job)} (see {job.log})"
-
-
-def last_log_line(job: Job) -> str:
-    """Return the last line that a run printed, which is its error if it failed."""
-    lines = job.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no output"
+    return f"{job.name}: {job.problem}"

@@ -1,60 +1,81 @@
 """The live table of a grid: how far each run is, and what it has reached."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from nacre.runs.event_file import read_events
-from nacre.runs.records import StepMetrics, read_record
-from nacre.sweeps.grid import Job
+from nacre.sweeps.grid import Job, State
+from nacre.sweeps.progress import GridProgress
 from nacre.terminal.progress import LINE_SECONDS, Display, one_line
-from nacre.training.events import Trained
 
 STYLES = {"waiting": "dim", "running": "bold", "done": "", "failed": "red"}
+DRAW_SECONDS = 2.0
+_ORDER: tuple[State, ...] = ("running", "failed", "waiting", "done")
+_AROUND = 8
+"""Lines of a terminal that are not rows of the table."""
 
 
 class GridDisplay(Display):
     """Shows the runs of a grid; a table on a terminal, a line a change elsewhere."""
 
     def __init__(self, console: Console) -> None:
-        self.live = Live(console=console, refresh_per_second=2)
+        self.live = Live(console=console, auto_refresh=False)
         super().__init__(console, self.live)
+        self.progress = GridProgress()
         self.began = self.last_line = time.monotonic()
+        self.drawn = float("-inf")
         self.done_before: float | None = None
         self.states: dict[str, str] = {}
 
     def __call__(self, jobs: Sequence[Job]) -> None:
-        """Show how far the runs are."""
+        """Show how far the runs are: at once what changed, the rest now and then."""
+        changed = [job for job in jobs if self.states.get(job.name, "waiting") != job.state]
+        self.states = {job.name: job.state for job in jobs}
+        now = time.monotonic()
         if self.console.is_terminal:
-            self.live.update(self.table(jobs))
+            if changed or now - self.drawn >= DRAW_SECONDS:
+                self.drawn = now
+                self.live.update(self.table(jobs), refresh=True)
             return
-        for job in jobs:
-            if self.states.get(job.name) != job.state and job.state != "waiting":
-                self.console.print(f"{job.name}: {job.state}{_reached(job)}", highlight=False)
-            self.states[job.name] = job.state
-        if time.monotonic() - self.last_line > LINE_SECONDS:
-            self.last_line = time.monotonic()
+        for job in changed:
+            self.console.print(f"{job.name}: {job.state}{self._reached(job)}", highlight=False)
+        if now - self.last_line > LINE_SECONDS:
+            self.last_line = now
             self.console.print(self._left(jobs), highlight=False)
 
-    def table(self, jobs: Sequence[Job]) -> Table:
-        """Return the table of all runs, with the time left in its title."""
+    def table(self, jobs: Sequence[Job], rows: int | None = None) -> Table:
+        """Return the table of the runs, with the time left in its title.
+
+        Args:
+            jobs: The runs.
+            rows: How many are shown, those that are worked on first; by default as many as fit
+                on the terminal.
+        """
+        rows = max(4, self.console.height - _AROUND) if rows is None else rows
+        shown = jobs
+        if len(jobs) > rows:
+            shown = sorted(jobs, key=lambda job: _ORDER.index(job.state))[:rows]
         table = Table(title=f"{len(jobs)} runs, {self._left(jobs)}", title_justify="left")
-        table.add_column("run")
-        table.add_column("state")
+        for title in ("run", "state", "where"):
+            table.add_column(title)
         table.add_column("iterations", justify="right")
         table.add_column("mIoU without background")
-        for job in jobs:
-            row = (job.name, job.state, f"{_iterations(job):,}/{sum(job.to_learn):,}")
-            table.add_row(*row, _reached(job).strip(" :"), style=STYLES[job.state])
+        for job in shown:
+            done, total = self.progress.iterations(job), sum(job.to_learn)
+            row = (job.name, job.state, job.where or "", f"{done:,}/{total:,}")
+            table.add_row(*row, self._reached(job).strip(" :"), style=STYLES[job.state])
+        if len(jobs) > len(shown):
+            counts = Counter(job.state for job in jobs)
+            table.caption = ", ".join(f"{counts[one]} {one}" for one in _ORDER if counts[one])
         return table
 
     def _left(self, jobs: Sequence[Job]) -> str:
         total = sum(sum(job.to_learn) for job in jobs)
-        done = sum(_iterations(job) for job in jobs)
+        done = sum(self.progress.iterations(job) for job in jobs)
         if self.done_before is None:
             self.done_before = done
         gained, spent = done - self.done_before, time.monotonic() - self.began
@@ -62,32 +83,10 @@ class GridDisplay(Display):
             return f"{done / max(total, 1):.0%} done"
         return f"{done / total:.0%} done, about {spent * (total - done) / gained / 60:.0f} min left"
 
-
-def _iterations(job: Job) -> int:
-    """Return how many of its own updates a run is past."""
-    if job.state == "done":
-        return sum(job.to_learn)
-    finished = [step for step in range(len(job.to_learn)) if job.folder.model(step).exists()]
-    past = sum(job.to_learn[step] for step in finished)
-    return past + _in_step(job.folder.events, len(finished))
-
-
-def _in_step(events: Path, step: int) -> int:
-    if not events.exists():
-        return 0
-    reached = [
-        event.iteration
-        for event in read_events(events)
-        if isinstance(event, Trained) and event.step == step
-    ]
-    return max(reached, default=0)
-
-
-def _reached(job: Job) -> str:
-    """Return the means after the last step that was tested."""
-    for step in reversed(range(len(job.iterations))):
-        path = job.folder.step_metrics(step)
-        if path.exists():
-            means = one_line(read_record(StepMetrics, path)["mean_iou"])
-            return f": step {step}, {means.removeprefix('mIoU without background: ')}"
-    return ""
+    def _reached(self, job: Job) -> str:
+        """Return the means after the last step that was tested."""
+        reached = self.progress.reached(job)
+        if reached is None:
+            return ""
+        means = one_line(reached[1]).removeprefix("mIoU without background: ")
+        return f": step {reached[0]}, {means}"

@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-# Ctrl-C; `kill` and schedulers; a terminal that closes; SLURM's warning (--signal=USR1@120).
+# Ctrl-C; `kill` and schedulers; a terminal that closes; SLURM's warning (--signal=USR1@120), for
+# which submitit takes USR2.
 STOPS = tuple(
     getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 )
 PARENT = "NACRE_PARENT"

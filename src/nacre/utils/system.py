@@ -5,12 +5,18 @@ from pathlib import Path
 
 from nacre.errors import NacreError
 
+CORES = "NACRE_CORES"
+"""Variable in which a grid tells a run its share of the machine's cores."""
+
 
 def usable_cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    share = os.environ.get(CORES, "")
+    return min(cores, max(1, int(share))) if share.isdecimal() else cores
 
 
 def user_cache() -> Path | None:

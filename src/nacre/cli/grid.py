@@ -1,0 +1,156 @@
+"""The command that carries out several runs: on this machine, on a cluster, or on many by hand."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from nacre.cli.app import app, echo, make_console, print_json, until_interrupted
+from nacre.cli.options import Preset, Root, Set, config_values
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nacre.sweeps.grid import GridConfig, Job
+
+Engine = Literal["local", "slurm", "ray"]
+
+
+@app.command(
+    epilog="Examples:  nacre grid grid.yaml --out runs/grid;  nacre grid --scenarios "
+    "scenes/4-2-2/overlapped --methods ft,lwf,mib --seeds 1,2,3 --preset demo --out runs/grid"
+)
+def grid(
+    file: Annotated[Path | None, typer.Argument(help="YAML file; see docs/grids.md.")] = None,
+    scenarios: Annotated[str | None, typer.Option(help="Scenarios, by commas.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, by commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, by commas.")] = None,
+    preset: Preset = None,
+    set_: Set = None,
+    root: Root = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; one per GPU unless given.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path(
+        "runs/grid"
+    ),
+    on: Annotated[Engine, typer.Option(help="Where the runs are carried out.")] = "local",
+    worker: Annotated[
+        bool, typer.Option("--worker", help="Join in: take the next free run of a shared folder.")
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Only show the runs and how far they are.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the runs as JSON, at the end or with --list.")
+    ] = False,
+) -> None:
+    """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
+    from nacre.sweeps.board import Board
+    from nacre.sweeps.grid import make_jobs
+
+    lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
+    content = {key: text.split(",") for key, text in lists.items() if text is not None}
+    made = _grid(file, {**content, "preset": preset, "jobs": jobs}, root, set_ or [])
+    runs = make_jobs(made, out)
+    if list_:
+        Board(runs).look()
+        _print(runs, json)
+        return
+    console = _console(quiet=json)
+    if not _carry_out(runs, made, out, on, worker, console):
+        echo("interrupted; saved. The same command goes on.", err=True)
+        sys.exit(130)
+    _conclude(runs, out, worker, json, console)
+
+
+def _carry_out(
+    runs: "list[Job]",
+    made: "GridConfig",
+    out: Path,
+    on: Engine,
+    worker: bool,
+    console: "Console",
+) -> bool:
+    """Carry out the runs; return False if the user stopped it."""
+    from nacre.errors import NacreError
+    from nacre.sweeps.engines import open_engine
+    from nacre.sweeps.engines.local import Local
+    from nacre.sweeps.launch import marked, run_grid
+    from nacre.terminal.grid import GridDisplay
+    from nacre.utils.lock import locked
+    from nacre.utils.signals import StopSignal
+
+    if worker and on != "local":
+        raise NacreError(f"--worker works on its own machine; it does not go with --on {on}")
+    with contextlib.ExitStack() as while_running:
+        mark = None
+        if worker:
+            engine: Any = Local(made.jobs, made.cores)
+        else:
+            while_running.enter_context(locked(out, "grid"))
+            mark = while_running.enter_context(marked(out))
+            engine = open_engine(on, made, mark, out)
+        stop = while_running.enter_context(StopSignal())
+        display = while_running.enter_context(GridDisplay(console))
+        return until_interrupted(
+            lambda: run_grid(
+                runs, engine, mark=mark, retries=made.retries, should_stop=stop, show=display
+            ),
+            "the same command",
+        )
+
+
+def _conclude(runs: "list[Job]", out: Path, worker: bool, json: bool, console: "Console") -> None:
+    """Tell what failed, and make the page of the rest."""
+    from nacre.sweeps.launch import failure
+
+    for job in runs:
+        if job.state == "failed":
+            echo(f"failed: {failure(job)}", err=True)
+    done = [job.folder.path for job in runs if job.state == "done"]
+    if worker:
+        console.print(f"nothing is left to do; the page:  nacre report {out}", soft_wrap=True)
+    elif done:
+        from nacre.report.page.page import write_report
+
+        console.print("report:", str(write_report(done, out)), soft_wrap=True)
+    if json:
+        _print(runs, json)
+    if len(done) < len(runs):
+        sys.exit(1)
+
+
+def _print(runs: "list[Job]", json: bool) -> None:
+    from nacre.sweeps.progress import GridProgress, as_plain
+    from nacre.terminal.grid import GridDisplay
+
+    if json:
+        print_json(as_plain(runs, GridProgress()))
+        return
+    console = make_console()
+    console.print(GridDisplay(console).table(runs, rows=len(runs)))
+
+
+def _console(quiet: bool) -> "Console":
+    """Return the console; where the output is JSON nothing else is printed."""
+    console = make_console()
+    console.quiet = console.quiet or quiet
+    return console
+
+
+def _grid(
+    file: Path | None, given: dict[str, Any], root: Path | None, sets: list[str]
+) -> "GridConfig":
+    """Put a grid together from its file and the options, which lie over it."""
+    from nacre.sweeps.grid import check_grid, read_grid
+    from nacre.training.config import deep_merge, parse_assignment
+
+    content = read_grid(file).model_dump() if file else {}
+    content |= {key: value for key, value in given.items() if value is not None}
+    values = deep_merge(content.get("config", {}), config_values(root=root))
+    for text in sets:
+        values = deep_merge(values, parse_assignment(text))
+    return check_grid(content | {"config": values})

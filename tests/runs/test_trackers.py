@@ -1,0 +1,135 @@
+import builtins
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from nacre.errors import NacreError
+from nacre.runs.event_file import read_events
+from nacre.runs.run import run_scenario
+from nacre.runs.trackers import TRACKERS, TensorBoard, Track, run_id
+from nacre.training.events import RunBegan, StepBegan, StepSkipped, StepTested, Trained
+from tiny_runs import tiny_config
+
+BEGAN = RunBegan("s", "mib", 1, "cpu", 1, "float32", "none", [7, 5, 3])
+
+
+def test_tensorboard_has_what_the_events_have(tmp_path):
+    out = tmp_path / "run"
+    track = Track(TensorBoard(out))
+    run_scenario(tiny_config(), out, observers=[track])
+    track.close()
+    board = EventAccumulator(str(tmp_path / "run-tensorboard"))
+    board.Reload()
+    events = read_events(out / "events.jsonl")
+    trained = [event for event in events if isinstance(event, Trained)]
+    shown = board.Scalars("loss/ce")
+    assert [one.value for one in shown] == pytest.approx(
+        [event.losses["ce"] for event in trained], rel=1e-5
+    )
+    assert [one.step for one in shown] == list(range(1, len(trained) + 1))
+    means = [event.mean_iou for event in events if isinstance(event, StepTested)]
+    assert [one.value for one in board.Scalars("miou/all_without_background")] == pytest.approx(
+        [mean["all_without_background"] for mean in means], rel=1e-5
+    )
+
+
+def test_iterations_are_counted_on_after_a_step_that_was_only_tested(tmp_path):
+    track = Track(TensorBoard(tmp_path / "run"))
+    track(BEGAN)
+    track(StepSkipped(0, 7))
+    track(StepTested(1, {"all": 0.5, "old": None}))  # learnt before this start
+    track(StepBegan(2, ["a"], 6, 3, 0))
+    track(Trained(2, 3, 0.1, {"ce": 1.0}, 10.0))
+    track.close()
+    found = EventAccumulator(str(tmp_path / "run-tensorboard"))
+    found.Reload()
+    assert [one.step for one in found.Scalars("loss/ce")] == [7 + 5 + 3]
+    assert [one.step for one in found.Scalars("miou/all")] == [7 + 5]
+
+
+def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
+    original = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.startswith("torch.utils.tensorboard"):
+            raise ImportError(name)
+        return original(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(NacreError, match=r"pip install 'nacre\[tensorboard\]'"):
+        TensorBoard(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
+def test_a_missing_tracker_names_its_extra(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(NacreError, match=rf"pip install 'nacre\[{name}\]'"):
+        TRACKERS[name](tmp_path)
+
+
+class Package:
+    """A package that notes every call of its functions."""
+
+    def __init__(self, **answers):
+        self.calls, self.answers = [], answers
+
+    def __getattr__(self, name):
+        def call(*values, **more):
+            self.calls.append((name, values, more))
+            return self.answers.get(name)
+
+        return call
+
+
+def tracked(monkeypatch, name, run, **answers):
+    """Return what a tracker's package is asked to do in the middle of a run."""
+    package = Package(**answers)
+    monkeypatch.setitem(sys.modules, name, package)
+    track = Track(TRACKERS[name](run))
+    track(BEGAN)
+    track(Trained(1, 2, 0.1, {"ce": 1.5}, 10.0))
+    track(StepTested(1, {"all": 0.5, "old": None}))
+    track.close()
+    return package.calls
+
+
+VALUES = {"loss/ce": 1.5, "lr": 0.1, "images per second": 10.0}
+MEANS = {"miou/all": 0.5, "step": 1}
+
+
+def test_wandb_goes_on_with_the_run_of_a_folder(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    init, define, first, second, finish = tracked(monkeypatch, "wandb", run)
+    assert (init[0], init[2]["id"], init[2]["resume"]) == ("init", run_id(run), "allow")
+    assert init[2]["config"]["method"] == "mib"
+    assert define == ("define_metric", ("*",), {"step_metric": "iteration"})
+    assert first == ("log", ({**VALUES, "iteration": 9},), {})
+    assert second == ("log", ({**MEANS, "iteration": 12},), {})
+    assert finish[0] == "finish"
+
+
+def test_trackio_gets_the_same(tmp_path, monkeypatch):
+    init, first, second, finish = tracked(monkeypatch, "trackio", tmp_path / "run")
+    assert init[2]["name"].startswith("run-")
+    assert init[2]["resume"] == "allow"
+    assert first == ("log", (VALUES,), {"step": 9})
+    assert second == ("log", (MEANS,), {"step": 12})
+    assert finish[0] == "finish"
+
+
+def test_mlflow_begins_a_run_and_finds_it_again(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    calls = tracked(monkeypatch, "mlflow", run, search_runs=[])
+    names = [name for name, _, _ in calls]
+    assert names == [
+        "set_experiment", "search_runs", "start_run", "log_params", "log_metrics", "log_metrics",
+        "end_run",
+    ]  # fmt: skip
+    assert calls[2][2]["tags"] == {"nacre.run": run_id(run)}
+    assert calls[4] == ("log_metrics", (VALUES,), {"step": 9})
+    there = SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+    again = tracked(monkeypatch, "mlflow", run, search_runs=[there])
+    assert again[2] == ("start_run", (), {"run_id": "abc"})
+    assert "log_params" not in [name for name, _, _ in again]
