@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from nacre.errors import NacreError
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
-from nacre.runs.trackers import TRACKERS, TensorBoard, Track, run_id
+from nacre.runs.trackers import TRACKERS, TensorBoard, Track, run_id, tracking
 from nacre.training.events import RunBegan, StepBegan, StepSkipped, StepTested, Trained
 from tiny_runs import tiny_config
 
@@ -67,6 +67,11 @@ def test_a_missing_tracker_names_its_extra(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NacreError, match=rf"pip install 'nacre\[{name}\]'"):
         TRACKERS[name](tmp_path)
+
+
+def test_a_tracker_that_nobody_knows_is_a_sentence(tmp_path):
+    with pytest.raises(NacreError, match="unknown tracker 'wandd'"), tracking(tmp_path, ["wandd"]):
+        pass
 
 
 class Package:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,8 +45,8 @@ Profile = Annotated[
 ]
 
 Track = Annotated[
-    list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] | None,
-    typer.Option(help="Show the events in a tracker too (needs its extra); may be repeated."),
+    list[str] | None,
+    typer.Option(help="Show it in tensorboard, wandb, trackio or mlflow; may be repeated."),
 ]
 
 

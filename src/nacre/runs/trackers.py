@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, unknown_name
 from nacre.training.events import Event, Observer, RunBegan, StepTested, Trained
 from nacre.utils.packages import need
 
@@ -189,6 +189,8 @@ def tracking(run: Path, names: Iterable[str]) -> Iterator[list[Observer]]:
     with contextlib.ExitStack() as at_end:
         observers: list[Observer] = []
         for name in names:
+            if name not in TRACKERS:
+                raise unknown_name("tracker", name, TRACKERS)
             track = Track(TRACKERS[name](run))
             at_end.callback(track.close)
             observers.append(track)
