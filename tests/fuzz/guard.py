@@ -20,7 +20,7 @@ from nacre.cli import main
 SECONDS = 20
 """Of computing; waiting for something that never comes is given longer, for a busy machine."""
 
-WAITING = 120
+WAITING = 300
 MEMORY = 1 << 30
 """Bytes that a case may take beyond what the process has."""
 
