@@ -61,6 +61,20 @@ def test_files_folders_and_globs_are_found_once(pictures: Path, tmp_path: Path) 
         find_inputs([str(tmp_path / "none-*.png")], tmp_path / "seen")
 
 
+def test_every_result_has_a_place_of_its_own_below_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    for name in ("x.jpg", "x.png", "x.png.webp", "../../far.png"):
+        Image.new("RGB", (8, 8)).save(here / name)
+    monkeypatch.chdir(here)
+    given = ["x.jpg", "x.png", "../b/x.png", "x.png.webp", "../../far.png"]
+    found = find_inputs(given, Path("seen"))
+    stems = [one.stem for one in found]
+    assert stems == ["a/b/x.jpg", "a/b/x.png", "a/b/x.png.webp", "far"]
+
+
 def test_results_within_the_pictures_are_no_pictures(model, pictures: Path) -> None:
     out = pictures / "seen"
     for _ in range(2):
@@ -90,6 +104,19 @@ def test_a_damaged_picture_is_told_and_the_others_are_done(
 def test_an_unknown_form_is_named() -> None:
     with pytest.raises(NacreError, match=r"unknown form 'mask' .*did you mean 'masks'"):
         PredictOptions(("mask",))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"forms": ()}, "no form to write"),
+        ({"tolerance": float("nan")}, "not nan"),
+        ({"tolerance": float("inf")}, "not inf"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(options, reason: str) -> None:
+    with pytest.raises(NacreError, match=reason):
+        PredictOptions(**options)
 
 
 def test_corrected_polygons_come_back_as_data(model, tmp_path: Path) -> None:

@@ -62,3 +62,8 @@ def test_simplified_rings_have_fewer_corners_and_are_near(tolerance: float) -> N
     assert len(smooth) < len(disc.points) / 2
     painted = paint(trace_rings(classes), classes.shape, tolerance) == 1
     assert (painted & (classes == 1)).sum() / (painted | (classes == 1)).sum() > 0.95
+
+
+def test_more_than_256_classes_keep_their_numbers() -> None:
+    classes = np.arange(40_000, 40_006, dtype=np.uint16).reshape(2, 3)
+    assert {ring.channel for ring in trace_rings(classes)} == set(range(40_000, 40_006))

@@ -56,7 +56,7 @@ def test_names_are_those_of_batch_norm() -> None:
 
 
 def test_one_value_a_channel_is_refused_with_the_batch_size() -> None:
-    with pytest.raises(NacreError, match=r"batch size 1 .* 1 x 3 x 1 x 1.* 2 or more"):
+    with pytest.raises(NacreError, match=r"one picture at a time .* 1 x 3 x 1 x 1.* 2 or more"):
         ABN(3)(torch.ones(1, 3, 1, 1))
     assert ABN(3).eval()(torch.ones(1, 3, 1, 1)).shape == (1, 3, 1, 1)
 
@@ -167,4 +167,4 @@ def test_variance_survives_a_mean_far_from_zero(shares: list[dict[str, Any]]) ->
 def test_one_value_in_each_of_two_processes_is_enough(shares: list[dict[str, Any]]) -> None:
     assert [share["one each"] for share in shares] == pytest.approx([-0.01, 1], abs=1e-3)
     for share in shares:
-        assert share["one in all"].startswith("batch size 1 ")
+        assert share["one in all"].startswith("one picture at a time ")

@@ -41,19 +41,21 @@ def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
         out: Where results go; what lies there is no input.
     """
     found = [path for one in given for path in _paths(one, out.resolve())]
-    paths = list(dict.fromkeys(found))
-    parents = {path.absolute().parent for path in paths}
-    common = Path(os.path.commonpath([str(parent) for parent in parents])) if parents else Path()
-    names = [PurePosixPath(path.absolute().relative_to(common)) for path in paths]
-    stems = Counter(str(name.with_suffix("")) for name in names)
+    # Without `..`: a result must lie below the folder of the results.
+    paths = {Path(os.path.abspath(path)): path for path in found}
+    common = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    names = [PurePosixPath(path.relative_to(common)) for path in paths]
+    # Those that share a stem are called by their whole name, which may be another one's stem.
+    stems = Counter(str(_short(name)) for name in names)
+    stems.update(str(name) for name in names)
     return [
-        Input(path, str(name), str(name.with_suffix("") if _alone(name, stems) else name))
-        for path, name in zip(paths, names, strict=True)
+        Input(path, str(name), str(_short(name) if stems[str(_short(name))] == 1 else name))
+        for path, name in zip(paths.values(), names, strict=True)
     ]
 
 
-def _alone(name: PurePosixPath, stems: Counter[str]) -> bool:
-    return stems[str(name.with_suffix(""))] == 1
+def _short(name: PurePosixPath) -> PurePosixPath:
+    return name.with_suffix("")
 
 
 def _paths(given: str, out: Path) -> Iterable[Path]:
@@ -61,8 +63,8 @@ def _paths(given: str, out: Path) -> Iterable[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        below = [one for one in sorted(path.rglob("*")) if out not in one.resolve().parents]
-        found = [one for one in below if _is_input(one)]
+        below = [one for one in sorted(path.rglob("*")) if _is_input(one)]
+        found = [one for one in below if out not in one.resolve().parents]
     else:
         found = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
         found = [one for one in found if _is_input(one)]

@@ -35,6 +35,9 @@ from nacre.utils.progress import show_progress
 
 Pixels = npt.NDArray[np.uint8]
 
+MOST_TOLERANCE = 10_000
+"""Pixels that polygons may be off at most: more than any picture could show."""
+
 FORMS = ("masks", "overlays", "labelme", "coco", "csv")
 
 
@@ -57,6 +60,12 @@ class PredictOptions:
         for form in self.forms:
             if form not in FORMS:
                 raise unknown_name("form", form, FORMS)
+        if not self.forms:
+            raise NacreError(f"no form to write: give one or more of {', '.join(FORMS)}")
+        if not 0 <= self.tolerance <= MOST_TOLERANCE:
+            raise NacreError(
+                f"polygons may be off by 0 to {MOST_TOLERANCE:,} pixels, not {self.tolerance:g}"
+            )
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,9 @@ def check_count(count: float, shape: torch.Size) -> None:
     if count == 1:
         size = " x ".join(str(n) for n in shape)
         raise NacreError(
-            f"batch size 1 is too small to train with: batch normalisation got one value a "
-            f"channel (an input of {size}); use a batch size of 2 or more over all processes"
+            f"one picture at a time is too little to train with: batch normalisation got one "
+            f"value per channel (an input of {size}); use a train.batch_size of 2 or more over all "
+            "processes, and a train.micro_batch of 2 or more"
         )
 
 

@@ -6,6 +6,7 @@ channel, how it was learnt and how to build the network; a copy of that JSON lie
 people to read.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,6 +132,9 @@ def _read_info(content: dict[str, Any]) -> ModelInfo:
             f"it has {len(info.classes)} classes, {len(info.colors)} colors, {len(info.labels)} "
             f"labels and {sum(info.steps)} channels"
         )
+    twice = [name for name, count in Counter(info.classes).items() if count > 1]
+    if twice:
+        raise NacreError(f"two of its channels are the class {twice[0]!r}")
     return info
 
 
