@@ -163,7 +163,7 @@ def _arguments(command: Any, wanted: str | None, value: str, world: World) -> li
     usual = {"scenario": SCENES, "name": "folder", "root": str(world.data), "runs": str(world.run)}
     usual |= {"model": str(world.run), "pictures": str(world.root / "picture.png")}
     usual |= {"file": str(world.root / "grid.yaml"), "data": str(world.data)}
-    usual |= {"models": str(world.run), "export": str(world.data), "to": "imported"}
+    usual |= {"export": str(world.data), "to": "imported"}  # tracing a model takes too long
     takes = {parameter.name for parameter in command.params}
     arguments = [*SMALL] if "set_" in takes and command.name not in ("model", "learn") else []
     for name in ("scenario", "data", "file"):  # without them nothing else is looked at
