@@ -1,10 +1,15 @@
 """Shared by all tests: one thread per process, since they run in several; the real pictures."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch.utils.mkldnn  # torch.compile imports it, with warnings of its own
 
 torch.set_num_threads(1)
 

@@ -14,6 +14,7 @@ from nacre.api import video
 from nacre.api.inputs import find_inputs
 from nacre.api.model import Model, load
 from nacre.api.predict import PredictOptions, predict_all
+from nacre.api.rasters import is_georeferenced
 from nacre.api.video import read_frames
 from nacre.data.image_io import read_mask
 from nacre.data.importers.run import ImportOptions, import_export
@@ -146,10 +147,17 @@ def test_windows_see_what_windows_over_the_whole_see(model, tmp_path: Path) -> N
     assert len(np.unique(mask)) > 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_plain_tiff_gives_no_warning(tmp_path: Path) -> None:
+    pytest.importorskip("rasterio", reason="rasterio is not installed")
+    Image.new("RGB", (6, 4)).save(tmp_path / "plain.tif")
+    assert not is_georeferenced(tmp_path / "plain.tif")
+
+
 def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
     pixels = noise_picture((130, 170), 7)
-    place = rasterio.transform.from_origin(500_000, 5_300_000, 0.5, 0.5)
+    place = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
     profile = {"driver": "GTiff", "height": 130, "width": 170, "count": 3, "dtype": "uint8"}
     with rasterio.open(
         tmp_path / "map.tif", "w", crs="EPSG:32632", transform=place, **profile

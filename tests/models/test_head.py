@@ -63,7 +63,7 @@ def test_global_mean_in_training_whatever_the_window() -> None:
 
 
 def test_training_with_one_image_says_what_is_needed() -> None:
-    with pytest.raises(NacreError, match="one picture at a time .* train.micro_batch"):
+    with pytest.raises(NacreError, match=r"one picture at a time .* train\.micro_batch"):
         head()(features(1, 6, 5, 5))
 
 

@@ -180,7 +180,7 @@ def test_checkpointing_counts_a_batch_once(reentrant: bool) -> None:
 
 
 def test_small_inputs() -> None:
-    with pytest.raises(NacreError, match="one picture at a time .* train.micro_batch"):
+    with pytest.raises(NacreError, match=r"one picture at a time .* train\.micro_batch"):
         make()(torch.ones(1, 4, 1, 1))
     assert make()(pixels(2, 4, 1, 1)).shape == (2, 4, 1, 1)
     x = torch.empty(0, 4, 3, 3, requires_grad=True)

@@ -1,6 +1,7 @@
 """Large pictures that are read and written part by part: GeoTIFF by rasterio, others by Pillow."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -88,12 +89,14 @@ def _factor(size: tuple[int, ...]) -> int:
 @contextlib.contextmanager
 def _rasterio_open(path: Path) -> Iterator[Any]:
     import rasterio
-    from rasterio.errors import RasterioIOError
+    from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
     try:
-        with rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB), rasterio.open(path) as file:
-            yield file
-    except RasterioIOError as error:
+        with warnings.catch_warnings(), rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB):
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain pictures are welcome
+            with rasterio.open(path) as file:
+                yield file
+    except RasterioError as error:
         raise NacreError(f"the image {path} is damaged: {error}") from error
 
 
