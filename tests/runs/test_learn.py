@@ -21,7 +21,7 @@ from nacre.training.config import build_config
 from nacre.training.events import Trained
 from nacre.training.step import Interrupted
 from partial_data import LABELS, write_folder
-from tiny_runs import StopAfter
+from tiny_runs import StopAfter, tiny_config
 
 WORLD = ScenesConfig(train=40, val=12, size=32, seed=3)
 PETS, BIRDS, FISH = ["pearl", "starfish"], ["crate"], ["coral"]
@@ -111,6 +111,19 @@ def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):
     learning(data / "birds", tmp_path / "a", start=pets)()
     learning(data / "birds", tmp_path / "b", start=pets / "model.safetensors")()
     same_tensors(tmp_path / "a", tmp_path / "b")
+
+
+def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
+    """Where a run has learnt nothing that a step would know of, its config was written over."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("scenario: scenes/4-4/overlapped\n")
+    before = {path: path.read_bytes() for path in (run / "config.yaml", pets / "config.yaml")}
+    with pytest.raises(NacreError, match="holds a run of a scenario"):
+        learning(data / "birds", run, start=pets)()
+    with pytest.raises(NacreError, match="holds a step of `nacre learn`"):
+        run_scenario(tiny_config(), pets)
+    assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("after", [2, 5, 9])

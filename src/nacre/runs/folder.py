@@ -145,6 +145,7 @@ class RunFolder:
             fingerprint: The classes and images of each step, which the config only points at.
         """
         if self.config.exists():
+            self.check_kind(read_plain_config(self.path))
             self.check_same(config, fingerprint)
         elif not self.config.exists() and any(self.path.iterdir()):
             raise NacreError(
@@ -153,6 +154,14 @@ class RunFolder:
             )
         save_text(self.config, yaml.safe_dump(with_absolute_paths(config), sort_keys=False))
         save_json(self.fingerprint, fingerprint)
+
+    def check_kind(self, content: dict[str, Any]) -> None:
+        """Refuse the folder of another command, whether or not something was learnt there."""
+        if "scenario" not in content:
+            raise NacreError(
+                f"{self.path} holds a step of `nacre learn`, not a run of a scenario; choose "
+                "another folder"
+            )
 
     def check_same(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
         """Refuse a folder in which another config or other data were learnt."""

@@ -49,7 +49,10 @@ def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
         if not one.labeled:
             raise NacreError(f"{one.name} labels nothing: no mask holds a pixel of a class")
         if not len(one.train_index):
-            raise NacreError(f"{one.name} has no training pictures")
+            raise NacreError(
+                f"{one.name} has no training pictures: without train.txt and val.txt one in five "
+                f"is for testing, and so are its {len(one.val_index):,}; write both lists"
+            )
     new = choose_new_classes(sets, known, config.classes, config.new)
     return LearnData(
         sets=tuple(sets),

@@ -43,6 +43,14 @@ class LearnFolder(RunFolder):
         """Whether neither a model nor a part of the way to one is there yet."""
         return not self.resume.exists() and not self.model(0).exists()
 
+    def check_kind(self, content: dict[str, Any]) -> None:
+        """Refuse the folder of another command, whether or not something was learnt there."""
+        if "scenario" in content:
+            raise NacreError(
+                f"{self.path} holds a run of a scenario, not a step of `nacre learn`; choose "
+                "another --out"
+            )
+
     def saved_config(self) -> LearnConfig:
         """Return the config that the folder holds."""
         return read_learn_config(self.path)
@@ -70,8 +78,5 @@ class LearnFolder(RunFolder):
 def read_learn_config(folder: Path) -> LearnConfig:
     """Read the config of a folder of `nacre learn`."""
     content = read_plain_config(folder)
-    if "scenario" in content:
-        raise NacreError(
-            f"{folder} holds a run of a scenario, not a step of `nacre learn`; choose another --out"
-        )
+    LearnFolder(folder).check_kind(content)
     return resolve_learn_config(content)

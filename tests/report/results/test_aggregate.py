@@ -223,16 +223,20 @@ def test_an_unfinished_run_and_trials_are_left_out_of_a_folder(make_run: Any) ->
     make_run("all/tuned/weight-1")
     (make_run("all/tuned/base") / "metrics.json").unlink()
     (runs / "tuned" / "tuning.json").write_text("{}")
+    (make_run("all/step") / "config.yaml").write_text("data: [pets]\n")
     lines: list[str] = []
     (results,) = load_results([runs], lines.append)
     assert [run.path for row in results.rows for run in row.runs] == [runs / "done"]
     assert lines == [
         f"{runs / 'tuned'} is left out: its runs are trials of nacre tune",
         f"{runs / 'half'} is left out: it is not finished",
+        f"{runs / 'step'} is left out: it is a step of nacre learn",
     ]
     # One that is asked for by name is an error, and so is a folder of nothing else.
     with pytest.raises(NacreError, match="not a finished run"):
         load_results([runs / "half"])
+    with pytest.raises(NacreError, match="holds a step of `nacre learn`"):
+        load_results([runs / "step"])
     with pytest.raises(NacreError, match=r"no finished run in .*tuned is left out"):
         load_results([runs / "tuned"])
 

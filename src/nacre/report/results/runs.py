@@ -10,11 +10,10 @@ from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, read_plain_config
-from nacre.runs.records import Starts, StepMetrics, Summary, read_record
+from nacre.runs.records import Facts, Starts, StepMetrics, Summary, read_record
 from nacre.training.config import RunConfig, resolve_config
 from nacre.training.events import Event
 from nacre.utils.affects import deciding, immaterial_keys
-from nacre.utils.io import load_json
 
 CONFIG, TUNING = "config.yaml", "tuning.json"
 """The files by which a run and a search of `nacre tune` are known."""
@@ -97,6 +96,7 @@ class RunResult:
 def load_run(path: Path) -> RunResult:
     """Read a finished run."""
     folder = RunFolder(path)
+    folder.check_kind(read_plain_config(path))
     config, decides = _whole_config(path)
     _check_finished(folder)
     summary = read_record(Summary, folder.metrics)
@@ -116,7 +116,7 @@ def load_run(path: Path) -> RunResult:
             events=tuple(read_events(folder.events)) if folder.events.exists() else (),
             config=config,
             deciding=decides,
-            fingerprint=load_json(folder.fingerprint) if folder.fingerprint.exists() else {},
+            fingerprint=_fingerprint(folder),
             starts=tuple(_starts(path)),
         )
     except (KeyError, TypeError) as error:
@@ -153,7 +153,9 @@ def load_runs(
             runs[path.resolve()] = load_run(path)
             continue
         for folder in inside:
-            if RunFolder(folder).metrics.exists():
+            if is_step(folder):
+                left_out.append(f"{folder} is left out: it is a step of nacre learn")
+            elif RunFolder(folder).metrics.exists():
                 runs[folder.resolve()] = load_run(folder)
             else:
                 left_out.append(f"{folder} is left out: it is not finished")
@@ -173,6 +175,11 @@ def _folders_below(path: Path) -> tuple[list[Path], list[Path]]:
     folders = sorted(file.parent for file in path.rglob(CONFIG))
     runs = [one for one in folders if not any(one.is_relative_to(search) for search in searches)]
     return searches, runs
+
+
+def is_step(folder: Path) -> bool:
+    """Whether a folder is one of `nacre learn`, which has no scenario."""
+    return "scenario" not in read_plain_config(folder)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -207,6 +214,10 @@ def _step(metrics: Mapping[str, Any]) -> StepResult:
         confusion=tuple(tuple(row) for row in metrics["confusion"]),
         images=metrics["images"],
     )
+
+
+def _fingerprint(folder: RunFolder) -> dict[str, Any]:
+    return read_record(Facts, folder.fingerprint) if folder.fingerprint.exists() else {}
 
 
 def _starts(path: Path) -> list[dict[str, Any]]:
