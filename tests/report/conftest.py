@@ -46,7 +46,9 @@ def write_run(
     scenario = scenario_of(config)
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
-    folder.bind_config(config, {"background": 0, "steps": []})
+    images = {"images": 3, "sha256": "0" * 64}
+    learnt = {**images, "classes": {"1": "a class"}}
+    folder.bind_config(config, {"background": 0, "steps": [learnt], "tests": [images]})
     folder.append_start({"device": "cpu", "seed": seed, "precision": "float32: no GPU"})
     _write_events(folder, config, len(scenario.classes.steps))
     draw = torch.Generator().manual_seed(seed * 100 + len(config.method.name))

@@ -132,6 +132,8 @@ class _Search:
 
     def search(self, rates: Sequence[float], full: bool) -> Tuning:
         """Choose the learning rate by fine-tuning, then the weight."""
+        for rate in rates:
+            self.changed({}, rate)  # refused here, and not when step 0 is learnt
         self.base = self.base or self._learn_step_0()
         best = max((self.fine_tuning(rate) for rate in rates), key=lambda one: one.accuracy or 0)
         if not best.accuracy:
