@@ -109,7 +109,7 @@ def test_lwf_mc_is_measured_against_its_own_fine_tuning(measured, tmp_path):
 
 
 def test_what_cannot_be_tuned(measured, tmp_path):
-    with pytest.raises(NacreError, match="train.incremental_lr: .*nan"):
+    with pytest.raises(NacreError, match=r"train\.incremental_lr: .*nan"):
         tune(tiny_config(method={"name": "mib"}), tmp_path / "nan", rates=[0.01, float("nan")])
     assert not (tmp_path / "nan" / "base").exists(), "refused before anything is learnt"
     with pytest.raises(NacreError, match="'lwf-mc-d' has no weight to choose"):
