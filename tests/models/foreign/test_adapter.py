@@ -15,7 +15,7 @@ from nacre.errors import NacreError
 from nacre.losses.fused import fused_losses
 from nacre.losses.reference import distillation, upsample
 from nacre.models.foreign.adapter import Adapter, Pixels, pixels_of
-from nacre.models.foreign.features import as_map, feature_maps
+from nacre.models.foreign.features import as_map
 from nacre.models.foreign.scores import scores_of
 
 IMAGES = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
@@ -133,12 +133,6 @@ def test_stages_by_name() -> None:
     torch.testing.assert_close(output.features.relu(), output.decoder_features)
     with pytest.raises(NacreError, match=r"no module 'body.9' \(did you mean 'body"):
         adapted(stages=("body.9",))
-
-
-def test_feature_maps_are_listed_in_the_order_they_are_made() -> None:
-    maps = feature_maps(make("tensor"), EXAMPLE)
-    assert list(maps) == ["body.0", "body.1", "body.2", "body.3", "body", "score"]
-    assert maps["body"] == (6, 8, 8)
 
 
 @pytest.mark.parametrize("extra", [0, 1])

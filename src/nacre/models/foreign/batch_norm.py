@@ -65,13 +65,6 @@ def synchronize_batch_norm(model: nn.Module) -> None:
             )
 
 
-def unsynchronize_batch_norm(model: nn.Module) -> None:
-    """Give the batch norms of a network their own class back."""
-    for module in model.modules():
-        if isinstance(module, _Synchronized):
-            module.__class__ = type(module).__bases__[1]
-
-
 def _keeps_statistics(module: nn.Module) -> bool:
     known = isinstance(module, _BatchNorm | ABN | nn.modules.instancenorm._InstanceNorm)
     return (

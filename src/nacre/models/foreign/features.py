@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean
 from nacre.models.foreign.scores import tensors_in
-from nacre.models.foreign.scoring_layers import undisturbed
 
 
 @contextlib.contextmanager
@@ -89,20 +88,3 @@ def as_map(value: Tensor, size: tuple[int, int]) -> Tensor | None:
             tokens = value[:, extra:].transpose(1, 2)
             return tokens.reshape(*tokens.shape[:2], height, length // height)
     return None
-
-
-def feature_maps(model: nn.Module, images: Tensor) -> dict[str, tuple[int, int, int]]:
-    """Return which modules put out a map of the image, in the order they run: C, h and w of each.
-
-    It is a help to choose the stages that a method compares; scores are in it too.
-    """
-    size = (images.shape[-2], images.shape[-1])
-    names = [name for name, _ in model.named_modules() if name]
-    with undisturbed(model), captured(model, names) as found:
-        model(images)
-    maps = {name: as_map(value, size) for name, value in found.items()}
-    return {
-        name: (one.shape[1], one.shape[2], one.shape[3])
-        for name, one in maps.items()
-        if one is not None and one.shape[0] == len(images)
-    }

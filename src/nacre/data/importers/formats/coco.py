@@ -64,7 +64,7 @@ class _Reader:
                 self._picture(as_dict(item), pictures, new, file, split)
             else:
                 count += 1
-                self._annotation(as_dict(item), pictures, classes, file)
+                self._annotation(as_dict(item), pictures, classes)
         self._spoil_unlisted()
         if not count:
             # Pictures that nobody annotated are not pictures in which nothing is.
@@ -152,7 +152,7 @@ class _Reader:
         return place
 
     def _annotation(
-        self, item: dict[str, Any], pictures: dict[str, int], classes: dict[str, int], file: File
+        self, item: dict[str, Any], pictures: dict[str, int], classes: dict[str, int]
     ) -> None:
         index = self._index_of(as_key(item.get("image_id")), pictures)
         picture = self.catalog.pictures[index]

@@ -68,7 +68,7 @@ def make_labels(catalog: Catalog, options: ClassOptions) -> Labels:
         NacreError: Two are spelled almost alike, or a name that the user gave is not there.
     """
     final = _final_names(catalog, options.rename or {})
-    _check_alike(catalog, final)
+    _check_alike(final)
     names = list(dict.fromkeys(name for number, name in final.items() if number > IGNORED))
     if catalog.is_sorted:
         names.sort(key=str.casefold)
@@ -132,7 +132,7 @@ def _final_names(catalog: Catalog, rename: Mapping[str, str]) -> dict[int, str]:
     return final
 
 
-def _check_alike(catalog: Catalog, final: dict[int, str]) -> None:
+def _check_alike(final: dict[int, str]) -> None:
     """Refuse names that differ in case or blanks only; then make all names clean."""
     spellings: dict[str, list[str]] = defaultdict(list)
     for number, name in final.items():
