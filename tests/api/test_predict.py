@@ -218,3 +218,10 @@ def test_without_ffmpeg_and_pyav_a_video_says_what_it_needs(
     monkeypatch.setattr(video, "find_spec", lambda name: None)
     with pytest.raises(NacreError, match=r"ffmpeg or the package av.*nacre\[video\]"):
         predict_all(model, [str(tmp_path / "film.mp4")], tmp_path / "seen", PredictOptions())
+
+
+def test_a_fused_model_sees_the_same(model) -> None:
+    picture = noise_picture((48, 65), 3)
+    seen, fused = model.predict(picture).mask, model.fused().predict(picture).mask
+    assert (seen == fused).mean() > 0.999
+    assert model.fused().classes == model.classes

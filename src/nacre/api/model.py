@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
 from nacre.evaluation.inference import predict_classes, sliding_classes
 from nacre.export.predictions import Legend, overlay, palette_image
+from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.start import save_start
+from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.kinds.object import give
 from nacre.models.network import Network
@@ -93,6 +95,16 @@ class Model:
     def learn(self, data: "Paths", *, out: str | Path, **options: Any) -> "Model":
         """Add the new classes of some data, see `learn`; this model stays as it is."""
         return learn(data, out=out, start=self, **options)
+
+    def fused(self) -> "Model":
+        """Return a copy that predicts faster and cannot be trained.
+
+        Batch norm is folded into the convolutions. One picture at a time takes about a sixth less
+        with the small backbones; scores differ in their last digits.
+        """
+        if not isinstance(self.network, DeepLab):
+            return self
+        return replace(self, network=fuse_conv_bn(self.network))
 
     @torch.inference_mode()
     def predict(self, picture: Picture) -> Prediction:

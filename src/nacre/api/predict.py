@@ -144,7 +144,7 @@ def predict_all(
         options: How, and what is written.
         should_stop: Asked after each picture and frame.
     """
-    inputs = find_inputs(given, out)
+    inputs, model = find_inputs(given, out), model.fused()
     failed: list[str] = []
     stopped = False
     with _Results(model, out, options) as results, show_progress("predicting") as progress:

@@ -27,7 +27,7 @@ class HeadConfig(ModelConfig):
 
     output_stride: Literal[8, 16, 32] | None = Field(
         default=None,
-        description="input pixels per feature; by default 16, and the backbone's own for `tiny`",
+        description="input pixels per feature; by default 16, or the only one that a backbone has",
     )
     norm: NormName = Field(
         default="abn",

@@ -17,6 +17,8 @@ from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.methods import find_method
+from nacre.models.backbones import BACKBONES
+from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.runs.base import check_base, take_base
 from nacre.runs.event_file import EventFile, Position
@@ -254,7 +256,8 @@ class Run:
     def _weights(self) -> str:
         """Say what the backbone starts from; the paper starts from ImageNet's weights."""
         model = self.config.model
-        if model.weights != "none" or getattr(model, "backbone", None) == "tiny":
+        row = BACKBONES.get(model.backbone) if isinstance(model, DeepLabConfig) else None
+        if model.weights != "none" or (row is not None and row.imagenet is None):
             return model.weights
         return "random: the paper's backbone starts from ImageNet's (set model.weights)"
 
