@@ -182,7 +182,7 @@ def test_a_method_of_another_package_joins_through_an_entry_point(monkeypatch):
         def load(self):
             return METHODS["ft"]
 
-    monkeypatch.setattr("nacre.methods.entry_points", lambda group: [Point()])
+    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: [Point()])
     assert find_method("mine") is METHODS["ft"]
     assert set(all_methods()) == {*METHODS, "mine"}
 
@@ -198,7 +198,7 @@ def test_a_broken_plug_in_breaks_only_itself(monkeypatch, caplog):
         raise ImportError("no module named elsewhere")
 
     points = [Point("broken", broken), Point("odd", lambda: 3), Point("mib", broken)]
-    monkeypatch.setattr("nacre.methods.entry_points", lambda group: points)
+    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
     assert find_method("mib") is METHODS["mib"]
     assert all_methods() == METHODS
     assert "'broken' cannot be loaded from elsewhere:Mine: ImportError: no module" in caplog.text

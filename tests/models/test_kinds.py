@@ -238,10 +238,10 @@ def test_kinds_of_other_packages_join_and_a_broken_one_breaks_only_itself(
 
     points = [Point("mine", KINDS["deeplab"]), Point("bad", ImportError("no such thing"))]
     points.append(Point("odd", 3))
-    monkeypatch.setattr("nacre.models.build.entry_points", lambda group: points)
+    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
     assert isinstance(find_kind("mine"), Kind)
     assert find_kind("hf") is KINDS["hf"]
-    with pytest.raises(NacreError, match=r"'bad' cannot be used: elsewhere:bad fails with no such"):
+    with pytest.raises(NacreError, match=r"'bad' cannot be loaded from elsewhere:bad: ImportError"):
         find_kind("bad")
     with pytest.raises(NacreError, match="is no Kind"):
         find_kind("odd")

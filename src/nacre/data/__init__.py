@@ -1,4 +1,8 @@
-"""Data sets, their index, and the way from a picture to a batch."""
+"""Data sets, their index, and the way from a picture to a batch.
+
+A data set from another package joins the table through the entry point group ``nacre.data`` (name =
+the data set's name, object = a `DataSet`).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +16,7 @@ from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError, unknown_name
 from nacre.scenarios.classes import BorderRule, LabelSpace, NamedTask
 from nacre.scenarios.label_index import Index
+from nacre.utils.plugins import load_registered, registered
 
 __all__ = [
     "DATASETS",
@@ -20,6 +25,7 @@ __all__ = [
     "Index",
     "Source",
     "Split",
+    "find_dataset",
     "open_folder",
     "open_source",
 ]
@@ -89,18 +95,36 @@ DATASETS: dict[str, DataSet] = {
 }
 
 
+def find_dataset(name: str, where: str = "data set") -> DataSet:
+    """Return a data set by name; what other packages register is loaded only when it is meant.
+
+    Args:
+        name: The name.
+        where: What names it, for the sentence about an unknown one.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    others = registered("nacre.data", DATASETS)
+    if name not in others:
+        raise unknown_name(where, name, [*DATASETS, *others])
+    dataset: DataSet = load_registered(
+        others[name], "the data set", "DataSet", lambda found: isinstance(found, DataSet)
+    )
+    return dataset
+
+
 def open_folder(name: str, root: Path, classes: Path | None = None) -> FileSource:
     """Open a data set that lies in files, by its name and folder."""
-    in_files = [known for known, row in DATASETS.items() if "root" in row.config.model_fields]
-    if name not in in_files:
-        raise unknown_name("data set", name, in_files)
-    if classes is not None and "classes" not in DATASETS[name].config.model_fields:
+    row = find_dataset(name)
+    if "root" not in row.config.model_fields:
+        in_files = [known for known, row in DATASETS.items() if "root" in row.config.model_fields]
+        raise unknown_name("data set in files:", name, in_files)
+    if classes is not None and "classes" not in row.config.model_fields:
         raise NacreError(f"--classes goes with the data set 'folder'; {name!r} has its own classes")
     values = {"root": root} if classes is None else {"root": root, "classes": classes}
-    config = DATASETS[name].config.model_validate(values)
-    return cast(FileSource, DATASETS[name].open(config))
+    return cast(FileSource, row.open(row.config.model_validate(values)))
 
 
 def open_source(config: DataConfig) -> Source:
     """Open the data set that a config describes."""
-    return DATASETS[config.name].open(config)
+    return find_dataset(config.name).open(config)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from nacre.data import DATASETS
+from nacre.data import find_dataset
 from nacre.data.index.build import read_index
-from nacre.errors import NacreError, unknown_name
+from nacre.errors import NacreError
 from nacre.scenarios.classes import ranges
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.published_lists import read_lists
@@ -42,9 +42,7 @@ def _check_labels(path: Path, index: Index, scenario: Scenario) -> None:
 
 def _without_pictures(text: str) -> Scenario:
     written = read_scenario(text)
-    if written.data not in DATASETS:
-        raise unknown_name(f"data set in scenario {text!r}:", written.data, DATASETS)
-    data = DATASETS[written.data]
+    data = find_dataset(written.data, f"data set in scenario {text!r}:")
     if data.space is None:
         raise NacreError(
             f"the classes of {written.data!r} stand in its classes.yaml; give --root instead of "

@@ -5,7 +5,7 @@ A method from another package joins the table through the entry point group ``na
 """
 
 import logging
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from nacre.errors import NacreError, unknown_name
 from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step
@@ -25,6 +25,7 @@ from nacre.methods.plop import Plop
 from nacre.methods.rw import Rw
 from nacre.methods.ssul import Ssul
 from nacre.methods.star import Star
+from nacre.utils.plugins import load_registered, registered
 
 __all__ = [
     "METHODS",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+
+GROUP = "nacre.methods"
+"""The entry points under which other packages register methods."""
 
 # In the order of the paper's tables, then by year; tables and pages show them so.
 METHODS: dict[str, type[Method]] = {
@@ -65,7 +69,7 @@ METHODS: dict[str, type[Method]] = {
 def all_methods() -> dict[str, type[Method]]:
     """Return our methods and those that installed packages register, as far as these load."""
     found = dict(METHODS)
-    for name, point in _plugins().items():
+    for name, point in registered(GROUP, METHODS).items():
         try:
             found[name] = _load(point)
         except NacreError as error:
@@ -77,26 +81,15 @@ def find_method(name: str) -> type[Method]:
     """Return a method by name; what other packages register is loaded only when it is meant."""
     if name in METHODS:
         return METHODS[name]
-    plugins = _plugins()
-    if name not in plugins:
-        raise unknown_name("method", name, [*METHODS, *plugins])
-    return _load(plugins[name])
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    """Return what installed packages register; a name of ours stays ours."""
-    points = entry_points(group="nacre.methods")
-    return {point.name: point for point in points if point.name not in METHODS}
+    others = registered(GROUP, METHODS)
+    if name not in others:
+        raise unknown_name("method", name, [*METHODS, *others])
+    return _load(others[name])
 
 
 def _load(point: EntryPoint) -> type[Method]:
-    try:
-        method = point.load()
-    except Exception as error:  # whatever somebody else's module does when it is imported
-        raise NacreError(
-            f"the method {point.name!r} cannot be loaded from {point.value}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if not (isinstance(method, type) and issubclass(method, Method)):
-        raise NacreError(f"the method {point.name!r} is no Method: {point.value} is {method!r}")
+    def fits(found: object) -> bool:
+        return isinstance(found, type) and issubclass(found, Method)
+
+    method: type[Method] = load_registered(point, "the method", "Method", fits)
     return method

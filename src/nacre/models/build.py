@@ -8,14 +8,14 @@ broken breaks only itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
-from nacre.errors import NacreError, check, unknown_name
+from nacre.errors import check, unknown_name
 from nacre.models.config import ModelConfig
 from nacre.models.kinds import deeplab, hf, object, python, smp, timm, torchvision
 from nacre.models.kinds.base import Kind
 from nacre.models.network import Network
+from nacre.utils.plugins import load_registered, registered
 
 KINDS: dict[str, Kind] = {
     "deeplab": deeplab.KIND,
@@ -36,19 +36,12 @@ def find_kind(name: str) -> Kind:
     """
     if name in KINDS:
         return KINDS[name]
-    others = {point.name: point for point in entry_points(group="nacre.models")}
+    others = registered("nacre.models", KINDS)
     if name not in others:
         raise unknown_name("model.kind", name, {*KINDS, *others})
-    point = others[name]
-    try:
-        kind = point.load()
-    except Exception as error:  # whatever goes wrong in another's package
-        reason = " ".join(str(error).split())[:200]
-        raise NacreError(
-            f"model.kind {name!r} cannot be used: {point.value} fails with {reason}"
-        ) from error
-    if not isinstance(kind, Kind):
-        raise NacreError(f"model.kind {name!r} cannot be used: {point.value} is no Kind")
+    kind: Kind = load_registered(
+        others[name], "model.kind", "Kind", lambda found: isinstance(found, Kind)
+    )
     return kind
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nacre.data import DATASETS, open_source
+from nacre.data import find_dataset, open_source
 from nacre.data.ram_cache import Cached
 from nacre.data.saliency import Saliency
 from nacre.data.sampler import StepSampler
@@ -30,7 +30,7 @@ def open_scenario(config: RunConfig) -> ScenarioData:
     if config.images.cache_mib:
         source = Cached(source, config.images.cache_mib << 20)
     written = read_scenario(config.scenario)
-    tasks = DATASETS[written.data].tasks()
+    tasks = find_dataset(written.data).tasks()
     task = make_scenario(config.scenario, written, source.space, tasks)
     merges = find_method(config.method.name).is_joint
     return ScenarioData(

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, create_model
 
-from nacre.data import DATASETS
+from nacre.data import find_dataset
 from nacre.data.source import DataConfig
 from nacre.data.transforms import ImagesConfig
-from nacre.errors import NacreError, check, shown, unknown_name
+from nacre.errors import NacreError, check, shown
 from nacre.methods import MethodConfig, find_method
 from nacre.models.build import model_config_type
 from nacre.models.config import DeepLabConfig, ModelConfig
@@ -184,10 +184,11 @@ class _ModelAlone(Config):
 def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     """Check plain data as a whole and return the typed config."""
     data_name, method = _chosen(raw)
+    dataset = find_dataset(data_name)
     model: type[RunConfig] = create_model(
         "RunConfig",
         __base__=RunConfig,
-        data=(DATASETS[data_name].config, ...),
+        data=(dataset.config, ...),
         method=(find_method(method).Config, Field(json_schema_extra=LATER)),
         model=model_field(raw),
     )
@@ -195,7 +196,7 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     content["method"] = {"name": method, **read_section(raw, "method")}
     conventions = raw.get("conventions") or {}
     if isinstance(conventions, Mapping):
-        content["conventions"] = {"border": DATASETS[data_name].border, **conventions}
+        content["conventions"] = {"border": dataset.border, **conventions}
     return check(model, content)
 
 
@@ -222,8 +223,7 @@ def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
     if not isinstance(scenario, str):
         raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
     data = read_scenario(scenario).data
-    if data not in DATASETS:
-        raise unknown_name(f"data set in scenario {scenario!r}:", data, DATASETS)
+    find_dataset(data, f"data set in scenario {scenario!r}:")
     method = read_section(raw, "method").get("name", "mib")
     return data, find_method(str(method)).name
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nacre.data import DATASETS
+from nacre.data import find_dataset
 from nacre.errors import unknown_name
 from nacre.methods import find_method
 from nacre.scenarios.scenario import ScenarioFile
@@ -44,8 +44,8 @@ def preset_values(name: str, scenario: ScenarioFile | None, method: str = "mib")
     places = [name]
     if scenario is not None:
         places += [f"{name} {scenario.data}", f"{name} {scenario.data}/{scenario.task}"]
-        if name == "paper" and scenario.data in DATASETS:
-            epochs = DATASETS[scenario.data].paper_epochs or values["train"]["epochs"]
+        epochs = find_dataset(scenario.data, "data set in the scenario:").paper_epochs
+        if name == "paper" and epochs is not None:
             values["train"] = {**values["train"], "epochs": epochs}
     own: dict[str, Any] = {}
     kind = find_method(method)
