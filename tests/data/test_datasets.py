@@ -30,5 +30,5 @@ def test_a_broken_data_set_breaks_only_itself(monkeypatch):
         find_dataset("bad")
     with pytest.raises(NacreError, match="'odd' is no DataSet"):
         find_dataset("odd")
-    with pytest.raises(NacreError, match="unknown data set 'vox'.*did you mean 'voc'"):
+    with pytest.raises(NacreError, match=r"unknown data set 'vox'.*did you mean 'voc'"):
         find_dataset("vox")
