@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from loss_problems import SIZES, LossProblem, Size
 from nacre.losses import (
     IGNORE_INDEX,
     compiled_strips,
@@ -29,38 +30,20 @@ from nacre.ops import strip_upsample as strips
 few = settings(max_examples=30, deadline=None)
 
 
-class Problem:
-    """Low-resolution logits of student and teacher, full-resolution targets, some ignored."""
+class Problem(LossProblem):
+    """Targets of every channel, more of them background, some ignored."""
 
     def __init__(
-        self,
-        low: tuple[int, int] = (3, 4),
-        high: tuple[int, int] = (11, 9),
-        num_old: int = 3,
-        num_new: int = 2,
-        images: int = 2,
-        seed: int = 0,
+        self, low: Size = (3, 4), high: Size = (11, 9), num_new: int = 2, **sizes: int
     ) -> None:
-        g = torch.Generator().manual_seed(seed)
-        self.logits = 3 * torch.randn(images, num_old + num_new, *low, generator=g).double()
-        self.old = 3 * torch.randn(images, num_old, *low, generator=g).double()
-        values = torch.tensor([0, 0, *range(num_old + num_new), IGNORE_INDEX], dtype=torch.uint8)
-        self.targets = values[torch.randint(0, len(values), (images, *high), generator=g)]
+        channels = range(sizes.get("num_old", 3) + num_new)
+        super().__init__([0, 0, *channels, IGNORE_INDEX], low, high, num_new=num_new, **sizes)
 
-    def full(self) -> tuple[Tensor, Tensor]:
-        size = (self.targets.shape[1], self.targets.shape[2])
-        return upsample(self.logits, size), upsample(self.old, size)
+    def both(self) -> tuple[Tensor, Tensor]:
+        return self.full(self.logits), self.full(self.old)
 
 
-problems = st.builds(
-    Problem,
-    low=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    high=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-    num_old=st.integers(1, 4),
-    num_new=st.integers(0, 3),
-    images=st.integers(1, 3),
-    seed=st.integers(0, 2**31),
-)
+problems = st.builds(Problem, num_new=st.integers(0, 3), **SIZES)
 
 
 def softmax(x: list[float]) -> list[float]:
@@ -81,7 +64,7 @@ def slow_pixel(
 @few
 @given(a=problems, weights=st.sampled_from([(1.0, 1.0), (5.0, 0.5), (1.0, 0.0)]))
 def test_equals_the_mean_over_pixels(a: Problem, weights: tuple[float, float]) -> None:
-    full, old = a.full()
+    full, old = a.both()
     num_pixels = [x.permute(0, 2, 3, 1).flatten(0, 2).tolist() for x in (full, old)]
     values = [
         slow_pixel(x, z, y, *weights)
@@ -110,7 +93,7 @@ def test_the_fused_one_equals_the_plain_one(
         patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
         actual = fused_label_guided_distillation(a.logits, a.old, a.targets, **options)
         (gradient,) = torch.autograd.grad(actual, a.logits)
-    expected = label_guided_distillation(*a.full(), a.targets, **options)
+    expected = label_guided_distillation(*a.both(), a.targets, **options)
     (by_autograd,) = torch.autograd.grad(expected, a.logits)
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(gradient, by_autograd, rtol=1e-9, atol=1e-12)
@@ -175,7 +158,7 @@ def test_nothing_overflows() -> None:
     a = Problem()
     a.logits, a.old = (a.logits.sign() * 1e4).requires_grad_(), a.old.sign() * 1e4
     loss = fused_label_guided_distillation(a.logits, a.old, a.targets)
-    torch.testing.assert_close(loss, label_guided_distillation(*a.full(), a.targets))
+    torch.testing.assert_close(loss, label_guided_distillation(*a.both(), a.targets))
     assert torch.isfinite(torch.autograd.grad(loss, a.logits)[0]).all()
 
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from loss_problems import SIZES, LossProblem, Size
 from nacre.losses import (
     IGNORE_INDEX,
     binary_cross_entropy,
     binary_distillation,
     compiled_strips,
-    upsample,
 )
 from nacre.losses import compile as compiling
 from nacre.losses.sigmoid import (
@@ -31,41 +31,23 @@ from nacre.ops import strip_upsample as strips
 few = settings(max_examples=30, deadline=None)
 
 
-class Problem:
-    """Low-resolution logits of student and teacher, full-resolution targets, some of no channel."""
+class Problem(LossProblem):
+    """Targets of old and new classes, some of no channel, some ignored."""
 
     def __init__(
         self,
-        low: tuple[int, int] = (3, 4),
-        high: tuple[int, int] = (11, 9),
-        num_old: int = 3,
+        low: Size = (3, 4),
+        high: Size = (11, 9),
         num_new: int = 2,
         first_new: int = 4,
-        images: int = 2,
-        seed: int = 0,
+        **sizes: int,
     ) -> None:
-        g = torch.Generator().manual_seed(seed)
-        self.first_new, self.num_old = first_new, num_old
-        self.logits = 3 * torch.randn(images, num_old + num_new, *low, generator=g).double()
-        self.old = 3 * torch.randn(images, num_old, *low, generator=g).double()
-        values = torch.tensor([*range(first_new + num_new), first_new, NO_CHANNEL, IGNORE_INDEX])
-        self.targets = values[torch.randint(0, len(values), (images, *high), generator=g)]
-
-    def full(self, logits: Tensor | None = None) -> Tensor:
-        size = (self.targets.shape[1], self.targets.shape[2])
-        return upsample(self.logits if logits is None else logits, size)
+        self.first_new = first_new
+        values = [*range(first_new + num_new), first_new, NO_CHANNEL, IGNORE_INDEX]
+        super().__init__(values, low, high, num_new=num_new, dtype=torch.int64, **sizes)
 
 
-problems = st.builds(
-    Problem,
-    low=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    high=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-    num_old=st.integers(1, 4),
-    num_new=st.integers(1, 3),
-    first_new=st.integers(0, 5),
-    images=st.integers(1, 3),
-    seed=st.integers(0, 2**31),
-)
+problems = st.builds(Problem, num_new=st.integers(1, 3), first_new=st.integers(0, 5), **SIZES)
 positive_weights = st.sampled_from([1.0, 2.0, 35.0])
 ignored_or_not = st.sampled_from([IGNORE_INDEX, None])
 
@@ -83,14 +65,14 @@ def slow_bce(x: list[float], y: int, first_new: int, positive_weight: float) -> 
 def test_equals_the_mean_over_pixels(
     a: Problem, positive_weight: float, ignore_index: int | None
 ) -> None:
-    num_pixels = a.full().permute(0, 2, 3, 1).flatten(0, 2).tolist()
+    num_pixels = a.full(a.logits).permute(0, 2, 3, 1).flatten(0, 2).tolist()
     values = [
         slow_bce(x, y, a.first_new, positive_weight)
         for x, y in zip(num_pixels, a.targets.flatten().tolist(), strict=True)
         if y != ignore_index
     ]
     actual = new_binary_cross_entropy(
-        a.full(),
+        a.full(a.logits),
         a.targets,
         a.first_new,
         positive_weight=positive_weight,
@@ -111,7 +93,7 @@ def test_the_fused_ones_equal_the_plain_ones(
     a: Problem, positive_weight: float, ignore_index: int | None, distil: bool, strip_bytes: int
 ) -> None:
     x = a.logits.requires_grad_()
-    full, taught = a.full(), a.num_old if distil else 0
+    full, taught = a.full(a.logits), a.num_old if distil else 0
     options = {"positive_weight": positive_weight, "ignore_index": ignore_index}
     expected = {
         "bce": new_binary_cross_entropy(full[:, taught:], a.targets, a.first_new, **options)  # type: ignore[arg-type]
@@ -201,7 +183,7 @@ def test_with_all_channels_new_it_is_the_binary_cross_entropy() -> None:
 def test_frozen_channels_may_be_left_out() -> None:
     a = Problem(first_new=3)
     x = a.logits.requires_grad_()
-    whole = new_binary_cross_entropy(a.full(), a.targets, 0)
+    whole = new_binary_cross_entropy(a.full(a.logits), a.targets, 0)
     part = fused_split_binary_losses(x[:, 3:], a.targets, first_new=3)["bce"]
     gradients = [torch.autograd.grad(loss, x)[0][:, 3:] for loss in (whole, part)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
