@@ -19,7 +19,7 @@ def test_channels_stand_in_the_order_of_the_steps() -> None:
     classifier.grow(2)
     classifier.grow(1)
     after = classifier(x)
-    assert classifier.classes == [3, 2, 1]
+    assert classifier.classes_per_step == [3, 2, 1]
     assert classifier.num_classes == after.shape[1] == 6
     assert torch.equal(after[:, :3], before)
 
@@ -56,7 +56,7 @@ def test_from_background_shares_its_probability_evenly() -> None:
 def test_state_of_several_steps_loads() -> None:
     grown = Classifier(4, [3])
     grown.grow(2)
-    fresh = Classifier(4, grown.classes)
+    fresh = Classifier(4, grown.classes_per_step)
     fresh.load_state_dict(grown.state_dict())
     assert torch.equal(fresh(features()), grown(features()))
 
@@ -96,7 +96,7 @@ def test_the_auxiliary_row_leaves_the_features_alone_and_the_unknown_one_does_no
 def test_a_classifier_takes_the_form_of_a_saved_one(branches: bool) -> None:
     saved = with_row("unknown", branches)
     saved.grow_from("unknown", 2)
-    fresh = Classifier(4, saved.classes)
+    fresh = Classifier(4, saved.classes_per_step)
     fresh.fit(saved.state_dict())
     fresh.load_state_dict(saved.state_dict())
     assert torch.equal(fresh.eval()(features()), saved.eval()(features()))

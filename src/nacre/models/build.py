@@ -56,16 +56,21 @@ def read_model_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def build_network(
-    config: ModelConfig, classes: int | list[int], crop: int | None = None, *, load: bool = True
+    config: ModelConfig,
+    classes_per_step: int | list[int],
+    crop: int | None = None,
+    *,
+    load: bool = True,
 ) -> Network:
     """Make a network.
 
     Args:
         config: which network.
-        classes: channels of step 0 with the background, or of each step that has been learnt.
+        classes_per_step: channels of each step that has been learnt, step 0's with the background;
+            or of step 0 alone.
         crop: side of the training crops in pixels, the window of the head's pooling at test
             time; None pools over the whole image.
         load: whether to start from `config.weights`; without, the network is random.
     """
-    steps = [classes] if isinstance(classes, int) else classes
+    steps = [classes_per_step] if isinstance(classes_per_step, int) else classes_per_step
     return find_kind(config.kind).build(config, steps, crop, load)

@@ -50,26 +50,26 @@ class Classifier(nn.Module):
 
     Args:
         in_channels: channels of the decoder's features.
-        classes: channels of each step, those of step 0 with the background.
+        classes_per_step: channels of each step, those of step 0 with the background.
     """
 
-    def __init__(self, in_channels: int, classes: list[int]) -> None:
+    def __init__(self, in_channels: int, classes_per_step: list[int]) -> None:
         super().__init__()
-        assert min(classes, default=0) > 0, classes
+        assert min(classes_per_step, default=0) > 0, classes_per_step
         self.in_channels = in_channels
-        self.heads = nn.ModuleList(nn.Conv2d(in_channels, count, 1) for count in classes)
+        self.heads = nn.ModuleList(nn.Conv2d(in_channels, count, 1) for count in classes_per_step)
         self.unknown: nn.Module | None = None
         self.auxiliary: nn.Module | None = None
 
     @property
-    def classes(self) -> list[int]:
+    def classes_per_step(self) -> list[int]:
         """Channels of each step."""
         return [rows.out_channels for rows in self._rows()]
 
     @property
     def num_classes(self) -> int:
         """Channels of all steps, the background's included."""
-        return sum(self.classes)
+        return sum(self.classes_per_step)
 
     @property
     def has_branches(self) -> bool:
@@ -107,7 +107,7 @@ class Classifier(nn.Module):
         """Give the only head features of its own; its rows start anew."""
         assert len(self.heads) == 1, "branches are there from step 0 on or not at all"
         if not self.has_branches:
-            self.heads[0] = self._place(Branch(self.in_channels, self.classes[0]))
+            self.heads[0] = self._place(Branch(self.in_channels, self.classes_per_step[0]))
 
     def grow(self, num_new: int) -> None:
         """Add randomly initialised channels for so many new classes."""
@@ -142,9 +142,9 @@ class Classifier(nn.Module):
         """Take the form of a saved classifier, given the names of its tensors."""
         names = list(names)
         if "heads.0.rows.weight" in names and not self.has_branches:
-            classes = self.classes
+            classes_per_step = self.classes_per_step
             self.heads = nn.ModuleList(
-                self._place(Branch(self.in_channels, count)) for count in classes
+                self._place(Branch(self.in_channels, count)) for count in classes_per_step
             )
         extra: tuple[ExtraRow, ...] = ("unknown", "auxiliary")
         for row in extra:

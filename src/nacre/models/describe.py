@@ -29,7 +29,7 @@ class Description:
 
     Attributes:
         config: the network.
-        classes: channels of the classifier, background included.
+        num_classes: channels of the classifier, background included.
         crop: side of the training crops in pixels.
         batch: crops in memory at once.
         stride: input pixels per feature.
@@ -46,7 +46,7 @@ class Description:
     """
 
     config: DeepLabConfig
-    classes: int
+    num_classes: int
     crop: int
     batch: int
     stride: int
@@ -63,7 +63,7 @@ class Description:
 
 def describe(
     config: DeepLabConfig,
-    classes: int,
+    num_classes: int,
     *,
     crop: int = 512,
     batch: int = 24,
@@ -73,7 +73,7 @@ def describe(
 
     Args:
         config: the network; its weights are not loaded.
-        classes: channels of the classifier, background included.
+        num_classes: channels of the classifier, background included.
         crop: side of the training crops in pixels.
         batch: crops in memory at once, on one device.
         precision: in which the network computes.
@@ -81,21 +81,21 @@ def describe(
     Raises:
         NacreError: a batch of 1 cannot be normalised in training.
     """
-    if min(classes, crop) < 1 or batch < 2:
+    if min(num_classes, crop) < 1 or batch < 2:
         raise NacreError(
-            f"cannot describe {classes} classes, crop {crop} and batch {batch}: classes and crop "
-            "are 1 or more, and training normalises over a batch of 2 or more"
+            f"cannot describe {num_classes} classes, crop {crop} and batch {batch}: classes and "
+            "crop are 1 or more, and training normalises over a batch of 2 or more"
         )
-    network = _on_meta(config, classes, crop)
+    network = _on_meta(config, num_classes, crop)
     parameters = {name: _count(part) for name, part in network.named_children()}
     total = sum(parameters.values())
     kept = {
-        norm: _kept_with(config, norm, classes, crop, batch, precision)
+        norm: _kept_with(config, norm, num_classes, crop, batch, precision)
         for norm in {config.norm, *_comparable(config)}
     }
     return Description(
         config=config,
-        classes=classes,
+        num_classes=num_classes,
         crop=crop,
         batch=batch,
         stride=network.stride,
@@ -107,7 +107,7 @@ def describe(
         kept_inplace=kept.get("iabn"),
         state=3 * total * _FLOAT32,
         teacher=total * _FLOAT32,
-        logits=batch * classes * crop * crop * _FLOAT32,
+        logits=batch * num_classes * crop * crop * _FLOAT32,
     )
 
 
@@ -115,9 +115,9 @@ def _comparable(config: DeepLabConfig) -> tuple[str, ...]:
     return tuple(norm for norm in BACKBONES[config.backbone].norms if norm != "bn")
 
 
-def _on_meta(config: DeepLabConfig, classes: int, crop: int) -> DeepLab:
+def _on_meta(config: DeepLabConfig, num_classes: int, crop: int) -> DeepLab:
     with torch.device("meta"):
-        return build(config, [classes], crop, load=False)
+        return build(config, [num_classes], crop, load=False)
 
 
 def _count(module: nn.Module) -> int:
@@ -131,14 +131,19 @@ def _flops(network: DeepLab, crop: int) -> int:
 
 
 def _kept_with(
-    config: DeepLabConfig, norm: str, classes: int, crop: int, batch: int, precision: torch.dtype
+    config: DeepLabConfig,
+    norm: str,
+    num_classes: int,
+    crop: int,
+    batch: int,
+    precision: torch.dtype,
 ) -> int:
     config = config.model_copy(update={"norm": norm})
     shape = (batch, 3, crop, crop)
     if precision == torch.float32:
-        return kept_bytes(_on_meta(config, classes, crop), torch.empty(shape, device="meta"))
+        return kept_bytes(_on_meta(config, num_classes, crop), torch.empty(shape, device="meta"))
     with FakeTensorMode(), torch.autocast("cpu", precision):
-        network = build(config, [classes], crop, load=False)
+        network = build(config, [num_classes], crop, load=False)
         return kept_bytes(network, torch.empty(shape))
 
 

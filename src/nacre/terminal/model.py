@@ -21,7 +21,7 @@ def table(description: Description) -> Table:
         result.add_row("  with in-place ABN", _gib(d.kept_inplace))
     result.add_row("parameters, gradients, momentum", _gib(d.state))
     result.add_row("teacher", _gib(d.teacher))
-    result.add_row(f"full-size logits of {d.classes} classes", _gib(d.logits))
+    result.add_row(f"full-size logits of {d.num_classes} classes", _gib(d.logits))
     return result
 
 

@@ -71,15 +71,15 @@ class ForeignConfig(ModelConfig):
     )
 
 
-def num_outputs(config: ForeignConfig, classes: Sequence[int]) -> int:
+def num_outputs(config: ForeignConfig, classes_per_step: Sequence[int]) -> int:
     """Return how many classes the network itself scores in step 0."""
-    return classes[0] - (config.background is None)
+    return classes_per_step[0] - (config.background is None)
 
 
 def adapt(
     model: nn.Module,
     config: ForeignConfig,
-    classes: Sequence[int],
+    classes_per_step: Sequence[int],
     *,
     pixels: Pixels | None = None,
     divisor: int | None = None,
@@ -89,7 +89,7 @@ def adapt(
     Args:
         model: with the channels of step 0; it becomes one of float32 if it is of another precision.
         config: what is said about it; the network's own says how to build it again.
-        classes: channels of each step that has been learnt.
+        classes_per_step: channels of each step that has been learnt.
         pixels: what it expects of its pixels, if the config does not say so.
         divisor: sides of images must be multiples of it; None tries which sizes it takes.
     """
@@ -109,6 +109,6 @@ def adapt(
     )
     found = PixelsConfig(mean=pixels.mean, std=pixels.std)
     adapter.config = config.model_copy(update={"pixels": found})
-    for num_new in classes[1:]:
+    for num_new in classes_per_step[1:]:
         adapter.grow(num_new, "random")
     return adapter

@@ -23,17 +23,19 @@ NORMS: dict[NormName, NormFactory] = {
 }
 
 
-def build(config: DeepLabConfig, classes: Sequence[int], crop: int | None, load: bool) -> DeepLab:
+def build(
+    config: DeepLabConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
+) -> DeepLab:
     """Make our network."""
     backbone = BACKBONES[config.backbone].make(config.output_stride or 16, NORMS[config.norm])
     backbone.grad_checkpointing = config.grad_checkpointing
     if load:
         load_backbone(backbone, config.backbone, config.weights)
-    return under_head(backbone, config, classes, crop)
+    return under_head(backbone, config, classes_per_step, crop)
 
 
 def under_head(
-    backbone: Backbone, config: HeadConfig, classes: Sequence[int], crop: int | None
+    backbone: Backbone, config: HeadConfig, classes_per_step: Sequence[int], crop: int | None
 ) -> DeepLab:
     """Put the head and a classifier on a backbone."""
     head = DeepLabHead(
@@ -43,7 +45,7 @@ def under_head(
         window=None if crop is None else -(-crop // backbone.stride),
         norm=NORMS[config.norm],
     )
-    network = DeepLab(backbone, head, Classifier(head.channels, list(classes)))
+    network = DeepLab(backbone, head, Classifier(head.channels, list(classes_per_step)))
     network.config = config
     return network
 

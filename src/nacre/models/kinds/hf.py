@@ -51,11 +51,13 @@ class HfConfig(ForeignConfig):
     )
 
 
-def build(config: HfConfig, classes: Sequence[int], crop: int | None, load: bool) -> Adapter:
+def build(
+    config: HfConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
+) -> Adapter:
     """Make a network of transformers."""
     transformers = need("transformers", "hf")
     settings, pixels = _settings(transformers, config)
-    settings.num_labels = num_outputs(config, classes)
+    settings.num_labels = num_outputs(config, classes_per_step)
     auto = transformers.AutoModelForSemanticSegmentation
     try:
         with _quiet(transformers):
@@ -74,7 +76,7 @@ def build(config: HfConfig, classes: Sequence[int], crop: int | None, load: bool
             "options": _architecture(settings),
         }
     )
-    return adapt(model, again, classes, pixels=pixels)
+    return adapt(model, again, classes_per_step, pixels=pixels)
 
 
 def describe_model(model: Any, **values: Any) -> HfConfig:

@@ -39,7 +39,9 @@ def give(model: nn.Module) -> ObjectConfig:
     return ObjectConfig(type=kind, shapes=digest)
 
 
-def build(config: ObjectConfig, classes: Sequence[int], crop: int | None, load: bool) -> Adapter:
+def build(
+    config: ObjectConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
+) -> Adapter:
     """Return a copy of the network that was given."""
     given = _GIVEN.get((config.type, config.shapes))
     if given is None:
@@ -47,7 +49,7 @@ def build(config: ObjectConfig, classes: Sequence[int], crop: int | None, load: 
             f"this model was learnt from a {config.type} that a Python program made: give one with "
             "the same classes, nacre.load(path, network=…)"
         )
-    return adapt(copy.deepcopy(given), config, classes)
+    return adapt(copy.deepcopy(given), config, classes_per_step)
 
 
 KIND = Kind(ObjectConfig, build, "a network given to nacre.learn in Python")

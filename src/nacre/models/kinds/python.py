@@ -43,15 +43,17 @@ class PythonConfig(ForeignConfig):
     )
 
 
-def build(config: PythonConfig, classes: Sequence[int], crop: int | None, load: bool) -> Adapter:
+def build(
+    config: PythonConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
+) -> Adapter:
     """Make a network by its function."""
     make = find_factory(config.factory)
-    model = make(num_classes=num_outputs(config, classes), **config.options)
+    model = make(num_classes=num_outputs(config, classes_per_step), **config.options)
     if not isinstance(model, nn.Module):
         raise NacreError(
             f"model.factory={config.factory!r} returned {type(model).__name__} and no torch module"
         )
-    return adapt(model, config, classes, divisor=config.divisor)
+    return adapt(model, config, classes_per_step, divisor=config.divisor)
 
 
 def find_factory(place: str) -> Callable[..., Any]:

@@ -33,7 +33,9 @@ class SmpConfig(ForeignConfig):
     )
 
 
-def build(config: SmpConfig, classes: Sequence[int], crop: int | None, load: bool) -> Adapter:
+def build(
+    config: SmpConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
+) -> Adapter:
     """Make a network of smp."""
     smp = need("segmentation_models_pytorch", "smp")
     wanted = config.weights if load and config.weights != "none" else None
@@ -43,7 +45,7 @@ def build(config: SmpConfig, classes: Sequence[int], crop: int | None, load: boo
             config.architecture,
             encoder_name=config.encoder,
             encoder_weights=wanted if of_timm else None,
-            classes=num_outputs(config, classes),
+            classes=num_outputs(config, classes_per_step),
             **config.options,
         )
     except Exception as error:  # wrong names, weights that cannot be had
@@ -55,7 +57,7 @@ def build(config: SmpConfig, classes: Sequence[int], crop: int | None, load: boo
     if wanted and not of_timm:
         _load_encoder(smp.encoders.encoders[config.encoder], model, config)
     again = config.model_copy(update={"weights": "none"})
-    return adapt(model, again, classes, divisor=_DIVISOR)
+    return adapt(model, again, classes_per_step, divisor=_DIVISOR)
 
 
 def _load_encoder(about: dict[str, Any], model: Any, config: SmpConfig) -> None:

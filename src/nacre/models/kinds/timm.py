@@ -71,7 +71,9 @@ class TimmBackbone(Backbone):
         return maps[-1], maps
 
 
-def build(config: TimmConfig, classes: Sequence[int], crop: int | None, load: bool) -> DeepLab:
+def build(
+    config: TimmConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
+) -> DeepLab:
     """Make our network on a backbone of timm."""
     timm = need("timm", "timm")
     if not timm.is_model(config.name.split(".")[0]):
@@ -91,7 +93,7 @@ def build(config: TimmConfig, classes: Sequence[int], crop: int | None, load: bo
     about = getattr(model, "pretrained_cfg", None) or {}
     mean = about.get("mean", (0.485, 0.456, 0.406))
     backbone = TimmBackbone(model, mean, about.get("std", (0.229, 0.224, 0.225)))
-    network = under_head(backbone, config, classes, crop)
+    network = under_head(backbone, config, classes_per_step, crop)
     network.uses_all_parameters = False
     return network
 

@@ -30,7 +30,7 @@ class TorchvisionConfig(ForeignConfig):
 
 
 def build(
-    config: TorchvisionConfig, classes: Sequence[int], crop: int | None, load: bool
+    config: TorchvisionConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
 ) -> Adapter:
     """Make a network of torchvision."""
     need("torchvision", "torchvision")
@@ -42,7 +42,7 @@ def build(
             config.name,
             weights=None,
             weights_backbone=weights,
-            num_classes=num_outputs(config, classes),
+            num_classes=num_outputs(config, classes_per_step),
             **config.options,
         )
     except (OSError, TypeError, ValueError) as error:
@@ -50,7 +50,7 @@ def build(
             f"torchvision cannot make {config.name}: {' '.join(str(error).split())[:300]}"
         ) from error
     again = config.model_copy(update={"weights": "none"})
-    return adapt(model, again, classes)
+    return adapt(model, again, classes_per_step)
 
 
 def _check_name(name: str, known: Sequence[str]) -> None:
