@@ -93,6 +93,7 @@ def _statistics_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     share = torch.tensor(counts, dtype=torch.float64)[:, None] / (x.numel() // channels)
     short_mean, short_variance = torch.cat(means).double(), torch.cat(variances).double()
     total_mean = (share * short_mean).sum(0)
+    # The variance of all pixels: the parts' own, and how far their means lie from the mean of all.
     return total_mean, (share * (short_variance + (short_mean - total_mean).square())).sum(0)
 
 
