@@ -107,18 +107,8 @@ def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: S
     began = time.monotonic()
     train, device = recipe.train, session.dist.device
     configure_backends(device, tf32=train.tf32, deterministic=train.deterministic)
-    workers = count_workers(train.num_workers, device)
-    method = find_method(recipe.method.name)(recipe.method, spec.num_old)
-    if start is not None and start.method_state:
-        method.load_state(start.method_state)
-    step = replace(
-        _grow(spec, start, method, recipe, session.dist),
-        iterations_per_epoch=_one_epoch(spec.sampler).iterations,
-        open_batches=lambda: _one_pass(spec, workers, session.dist),
-    )
-    lr = train.incremental_lr if spec.num_old else train.lr
-    trainer = Trainer(step, method, train, lr, session.precision)
-    method.begin_step(step)
+    trainer = _prepare(spec, start, recipe, session)
+    method, step = trainer.method, trainer.step
     session.checkpoint.restore(trainer)
     if trainer.iteration == 0:
         method.parts.survey(step)
@@ -126,16 +116,8 @@ def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: S
     if train.micro_batch == "auto":
         found = fitting_micro_batch(trainer, spec.sampler.local_batch, recipe.images.crop_size)
         spec = replace(spec, sampler=replace(spec.sampler, micro_batch=found))
-    session.recorder(
-        StepBegan(
-            step=spec.index,
-            classes=spec.new_names,
-            images=len(spec.dataset),
-            iterations=spec.sampler.iterations,
-            first=trainer.iteration,
-            micro_batch=spec.sampler.local_batch // spec.sampler.micro_batches,
-        )
-    )
+        step = replace(step, open_batches=_opener(spec, train.num_workers, session.dist))
+    session.recorder(_began(spec, trainer.iteration))
     _train(trainer, spec, session)
     trainer.finish()
     # Statistics are to be those of the network that is kept: fusion comes first.
@@ -143,8 +125,36 @@ def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: S
     method.end_step(step)
     trainer.check_learned()
     seconds = round(time.monotonic() - began, 1)
-    session.recorder(StepLearned(spec.index, seconds, peak_memory(session.dist.device)))
+    session.recorder(StepLearned(spec.index, seconds, peak_memory(device)))
     return Learned(step.network, method.state())
+
+
+def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Trainer:
+    """Grow the student, keep the teacher, make what updates the parameters; the method begins."""
+    method = find_method(recipe.method.name)(recipe.method, spec.num_old)
+    if start is not None and start.method_state:
+        method.load_state(start.method_state)
+    step = replace(
+        _grow(spec, start, method, recipe, session.dist),
+        iterations_per_epoch=_one_epoch(spec.sampler).iterations,
+        open_batches=_opener(spec, recipe.train.num_workers, session.dist),
+    )
+    lr = recipe.train.incremental_lr if spec.num_old else recipe.train.lr
+    trainer = Trainer(step, method, recipe.train, lr, session.precision)
+    method.begin_step(step)
+    return trainer
+
+
+def _began(spec: StepSpec, iteration: int) -> StepBegan:
+    sampler = spec.sampler
+    return StepBegan(
+        step=spec.index,
+        classes=spec.new_names,
+        images=len(spec.dataset),
+        iterations=sampler.iterations,
+        first=iteration,
+        micro_batch=sampler.local_batch // sampler.micro_batches,
+    )
 
 
 def _grow(
@@ -218,6 +228,14 @@ def _folds(teacher: Network, method: Method, dist: Distributed) -> TypeGuard[Dee
 
 def _one_epoch(sampler: StepSampler) -> StepSampler:
     return replace(sampler, epochs=1, total=None)
+
+
+def _opener(
+    spec: StepSpec, num_workers: int | str, dist: Distributed
+) -> Callable[[], Iterator[Batch]]:
+    """Return what opens a pass over a step's images, for methods that look at all of them."""
+    workers = count_workers(num_workers, dist.device)
+    return lambda: _one_pass(spec, workers, dist)
 
 
 def _one_pass(spec: StepSpec, num_workers: int, dist: Distributed) -> Iterator[Batch]:
