@@ -52,7 +52,7 @@ def open_raster(path: Path) -> Iterator[Raster]:
     """Open a picture of any size: a TIFF by rasterio where it is installed, else by Pillow."""
     if path.suffix.lower() in _TIFF and has_rasterio():
         with _rasterio_open(path) as file:
-            yield _windowed(file, path)
+            yield _open_windowed(file, path)
     else:
         yield _in_memory(path)
 
@@ -100,7 +100,7 @@ def _rasterio_open(path: Path) -> Iterator[Any]:
         raise NacreError(f"the image {path} is damaged: {error}") from error
 
 
-def _windowed(file: Any, path: Path) -> Raster:
+def _open_windowed(file: Any, path: Path) -> Raster:
     bands = [1, 2, 3] if file.count >= 3 else [1, 1, 1]
     kind = np.dtype(file.dtypes[0])
     if kind not in (np.uint8, np.uint16):

@@ -65,7 +65,7 @@ def import_(
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }
     names = tuple(name.strip() for name in (classes or "").split(",") if name.strip())
-    wanted = ClassOptions(names, tuple(ignore or ()), _renamed(rename or ()))
+    wanted = ClassOptions(names, tuple(ignore or ()), _parse_renames(rename or ()))
     options = ImportOptions(images=images, format=format_, classes=wanted, **chosen)
     _import(export, to, options, json)
 
@@ -94,7 +94,7 @@ def _one_of(option: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
-def _renamed(pairs: Sequence[str]) -> dict[str, str]:
+def _parse_renames(pairs: Sequence[str]) -> dict[str, str]:
     renamed = {}
     for pair in pairs:
         old, equals, new = pair.rpartition("=")

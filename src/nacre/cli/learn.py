@@ -68,7 +68,7 @@ def learn(
     values = {key: value for key, value in values.items() if value}
     folders, file = data or [], config
     if not folders and out is not None and (out / "config.yaml").is_file():
-        folders, start, test, file = _saved(out)
+        folders, start, test, file = _read_saved(out)
     if not folders:
         raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
     folder = out or Path("models") / "-".join(path.resolve().name for path in folders)
@@ -126,7 +126,7 @@ def log(
     make_console().print(log_table(model, info, figures))
 
 
-def _saved(out: Path) -> tuple[list[Path], Path | None, list[Path], Path]:
+def _read_saved(out: Path) -> tuple[list[Path], Path | None, list[Path], Path]:
     """Return data, start, tests and config of a step that goes on."""
     from nacre.runs.learn_folder import read_learn_config
 

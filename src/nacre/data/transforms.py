@@ -135,7 +135,7 @@ def train_sample(
     if rng.random() < 0.5:
         place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
     box = _decode(image, place)
-    pixels = _place_image(_scaled(image, box, place), place, config.crop_size)
+    pixels = _place_image(_scale(image, box, place), place, config.crop_size)
     labels = _place_mask(_nearest(mask, place, table), place, config.crop_size, pad)
     return pixels, labels
 
@@ -159,14 +159,14 @@ def eval_sample(
     load(image)
     if config.eval_mode != "crop":
         place = Placement(whole, width, height)
-        return _scaled(image, whole, place), np.ascontiguousarray(_nearest(mask, place, table))
+        return _scale(image, whole, place), np.ascontiguousarray(_nearest(mask, place, table))
     crop = config.crop_size
     # The longer side is rounded down and the middle to even, as is usual, so that the pixels
     # are those that published results were measured on.
     shorter = min(width, height)
     place = Placement(whole, crop * width // shorter, crop * height // shorter)
     left, top = round((place.width - crop) / 2), round((place.height - crop) / 2)
-    pixels = _scaled(image, whole, place)[:, top : top + crop, left : left + crop]
+    pixels = _scale(image, whole, place)[:, top : top + crop, left : left + crop]
     labels = _nearest(mask, place, table)[top : top + crop, left : left + crop]
     return np.ascontiguousarray(pixels), np.ascontiguousarray(labels)
 
@@ -216,7 +216,7 @@ def _along(
     return 0, length, scaled, int(rng.integers(crop - scaled + 1))
 
 
-def _scaled(image: Image.Image, box: Box, place: Placement) -> npt.NDArray[np.uint8]:
+def _scale(image: Image.Image, box: Box, place: Placement) -> npt.NDArray[np.uint8]:
     """Return the box of a decoded picture at its new size, (3, height, width)."""
     import torch
     import torch.nn.functional as functional
@@ -266,14 +266,14 @@ def _nearest(mask: Mask, place: Placement, table: LabelTable | None = None) -> M
     left, top, width, height = place.box
     labels = mask[top : top + height, left : left + width]
     if table is None:
-        return _picked(labels, place)
+        return _pick(labels, place)
     # Mapped where there are fewer pixels of it.
     if labels.size < place.width * place.height:
-        return _picked(map_labels(labels, table), place)
-    return map_labels(_picked(labels, place), table)
+        return _pick(map_labels(labels, table), place)
+    return map_labels(_pick(labels, place), table)
 
 
-def _picked(labels: Mask, place: Placement) -> Mask:
+def _pick(labels: Mask, place: Placement) -> Mask:
     """Return rows and columns of labels at their new size."""
     height, width = labels.shape
     if (width, height) == (place.width, place.height):

@@ -58,7 +58,7 @@ class PictureToClasses(nn.Module):
     def forward(self, picture: Tensor) -> tuple[Tensor, Tensor]:
         """Return classes 1,H,W and scores 1,C,H,W of a uint8 picture 1,H,W,3."""
         height, width = picture.shape[1], picture.shape[2]
-        rows, columns = _continued(height), _continued(width)
+        rows, columns = _padded_places(height), _padded_places(width)
         image = picture[:, rows][:, :, columns].permute(0, 3, 1, 2)
         low = self.network(image).scores
         scores = upsample(low, (image.shape[2], image.shape[3]))[:, :, :height, :width]
@@ -79,7 +79,7 @@ def _leave_padding(network: Adapter) -> None:
     network.divisor = 1
 
 
-def _continued(side: int) -> Tensor:
+def _padded_places(side: int) -> Tensor:
     """Return the places of the pixels along a padded side: the last one is repeated."""
     padded = (side + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     return torch.arange(padded).clamp(max=side - 1)

@@ -91,7 +91,7 @@ def export_onnx(
     if len(info.classes) > 256:
         raise NacreError(f"{len(info.classes)} classes do not fit into a class map of 8 bits")
     labeled = open_labeled(data, info, limit) if data is not None else None
-    graph, comparison = _traced(network, info, "fp16" if form == "fp16" else "fp32")
+    graph, comparison = _trace(network, info, "fp16" if form == "fp16" else "fp32")
     if form.startswith("int8"):
         graph = quantize(graph, _shown(labeled) if form == "int8-calibrated" else None)
     del graph.graph.output[1]
@@ -118,7 +118,7 @@ def _shown(labeled: LabeledPictures | None) -> Iterator[Pixels]:
     return labeled.pictures(CALIBRATED_WITH)
 
 
-def _traced(network: nn.Module, info: ModelInfo, form: str) -> tuple["ModelProto", Comparison]:
+def _trace(network: nn.Module, info: ModelInfo, form: str) -> tuple["ModelProto", Comparison]:
     dtype = torch.float16 if form == "fp16" else torch.float32
     graph = to_onnx(PictureToClasses(network, dtype))
     session = open_session(graph.SerializeToString())

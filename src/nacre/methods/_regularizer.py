@@ -121,7 +121,7 @@ class _WeightedSquare(torch.autograd.Function):
         return (theta - anchor).mul_(omega).mul_(2 * grads[0]), None, None
 
 
-def trained(network: Network) -> Table:
+def trainable_parameters(network: Network) -> Table:
     """Return the parameters that are learnt, without their history."""
     return {
         name: parameter.detach()
@@ -150,7 +150,9 @@ def normalize(importance: Tensor) -> Tensor:
 
 def begin_fisher(fisher: Table, network: Network) -> Table:
     """Return the running Fisher information at the start of a step: 1 for new parameters."""
-    new = {name: value for name, value in trained(network).items() if name not in fisher}
+    new = {
+        name: value for name, value in trainable_parameters(network).items() if name not in fisher
+    }
     return fisher | {name: torch.ones_like(value) for name, value in new.items()}
 
 

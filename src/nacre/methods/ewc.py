@@ -27,7 +27,7 @@ from nacre.methods._regularizer import (
     begin_fisher,
     copy_table,
     normalize,
-    trained,
+    trainable_parameters,
     update_fisher,
 )
 from nacre.methods.base import Step
@@ -59,7 +59,7 @@ class Ewc(ParameterRegularizer):
         fisher = self.require_state("fisher")
         self.tables = {"fisher": begin_fisher(fisher, step.network)}
         if self.num_old:
-            parameters = trained(step.network)
+            parameters = trainable_parameters(step.network)
             self.tables["omega"] = {name: normalize(value) for name, value in fisher.items()}
             self.tables["anchor"] = copy_table(
                 {name: value for name, value in parameters.items() if name in fisher}

@@ -28,7 +28,7 @@ from nacre.methods._regularizer import (
     RegularizerConfig,
     copy_table,
     normalize,
-    trained,
+    trainable_parameters,
     with_gradients,
 )
 from nacre.methods.base import Step
@@ -61,7 +61,7 @@ class Pi(ParameterRegularizer):
     def begin_step(self, step: Step) -> None:
         """Freeze the score found so far, and begin a path."""
         score = self.require_state("score")
-        parameters = trained(step.network)
+        parameters = trainable_parameters(step.network)
         self.tables = {
             "score": score,
             "anchor": copy_table(parameters),
@@ -87,7 +87,7 @@ class Pi(ParameterRegularizer):
     def end_step(self, step: Step) -> None:
         """Add this step's score to the earlier ones."""
         path, start, score = (self.tables[kind] for kind in ("path", "anchor", "score"))
-        for name, value in trained(step.network).items():
+        for name, value in trainable_parameters(step.network).items():
             moved = (value - start[name]).square_().add_(EPSILON)
             found = path[name].div(moved).clamp_(min=0)
             score[name] = found + score[name].to(found.device) if name in score else found

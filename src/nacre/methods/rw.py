@@ -31,7 +31,7 @@ from nacre.methods._regularizer import (
     begin_fisher,
     copy_table,
     normalize,
-    trained,
+    trainable_parameters,
     update_fisher,
     with_gradients,
 )
@@ -67,7 +67,7 @@ class Rw(ParameterRegularizer):
     def begin_step(self, step: Step) -> None:
         """Freeze what was found so far, and begin a walk."""
         fisher, score = self.require_state("fisher"), self.require_state("walk_score")
-        parameters = trained(step.network)
+        parameters = trainable_parameters(step.network)
         self.tables = {
             "fisher": begin_fisher(fisher, step.network),
             "walk_score": score,

@@ -31,7 +31,7 @@ def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
             return path
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     url = f"{endpoint}/{repository}/resolve/{revision}/{file}"
-    return download(url, own, _published(url))
+    return download(url, own, _ask_checksum(url))
 
 
 def _in_its_cache(repository: str, file: str, revision: str) -> Path:
@@ -51,7 +51,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _published(url: str) -> Checksum | None:
+def _ask_checksum(url: str) -> Checksum | None:
     """Ask the hub for a file's checksum: sha256 of a large file, git's of a small one."""
     opener = urllib.request.build_opener(_Stay)
     for _ in range(5):

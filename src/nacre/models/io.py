@@ -168,7 +168,7 @@ def find_model(path: Path) -> Path:
         return hub_model(str(path))
     if path.is_dir():
         found = path / "model.safetensors"
-        steps = sorted(_numbered(path.glob("step-*/model.safetensors")), key=_step_number)
+        steps = sorted(_keep_numbered(path.glob("step-*/model.safetensors")), key=_step_number)
         path = found if found.exists() or not steps else steps[-1]
     if not path.is_file():
         raise NacreError(
@@ -177,7 +177,7 @@ def find_model(path: Path) -> Path:
     return path
 
 
-def _numbered(paths: Iterable[Path]) -> list[Path]:
+def _keep_numbered(paths: Iterable[Path]) -> list[Path]:
     """Return the folders of steps, without others such as a person's ``step-1-backup``."""
     return [path for path in paths if path.parent.name.removeprefix("step-").isdecimal()]
 

@@ -102,7 +102,7 @@ def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
         return
     file = read_weights(find_weights(name, weights))
     form = _recognize(file)
-    state = _renamed(file, form, backbone)
+    state = _rename(file, form, backbone)
     abn = file.abn if form.abn is None else form.abn
     backbone.load_state_dict(convert_norms(backbone, state, from_abn=abn))
 
@@ -116,7 +116,7 @@ def _recognize(file: WeightFile) -> Form:
     raise NacreError(f"{file.path} holds weights of no known form ({first}, ...); known: {known}")
 
 
-def _renamed(file: WeightFile, form: Form, backbone: Backbone) -> State:
+def _rename(file: WeightFile, form: Form, backbone: Backbone) -> State:
     """Return the file's tensors under the backbone's names.
 
     Raises:

@@ -187,12 +187,12 @@ def _left_out_sentences(left_out: Sequence[LeftOut]) -> list[str]:
         by_reason.setdefault(one.reason, []).append(one)
     return [
         f"left out: {counted(len(these), 'picture')}: {reason} "
-        f"({some((_named(one) for one in these), 3)}){hints.get(reason, '')}"
+        f"({some((_describe(one) for one in these), 3)}){hints.get(reason, '')}"
         for reason, these in by_reason.items()
     ]
 
 
-def _named(one: LeftOut) -> str:
+def _describe(one: LeftOut) -> str:
     return f"{brief(one.name)}: {one.detail}" if one.detail else one.name
 
 

@@ -72,7 +72,7 @@ def find_scoring_layers(
         scores = scores_of(output)
         _check_scores(scores)
         num_classes = scores.shape[1]
-        candidates = _named(model, head) if head else _with_rows(model, num_classes)
+        candidates = _find_named(model, head) if head else _with_rows(model, num_classes)
         probe = _Probe(model, images, output, scores)
         found = {name: probe(layer) for name, layer in candidates.items()}
     main, auxiliary = _group(found, bool(head))
@@ -205,7 +205,7 @@ class _Probe:
 
     def __call__(self, layer: nn.Module) -> _Seen:
         found = [self._gains(layer, shift) for shift in self.shifts]
-        gains = [_agreed(*pair) for pair in zip(*found, strict=True)]
+        gains = [_agree(*pair) for pair in zip(*found, strict=True)]
         if gains[0] is not None:
             return _Seen(main=gains[0])
         for i, gain in enumerate(gains[1:]):
@@ -258,7 +258,7 @@ def gain_of(change: Tensor, shift: Tensor) -> float | None:
     return gain if gain > 1e-3 and error < 0.05 * gain * shift.abs().max() else None
 
 
-def _agreed(first: float | None, second: float | None) -> float | None:
+def _agree(first: float | None, second: float | None) -> float | None:
     if first is None or second is None or abs(first - second) > 0.05 * first:
         return None
     # Scores are sums of few layers: the factor is a round number but for rounding
@@ -286,7 +286,7 @@ def _with_rows(model: nn.Module, count: int) -> dict[str, ScoringLayer]:
     return {name: layer for name, layer in layers.items() if num_rows(layer) == count}
 
 
-def _named(model: nn.Module, head: str | Sequence[str]) -> dict[str, ScoringLayer]:
+def _find_named(model: nn.Module, head: str | Sequence[str]) -> dict[str, ScoringLayer]:
     modules = dict(model.named_modules())
     layers: dict[str, ScoringLayer] = {}
     for name in [head] if isinstance(head, str) else head:

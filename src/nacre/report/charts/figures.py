@@ -51,7 +51,7 @@ def _curve(results: ScenarioResults, group: str, up: Axis) -> str:
     # One step alone stands in the middle and not on the edge.
     spare = 0.5 if len(steps) == 1 else 0.0
     across = Axis(steps[0] - spare, results.final + spare, ticks, "step")
-    series = [_series(row, style, group, steps) for row, style in _styled(results)]
+    series = [_series(row, style, group, steps) for row, style in _rows_with_style(results)]
     about = "; ".join(
         f"{one.name}: " + ", ".join(f"step {p.x:g} {percent(p.y)} %" for p in one.points)
         for one in series
@@ -90,7 +90,7 @@ def forgetting_chart(results: ScenarioResults) -> str:
 
 def _forgotten(results: ScenarioResults, name: str) -> DotRow:
     marks = []
-    for row, style in _styled(results):
+    for row, style in _rows_with_style(results):
         value = row.forgetting(name)
         if value is not None:
             tooltip = f"{row.name} forgot {percent(value)} points of {name}"
@@ -139,7 +139,7 @@ def _loss_series(run: RunResult, starts: Sequence[int]) -> list[Series]:
     ]
 
 
-def _styled(results: ScenarioResults) -> list[tuple[Row, int | None]]:
+def _rows_with_style(results: ScenarioResults) -> list[tuple[Row, int | None]]:
     found = styles(results)
     return [(row, found[row.name]) for row in results.rows]
 

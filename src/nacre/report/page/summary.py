@@ -11,7 +11,7 @@ MOST_NAMED = 4
 
 def summary(results: ScenarioResults) -> Sentences:
     """Say what the rows of a scenario show, best first."""
-    ranked = _ranked(results)
+    ranked = _rank(results)
     parts = [_task(results)]
     if ranked:
         parts.append(_winner(results, ranked))
@@ -25,7 +25,7 @@ def join_names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _ranked(results: ScenarioResults) -> list[Row]:
+def _rank(results: ScenarioResults) -> list[Row]:
     scored = [(row.mean(results.final, "all"), row) for row in results.incremental]
     held = [(score, row) for score, row in scored if score is not None]
     return [row for _, row in sorted(held, key=lambda pair: -pair[0])]

@@ -49,8 +49,10 @@ def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
         for i, mask in enumerate(seen.masks):
             right = f"{percent(seen.right(i), 0)} %"
             about = f"{sheet.columns[i]} on {image.name}: {right} of the pixels right"
-            tiles.append(PageTile(_colorized(mask, sheet.colors, image.pixels, side), about, right))
-        uri = _colorized(image.truth, sheet.colors, image.pixels, side)
+            tiles.append(
+                PageTile(_colorized_uri(mask, sheet.colors, image.pixels, side), about, right)
+            )
+        uri = _colorized_uri(image.truth, sheet.colors, image.pixels, side)
         tiles.append(PageTile(uri, f"truth of {image.name}"))
         rows.append((f"{image.name}\n{seen.why}", tuple(tiles)))
     pixels = [seen.image.pixels for seen in sheet.pictures]
@@ -60,14 +62,14 @@ def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
 def by_step_grid(predictions: PredictionsByStep, colors: Sequence[Color], side: int) -> PageGrid:
     """Return one image through the steps: a row per method, a column per step."""
     image = predictions.image
-    truth = _colorized(image.truth, colors, image.pixels, side)
+    truth = _colorized_uri(image.truth, colors, image.pixels, side)
     steps = range(len(predictions.masks[0]))
     rows: list[tuple[str, tuple[PageTile | None, ...]]] = []
     for method, masks in zip(predictions.methods, predictions.masks, strict=True):
         tiles: list[PageTile | None] = []
         for step, mask in zip(steps, masks, strict=True):
             about = f"{method} on {image.name} after step {step}"
-            uri = None if mask is None else _colorized(mask, colors, image.pixels, side)
+            uri = None if mask is None else _colorized_uri(mask, colors, image.pixels, side)
             tiles.append(None if uri is None else PageTile(uri, about))
         # The image and the truth are the same for all methods: once is enough.
         first = None if rows else PageTile(data_uri(image.pixels, side), f"test image {image.name}")
@@ -85,8 +87,8 @@ def shift_grid(shifts: Sequence[Shift], colors: Sequence[Color], side: int) -> P
         shares = (("old", shift.share(OLD)), ("future", shift.share(FUTURE)))
         parts = ", ".join(f"{percent(share, 0)} % {name}" for name, share in shares if share)
         name = f"{shift.name} in step {shift.step}"
-        labels = _colorized(shift.labels, colors, shift.pixels, side)
-        truth = _colorized(shift.truth, colors, shift.pixels, side)
+        labels = _colorized_uri(shift.labels, colors, shift.pixels, side)
+        truth = _colorized_uri(shift.truth, colors, shift.pixels, side)
         tiles = (
             PageTile(data_uri(shift.pixels, side), f"training image {shift.name}"),
             PageTile(labels, f"the step's labels of {name}"),
@@ -111,7 +113,7 @@ def has_untested(sheet: Sheet) -> bool:
     return any(bool((~seen.image.tested).any()) for seen in sheet.pictures)
 
 
-def _colorized(mask: Pixels, colors: Sequence[Color], pixels: Pixels, side: int) -> str:
+def _colorized_uri(mask: Pixels, colors: Sequence[Color], pixels: Pixels, side: int) -> str:
     return data_uri(colorize(mask, colors, pixels), side)
 
 

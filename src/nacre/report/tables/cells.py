@@ -138,7 +138,7 @@ def _about_unseen(rows: Sequence[Row]) -> str:
     if len(conventions) != 1:
         return "The rows were tested by different conventions: see their configs."
     unseen = rows[0].runs[0].conventions.get("unseen")
-    return f"Classes not learnt yet are {_counted(unseen)} in testing."
+    return f"Classes not learnt yet are {_how_counted(unseen)} in testing."
 
 
 def mark_best(rows: Sequence[TableRow]) -> list[TableRow]:
@@ -183,5 +183,5 @@ def _columns(results: ScenarioResults, step: int) -> list[Column]:
     ]
 
 
-def _counted(unseen: object) -> str:
+def _how_counted(unseen: object) -> str:
     return "counted as background" if unseen == "background" else "ignored"

@@ -86,7 +86,7 @@ class Block:
     @cached_property
     def rows(self) -> tuple[dict[str, Row], ...]:
         """The rows of each order by what the paper calls them."""
-        return tuple(_named(results, self.ablation) for results in self.orders)
+        return tuple(_rows_by_name(results, self.ablation) for results in self.orders)
 
     @property
     def names(self) -> dict[str, None]:
@@ -159,7 +159,7 @@ def _groups(results: ScenarioResults) -> tuple[ClassGroup, ...]:
     return tuple(map(places, (*named, ALL) if len(named) > 1 else (ALL,)))
 
 
-def _named(results: ScenarioResults, ablation: bool) -> dict[str, Row]:
+def _rows_by_name(results: ScenarioResults, ablation: bool) -> dict[str, Row]:
     """Return rows by what the paper calls them; by their own names where that is not unique."""
     found: dict[str, list[Row]] = {}
     for row in results.rows:

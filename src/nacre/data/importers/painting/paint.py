@@ -127,7 +127,7 @@ def _copy_picture(job: Job, index: int) -> Path:
     picture = job.catalog.pictures[index]
     if picture.match is None:
         assert picture.embedded is not None
-        data = _embedded(job.export, picture)
+        data = _read_embedded(job.export, picture)
         suffix = ".png" if data.startswith(b"\x89PNG") else ".jpg"
     else:
         suffix = written_suffix(picture.match.file.path)
@@ -160,7 +160,7 @@ def _copy(source: Any, path: Path) -> None:
             target.write(chunk)
 
 
-def _embedded(export: Export, picture: Picture) -> bytes:
+def _read_embedded(export: Export, picture: Picture) -> bytes:
     """Return the picture that LabelMe keeps in its annotation."""
     assert picture.embedded is not None
     try:

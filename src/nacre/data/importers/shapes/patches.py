@@ -35,7 +35,7 @@ def patch_of(shape: Shape, width: int, height: int) -> Patch:
         raise Unusable(DAMAGED, str(error)) from error
 
 
-def _scaled(shape: Shape, width: int, height: int) -> tuple[float, ...]:
+def _in_pixels(shape: Shape, width: int, height: int) -> tuple[float, ...]:
     """Return the first four numbers in pixels."""
     if not shape.is_relative:
         return shape.numbers[:4]
@@ -57,7 +57,7 @@ def _rings_patch(shape: Shape, width: int, height: int) -> Patch:
 
 
 def _box_patch(shape: Shape, width: int, height: int) -> Patch:
-    left, top, right, bottom = _scaled(shape, width, height)
+    left, top, right, bottom = _in_pixels(shape, width, height)
     degrees, about_corner = shape.numbers[4:]
     if about_corner:
         return fill_ring(
@@ -67,7 +67,7 @@ def _box_patch(shape: Shape, width: int, height: int) -> Patch:
 
 
 def _ellipse_patch(shape: Shape, width: int, height: int) -> Patch:
-    x, y, along, across = _scaled(shape, width, height)
+    x, y, along, across = _in_pixels(shape, width, height)
     return fill_ellipse((x, y), (along, across), shape.numbers[4], width, height)
 
 
