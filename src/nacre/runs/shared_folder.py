@@ -38,18 +38,18 @@ def _refuse(folder: RunFolder, found: list[tuple[bool, bool]]) -> None:
     other_data = [rank for rank, (sees_data, _) in enumerate(found) if not sees_data]
     if other_data:
         raise NacreError(
-            f"the data differ between the processes: {_name_ranks(other_data)} other classes or images "
+            f"the data differ between the processes: {_ranks(other_data)} other classes or images "
             "than the main one; --root must hold the same data on every machine"
         )
     blind = [rank for rank, (_, sees_folder) in enumerate(found) if not sees_folder]
     if blind:
         raise NacreError(
-            f"the run folder {folder.path} is not shared: {_name_ranks(blind)} nothing of what the main "
+            f"the run folder {folder.path} is not shared: {_ranks(blind)} nothing of what the main "
             "one wrote there; with several machines --out must lie on a file system that they "
             "share"
         )
 
 
-def _name_ranks(ranks: list[int]) -> str:
+def _ranks(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"process {shown} sees" if len(ranks) == 1 else f"the processes {shown} see"
