@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nacre.losses.feature_statistics import grid_targets
 from nacre.losses.pseudo_labels import weighted_cross_entropy
 from nacre.losses.reference import unbiased_cross_entropy, upsample
 from nacre.methods import METHODS, Batch
-from small_steps import NEW, OLD, second_step
+from small_steps import NEW, OLD, passes, pictures, second_step
 
 ON_LABELS = {"ce", "bce", "background"}
 
@@ -56,6 +57,18 @@ def test_background_that_a_teacher_is_sure_of_hides_no_old_class():
     assert batch.hidden is not None
     assert not batch.hidden[:, :OLD].any()
     assert batch.hidden[:, OLD:].all()
+
+
+def test_star_draws_no_features_of_what_old_pictures_show():
+    trainer, _, _ = second_step("star")
+    kept = [pictures([1, 1, 2, 3, 255], 20)]
+    step = replace(trainer.step, open_batches=lambda: passes(kept))
+    trainer.method.survey(step)
+    side = trainer.student(kept[0][0]).logits.shape[-1]
+    shown = grid_targets(kept[0][1], (side, side))
+    counts = trainer.method.state()["seen.counts"]
+    assert counts[:OLD].tolist() == [0, int((shown == 1).sum()), int((shown == 2).sum())]
+    assert counts[1] > 0
 
 
 def test_weighted_images_know_what_hides():

@@ -145,17 +145,22 @@ class Star(SigmoidMethod):
 
     @torch.no_grad()
     def survey(self, step: Step) -> None:
-        """Count the pixels that the teacher gives to each old class and to none, on the grid."""
+        """Count the pixels of each old class and of none, on the grid, as far as there are any.
+
+        Background is what the teacher takes it for; where old pictures are kept, some are labelled.
+        """
         if not self.num_old:
             return
         assert step.teacher is not None
-        # Cells that are not labelled background are counted in the last place, which is all cells'.
+        # Cells of new classes are counted in the last place, which is all cells'.
         counts = torch.zeros(self.num_old + 1, dtype=torch.int64, device=step.dist.device)
         cells = 0
         for batch in step.batches():
             logits = step.teacher(batch.images).logits
             targets = grid_targets(batch.targets, (logits.shape[-2], logits.shape[-1]))
-            said = torch.where(targets == 0, teacher_regions(logits), self.num_old).flatten()
+            is_old = (targets >= 0) & (targets < self.num_old)
+            said = torch.where(is_old, targets.long(), self.num_old)
+            said = torch.where(targets == 0, teacher_regions(logits), said).flatten()
             counts.index_add_(0, said, torch.ones_like(said))
             cells += targets.numel()
         seen = counts.cpu().double()
