@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.training.events import Event, from_dict
+from nacre.training.events import Event, StepLearned, StepTested, from_dict
 from nacre.utils.io import parse_json, read_bytes, save_text
 
 _MAX_BYTES = 1 << 30
@@ -33,11 +33,11 @@ class Position:
         step = event.get("step")
         if not isinstance(step, int) or step < self.step:
             return True
-        if step > self.step or event.get("event") == "end":
+        if step > self.step or event.get("event") == StepTested.kind:
             return False
         if self.is_learned:
             return True
-        if not self.iteration or event.get("event") == "learnt":
+        if not self.iteration or event.get("event") == StepLearned.kind:
             return False
         return int(event.get("iteration", 0)) <= self.iteration
 

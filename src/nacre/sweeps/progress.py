@@ -4,7 +4,6 @@ What is done is known, what waits has its models counted once, and of the events
 worked on only what was added since the last look is read.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,12 +12,15 @@ from typing import Any
 
 from nacre.runs.records import StepMetrics, read_record
 from nacre.sweeps.grid import Job
+from nacre.training.events import StepBegan, StepLearned, Trained, from_dict
+from nacre.utils.io import parse_json
 
 _MOST_BYTES = 1 << 22
 """Of events read at a look; the rest is read at the next one."""
 
 
-_KINDS = (b'"begin"', b'"train"', b'"learnt"')
+_KINDS = tuple(f'"{event.kind}"'.encode() for event in (StepBegan, Trained, StepLearned))
+"""What stands in the lines that say how far a run is; the others are not even parsed."""
 
 
 class _Tail:
@@ -44,12 +46,16 @@ class _Tail:
 
     def _note(self, line: bytes) -> None:
         try:
-            event = json.loads(line)
-            places = {"begin": "first", "train": "iteration"}
-            place = int(event[places[event["event"]]]) if event["event"] in places else sys.maxsize
-            self.reached[int(event["step"])] = place
-        except (ValueError, KeyError, TypeError):
+            content = parse_json(line.decode(errors="replace"))
+        except ValueError:
             return
+        event = from_dict(content) if isinstance(content, dict) else None
+        if isinstance(event, StepBegan):
+            self.reached[event.step] = event.first
+        elif isinstance(event, Trained):
+            self.reached[event.step] = event.iteration
+        elif isinstance(event, StepLearned):
+            self.reached[event.step] = sys.maxsize
 
 
 class GridProgress:
