@@ -282,6 +282,7 @@ def fake_device(kind: str = "cuda", memory: int = 24 << 30) -> Iterator[FakeDevi
         (torch.cuda, "is_available", lambda: kind == "cuda"),
         (torch.backends.mps, "is_available", lambda: kind == "mps"),
         (torch.cuda, "_lazy_init", lambda: None),
+        (torch.cuda, "set_device", lambda _: None),
         (torch.cuda, "is_bf16_supported", lambda **_: True),
         (torch.cuda, "get_device_properties", lambda _=None: facts),
         (torch.cuda, "max_memory_allocated", lambda _=None: 0),

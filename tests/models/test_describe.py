@@ -30,6 +30,18 @@ def test_memory_is_that_of_a_real_network(norm: str) -> None:
     assert sum(described.parameters.values()) == sum(p.numel() for p in network.parameters())
 
 
+@pytest.mark.parametrize("norm", ["abn", "iabn"])
+def test_memory_in_half_precision_is_that_of_a_real_network(norm: str) -> None:
+    config = DeepLabConfig.model_validate(
+        {"backbone": "tiny", "norm": norm, "decoder_channels": 8, "atrous_rates": (1, 2, 3)}
+    )
+    network, images = build_network(config, 5, crop=64), torch.zeros(4, 3, 64, 64)
+    described = describe(config, 5, crop=64, batch=4, precision=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert described.kept == kept_bytes(network, images)
+    assert described.kept < 0.75 * describe(config, 5, crop=64, batch=4).kept
+
+
 @pytest.mark.parametrize(("norm", "more"), [(ABN, 64 + 2 * 2), (InPlaceABN, 2)])
 def test_kept_bytes_counted_by_hand(norm: type[ABN], more: int) -> None:
     """The convolutions keep their inputs of 32 and 64 floats.

@@ -21,6 +21,8 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+        if chosen.type == "cuda" and chosen.index is None:  # else every process would touch GPU 0
+            chosen = torch.device("cuda", local_rank)
         if chosen.type not in DEVICES:
             raise RuntimeError(f"known: {', '.join(DEVICES)}")
         torch.empty(1, device=chosen)
@@ -29,8 +31,6 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
             f"train.device: {device!r} cannot be used here ({str(error).splitlines()[0]}); "
             "'auto' takes what is there"
         ) from error
-    if chosen.type == "cuda" and chosen.index is None:
-        return torch.device("cuda", local_rank)
     return chosen
 
 

@@ -99,11 +99,11 @@ def init_distributed(device: str) -> Distributed:
     """Join the processes that torchrun started, or be the only one."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if chosen.type == "cuda":  # else the thread that pins memory would open another GPU
+        torch.cuda.set_device(chosen)
     if world_size == 1:
         return Distributed(0, 1, chosen)
     if not dist.is_initialized():
-        if chosen.type == "cuda":
-            torch.cuda.set_device(chosen)
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_TIMEOUT)
         # Threads of the group that still run while the interpreter ends would abort the process.
