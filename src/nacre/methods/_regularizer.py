@@ -21,7 +21,7 @@ What a method remembers are tables: a tensor for each parameter, by the paramete
 them go into a checkpoint; those in `persistent_state` remain at the end of a step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -66,14 +66,17 @@ class ParameterRegularizer(Method):
         if "omega" not in self.tables:
             return {}
         omega, anchor = self.tables["omega"], self.tables["anchor"]
-        squares: list[Tensor] = [
-            _WeightedSquare.apply(parameter, anchor[name], omega[name])  # type: ignore[no-untyped-call]
+        held = {
+            name: parameter
             for name, parameter in step.network.named_parameters()
             if name in omega and parameter.requires_grad
-        ]
-        if not squares:
+        }
+        if not held:
             return {}
-        return {self.name: self.config.weight * torch.stack(squares).sum()}
+        total: Tensor = _WeightedSquares.apply(  # type: ignore[no-untyped-call]
+            [anchor[name] for name in held], [omega[name] for name in held], *held.values()
+        )
+        return {self.name: self.config.weight * total}
 
     def end_step(self, step: Step) -> None:
         """Forget what only this step needed."""
@@ -107,18 +110,28 @@ class ParameterRegularizer(Method):
         return found
 
 
-class _WeightedSquare(torch.autograd.Function):
-    """sum of omega (theta - anchor)^2; keeps no tensor that is not kept anyway."""
+class _WeightedSquares(torch.autograd.Function):
+    """Sum of omega (theta - anchor)^2 over all parameters; keeps no tensor that is not kept anyway.
+
+    A GPU is given one kernel for many parameters: a network has hundreds, most of them small.
+    """
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, anchor: Tensor, omega: Tensor) -> Tensor:
-        ctx.save_for_backward(theta, anchor, omega)
-        return (theta - anchor).square_().mul_(omega).sum()
+    def forward(ctx: Any, anchor: list[Tensor], omega: list[Tensor], *theta: Tensor) -> Tensor:
+        ctx.save_for_backward(*theta)
+        ctx.tables = anchor, omega
+        moved = torch._foreach_sub(theta, anchor)
+        torch._foreach_mul_(moved, moved)
+        torch._foreach_mul_(moved, omega)
+        return torch.stack([one.sum() for one in moved]).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        theta, anchor, omega = ctx.saved_tensors
-        return (theta - anchor).mul_(omega).mul_(2 * grads[0]), None, None
+        anchor, omega = ctx.tables
+        moved = torch._foreach_sub(ctx.saved_tensors, anchor)
+        torch._foreach_mul_(moved, omega)
+        torch._foreach_mul_(moved, 2 * grads[0])
+        return None, None, *moved
 
 
 def trainable_parameters(network: Network) -> Table:
@@ -130,11 +143,16 @@ def trainable_parameters(network: Network) -> Table:
     }
 
 
-def with_gradients(network: Network) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield name, value and gradient of every parameter that has a gradient."""
-    for name, parameter in network.named_parameters():
-        if parameter.grad is not None:
-            yield name, parameter.detach(), parameter.grad
+def with_gradients(network: Network) -> tuple[list[str], list[Tensor], list[Tensor]]:
+    """Return names, values and gradients of all parameters that have a gradient."""
+    found = [(name, one) for name, one in network.named_parameters() if one.grad is not None]
+    gradients = [one.grad for _, one in found if one.grad is not None]
+    return [name for name, _ in found], [one.detach() for _, one in found], gradients
+
+
+def rows_of(table: Table, names: Sequence[str]) -> list[Tensor]:
+    """Return the tensors of some parameters."""
+    return [table[name] for name in names]
 
 
 def copy_table(table: Table) -> Table:
@@ -158,8 +176,8 @@ def begin_fisher(fisher: Table, network: Network) -> Table:
 
 def update_fisher(fisher: Table, network: Network) -> None:
     """F <- 0.9 g^2 + 0.1 F, with the gradient g of a batch."""
-    found = {name: gradient for name, _, gradient in with_gradients(network)}
-    if found:  # one kernel for many tensors
-        running, gradients = [fisher[name] for name in found], list(found.values())
+    names, _, gradients = with_gradients(network)
+    if names:
+        running = rows_of(fisher, names)
         torch._foreach_mul_(running, 1 - FISHER_SHARE)
         torch._foreach_addcmul_(running, gradients, gradients, value=FISHER_SHARE)

@@ -28,6 +28,7 @@ from nacre.methods._regularizer import (
     RegularizerConfig,
     copy_table,
     normalize,
+    rows_of,
     trainable_parameters,
     with_gradients,
 )
@@ -78,10 +79,12 @@ class Pi(ParameterRegularizer):
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:
         """Add to the path integral what the last update moved."""
-        path, previous = self.tables["path"], self.tables["previous"]
-        for name, value, gradient in with_gradients(step.network):
-            path[name].addcmul_(gradient, previous[name].sub_(value))
-            previous[name].copy_(value)
+        names, values, gradients = with_gradients(step.network)
+        path, previous = (rows_of(self.tables[kind], names) for kind in ("path", "previous"))
+        if names:
+            torch._foreach_sub_(previous, values)
+            torch._foreach_addcmul_(path, gradients, previous)
+            torch._foreach_copy_(previous, values)
 
     @torch.no_grad()
     def end_step(self, step: Step) -> None:

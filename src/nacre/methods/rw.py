@@ -31,6 +31,7 @@ from nacre.methods._regularizer import (
     begin_fisher,
     copy_table,
     normalize,
+    rows_of,
     trainable_parameters,
     update_fisher,
     with_gradients,
@@ -94,12 +95,20 @@ class Rw(ParameterRegularizer):
         update_fisher(self.tables["fisher"], step.network)
 
     def _walk(self, network: Network) -> None:
-        fisher, walk, previous = (self.tables[kind] for kind in ("fisher", "walk", "previous"))
-        for name, value, gradient in with_gradients(network):
-            moved = previous[name] - value
-            distance = moved.square().mul_(fisher[name]).mul_(0.5).add_(EPSILON)
-            walk[name].addcdiv_(moved.mul_(gradient), distance)
-            previous[name].copy_(value)
+        names, values, gradients = with_gradients(network)
+        if not names:
+            return
+        fisher, walk, previous = (
+            rows_of(self.tables[kind], names) for kind in ("fisher", "walk", "previous")
+        )
+        moved = torch._foreach_sub(previous, values)
+        distance = torch._foreach_mul(moved, moved)
+        torch._foreach_mul_(distance, fisher)
+        torch._foreach_mul_(distance, 0.5)
+        torch._foreach_add_(distance, EPSILON)
+        torch._foreach_mul_(moved, gradients)
+        torch._foreach_addcdiv_(walk, moved, distance)
+        torch._foreach_copy_(previous, values)
 
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
