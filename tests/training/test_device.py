@@ -113,16 +113,18 @@ def test_a_test_of_many_batches_waits_once(device):
 
 
 def config(method, **changes):
-    data = {"train": 24, "val": 4, "size": 32, "seed": 3}
+    data = {"train": 16, "val": 2, "size": 32, "seed": 3}
+    changes["train"] = {"iterations": 2, "num_workers": 0, **changes.get("train", {})}
     return tiny_config(scenario="scenes/4-4/overlapped", method=method, data=data, **changes)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("device", "precision"), [("cuda", "float16"), ("mps", "float32")], indirect=["device"]
 )
 def test_a_run_is_learnt_tested_interrupted_and_used_on_a_device(device, precision, tmp_path):
     out = tmp_path / "run"
-    train = {"precision": precision, "micro_batch": 4, "num_workers": 0}
+    train = {"precision": precision, "micro_batch": 4}
     wanted = config("rw", model={"norm": "iabn"}, train=train)
     with pytest.raises(Interrupted):
         run_scenario(wanted, out, should_stop=StopAfter(2))
@@ -134,6 +136,6 @@ def test_a_gpu_s_teacher_has_its_norms_in_its_convolutions(device, tmp_path):
     made = []
     fold = steps.fuse_conv_bn
     with mock.patch.object(steps, "fuse_conv_bn", lambda one: made.append(fold(one)) or made[-1]):
-        run_scenario(config("ilt", train={"num_workers": 0}), tmp_path / "run")
+        run_scenario(config("ilt"), tmp_path / "run")
     (teacher,) = made
     assert not any(isinstance(module, ABN) for module in teacher.modules())

@@ -9,18 +9,21 @@ from nacre.utils.device import choose_device, configure_backends, count_workers
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
+SWITCHES = (
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+)
+
+
 @pytest.fixture
-def flags(monkeypatch):
+def flags():
     """The switches of torch, which are put back."""
-    for place, name in (
-        (torch.backends.cudnn, "benchmark"),
-        (torch.backends.cudnn, "deterministic"),
-        (torch.backends.cudnn, "allow_tf32"),
-        (torch.backends.cuda.matmul, "allow_tf32"),
-    ):
-        monkeypatch.setattr(place, name, getattr(place, name))
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = [getattr(place, name) for place, name in SWITCHES]
     yield
+    for (place, name), value in zip(SWITCHES, before, strict=True):
+        setattr(place, name, value)
     torch.use_deterministic_algorithms(False)
 
 

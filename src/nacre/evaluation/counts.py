@@ -24,7 +24,7 @@ class ConfusionCounter:
 
     def __init__(self, channels: int, device: torch.device) -> None:
         self.channels, cells = channels, channels * channels + 1
-        copies = 1 if device.type == "cpu" else max(1, min(64, _MOST_CELLS // cells))
+        copies = max(1, min(64, _MOST_CELLS // cells)) if device.type == "cuda" else 1
         self._counts = torch.zeros(copies, cells, dtype=torch.int64, device=device)
         self._all_finite = torch.ones(1, dtype=torch.int64, device=device)
 
@@ -35,11 +35,11 @@ class ConfusionCounter:
 
     def add(self, truth: Tensor, predicted: Tensor) -> None:
         """Count the pixels of a batch, as `confusion_matrix` does."""
-        if self._counts.device.type == "cpu":
+        if self._counts.is_cuda:
+            self.add_on_device(truth, predicted)
+        else:
             counted = confusion_matrix(truth, predicted, self.channels)
             self._counts[0, :-1] += counted.flatten()
-        else:
-            self.add_on_device(truth, predicted)
 
     def add_on_device(self, truth: Tensor, predicted: Tensor) -> None:
         """Count the pixels of a batch without asking for anything."""
