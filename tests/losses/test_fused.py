@@ -440,13 +440,13 @@ def test_strips_of_all_sizes_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> N
         return graph
 
     monkeypatch.setattr(compile_module, "BACKEND", keep)
-    monkeypatch.setattr(strip_upsample, "_CPU_STRIP_BYTES", 3000)
+    monkeypatch.setattr(strip_upsample, "_CPU_STRIP_BYTES", 60_000)
     compile_module._compiled.cache_clear()
     torch.compiler.reset()
     with compiled_strips():
         for images, size in ((3, 37), (2, 37), (3, 25)):
-            x = torch.randn(images, 7, 5, 5, requires_grad=True)
-            z, y = torch.randn(images, 4, 5, 5), torch.randint(0, 7, (images, size, size))
+            x = torch.randn(images, 11, 5, 5, requires_grad=True)
+            z, y = torch.randn(images, 6, 5, 5), torch.randint(0, 11, (images, size, size)).byte()
             sum(fused_losses(x, y, z, ce="unbiased", kd="unbiased").values()).backward()
     assert len(graphs) == 1
 
