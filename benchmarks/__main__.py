@@ -27,6 +27,7 @@ import loss_head
 import maps
 import methods
 import networks
+import prediction
 import small_step
 import start
 from measuring import Row, run, save, show
@@ -39,6 +40,7 @@ BENCHMARKS = {
     "the step of preset small": small_step.measure,
     "reading pictures": data_path.measure,
     "testing": evaluation.measure,
+    "prediction": prediction.measure,
     "exports": export.measure,
     "maps": maps.measure,
     "the index": index.measure,
