@@ -14,6 +14,7 @@ import torch
 from nacre.data.dataset import UnionDataset
 from nacre.errors import NacreError
 from nacre.models.io import find_model, load_model
+from nacre.runs.base import step_0_key
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario, step_hidden
@@ -104,6 +105,12 @@ def test_step_0_is_shared_with_runs_that_keep_nothing(finished, tmp_path):
     assert steps[0].read_bytes() != steps[1].read_bytes()
     with pytest.raises(NacreError, match=r"memory: 6 -> 7"):
         run_scenario(tiny_config(memory=7, memory_share=0.25), finished)
+
+
+def test_a_grid_shares_step_0_of_runs_with_and_without_a_memory():
+    configs = [tiny_config(), tiny_config(**MEMORY)]
+    keys = [step_0_key(config, open_scenario(config).fingerprint()) for config in configs]
+    assert keys[0] == keys[1]
 
 
 def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
