@@ -8,7 +8,7 @@ from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.methods import MethodConfig, find_method
 from nacre.runs.folder import RunFolder, read_config
-from nacre.runs.records import Facts, read_record
+from nacre.runs.records import Fingerprint, read_record
 from nacre.training.config import RunConfig, differences
 from nacre.utils.affects import deciding
 
@@ -22,7 +22,7 @@ def check_base(base: Path | None, config: RunConfig, data: ScenarioData) -> None
         raise NacreError(f"--base {base}: its step 0 is not finished")
     changed = differences(deciding(theirs, step_0=True), deciding(config, step_0=True))
     changed += _step_0_differences(theirs.method, config.method)
-    changed += _other_step_0(read_record(Facts, source.fingerprint), data.fingerprint())
+    changed += _other_step_0(read_record(Fingerprint, source.fingerprint), data.fingerprint())
     if changed:
         raise NacreError(f"--base {base} learnt step 0 differently ({'; '.join(changed)})")
 

@@ -29,7 +29,7 @@ import yaml
 from pydantic import BaseModel
 
 from nacre.errors import NacreError
-from nacre.runs.records import Facts, Record, Starts, read_record
+from nacre.runs.records import Fingerprint, Record, Starts, read_record
 from nacre.training.config import Recipe, RunConfig, differences, resolve_config
 from nacre.utils.affects import deciding
 from nacre.utils.io import remove_temporaries, save_json, save_text
@@ -42,7 +42,7 @@ from nacre.version import __version__
 class RunFolder:
     """The paths of a run's files."""
 
-    facts: ClassVar[type[Record]] = Facts
+    fingerprint_type: ClassVar[type[Record]] = Fingerprint
     path: Path
 
     @property
@@ -169,7 +169,7 @@ class RunFolder:
             return
         changed = differences(deciding(self.saved_config()), deciding(config))
         if self.fingerprint.exists():
-            before = read_record(self.facts, self.fingerprint)
+            before = read_record(self.fingerprint_type, self.fingerprint)
             changed += self.changed_data(before, fingerprint)
         if changed:
             raise NacreError(

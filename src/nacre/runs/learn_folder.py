@@ -16,14 +16,14 @@ from typing import Any
 from nacre.errors import NacreError
 from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.runs.learn_config import LearnConfig, resolve_learn_config
-from nacre.runs.records import LearnFacts, Starts, read_record
+from nacre.runs.records import LearnFingerprint, Starts, read_record
 from nacre.training.config import differences
 
 
 class LearnFolder(RunFolder):
     """The paths of the files of one step."""
 
-    facts = LearnFacts
+    fingerprint_type = LearnFingerprint
 
     def model(self, step: int) -> Path:
         """The network after the step."""

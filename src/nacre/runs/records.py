@@ -91,7 +91,7 @@ class LearnedImages(Images):
     classes: dict[Name, Name] = Field(min_length=1)
 
 
-class Facts(Record):
+class Fingerprint(Record):
     """What a run is learnt from and tested on."""
 
     background: int | None
@@ -111,7 +111,7 @@ class NamedData(Record):
     name: Name
 
 
-class LearnFacts(Record):
+class LearnFingerprint(Record):
     """What a step of `nacre learn` is learnt from and tested on."""
 
     data: list[NamedData]

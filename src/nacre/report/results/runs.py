@@ -10,7 +10,7 @@ from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, read_plain_config
-from nacre.runs.records import Facts, Starts, StepMetrics, Summary, read_record
+from nacre.runs.records import Fingerprint, Starts, StepMetrics, Summary, read_record
 from nacre.training.config import RunConfig, resolve_config
 from nacre.training.events import Event
 from nacre.utils.affects import deciding, immaterial_keys
@@ -217,7 +217,7 @@ def _step(metrics: Mapping[str, Any]) -> StepResult:
 
 
 def _fingerprint(folder: RunFolder) -> dict[str, Any]:
-    return read_record(Facts, folder.fingerprint) if folder.fingerprint.exists() else {}
+    return read_record(Fingerprint, folder.fingerprint) if folder.fingerprint.exists() else {}
 
 
 def _starts(path: Path) -> list[dict[str, Any]]:
