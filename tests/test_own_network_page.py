@@ -12,6 +12,7 @@ from PIL import Image
 import nacre
 from models.foreign.small_networks import Small
 from models.foreign.test_odd_networks import Unet
+from nacre.api.model import _new_folder
 from nacre.errors import NacreError
 from nacre.models.foreign.scores import scores_of
 from nacre.models.io import load_model
@@ -85,7 +86,6 @@ def test_a_network_that_takes_few_sizes_is_taught_and_sees_any(cracks: Path) -> 
         cracks,
         start=Unet(classes=3),
         old=["road", "car"],
-        out="models/unet",
         config={"images": {"crop_size": 60}, "train": {"iterations": 2, "batch_size": 4}}
         | {"model": {"pixels": pixels}},
     )
@@ -94,6 +94,9 @@ def test_a_network_that_takes_few_sizes_is_taught_and_sees_any(cracks: Path) -> 
     seen = model.predict(np.zeros((61, 83, 3), np.uint8))
     assert seen.mask.shape == (61, 83)
     assert isinstance(model.network.model, Unet)
+    assert model.path is not None
+    assert model.path.is_relative_to("models/cracks")  # no folder was named
+    assert _new_folder([cracks]) == Path("models/cracks-2")
 
 
 @pytest.mark.usefixtures("cracks")

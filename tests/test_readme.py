@@ -1,11 +1,21 @@
 """What the README and the docs show is what happens."""
 
+import json
 import re
+import shlex
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+import yaml
+from PIL import Image, ImageDraw
+
+from nacre.cli import main
+from nacre.errors import NacreError
+from nacre.export.page.web_runtime import web_runtime
+from nacre.models.io import find_model, load_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,3 +89,78 @@ def test_the_example_method_of_the_docs_is_a_method():
     losses = method.losses(batch, student, teacher)
     assert float(losses["features"]) == 1.0
     assert float(losses["ce"]) == pytest.approx(np.log(3), abs=1e-5)
+
+
+SMALL = (
+    "--set model.backbone=tiny --set model.decoder_channels=8 --set model.atrous_rates=[1,2,3] "
+    "--set model.weights=none --set images.crop_size=32 --set train.iterations=3 "
+    "--set train.batch_size=4"
+)
+
+
+def draw(root: Path, names: list[str], labels: list[str]) -> None:
+    """Annotate pictures in LabelMe's way: one box of each class."""
+    root.mkdir(parents=True, exist_ok=True)
+    for i, name in enumerate(names):
+        pixels = np.random.default_rng(i).integers(0, 90, (40, 48, 3), np.uint8)
+        image = Image.fromarray(pixels)
+        shapes = []
+        for place, label in enumerate(labels):
+            box = (4 + 20 * place, 6, 20 + 20 * place, 30)
+            ImageDraw.Draw(image).rectangle(box, fill=(60 * place + 90, 200 - 90 * place, 70))
+            points = [[box[0], box[1]], [box[2], box[3]]]
+            shapes.append({"label": label, "points": points, "shape_type": "rectangle"})
+        image.save(root / f"{name}.png")
+        content = {
+            "imagePath": f"{name}.png",
+            "imageHeight": 40,
+            "imageWidth": 48,
+            "shapes": shapes,
+        }
+        (root / f"{name}.json").write_text(json.dumps(content))
+
+
+@pytest.mark.timeout(900)  # ten commands, one of which traces a network
+def test_the_loop_of_the_readme_goes_round(tmp_path, monkeypatch, capsys) -> None:
+    """Annotate, import, learn, look, export, the next class: its lines, with a tiny network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    loop = next(block for block in blocks("README.md", "sh") if "nacre import" in block)
+    lines = [shlex.split(line, comments=True)[1:] for line in loop.splitlines()]
+    assert len(lines) <= 10
+    names = [f"picture {i}" for i in range(8)]
+    draw(Path("export"), names, ["cat", "dog"])
+    with zipfile.ZipFile("export.zip", "w") as archive:
+        for file in sorted(Path("export").iterdir()):
+            archive.write(file)
+    draw(Path("drawn"), names, ["bird"])
+    for folder in ("new-pictures", "more"):
+        draw(Path(folder), names[:2], [])
+    has_runtime = True
+    try:
+        web_runtime()
+    except NacreError:
+        has_runtime = False  # the page has tests of its own, which say why they skip
+
+    def run(arguments: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", ["nacre", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code, (arguments, capsys.readouterr())
+
+    run(["import", "drawn", "--to", "birds"])
+    for line in lines:
+        if line[0] == "import" and line[1] == "next/labelme":
+            for file in Path("next/labelme").iterdir():
+                content = json.loads(file.read_text())
+                fish = {"label": "fish", "points": [[5, 5], [20, 20]], "shape_type": "rectangle"}
+                file.write_text(json.dumps(content | {"shapes": [*content["shapes"], fish]}))
+        if line[0] == "export" and not has_runtime:
+            continue
+        run([*line, *(shlex.split(SMALL) if line[0] == "learn" else [])])
+    _, info, _ = load_model(find_model(Path("models/pets-birds")))
+    assert info.classes == ["background", "cat", "dog", "bird"]
+    assert len(list(Path("seen/masks").rglob("*.png"))) == 2
+    assert not has_runtime or Path("model.html").stat().st_size > 1_000_000
+    classes = yaml.safe_load(Path("fish/classes.yaml").read_text())["classes"]
+    assert "fish" in classes.values()

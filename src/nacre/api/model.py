@@ -1,5 +1,6 @@
 """A learnt model: use it on pictures, from an image to a mask of class names; teach it more."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,9 +93,9 @@ class Model:
         """Class name by channel; channel 0 is the background."""
         return tuple(self.info.classes)
 
-    def learn(self, data: "Paths", *, out: str | Path, **options: Any) -> "Model":
+    def learn(self, data: "Paths", **options: Any) -> "Model":
         """Add the new classes of some data, see `learn`; this model stays as it is."""
-        return learn(data, out=out, start=self, **options)
+        return learn(data, start=self, **options)
 
     def fused(self) -> "Model":
         """Return a copy that predicts faster and cannot be trained.
@@ -165,7 +166,7 @@ def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = 
 def learn(
     data: Paths,
     *,
-    out: str | Path,
+    out: str | Path | None = None,
     start: "str | Path | Model | nn.Module | None" = None,
     old: Sequence[str] | None = None,
     background: int | None = 0,
@@ -183,7 +184,8 @@ def learn(
 
     Args:
         data: Folders with images/, masks/ and classes.yaml; each labels what it labels.
-        out: The folder for the new model; calling again goes on there.
+        out: The folder for the new model; calling again goes on there. By default a new one, below
+            ``models/`` and called like the data.
         start: The model that is continued: a file, a step's or a run's folder, a loaded model, or
             any torch network of yours that segments; it is copied and stays as it is.
         old: Names of your network's classes in the order of its channels, without the background.
@@ -203,8 +205,9 @@ def learn(
     """
     show_with(progress_bar)
     config = config or {}
+    out = _new_folder(_paths(data)) if out is None else Path(out)
     if isinstance(start, nn.Module):
-        start = _save_network(start, Path(out), old, background, config)
+        start = _save_network(start, out, old, background, config)
     elif old is not None or background != 0:
         raise NacreError("old and background go with a network of your own as start")
     values: dict[str, Any] = {"method": {"name": method}, "classes": list(classes)}
@@ -212,8 +215,15 @@ def learn(
     values |= ({} if seed is None else {"seed": seed}) | config
     found = find_start(_start_path(start))
     plan = plan_learning(_paths(data), found, tests=_paths(tests), preset=preset, values=values)
-    plan.learning(Path(out))()
+    plan.learning(out)()
     return load(out)
+
+
+def _new_folder(data: Sequence[Path]) -> Path:
+    """Return a folder that is not there yet, named after data."""
+    name = "-".join(path.resolve().name for path in data) or "model"
+    numbered = (Path("models") / (f"{name}-{i}" if i > 1 else name) for i in itertools.count(1))
+    return next(path for path in numbered if not path.exists())
 
 
 def _save_network(
