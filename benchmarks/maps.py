@@ -84,7 +84,7 @@ def write_map(folder: Path, side: int) -> Path:
     import rasterio
 
     shape = {"height": side, "width": side, "count": 3, "dtype": "uint8"}
-    blocks = {"tiled": True, "blockxsize": TILE, "blockysize": TILE, "compress": "deflate"}
+    blocks = {"tiled": True, "blockxsize": TILE, "blockysize": TILE}
     place = rasterio.transform.from_origin(500_000, 5_300_000, 0.5, 0.5)
     with rasterio.open(
         folder / "map.tif",

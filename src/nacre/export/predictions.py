@@ -6,7 +6,7 @@ one file for all: the CSV grows row by row, the JSON is written at the end, also
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from nacre.utils.io import save, save_json, save_text
 
 Pixels = npt.NDArray[np.uint8]
 Color = tuple[int, int, int]
+
+_AT_ONCE = 1 << 20
+"""How many run lengths are written as text at once."""
 
 _STRIP = 256
 """Rows of an overlay that are mixed at once."""
@@ -113,7 +116,7 @@ def labelme(classes: ClassMap, legend: Legend, picture: str, tolerance: float) -
     }
 
 
-def encode_runs(classes: ClassMap, channel: int) -> list[int]:
+def encode_runs(classes: ClassMap, channel: int) -> npt.NDArray[np.int64]:
     """Return the lengths of runs of a channel down the columns, others first, as COCO has them."""
     height, width = classes.shape
     changes = [np.zeros(1, np.int64)]
@@ -123,21 +126,29 @@ def encode_runs(classes: ClassMap, channel: int) -> list[int]:
         changes.append(np.flatnonzero(flat[1:] != flat[:-1]) + columns.start * height)
         last = bool(flat[-1])
     changes.append(np.array([height * width]))
-    return np.diff(np.concatenate(changes)).tolist()
+    return np.diff(np.concatenate(changes))
 
 
-def compress_runs(runs: Sequence[int]) -> str:
+def compress_runs(runs: npt.ArrayLike) -> str:
     """Return run lengths as COCO's text: groups of 5 bits, differences from the fourth on."""
-    text = []
-    for i, length in enumerate(runs):
-        value = length - runs[i - 2] if i > 2 else length
-        more = True
-        while more:
-            bits = value & 0x1F
-            value >>= 5
-            more = value != (-1 if bits & 0x10 else 0)
-            text.append(chr(48 + bits + (0x20 if more else 0)))
-    return "".join(text)
+    lengths = np.asarray(runs, np.int64)
+    values = lengths.copy()
+    values[3:] -= lengths[1:-2]
+    parts = range(0, len(values), _AT_ONCE)
+    return "".join(_compress(values[start : start + _AT_ONCE]) for start in parts)
+
+
+def _compress(values: npt.NDArray[np.int64]) -> str:
+    """Return numbers as text, the low groups first; a sixth bit says that another one follows."""
+    columns, left = [], values
+    ended = np.zeros(len(values), bool)
+    while not ended.all():
+        bits, left = left & 0x1F, left >> 5
+        last = left == np.where(bits & 0x10, -1, 0)
+        columns.append(np.where(ended, 0, 48 + bits + np.where(last, 0, 0x20)).astype(np.uint8))
+        ended |= last
+    text = np.stack(columns, 1) if columns else np.zeros((0, 1), np.uint8)
+    return text[text > 0].tobytes().decode("ascii")
 
 
 def _box(classes: ClassMap, channel: int) -> list[int]:
