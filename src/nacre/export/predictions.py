@@ -119,14 +119,15 @@ def labelme(classes: ClassMap, legend: Legend, picture: str, tolerance: float) -
 def encode_runs(classes: ClassMap, channel: int) -> npt.NDArray[np.int64]:
     """Return the lengths of runs of a channel down the columns, others first, as COCO has them."""
     height, width = classes.shape
-    changes = [np.zeros(1, np.int64)]
+    changes: list[npt.NDArray[np.int64]] = [np.zeros(1, np.int64)]
     last = False
     for columns, part in column_strips(classes):
         flat = np.concatenate([[last], (part == channel).ravel(order="F")])
         changes.append(np.flatnonzero(flat[1:] != flat[:-1]) + columns.start * height)
         last = bool(flat[-1])
     changes.append(np.array([height * width]))
-    return np.diff(np.concatenate(changes))
+    places = np.concatenate(changes)
+    return places[1:] - places[:-1]
 
 
 def compress_runs(runs: npt.ArrayLike) -> str:
