@@ -33,17 +33,17 @@ class ConfusionCounter:
         self._all_finite *= scores.detach().isfinite().all()
         return scores
 
-    def add(self, truth: Tensor, predicted: Tensor) -> None:
+    def add(self, targets: Tensor, predicted: Tensor) -> None:
         """Count the pixels of a batch, as `confusion_matrix` does."""
         if self._counts.is_cuda:
-            self.add_on_device(truth, predicted)
+            self.add_on_device(targets, predicted)
         else:
-            counted = confusion_matrix(truth, predicted, self.channels)
+            counted = confusion_matrix(targets, predicted, self.channels)
             self._counts[0, :-1] += counted.flatten()
 
-    def add_on_device(self, truth: Tensor, predicted: Tensor) -> None:
+    def add_on_device(self, targets: Tensor, predicted: Tensor) -> None:
         """Count the pixels of a batch without asking for anything."""
-        cell = cell_of_pixels(truth, predicted, self.channels)
+        cell = cell_of_pixels(targets, predicted, self.channels)
         copies, cells = self._counts.shape
         place = torch.arange(len(cell), device=cell.device).remainder_(copies).mul_(cells)
         self._counts.view(-1).index_add_(0, place.add_(cell), torch.ones_like(cell))

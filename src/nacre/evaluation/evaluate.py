@@ -38,15 +38,15 @@ def evaluate(
     was_training = network.training
     network.eval()
     counter = ConfusionCounter(network.num_classes, device)
-    for images, truth in batches:
+    for images, targets in batches:
         images = images.to(device, non_blocking=True)
         with precision.mixed(device):
             if window is None:
-                size = (truth.shape[-2], truth.shape[-1])
+                size = (targets.shape[-2], targets.shape[-1])
                 predicted = predict_classes(network(images).scores, size, counter.check)
             else:
                 predicted = sliding_classes(network, images, window, counter.check)
-        counter.add(truth.to(device, non_blocking=True), predicted)
+        counter.add(targets.to(device, non_blocking=True), predicted)
         on_images(len(images))
     network.train(was_training)
     return counter.total()

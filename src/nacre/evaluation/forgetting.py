@@ -60,23 +60,23 @@ def report_forgetting(
     Args:
         before: The network or teacher of the old classes.
         after: The network of old and new classes, the old channels first.
-        data: Batches of images, as both take them, and of labels N,H,W: a channel of `after`, or
+        data: Batches of images, as both take them, and of targets N,H,W: a channel of `after`, or
             255 for what nobody labelled.
         names: Of the channels of `after`; their numbers if not given.
     """
     own = seen = both = torch.zeros(0, 0, dtype=torch.int64)
     num_old = num_new = 0
     with _evaluating(before), _evaluating(after):
-        for images, labels in data:
-            size = (labels.shape[-2], labels.shape[-1])
+        for images, targets in data:
+            size = (targets.shape[-2], targets.shape[-1])
             old, new = scores_of(before(images)), scores_of(after(images))
             if not num_new:
                 num_old, num_new = old.shape[1], new.shape[1]
                 own, seen, both = (torch.zeros(num_new, num_new).long() for _ in range(3))
             was, now = predict_classes(old, size), predict_classes(new, size)
-            truth = labels.to(now.device)
-            own += confusion_matrix(truth, was, num_new).cpu()
-            seen += confusion_matrix(truth, now, num_new).cpu()
+            targets = targets.to(now.device)
+            own += confusion_matrix(targets, was, num_new).cpu()
+            seen += confusion_matrix(targets, now, num_new).cpu()
             both += confusion_matrix(was, now, num_new).cpu()
     return Forgetting(
         names=tuple(names) or tuple(str(i) for i in range(num_new)),

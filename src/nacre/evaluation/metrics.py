@@ -91,14 +91,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-def confusion_matrix(truth: Tensor, predicted: Tensor, channels: int) -> Tensor:
+def confusion_matrix(targets: Tensor, predicted: Tensor, channels: int) -> Tensor:
     """Count pixels by true and predicted channel.
 
     Ignored pixels fall into one overflow bin at the end, which is faster than to select the
     others first.
 
     Args:
-        truth: Channel numbers of any integer type and shape; 255 does not count.
+        targets: Channel numbers of any integer type and shape; 255 does not count.
         predicted: Channel numbers of the same shape.
         channels: How many channels there are.
 
@@ -106,21 +106,21 @@ def confusion_matrix(truth: Tensor, predicted: Tensor, channels: int) -> Tensor:
         int64 of shape (channels, channels).
     """
     overflow = channels * channels
-    cell = cell_of_pixels(truth, predicted, channels)
+    cell = cell_of_pixels(targets, predicted, channels)
     return torch.bincount(cell, minlength=overflow + 1)[:overflow].view(channels, channels)
 
 
-def cell_of_pixels(truth: Tensor, predicted: Tensor, channels: int) -> Tensor:
+def cell_of_pixels(targets: Tensor, predicted: Tensor, channels: int) -> Tensor:
     """The cell of each pixel in the flattened matrix; ignored pixels are in the one behind it."""
-    truth, predicted = truth.reshape(-1), predicted.reshape(-1)
-    cell = truth.to(torch.int64) * channels + predicted
-    return torch.where(truth == ignore_value(truth), channels * channels, cell)
+    targets, predicted = targets.reshape(-1), predicted.reshape(-1)
+    cell = targets.to(torch.int64) * channels + predicted
+    return torch.where(targets == ignore_value(targets), channels * channels, cell)
 
 
 def iou_by_class(confusion: Tensor) -> list[float | None]:
     """Return the intersection over union of each class, None where the truth never holds it."""
     matrix = confusion.double()
     hit = matrix.diagonal()
-    truth, predicted = matrix.sum(1), matrix.sum(0)
-    iou = hit / (truth + predicted - hit).clamp(min=1)
-    return [float(one) if held else None for one, held in zip(iou, truth > 0, strict=True)]
+    held, predicted = matrix.sum(1), matrix.sum(0)
+    iou = hit / (held + predicted - hit).clamp(min=1)
+    return [float(one) if is_held else None for one, is_held in zip(iou, held > 0, strict=True)]

@@ -213,7 +213,13 @@ class Parts:
             # What is background still is so in the eyes of a teacher that knows the old classes.
             hidden = hidden.clone()
             hidden[:, : self.num_old] = False
-        return replace(batch, targets=targets, labels=batch.targets, weights=weights, hidden=hidden)
+        return replace(
+            batch,
+            targets=targets,
+            replaced_targets=batch.targets,
+            weights=weights,
+            hidden=hidden,
+        )
 
     def _view(self, old_logits: Tensor, batch: Batch, num_new: int) -> TeacherView:
         size = (batch.targets.shape[-2], batch.targets.shape[-1])

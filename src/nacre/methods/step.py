@@ -23,7 +23,7 @@ class Batch:
             Pseudo-labels do not change it: it is counted with the labels of the data.
         hidden: N,C, bool: the channels that may hide in the background of each image, where that is
             known of the data and not simply all old ones. Cross-entropies take it into account.
-        labels: N,H,W, the targets as the data have them, where pseudo-labels took their place.
+        replaced_targets: N,H,W, the data's own, where pseudo-labels took their place.
         weights: N, of the images in the cross-entropy, where pseudo-labels say so.
         salient: N,H,W, bool: which background is salient, where there are maps of it.
     """
@@ -32,7 +32,7 @@ class Batch:
     targets: Tensor
     num_valid_pixels: float | None = None
     hidden: Tensor | None = None
-    labels: Tensor | None = None
+    replaced_targets: Tensor | None = None
     weights: Tensor | None = None
     salient: Tensor | None = None
 
@@ -51,7 +51,7 @@ class Batch:
     @property
     def data_targets(self) -> Tensor:
         """The targets as the data have them, without pseudo-labels."""
-        return self.targets if self.labels is None else self.labels
+        return self.targets if self.replaced_targets is None else self.replaced_targets
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ class Index:
     Attributes:
         names: Image names, sorted: the order of every list made from them.
         labels: The label values of each image's mask, whatever their pixel count.
-        pixels: Pixel count by label value of each image, where the masks were read.
+        pixel_counts: Pixel count by label value of each image, where the masks were read.
     """
 
     names: tuple[str, ...]
     labels: tuple[frozenset[int], ...]
-    pixels: tuple[dict[int, int], ...] | None = None
+    pixel_counts: tuple[dict[int, int], ...] | None = None
 
     def __len__(self) -> int:
         """Return the number of images."""

@@ -65,11 +65,11 @@ def _plan_step(scenario: Scenario, index: Index, step: int, images: tuple[int, .
 def _background(
     scenario: Scenario, index: Index, step: int, images: tuple[int, ...]
 ) -> dict[str, float] | None:
-    if index.pixels is None:
+    if index.pixel_counts is None:
         return None
     pixels: Counter[int] = Counter()
     for i in images:
-        pixels.update(index.pixels[i])
+        pixels.update(index.pixel_counts[i])
     table = scenario.classes
     called = sum(count for label, count in pixels.items() if label not in table.new(step))
     old = sum(pixels[label] for label in table.old(step))

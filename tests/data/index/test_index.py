@@ -42,7 +42,7 @@ def test_it_tells_labels_and_pixels_by_sorted_name(tmp_path: Path) -> None:
     index = _build(make_pairs(tmp_path, MASKS), tmp_path)
     assert index.names == ("a", "b", "c")
     assert index.labels == ({1, 2, 255}, {0, 1}, {0})
-    assert index.pixels == ({1: 24, 2: 24, 255: 24}, {0: 36, 1: 36}, {0: 64})
+    assert index.pixel_counts == ({1: 24, 2: 24, 255: 24}, {0: 36, 1: 36}, {0: 64})
     assert images_by_label(index) == {0: 2, 1: 2, 2: 1, 255: 1}
     assert pixels_by_label(index) == {0: 100, 1: 60, 2: 24, 255: 24}
 
@@ -57,7 +57,7 @@ def test_it_is_kept_beside_the_data_as_csv(tmp_path: Path) -> None:
 def test_large_labels_of_16_bits(tmp_path: Path) -> None:
     mask = np.where(blocks(4, 4, [0, 1]) == 1, 300, 0)
     index = _build(make_pairs(tmp_path, {"a": mask}, "I;16"), tmp_path)
-    assert index.pixels == ({0: 8, 300: 8},)
+    assert index.pixel_counts == ({0: 8, 300: 8},)
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_the_facts_file_form_is_read_and_written_back(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(text)
     index = read_index(tmp_path / "a.csv")
     assert index.labels == ({0, 1, 15, 255}, {0, 20, 255}, frozenset())
-    assert index.pixels is None
+    assert index.pixel_counts is None
     assert pixels_by_label(index) is None
     assert as_csv(index) == text
 

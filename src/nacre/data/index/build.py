@@ -131,7 +131,7 @@ def index_of(records: Mapping[str, Record]) -> Index:
     return Index(
         names=tuple(records),
         labels=tuple(frozenset(record.pixels) for record in records.values()),
-        pixels=tuple(record.pixels for record in records.values()),
+        pixel_counts=tuple(record.pixels for record in records.values()),
     )
 
 
@@ -168,10 +168,10 @@ def images_by_label(index: Index) -> Counter[int]:
 
 def pixels_by_label(index: Index) -> Counter[int] | None:
     """Count the pixels of each label over all images, if the masks were read."""
-    if index.pixels is None:
+    if index.pixel_counts is None:
         return None
     total: Counter[int] = Counter()
-    for pixels in index.pixels:
+    for pixels in index.pixel_counts:
         total.update(pixels)
     return total
 
