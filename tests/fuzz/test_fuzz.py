@@ -4,8 +4,12 @@ A key that is added to a config, a file that is added to a run and an option tha
 command are tried without a word here. ``make fuzz`` tries all of it, the plain suite a sample.
 """
 
+import ctypes
+import json
 import os
 import random
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,4 +230,74 @@ def test_every_file_that_is_read_may_be_damaged(world):
                     failures.append(f"{reader.name}, {how}: {command[0]}: {outcome.failure}")
                     print(failures[-1], flush=True)
     print(f"{count} damaged files")
+    fail_with(failures)
+
+
+def drop_privileges() -> None:
+    """Make this process one to which the permissions of files apply, even if root began it."""
+    if os.geteuid() == 0:
+        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        assert ctypes.CDLL(None).capset(header, none) == 0
+
+
+def run_without_privileges(commands: list[tuple[object, ...]]) -> list[tuple[int, str, str]]:
+    """Run commands in a process of its own; return their code, failure and errors."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            drop_privileges()
+            outcomes = [run(*command) for command in commands]
+            with os.fdopen(writing, "w") as file:
+                json.dump([(one.code, one.failure, one.errors) for one in outcomes], file)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        content = file.read()
+    os.waitpid(child, 0)
+    return [tuple(one) for one in json.loads(content)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="privileges are dropped as Linux knows them")
+def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
+    closed, fixed = tmp_path / "closed", tmp_path / "fixed"
+    closed.mkdir(mode=0)
+    fixed.mkdir(mode=0o555)
+    picture = world.root / "picture.png"
+    commands = [
+        ("data", "folder", "--root", closed / "data"),
+        ("plan", "folder/1-1/overlapped", "--root", closed / "data"),
+        ("plan", SCENES, "--config", closed / "config.yaml"),
+        ("plan", "voc/15-5/overlapped", "--index", closed / "index.csv"),
+        ("run", SCENES, *SMALL, "--out", closed / "run"),
+        ("run", SCENES, *SMALL, "--out", fixed / "run"),
+        ("run", SCENES, *SMALL, "--base", closed / "run", "--out", tmp_path / "a"),
+        ("learn", closed / "data", "--out", tmp_path / "b"),
+        ("learn", world.data, "--start", closed / "model", "--out", tmp_path / "c"),
+        ("learn", world.data, "--config", world.root / "step.yaml", "--out", fixed / "d"),
+        ("log", closed / "model"),
+        ("table", closed),
+        ("report", closed / "run", "--out", tmp_path / "e"),
+        ("report", world.run, "--out", fixed / "e", "--pictures", "0"),
+        ("eval", closed / "run"),
+        ("predict", closed / "run", picture),
+        ("predict", world.run, closed / "picture.png"),
+        ("predict", world.run, closed),
+        ("predict", world.run, picture, "--out", fixed / "f"),
+        ("predict", world.run, picture, "--out", closed / "f"),
+        ("film", closed / "run"),
+        ("grid", closed / "grid.yaml"),
+        ("grid", "--scenarios", SCENES, "--methods", "ft", "--out", closed / "grid"),
+        ("tune", SCENES, *SMALL, "--method", "lwf", "--out", fixed / "g"),
+        ("import", closed / "data", "--to", tmp_path / "h"),
+        ("import", world.data, "--to", fixed / "h"),
+        ("publish", closed / "run", tmp_path / "i"),
+    ]
+    failures = []
+    for command, (code, failure, errors) in zip(
+        commands, run_without_privileges(commands), strict=True
+    ):
+        if failure or code != 2 or not re.search("closed|fixed", errors):
+            failures.append(f"{command!r:.150}: {code} {failure} {errors}")
     fail_with(failures)

@@ -63,6 +63,7 @@ def _paths(given: str, out: Path) -> Iterable[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
+        os.scandir(path).close()  # what may not be read is no folder without pictures
         below = [one for one in sorted(path.rglob("*")) if _is_input(one)]
         found = [one for one in below if out not in one.resolve().parents]
     else:

@@ -235,7 +235,9 @@ def with_absolute_paths(config: BaseModel) -> dict[str, Any]:
 
 def read_config(folder: Path) -> RunConfig:
     """Read the config of a run."""
-    return resolve_config(read_plain_config(folder))
+    content = read_plain_config(folder)
+    RunFolder(folder).check_kind(content)
+    return resolve_config(content)
 
 
 def _versions() -> dict[str, Any]:
