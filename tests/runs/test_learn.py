@@ -16,6 +16,7 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
+from nacre.runs.records import Before, LearnMetrics, read_record
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.events import Trained
@@ -124,6 +125,22 @@ def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
     with pytest.raises(NacreError, match="holds a step of `nacre learn`"):
         run_scenario(tiny_config(), pets)
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("metrics.json", "[]", "input should be"),
+        ("metrics.json", '{"step": 0}', "iou: missing"),
+        ("metrics.json", '{"iou": {"cat": 7}}', "iou.cat: input should be less than or equal to 1"),
+        ("before.json", '{"tests": [{"name": "x"}]}', "tests.0.images: missing"),
+    ],
+)
+def test_files_of_a_step_are_checked_where_they_are_read(name, content, reason, tmp_path):
+    kinds = {"metrics.json": LearnMetrics, "before.json": Before}
+    (tmp_path / name).write_text(content)
+    with pytest.raises(NacreError, match=f"{name} is not nacre's: .*{reason}"):
+        read_record(kinds[name], tmp_path / name)
 
 
 @pytest.mark.parametrize("after", [2, 5, 9])

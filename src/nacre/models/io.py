@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from nacre.errors import NacreError, check, describe_errors
+from nacre.errors import NacreError, check, describe_errors, shown
 from nacre.models.build import build_network, read_model_config
 from nacre.models.hub import ADDRESS, hub_model
 from nacre.models.network import Network
+from nacre.scenarios.classes import BACKGROUND
 from nacre.utils.io import save_json
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 
@@ -132,6 +133,8 @@ def _read_info(content: dict[str, Any]) -> ModelInfo:
             f"it has {len(info.classes)} classes, {len(info.colors)} colors, {len(info.labels)} "
             f"labels and {sum(info.steps)} channels"
         )
+    if info.classes[0] != BACKGROUND:
+        raise NacreError(f"its first channel is {shown(info.classes[0])}, not {BACKGROUND!r}")
     twice = [name for name, count in Counter(info.classes).items() if count > 1]
     if twice:
         raise NacreError(f"two of its channels are the class {twice[0]!r}")
