@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nacre.utils import device as devices
-from nacre.utils.device import choose_device, configure_backends, count_workers
+from nacre.utils.device import choose_device, configure_backends, count_workers, sizes_vary
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -70,3 +70,12 @@ def test_a_process_touches_no_gpu_but_its_own(monkeypatch):
     assert choose_device("cuda", local_rank=3) == torch.device("cuda", 3)
     assert choose_device("cuda:1", local_rank=3) == torch.device("cuda", 1)
     assert touched == [torch.device("cuda", 3), torch.device("cuda", 1)]
+
+
+def test_no_kernels_are_looked_for_where_sizes_vary(flags):
+    torch.backends.cudnn.benchmark = True
+    with sizes_vary(False):
+        assert torch.backends.cudnn.benchmark
+    with sizes_vary(True):
+        assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark

@@ -25,7 +25,7 @@ from nacre.models.network import Network
 from nacre.scenarios.classes import BACKGROUND
 from nacre.training.config import Recipe
 from nacre.training.step import until_stopped
-from nacre.utils.device import Precision, choose_precision, count_workers
+from nacre.utils.device import Precision, choose_precision, count_workers, sizes_vary
 from nacre.utils.distributed import Distributed
 
 Ious = dict[str, float | None]
@@ -86,9 +86,10 @@ class Tester:
     def _confusion(self, network: Network, dataset: EvalDataset) -> Tensor:
         batches = self._batches(dataset)
         window = self.recipe.test_window
-        counts = evaluate(
-            network, batches, self.dist.device, self.on_images, window, self.precision
-        )
+        with sizes_vary(self.recipe.images.eval_mode == "full"):
+            counts = evaluate(
+                network, batches, self.dist.device, self.on_images, window, self.precision
+            )
         return self.dist.sum(counts)
 
     @property

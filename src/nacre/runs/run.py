@@ -37,7 +37,7 @@ from nacre.training.events import (
 )
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, learn_step, until_stopped
-from nacre.utils.device import choose_precision, count_workers
+from nacre.utils.device import choose_precision, count_workers, sizes_vary
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
 
@@ -168,7 +168,10 @@ class Run:
 
         window = self.config.test_window
         heard = until_stopped(batches, dist, self.should_stop)
-        counts = evaluate(learned.network, heard, dist.device, on_images, window, self.precision)
+        with sizes_vary(self.config.images.eval_mode == "full"):
+            counts = evaluate(
+                learned.network, heard, dist.device, on_images, window, self.precision
+            )
         confusion = dist.sum(counts)
 
         def write() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +110,20 @@ def configure_backends(device: torch.device, *, tf32: bool, deterministic: bool)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Where torch knows no such kernel it says so; the scatters of the losses never meet.
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+@contextlib.contextmanager
+def sizes_vary(vary: bool) -> Iterator[None]:
+    """Have cuDNN not look for its fastest kernels meanwhile, if images have many sizes.
+
+    It looks for them once for each size, which takes longer than they save.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before and not vary
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def count_workers(wanted: int | str, device: torch.device) -> int:
