@@ -123,6 +123,17 @@ def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
         run_scenario(tiny_config(**MEMORY), out)
 
 
+def test_a_folder_in_which_nothing_was_learnt_can_keep_others(tmp_path):
+    out, model = tmp_path / "run", {"backbone": "resnet18", "weights": "nothing.pth"}
+    for memory in (6, 3):
+        with pytest.raises(NacreError, match=r"nothing\.pth"):
+            run_scenario(tiny_config(memory=memory, model=model), out)
+        assert len((out / "exemplars.csv").read_text().splitlines()) == 1 + 2 * memory
+    with pytest.raises(NacreError, match=r"nothing\.pth"):
+        run_scenario(tiny_config(model=model), out)
+    assert not (out / "exemplars.csv").exists()
+
+
 def test_two_processes_learn_what_one_does(tmp_path):
     train = {**TINY["train"], "lr": 0.0005, "incremental_lr": 0.0005}
     values = {"scenario": "scenes/4-4/overlapped", "train": train, **MEMORY}

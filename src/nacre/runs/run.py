@@ -209,8 +209,8 @@ class Run:
         while_running.enter_context(self.folder.lock())
         self.folder.tidy()
         self.folder.bind_config(self.config, self.data.fingerprint())
-        take_base(self.base, self.folder)
         self._keep_exemplars()
+        take_base(self.base, self.folder)
         self.recorder.observers = [
             EventFile(self.folder.events, self._position()),
             *self.observers,
@@ -230,10 +230,12 @@ class Run:
 
     def _keep_exemplars(self) -> None:
         """Write down which old pictures each step learns from; refuse if they are others now."""
-        if not self.config.memory:
-            return
         path, lines = self.folder.exemplars, memory_lines(self.data.memories)
-        if path.exists() and path.read_text(encoding="utf-8") != lines:
+        if not self.config.memory:
+            path.unlink(missing_ok=True)
+            return
+        begun = path.exists() and not self.folder.nothing_learnt
+        if begun and path.read_text(encoding="utf-8") != lines:
             raise NacreError(
                 f"{path}: the pictures that are kept would be others than when the run began; the "
                 "labels of the data were changed"
