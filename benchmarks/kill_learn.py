@@ -57,7 +57,7 @@ def in_a_process(data: Path, start: Path, out: Path, seconds: float) -> bool:
             os._exit(code)
     done, status = 0, 0
     while not done and worked(child) < seconds:
-        time.sleep(0.003)
+        time.sleep(0.01)
         done, status = os.waitpid(child, os.WNOHANG)
     if not done:
         os.kill(child, signal.SIGKILL)
