@@ -234,7 +234,7 @@ class Run:
         if not self.config.memory:
             path.unlink(missing_ok=True)
             return
-        begun = path.exists() and not self.folder.nothing_learnt
+        begun = path.exists() and not self.folder.nothing_learned
         if begun and path.read_text(encoding="utf-8") != lines:
             raise NacreError(
                 f"{path}: the pictures that are kept would be others than when the run began; the "
