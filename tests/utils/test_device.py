@@ -44,6 +44,9 @@ def test_deterministic_means_no_search_for_kernels(flags, monkeypatch):
     assert not torch.backends.cudnn.benchmark
     assert torch.are_deterministic_algorithms_enabled()
     assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    configure_backends(CUDA, tf32=True, deterministic=False)
+    assert torch.are_deterministic_algorithms_enabled(), "who asked for it elsewhere keeps it"
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_nothing_is_set_for_a_cpu(flags):

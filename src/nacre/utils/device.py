@@ -103,13 +103,14 @@ def configure_backends(device: torch.device, *, tf32: bool, deterministic: bool)
         return
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = not deterministic
-    torch.backends.cudnn.deterministic = deterministic
     if deterministic:
+        torch.backends.cudnn.deterministic = True
         # cuBLAS reads it when it is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Where torch knows no such kernel it says so; the scatters of the losses never meet.
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+        # Where torch knows no such kernel it says so; the scatters of the losses never meet.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    # Whoever asked torch for the same result every time, here or elsewhere, gets it.
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
 
 @contextlib.contextmanager
