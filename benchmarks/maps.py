@@ -4,9 +4,9 @@
     python benchmarks/maps.py --side 20000     # that map alone: bytes and seconds
 
 A GeoTIFF is generated (a plain PNG where rasterio is not installed, which can only be decoded as a
-whole). A fresh process sees it through windows of 512 and writes masks, overlays, shares and COCO.
-The network is one convolution: what is measured is windows, sums and files. Peaks are those of the
-process above what it held before.
+whole). A fresh process sees it through windows and writes masks, overlays and shares. The network
+is one convolution: what is measured is windows, sums and files. Peaks are those of the process
+above what it held before, times are of the processor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nacre.export.verify import noise_picture
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.io import ModelInfo
 
-CLASSES = 4
+CLASSES = 2
 TILE = 512
 
 
@@ -50,24 +50,24 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
 
 
 def see_map(side: int, window: int) -> tuple[int, float]:
-    """Return the peak of memory and the seconds that one map takes."""
+    """Return the peak of memory and the seconds of processor time that one map takes."""
     model = make_model(window)
     with tempfile.TemporaryDirectory() as folder:
         first, picture = write_map(Path(folder) / "first", window), write_map(Path(folder), side)
-        options = PredictOptions(("masks", "overlays", "csv", "coco"), window)
+        options = PredictOptions(("masks", "overlays", "csv"), window)
         predict_all(model, [str(first)], Path(folder) / "warm", options)
-        began = time.perf_counter()
+        began = time.process_time()
         (peak,) = peaks_of(
             lambda: predict_all(model, [str(picture)], Path(folder) / "seen", options)
         )
-        return peak, time.perf_counter() - began
+        return peak, time.process_time() - began
 
 
 def make_model(crop: int) -> Model:
     torch.manual_seed(0)
     network = Adapter(nn.Conv2d(3, CLASSES, 16, 16)).eval()
     names = ["background", *(f"class {at}" for at in range(1, CLASSES))]
-    colors = [(at * 60, 255 - at * 60, 128) for at in range(CLASSES)]
+    colors = [(at * 200, 255 - at * 200, 128) for at in range(CLASSES)]
     labels: list[int | None] = list(range(CLASSES))
     info = ModelInfo(names, colors, labels, [CLASSES], [], {}, crop, "full", {})
     return Model(network, info)
@@ -104,7 +104,7 @@ def write_map(folder: Path, side: int) -> Path:
 
 
 def one_map(side: int) -> None:
-    peak, seconds = apart(see_map, side, 512)
+    peak, seconds = apart(see_map, side, 1024)
     print(f"{side:,} x {side:,} pixels: {peak / 2**20:,.0f} MiB, {seconds:,.0f} s")
 
 
