@@ -42,10 +42,10 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
         Row(
             f"map of {2 * side:,} x {2 * side:,} pixels in windows of {window}: {what} "
             "against a quarter of it",
-            large[at] / small[at],
-            behind={f"quarter, {unit}": small[at], f"whole, {unit}": large[at]},
+            large[i] / small[i],
+            behind={f"quarter, {unit}": small[i], f"whole, {unit}": large[i]},
         )
-        for at, (what, unit) in enumerate((("memory", "bytes"), ("time", "s")))
+        for i, (what, unit) in enumerate((("memory", "bytes"), ("time", "s")))
     ]
 
 
@@ -66,8 +66,8 @@ def see_map(side: int, window: int) -> tuple[int, float]:
 def make_model(crop: int) -> Model:
     torch.manual_seed(0)
     network = Adapter(nn.Conv2d(3, CLASSES, 16, 16)).eval()
-    names = ["background", *(f"class {at}" for at in range(1, CLASSES))]
-    colors = [(at * 200, 255 - at * 200, 128) for at in range(CLASSES)]
+    names = ["background", *(f"class {i}" for i in range(1, CLASSES))]
+    colors = [(i * 200, 255 - i * 200, 128) for i in range(CLASSES)]
     labels: list[int | None] = list(range(CLASSES))
     info = ModelInfo(names, colors, labels, [CLASSES], [], {}, crop, "full", {})
     return Model(network, info)
