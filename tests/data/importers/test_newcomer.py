@@ -60,6 +60,14 @@ def test_two_projects_of_supervisely_in_one_folder(tmp_path: Path) -> None:
     assert sorted(map(sorted, masks.values())) == [[0, 1], [0, 2]]
 
 
+def test_annotations_of_supervisely_without_their_project(tmp_path: Path) -> None:
+    supervisely_project(tmp_path / "x", "cat")
+    (tmp_path / "x" / "meta.json").unlink()
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["cat"]
+    np.testing.assert_array_equal(got.mask(*got.pictures()), filled(SIZE, (*BOX, 1)))
+
+
 def test_two_sets_of_yolo_number_their_classes_apart(tmp_path: Path) -> None:
     for folder, names in (("one", "[cat, dog]"), ("two", "[dog]")):
         root = tmp_path / "x" / folder

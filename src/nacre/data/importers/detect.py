@@ -112,13 +112,18 @@ def _find_labelme(evidence: Evidence) -> list[File]:
 
 
 def _find_supervisely(evidence: Evidence) -> list[File]:
+    """Return the projects' ``meta.json``, or one annotation where people left that out."""
     metas = [
         file for file in evidence.export.named("meta.json") if evidence.kind(file) == "supervisely"
     ]
-    has_annotations = any(
-        clean_parts(file.folder)[-1:] == ("ann",) for file in evidence.export.with_suffix(".json")
-    )
-    return outermost(metas) if has_annotations else []
+    annotations = [
+        file
+        for file in evidence.export.with_suffix(".json")
+        if clean_parts(file.folder)[-1:] == ("ann",)
+    ]
+    if not annotations or metas:
+        return outermost(metas) if annotations else []
+    return evidence.of_kind("supervisely-ann", annotations[:1])
 
 
 def _find_cvat_masks(evidence: Evidence) -> list[File]:

@@ -40,7 +40,10 @@ def read(source: Source, files: list[File]) -> None:
 
 def _read_project(source: Source, meta: File, root: str) -> None:
     by_id: dict[Any, Any] = {}
-    for one in as_list(as_dict(source.load_json(meta)).get("classes")):
+    is_meta = meta.name.casefold() == "meta.json"
+    # Without it classes are known from the objects alone.
+    source.catalog.is_sorted = not is_meta
+    for one in as_list(as_dict(source.load_json(meta)).get("classes") if is_meta else None):
         title = as_dict(one).get("title")
         source.list_class(title, meta, color_of(as_dict(one).get("color")))
         by_id[str(as_dict(one).get("id"))] = title
