@@ -143,6 +143,14 @@ def test_files_of_a_step_are_checked_where_they_are_read(name, content, reason, 
         read_record(kinds[name], tmp_path / name)
 
 
+@pytest.mark.parametrize("key", ["start", "tests"])
+def test_what_only_a_config_names_is_not_dropped_without_a_word(data, tmp_path, key):
+    (tmp_path / "c.yaml").write_text(f"{key}: [{data / 'fish'}]\n")
+    for given in ({"file": tmp_path / "c.yaml"}, {"assignments": [f"{key}=x"]}):
+        with pytest.raises(NacreError, match=f"{key}: .* stands in the config; say it by --"):
+            plan_learning([data / "pets"], None, values=TINY, **given)
+
+
 @pytest.mark.parametrize("after", [2, 5, 9])
 def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
     pets, data, tmp_path, after

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, create_model
 
-from nacre.errors import NacreError, describe_errors
+from nacre.errors import NacreError, describe_errors, shown
 from nacre.methods import find_method
 from nacre.models.io import ModelInfo
 from nacre.training.automatic import Choice
@@ -93,9 +93,12 @@ def build_learn_config(
     written: ConfigValues = (
         read_yaml(file, "config file", "sections, such as `train:`") if file else {}
     )
+    _check_said(written, overrides)
     written = deep_merge(written, overrides)
     for text in assignments:
-        written = deep_merge(written, parse_assignment(text))
+        assigned = parse_assignment(text)
+        _check_said(assigned, overrides)
+        written = deep_merge(written, assigned)
     written = deep_merge(written, overrides)
     method = str(read_section(written, "method").get("name", METHOD))
     below = preset_values(preset, None, method) if preset else _automatic(automatic, method)
@@ -134,6 +137,15 @@ def _check_start(config: LearnConfig, start: ModelInfo) -> None:
             f"images.crop_size: {config.images.crop_size}, but the start model learnt from crops "
             f"of {start.crop} pixels, and sees things at that scale; leave it out"
         )
+
+
+def _check_said(written: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Refuse a start model or tests that only a config names: the command would not take them."""
+    for key, option in (("start", "--start"), ("tests", "--test")):
+        if written.get(key) and not said.get(key):
+            raise NacreError(
+                f"{key}: {shown(written[key])} stands in the config; say it by {option}"
+            )
 
 
 def _automatic(choice: Choice, method: str) -> ConfigValues:
