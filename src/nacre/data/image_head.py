@@ -6,7 +6,8 @@ do not tell, the picture is opened or decoded (see `image_io`).
 
 import os
 import struct
-from pathlib import Path
+
+from nacre.data.member import File, Member
 
 HEAD = 4096
 """So many first bytes hold the size of most pictures."""
@@ -14,6 +15,7 @@ HEAD = 4096
 _TAIL = 64
 _PNG = b"\x89PNG\r\n\x1a\n"
 _START_OF_SCAN = 0xDA
+_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
 def plain_jpeg_size(head: bytes) -> tuple[int, int] | None:
@@ -42,7 +44,7 @@ def plain_jpeg_size(head: bytes) -> tuple[int, int] | None:
     return None
 
 
-def seems_whole(path: Path, head: bytes, size: int) -> bool:
+def seems_whole(path: File, head: bytes, size: int) -> bool:
     """Whether a file ends as it should; where it does not, or cannot tell, decoding must show it.
 
     Args:
@@ -65,13 +67,14 @@ def is_png(head: bytes) -> bool:
     return head[:8] == _PNG
 
 
-def _has_whole_chunks(path: Path, size: int) -> bool:
+def _has_whole_chunks(path: File, size: int) -> bool:
     """Walk along the chunks of a PNG, each of which says its length, to the last one."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    begin = path.offset if isinstance(path, Member) else 0
+    handle = os.open(path.archive if isinstance(path, Member) else path, _READ)
     try:
         i = len(_PNG)
         while i + 12 <= size:
-            os.lseek(handle, i, os.SEEK_SET)
+            os.lseek(handle, begin + i, os.SEEK_SET)
             length, kind = struct.unpack(">I4s", os.read(handle, 8))
             i += length + 12
             if kind == b"IEND":
@@ -83,8 +86,10 @@ def _has_whole_chunks(path: Path, size: int) -> bool:
     return False
 
 
-def _read_at(path: Path, start: int, count: int) -> bytes:
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+def _read_at(path: File, start: int, count: int) -> bytes:
+    if isinstance(path, Member):
+        return path.read(start, count)
+    handle = os.open(path, _READ)
     try:
         os.lseek(handle, start, os.SEEK_SET)
         return os.read(handle, count)

@@ -15,13 +15,13 @@ import os
 import stat
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from nacre.data.image_head import plain_jpeg_size
 from nacre.data.index.png import plain_rows
+from nacre.data.member import File, FileState, Member
 from nacre.data.source import Mask
 from nacre.data.worker_monitor import set_current_file
 from nacre.errors import NacreError
@@ -52,7 +52,7 @@ _STRETCH = {"L;2": 85, "L;4": 17}
 
 
 @contextlib.contextmanager
-def _naming(path: Path | str, kind: str) -> Iterator[None]:
+def _naming(path: File | str, kind: str) -> Iterator[None]:
     """Turn whatever Pillow raises for a bad file into one sentence that names it."""
     if path != IN_MEMORY:
         set_current_file(f"the {kind} {path}")
@@ -84,16 +84,20 @@ def _line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def read_bytes(path: Path, limit: int | None = None) -> tuple[bytes, os.stat_result]:
+def read_bytes(path: File, limit: int | None = None) -> tuple[bytes, FileState]:
     """Read a file, or its first bytes, without the cost of a Python file object.
 
     Args:
-        path: A regular file.
+        path: A regular file, or one in an archive.
         limit: How many bytes at most; all by default.
 
     Returns:
         The bytes, and what the file system knows of the file.
     """
+    if isinstance(path, Member):
+        if limit is None and path.size > _MAX_BYTES:
+            raise NacreError(f"{path} is larger than {_MAX_BYTES:,} bytes")
+        return path.read(0, limit), path.state()
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags)
     try:
@@ -102,16 +106,19 @@ def read_bytes(path: Path, limit: int | None = None) -> tuple[bytes, os.stat_res
             raise NacreError(f"{path} is not a regular file")
         if limit is None and state.st_size > _MAX_BYTES:
             raise NacreError(f"{path} is larger than {_MAX_BYTES:,} bytes")
-        return os.read(handle, state.st_size if limit is None else limit), state
+        content = os.read(handle, state.st_size if limit is None else limit)
+        return content, FileState(state.st_size, state.st_mtime_ns)
     finally:
         os.close(handle)
 
 
-def _open(path: Path, kind: str, content: bytes | None = None) -> Image.Image:
+def _open(path: File, kind: str, content: bytes | None = None) -> Image.Image:
     """Open a file that is a picture of a known format and not too large; or what is in it."""
-    if content is None and not stat.S_ISREG(os.stat(path).st_mode):
+    if isinstance(path, Member):
+        content = read_bytes(path)[0] if content is None else content
+    elif content is None and not stat.S_ISREG(os.stat(path).st_mode):
         raise NacreError(f"the {kind} {path} is not a regular file")
-    image = Image.open(path if content is None else io.BytesIO(content), formats=FORMATS)
+    image = Image.open(str(path) if content is None else io.BytesIO(content), formats=FORMATS)
     if image.width * image.height > MOST_PIXELS:
         image.close()
         raise NacreError(
@@ -121,7 +128,7 @@ def _open(path: Path, kind: str, content: bytes | None = None) -> Image.Image:
     return image
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(path: File) -> Image.Image:
     """Open a picture as upright RGB; a plain RGB JPEG is not decoded yet.
 
     Args:
@@ -185,7 +192,7 @@ def load(image: Image.Image) -> Image.Image:
     return image
 
 
-def image_size(path: Path, head: bytes) -> tuple[int, int]:
+def image_size(path: File, head: bytes) -> tuple[int, int]:
     """Return width and height of the upright picture without decoding it.
 
     Args:
@@ -200,13 +207,13 @@ def image_size(path: Path, head: bytes) -> tuple[int, int]:
         return (height, width) if orientation(image) in _SIDEWAYS else (width, height)
 
 
-def is_turned(path: Path) -> bool:
+def is_turned(path: File) -> bool:
     """Whether EXIF data turn a picture."""
     with _naming(path, "image"), _open(path, "image") as image:
         return image.format != "TIFF" and orientation(image) != 1
 
 
-def read_mask(path: Path) -> Mask:
+def read_mask(path: File) -> Mask:
     """Read the label values of a mask.
 
     Returns:
@@ -219,7 +226,7 @@ def read_mask(path: Path) -> Mask:
         return _read_any_mask(path)
 
 
-def _read_any_mask(path: Path) -> Mask:
+def _read_any_mask(path: File) -> Mask:
     with _open(path, "mask") as image:
         if orientation(image) != 1:
             raise NacreError(f"the mask {path} has EXIF data that turn it; save it upright")

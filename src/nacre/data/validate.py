@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data.index.build import images_by_label, index_of, unknown_labels
-from nacre.data.index.scan import Pair, Problem, ProblemKind, Record, scan
+from nacre.data.index.packed import pack
+from nacre.data.index.pairs import Pairs, sort_pairs
+from nacre.data.index.scan import Problem, ProblemKind, Record, scan
 from nacre.data.source import Split
 from nacre.data.sources.files import FileSource
 from nacre.scenarios.classes import LabelSpace
@@ -91,7 +93,7 @@ def check_source(
     """
     reports = []
     for split in _SPLITS:
-        pairs = sorted(source.pairs(split), key=lambda pair: pair.name)
+        pairs = sort_pairs(source.pairs(split))
         with show_progress(f"{source.root.name} {split}", progress) as bar:
             index, problems, turned = _read(pairs, source.space, workers, bar)
         expected = source.known_counts.get(split)
@@ -100,19 +102,22 @@ def check_source(
 
 
 def _read(
-    pairs: list[Pair], space: LabelSpace, workers: int | None, progress: Progress
+    pairs: Pairs, space: LabelSpace, workers: int | None, progress: Progress
 ) -> tuple[Index, tuple[Problem, ...], int]:
-    read: dict[str, Record] = {}
+    records: list[bytes | None] = []
     problems: dict[str, Problem] = {}
+    turned = 0
     results = scan(pairs, workers=workers, progress=progress, decode=True)
-    for pair, result in zip(pairs, results, strict=True):
+    for name, result in zip(pairs.names, results, strict=True):
         if isinstance(result, Record):
-            read[pair.name] = result
+            records.append(pack(result))
+            turned += result.is_turned
         else:
-            problems[pair.name] = result
-    problems |= unknown_labels(pairs, read, space)
-    turned = sum(record.is_turned for record in read.values())
-    return index_of(read), tuple(problems[name] for name in sorted(problems)), turned
+            records.append(None)
+            problems[name] = result
+    index = index_of(pairs.names, records)
+    problems |= unknown_labels(pairs, index, space)
+    return index, tuple(problems[name] for name in sorted(problems)), turned
 
 
 def _split_as_dict(split: SplitReport, space: LabelSpace) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The label index: for each image, which label values its mask holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -15,7 +16,7 @@ class Index:
 
     names: tuple[str, ...]
     labels: tuple[frozenset[int], ...]
-    pixel_counts: tuple[dict[int, int], ...] | None = None
+    pixel_counts: Sequence[dict[int, int]] | None = None
 
     def __len__(self) -> int:
         """Return the number of images."""

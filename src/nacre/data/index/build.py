@@ -6,12 +6,13 @@ date by reading only the files that changed since.
 
 import csv
 import io
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nacre.data.index.cache import load_index, save_index
+from nacre.data.index.cache import HEADER, as_csv, load_index, save_index
+from nacre.data.index.packed import PackedPixels, pack, pixels_of
+from nacre.data.index.pairs import Pairs, sort_pairs
 from nacre.data.index.scan import Pair, Problem, Record, scan
 from nacre.errors import NacreError, shown
 from nacre.scenarios.classes import LabelSpace, ranges
@@ -19,7 +20,7 @@ from nacre.scenarios.label_index import Index
 from nacre.utils.io import read_text
 from nacre.utils.progress import Progress, show_progress
 
-HEADER = ("image", "labels")
+__all__ = ["as_csv", "build_index", "images_by_label", "inspect", "pixels_by_label", "read_index"]
 
 _SHOWN = 5
 _MAX_BYTES = 1 << 28
@@ -107,31 +108,33 @@ def inspect(
     progress: Progress | None = None,
 ) -> tuple[Index, list[Problem]]:
     """Like ``build_index``, but return the problems beside the index of what can be read."""
-    pairs = sorted(pairs, key=lambda pair: pair.name)
-    keys = {pair.name: _key(pair, root) for pair in pairs}
-    records, complete = load_index(root, split, {keys[pair.name]: pair for pair in pairs})
-    stale = [pair for pair in pairs if keys[pair.name] not in records]
+    pairs = sort_pairs(pairs)
+    records, complete = load_index(root, split, pairs)
+    stale = [i for i, record in enumerate(records) if record is None]
     problems: dict[str, Problem] = {}
-    for pair, result in _scan_with_bar(stale, f"index of {root.name} {split}", workers, progress):
+    title = f"index of {root.name} {split}"
+    for i, result in zip(stale, _scan(pairs, stale, title, workers, progress), strict=True):
         if isinstance(result, Record):
-            records[keys[pair.name]] = result
+            records[i] = pack(result)
         else:
-            problems[pair.name] = result
-    read = {pair.name: records[keys[pair.name]] for pair in pairs if pair.name not in problems}
-    index = index_of(read)
-    problems |= unknown_labels(pairs, read, space)
+            problems[pairs.names[i]] = result
+    index = index_of(pairs.names, records)
+    problems |= unknown_labels(pairs, index, space)
     if stale or complete != (not problems):
-        by_key = {keys[name]: record for name, record in read.items()}
-        save_index(root, split, by_key, None if problems else as_csv(index))
+        save_index(root, split, pairs, records, None if problems else index)
     return index, [problems[name] for name in sorted(problems)]
 
 
-def index_of(records: Mapping[str, Record]) -> Index:
-    """Return the index of what was read, by the image's name."""
+def index_of(names: Sequence[str], records: Sequence[bytes | None]) -> Index:
+    """Return the index of what was read, of images in the order of their names."""
+    read = [(name, one) for name, one in zip(names, records, strict=True) if one is not None]
+    known: dict[frozenset[int], frozenset[int]] = {}
+    found = (frozenset(pixels_of(record)) for _, record in read)
     return Index(
-        names=tuple(records),
-        labels=tuple(frozenset(record.pixels) for record in records.values()),
-        pixel_counts=tuple(record.pixels for record in records.values()),
+        names=tuple(name for name, _ in read),
+        # Few sets of labels are there many times.
+        labels=tuple(known.setdefault(labels, labels) for labels in found),
+        pixel_counts=PackedPixels([record for _, record in read]),
     )
 
 
@@ -146,18 +149,17 @@ def describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
     return f"{len(problems)} of {total} images cannot be used: {shown}{rest}{allowed}"
 
 
-def unknown_labels(
-    pairs: Sequence[Pair], read: dict[str, Record], space: LabelSpace
-) -> dict[str, Problem]:
+def unknown_labels(pairs: Pairs, index: Index, space: LabelSpace) -> dict[str, Problem]:
     """Find the masks with a label that means nothing in this data set, by the image's name."""
     problems = {}
-    for pair in pairs:
-        pixels = read[pair.name].pixels if pair.name in read else {}
-        unknown = sorted(pixels.keys() - space.allowed)
+    for i, (name, labels) in enumerate(zip(index.names, index.labels, strict=True)):
+        unknown = sorted(labels - space.allowed)
         if unknown:
+            assert index.pixel_counts is not None
+            pixels = index.pixel_counts[i]
             counts = (f"the unknown label {one} in {pixels[one]} pixels" for one in unknown)
-            text = f"the mask {pair.mask} holds {', '.join(counts)}"
-            problems[pair.name] = Problem("unknown label", pair.name, text)
+            text = f"the mask {pairs.find(name).mask} holds {', '.join(counts)}"
+            problems[name] = Problem("unknown label", name, text)
     return problems
 
 
@@ -176,16 +178,6 @@ def pixels_by_label(index: Index) -> Counter[int] | None:
     return total
 
 
-def as_csv(index: Index) -> str:
-    """Return an index as the text of the file that `read_index` reads."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(HEADER)
-    for name, labels in zip(index.names, index.labels, strict=True):
-        rows.writerow((name, " ".join(map(str, sorted(labels)))))
-    return text.getvalue()
-
-
 def _parse_labels(text: str, place: str) -> frozenset[int]:
     try:
         labels = frozenset(map(int, text.split()))
@@ -196,17 +188,15 @@ def _parse_labels(text: str, place: str) -> frozenset[int]:
     return labels
 
 
-def _scan_with_bar(
-    pairs: Sequence[Pair], title: str, workers: int | None, progress: Progress | None
-) -> list[tuple[Pair, Record | Problem]]:
-    if not pairs:
-        return []
+def _scan(
+    pairs: Pairs,
+    which: Sequence[int],
+    title: str,
+    workers: int | None,
+    progress: Progress | None,
+) -> Iterator[Record | Problem]:
+    if not which:
+        return
+    chosen = Pairs([pairs.names[i] for i in which], pairs.find)
     with show_progress(title, progress) as bar:
-        return list(zip(pairs, scan(pairs, workers=workers, progress=bar), strict=True))
-
-
-def _key(pair: Pair, root: Path) -> str:
-    """Return the mask's path below the data folder, so that the folder may be moved."""
-    if pair.mask is None:
-        return f"no mask: {pair.name}"
-    return str(pair.mask).removeprefix(f"{root}{os.sep}")
+        yield from scan(chosen, workers=workers, progress=bar)

@@ -6,7 +6,6 @@ summed by label, are the counts.
 """
 
 from itertools import compress
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from PIL import Image
 
 from nacre.data.image_io import read_mask
 from nacre.data.index.png import plain_rows
+from nacre.data.member import File
 
 _BYTES_A_RUN = 8
 
@@ -26,7 +26,7 @@ class Counts(NamedTuple):
     pixels: dict[int, int]
 
 
-def count_labels(path: Path, data: bytes) -> Counts:
+def count_labels(path: File, data: bytes) -> Counts:
     """Count the pixels of each label in a mask.
 
     Args:
@@ -36,7 +36,7 @@ def count_labels(path: Path, data: bytes) -> Counts:
     return _count_plain_png(data) or _count_any(path)
 
 
-def _count_any(path: Path) -> Counts:
+def _count_any(path: File) -> Counts:
     mask = read_mask(path)
     counts = np.bincount(mask.ravel())
     present = np.flatnonzero(counts)

@@ -6,18 +6,17 @@ user hears of all of them at once.
 """
 
 import math
-import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nacre.data.image_head import HEAD, is_png, seems_whole
 from nacre.data.image_io import image_size, is_turned, load, open_image, read_bytes
 from nacre.data.index.label_counts import count_labels
+from nacre.data.member import File, FileState, state_of
 from nacre.errors import NacreError
 from nacre.utils.progress import Progress
 from nacre.utils.system import usable_cores
@@ -37,8 +36,8 @@ class Pair(NamedTuple):
     """An image's name, its picture and its mask (None where there is no such file)."""
 
     name: str
-    image: Path | None
-    mask: Path | None
+    image: File | None
+    mask: File | None
 
 
 FileSignature = tuple[int, int, int, int]
@@ -84,7 +83,7 @@ def file_signature(pair: Pair) -> FileSignature | None:
     if pair.image is None or pair.mask is None:
         return None
     try:
-        return _signature(os.stat(pair.image), os.stat(pair.mask))
+        return _signature(state_of(pair.image), state_of(pair.mask))
     except OSError:
         return None
 
@@ -173,7 +172,7 @@ def _sizes(pair: Pair, size: tuple[int, int], mask: tuple[int, int], turned: boo
     return text + "they must be equal"
 
 
-def _signature(image: os.stat_result, mask: os.stat_result) -> FileSignature:
+def _signature(image: FileState, mask: FileState) -> FileSignature:
     return image.st_size, image.st_mtime_ns, mask.st_size, mask.st_mtime_ns
 
 

@@ -1,7 +1,7 @@
 """Data sets that lie in files: which picture belongs to which mask is all that tells them apart."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -34,12 +34,16 @@ class FileSource(ABC):
         """What the values in the masks mean."""
 
     @abstractmethod
-    def list_pairs(self, split: Split) -> list[Pair]:
+    def list_pairs(self, split: Split) -> Sequence[Pair]:
         """Find the images of a split; called once, and no file is opened for it."""
 
-    def pairs(self, split: Split) -> list[Pair]:
+    def pairs(self, split: Split) -> Sequence[Pair]:
         """Return name, picture and mask of the images of a split."""
         return list(self._by_name[split].values())
+
+    def find(self, split: Split, name: str) -> Pair:
+        """Return picture and mask of an image."""
+        return self._by_name[split][name]
 
     def index(self, split: Split) -> Index:
         """Return which labels each image of a split holds."""
@@ -47,14 +51,14 @@ class FileSource(ABC):
 
     def image(self, split: Split, name: str) -> Image.Image:
         """Open an image."""
-        path = self._by_name[split][name].image
+        path = self.find(split, name).image
         if path is None:
             raise NacreError(f"the image {name!r} is missing in {self.root}")
         return open_image(path)
 
     def mask(self, split: Split, name: str) -> Mask:
         """Read the mask of an image."""
-        path = self._by_name[split][name].mask
+        path = self.find(split, name).mask
         if path is None:
             raise NacreError(f"the mask of the image {name!r} is missing in {self.root}")
         return read_mask(path)
