@@ -23,6 +23,7 @@ import export
 import growth
 import importing
 import index
+import large_grid
 import loss_head
 import maps
 import methods
@@ -46,6 +47,7 @@ BENCHMARKS = {
     "the index": index.measure,
     "imports": importing.measure,
     "the start": start.measure,
+    "large grids": large_grid.measure,
     "growth": growth.measure,
 }
 

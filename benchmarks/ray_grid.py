@@ -11,6 +11,7 @@ gone. Needs `pip install 'nacre[ray]'`; takes some minutes. The exit code says w
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -29,9 +30,9 @@ SETS = (
     "data.train=64 data.val=12 data.size=32 model.backbone=tiny model.decoder_channels=8 "
     "model.atrous_rates=[1,2,3] images.crop_size=32 images.augmentation=flip train.batch_size=8 "
     "train.epochs=20 train.lr=0.05 train.incremental_lr=0.01 train.log_freq=4 "
-    "train.checkpoint_minutes=0.01 train.device=cpu"
+    "train.checkpoint_minutes=0.05 train.device=cpu"
 )
-PATIENCE = 900
+PATIENCE = 3600
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -125,29 +126,40 @@ def disturbed(out: Path) -> subprocess.Popen[str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, help="a folder that is kept; what is done is used")
+    given = parser.parse_args()
+    if given.work is not None:
+        sys.exit(bool(compare(given.work)))
+    with tempfile.TemporaryDirectory(prefix="nacre-ray-") as folder:
+        faults = compare(Path(folder))
+    sys.exit(bool(faults))
+
+
+def compare(work: Path) -> list[str]:
+    """Carry out both grids in a folder; return and print what differs."""
     from killing import digest, leftovers
 
-    with tempfile.TemporaryDirectory(prefix="nacre-ray-") as folder:
-        whole, out = Path(folder) / "whole", Path(folder) / "grid"
-        undisturbed(whole)
-        driver = disturbed(out)
-        runs = sorted(
-            path.parent for path in whole.rglob("metrics.json") if "step" not in str(path)
-        )
-        faults = [] if driver.returncode == 0 else [f"the grid ended with {driver.returncode}"]
-        faults += [
-            f"{run.name}: other tensors or metrics"
-            for run in runs
-            if digest(run) != digest(out / run.relative_to(whole))
-        ]
-        faults += leftovers(out) + [f"alive: {one}" for one in processes(str(out))]
-        faults += [str(path) for path in out.rglob("*claim*")]
-        starts = sum(len(json.loads(path.read_text())["starts"]) for path in out.rglob("run.json"))
-        same = len(runs) - sum("other tensors" in fault for fault in faults)
-        print(f"{same} of {len(runs)} runs ended bit for bit as undisturbed, in {starts} starts")
-        for fault in faults:
-            print(f"  fault: {fault}")
-    sys.exit(bool(faults))
+    whole, out = work / "whole", work / "grid"
+    undisturbed(whole)
+    driver = disturbed(out)
+    runs = sorted(path.parent for path in whole.glob("*/*/metrics.json"))
+    faults = [] if driver.returncode == 0 else [f"the grid ended with {driver.returncode}"]
+    faults += [
+        f"{run.name}: other tensors or metrics"
+        for run in runs
+        if digest(run) != digest(out / run.relative_to(whole))
+    ]
+    faults += leftovers(out) + [f"alive: {one}" for one in processes(str(out))]
+    faults += [str(path) for path in out.rglob("*claim*")]
+    starts = sum(len(json.loads(path.read_text())["starts"]) for path in out.rglob("run.json"))
+    same = len(runs) - sum("other tensors" in fault for fault in faults)
+    print(f"{same} of {len(runs)} runs ended bit for bit as undisturbed, in {starts} starts")
+    for fault in faults:
+        print(f"  fault: {fault}")
+    return faults
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ class Board:
             # A folder in which something else was learnt has no step 0 to take over.
             if job.base is not None and job.base.problem is not None:
                 job.base = None
+        self._tidy()
         self.old_failures = {
             id(job): seen.number for job, seen in self._claims() if seen.note.state == "failed"
         }
@@ -32,6 +33,14 @@ class Board:
     def is_open(self) -> bool:
         """Whether there is still something to do, here or elsewhere."""
         return any(job.state in ("waiting", "running") for job in self.jobs)
+
+    def _tidy(self) -> None:
+        """Remove claims that were left on runs that are done."""
+        folders = {job.folder.path.parent for job in self.jobs}
+        claimed = {folder / name for folder in folders for name in list_claims(folder)}
+        for job in self.jobs:
+            if job.state == "done" and job.folder.path in claimed:
+                remove_claims(job.folder.path)
 
     def look(self, busy: Collection[int] = ()) -> None:
         """Bring the states of all runs up to date that are neither done nor failed.

@@ -4,12 +4,12 @@ Runs that learn step 0 alike share it: one of them learns it, the others take it
 it is there (`nacre.sweeps.launch` carries them out).
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field
 
 from nacre.errors import NacreError, check
@@ -207,7 +207,7 @@ def _job(
     )
     if find_method(config.method.name).is_joint:
         return job, None
-    return job, yaml.safe_dump(step_0_key(config, fingerprint))
+    return job, json.dumps(step_0_key(config, fingerprint), default=str)
 
 
 def _variant(method: str | dict[str, Any]) -> str:

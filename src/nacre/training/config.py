@@ -6,6 +6,7 @@ scenario says which data set's config belongs in ``data`` and ``method.name`` wh
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -185,13 +186,7 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     """Check plain data as a whole and return the typed config."""
     data_name, method = _chosen(raw)
     dataset = find_dataset(data_name)
-    model: type[RunConfig] = create_model(
-        "RunConfig",
-        __base__=RunConfig,
-        data=(dataset.config, ...),
-        method=(find_method(method).Config, Field(json_schema_extra=LATER)),
-        model=model_field(raw),
-    )
+    model = _config_type(dataset.config, find_method(method).Config, _model_kind(raw))
     content = {**raw, "data": {"name": data_name, **read_section(raw, "data")}}
     content["method"] = {"name": method, **read_section(raw, "method")}
     conventions = raw.get("conventions") or {}
@@ -200,13 +195,34 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     return check(model, content)
 
 
+@lru_cache
+def _config_type(
+    data: type[DataConfig], method: type[MethodConfig], model: type[ModelConfig]
+) -> type[RunConfig]:
+    """Return the config of a run on these data, with this method and this kind of network."""
+    return create_model(
+        "RunConfig",
+        __base__=RunConfig,
+        data=(data, ...),
+        method=(method, Field(json_schema_extra=LATER)),
+        model=_model_field(model),
+    )
+
+
 def model_field(raw: Mapping[str, Any]) -> Any:
     """Return the field `model` of a config: which kind of network is meant decides its keys."""
+    return _model_field(_model_kind(raw))
+
+
+def _model_field(kind: type[ModelConfig]) -> Any:
+    return (kind, Field(default_factory=kind) if kind is DeepLabConfig else Field())
+
+
+def _model_kind(raw: Mapping[str, Any]) -> type[ModelConfig]:
     section = raw.get("model") or {}
     if not isinstance(section, Mapping):
         raise NacreError(f"model: {shown(section)} is not a mapping such as {{kind: …}}")
-    kind = model_config_type(section)
-    return (kind, Field(default_factory=kind) if kind is DeepLabConfig else Field())
+    return model_config_type(section)
 
 
 def resolve_model(backbone: str, assignments: Iterable[str]) -> DeepLabConfig:
