@@ -81,9 +81,11 @@ class _Attempts:
             mark.release()
         for _, handle in self.handles.values():
             handle.stop()
-        for job, handle in self.handles.values() if wait else ():
-            handle.wait()
-            job.state = "waiting"
+        if wait:
+            for job, handle in self.handles.values():
+                handle.wait()
+                job.state = "waiting"
+            self.handles.clear()
 
 
 def run_grid(
