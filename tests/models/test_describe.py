@@ -30,8 +30,9 @@ def test_memory_is_that_of_a_real_network(norm: str) -> None:
     assert sum(described.parameters.values()) == sum(p.numel() for p in network.parameters())
 
 
-@pytest.mark.parametrize("norm", ["abn", "iabn"])
-def test_memory_in_half_precision_is_that_of_a_real_network(norm: str) -> None:
+# In half precision in-place ABN keeps the normalised branch of a block beside its sum.
+@pytest.mark.parametrize(("norm", "most"), [("abn", 0.75), ("iabn", 0.95)])
+def test_memory_in_half_precision_is_that_of_a_real_network(norm: str, most: float) -> None:
     config = DeepLabConfig.model_validate(
         {"backbone": "tiny", "norm": norm, "decoder_channels": 8, "atrous_rates": (1, 2, 3)}
     )
@@ -40,7 +41,7 @@ def test_memory_in_half_precision_is_that_of_a_real_network(norm: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         # The vectors of statistics are thought to be of half precision too.
         assert described.kept == pytest.approx(kept_bytes(network, images), rel=0.01)
-    assert described.kept < 0.75 * describe(config, 5, crop=64, batch=4).kept
+    assert described.kept < most * describe(config, 5, crop=64, batch=4).kept
 
 
 @pytest.mark.parametrize(("norm", "more"), [(ABN, 64 + 2 * 2), (InPlaceABN, 2)])
