@@ -10,6 +10,7 @@ import os
 import random
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,7 @@ def test_every_option_of_every_command_takes_anything(world):
                 continue
             for value in values:
                 arguments = _arguments(command, parameter.name, value, world)
+                enter_empty_folder(world)
                 outcome = run(name, *arguments)
                 count += 1
                 if outcome.failure:
@@ -160,6 +162,13 @@ def test_every_option_of_every_command_takes_anything(world):
                     print(failures[-1], flush=True)
     print(f"{count} command lines")
     fail_with(failures)
+
+
+def enter_empty_folder(world: World) -> None:
+    """Let neither `.` nor `..` hold what earlier commands wrote."""
+    inner = Path(tempfile.mkdtemp(dir=world.root)) / "inner"
+    inner.mkdir()
+    os.chdir(inner)
 
 
 def _arguments(command: Any, wanted: str | None, value: str, world: World) -> list[str]:
