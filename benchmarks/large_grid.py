@@ -24,6 +24,7 @@ from many_images import SIDE, generate
 from measuring import Row, command
 from nacre.sweeps.board import Board
 from nacre.sweeps.grid import Job, check_grid, make_jobs
+from nacre.sweeps.launch import LOOK_SECONDS, POLL_SECONDS
 from nacre.terminal.grid import GridDisplay
 from nacre.utils.claim import take
 
@@ -73,24 +74,23 @@ def watched(jobs: list[Job], seconds: float) -> float:
         job.folder.path.mkdir()
     board = Board(jobs)
     screen = Console(file=io.StringIO(), force_terminal=True, width=140, height=50)
-    spent, iteration = 0.0, 0
+    spent, iteration, looked = 0.0, 0, float("-inf")
     until = time.monotonic() + seconds
     with GridDisplay(screen) as display:
         display(jobs)
         while time.monotonic() < until:
             iteration += 1
-            for job in running:
+            for job in running if iteration % 4 == 0 else ():
                 event = {"event": "train", "step": 0, "iteration": iteration, "losses": {"ce": 1.0}}
                 with job.folder.events.open("a") as events:
                     events.write(json.dumps(event) + "\n")
-            # As often as `run_grid` does both.
-            for look in (True, False, False, False):
-                began = time.process_time()
-                if look:
-                    board.look()
-                display(jobs)
-                spent += time.process_time() - began
-                time.sleep(0.5)
+            began = time.process_time()
+            if time.monotonic() - looked >= LOOK_SECONDS:
+                board.look()
+                looked = time.monotonic()
+            display(jobs)
+            spent += time.process_time() - began
+            time.sleep(POLL_SECONDS)
     return spent / seconds
 
 

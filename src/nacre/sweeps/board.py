@@ -1,5 +1,6 @@
 """How far the runs of a grid are, read from their folders, whoever works on them and where."""
 
+import os
 from collections.abc import Collection, Sequence
 
 from nacre.errors import NacreError
@@ -18,6 +19,7 @@ class Board:
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.jobs, self.watch = jobs, Watch()
         self.claims: dict[int, Seen] = {}
+        self.done_files = {id(job): str(job.folder.metrics) for job in jobs}
         for job in jobs:
             check(job)
         for job in jobs:
@@ -55,7 +57,7 @@ class Board:
 
     def _look(self, job: Job, seen: Seen | None, is_busy: bool) -> None:
         job.where = None
-        if not is_busy and job.folder.metrics.exists():
+        if not is_busy and os.path.exists(self.done_files[id(job)]):
             check(job)
             if seen is not None and not self.watch.is_alive(seen):
                 remove_claims(job.folder.path)

@@ -22,7 +22,7 @@ from nacre.utils.claim import BEAT_SECONDS, Claim, Watch, read_claim, remove_cla
 from nacre.utils.io import remove_temporaries, save_text
 
 POLL_SECONDS = 0.5
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 3.0
 GRID = "grid"
 """What a grid's own claim is called."""
 

@@ -13,7 +13,7 @@ from nacre.sweeps.progress import GridProgress
 from nacre.terminal.progress import LINE_SECONDS, Display, one_line
 
 STYLES = {"waiting": "dim", "running": "bold", "done": "", "failed": "red"}
-DRAW_SECONDS = 2.0
+DRAW_SECONDS = 5.0
 _ORDER: tuple[State, ...] = ("running", "failed", "waiting", "done")
 _AROUND = 8
 """Lines of a terminal that are not rows of the table."""
