@@ -36,6 +36,7 @@ RUNS = 6
 PATIENCE = 3600
 # On a busy machine Ray's own processes take long to begin, and to answer.
 SLOW = {
+    "RAY_worker_niceness": "0",
     "RAY_health_check_timeout_ms": "60000",
     "RAY_health_check_failure_threshold": "20",
     "RAY_worker_register_timeout_seconds": "1200",
