@@ -18,7 +18,7 @@ from nacre.scenarios.plan import make_plan, plan_as_json
 from nacre.scenarios.published_lists import compare_lists, read_lists
 
 FACTS = Path(__file__).parents[1] / "facts"
-SPLITS = list(csv.DictReader((FACTS / "published_splits.csv").open()))
+SPLITS = list(csv.DictReader((FACTS / "published_splits.csv").read_text().splitlines()))
 INDEX_OF = {"voc": "voc_train_aug", "ade20k": "ade20k_train"}
 
 
