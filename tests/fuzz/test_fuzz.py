@@ -307,6 +307,7 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
     for command, (code, failure, errors) in zip(
         commands, run_without_privileges(commands), strict=True
     ):
-        if failure or code != 2 or not re.search("closed|fixed", errors):
+        # A long path may be broken over the lines of a box.
+        if failure or code != 2 or not re.search("closed|fixed", re.sub(r"[\s│]", "", errors)):
             failures.append(f"{command!r:.150}: {code} {failure} {errors}")
     fail_with(failures)

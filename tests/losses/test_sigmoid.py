@@ -137,13 +137,13 @@ def test_what_background_hides_is_left_out_and_nothing_else(
         hidden=hidden,
         **options,  # type: ignore[arg-type]
     )["bce"]
-    expected = new_binary_cross_entropy(a.full(), a.targets, a.first_new, hidden=hidden, **options)  # type: ignore[arg-type]
+    expected = new_binary_cross_entropy(a.full(x), a.targets, a.first_new, hidden=hidden, **options)  # type: ignore[arg-type]
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     gradients = [torch.autograd.grad(loss, x)[0] for loss in (actual, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-11)
 
     whole = zip(
-        a.full().permute(0, 2, 3, 1).flatten(1, 2).tolist(),
+        a.full(x).permute(0, 2, 3, 1).flatten(1, 2).tolist(),
         a.targets.flatten(1).tolist(),
         hidden.tolist(),
         strict=True,

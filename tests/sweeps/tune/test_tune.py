@@ -184,7 +184,7 @@ def test_step_0_is_learnt_once_and_is_a_base_for_runs(some_accuracy, tmp_path):
 
 
 def test_a_trial_of_another_config_is_not_taken_for_this_ones(tmp_path, monkeypatch):
-    def diverge(trainer, batch):
+    def diverge(trainer, batch, **options):
         raise NotFinite("the loss is not a finite number")
 
     out, base = tmp_path / "out", tmp_path / "base"
