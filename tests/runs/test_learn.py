@@ -18,6 +18,7 @@ from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
 from nacre.runs.records import Before, LearnMetrics, read_record
 from nacre.runs.run import run_scenario
+from nacre.training.automatic import FEW, Machine, choose
 from nacre.training.config import build_config
 from nacre.training.events import Trained
 from nacre.training.step import Interrupted
@@ -102,10 +103,36 @@ def test_steps_are_those_of_a_scenario_run_bit_for_bit(pets, data, tmp_path):
     config = build_config(overrides=values | {"conventions": {"border": "ignored"}})
     run_scenario(config, tmp_path / "run")
     same_tensors(tmp_path / "run" / "step-0", pets)
-    learning(data / "birds", tmp_path / "birds", start=pets)()
+    # Of few pictures only the head would learn.
+    all_learn = {"name": "mib", "parts": {"freeze": "nothing", "freeze_bn": False}}
+    learning(data / "birds", tmp_path / "birds", start=pets, method=all_learn)()
     same_tensors(tmp_path / "run" / "step-1", tmp_path / "birds")
-    learning(data / "fish", tmp_path / "fish", start=tmp_path / "birds")()
+    learning(data / "fish", tmp_path / "fish", start=tmp_path / "birds", method=all_learn)()
     same_tensors(tmp_path / "run" / "step-2", tmp_path / "fish")
+
+
+def test_few_pictures_leave_backbone_and_batch_norm_as_they_are(pets, data, tmp_path):
+    plan = plan_learning([data / "birds"], find_start(pets), values=dict(TINY))
+    assert plan.config.method.parts.freeze == "backbone"
+    plan.learning(tmp_path / "birds")()
+    before, after = tensors(pets), tensors(tmp_path / "birds")
+    kept = [name for name in before if name.startswith("backbone.")]
+    assert kept
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+    changed = [n for n in before if n not in kept and not torch.equal(before[n], after[n])]
+    assert changed
+
+
+def test_many_pictures_teach_the_whole_network_and_other_methods_keep_their_parts(pets, data):
+    many = choose(Machine("cpu", 0, True), FEW, continues=True)
+    assert "method" not in many.values
+    few = choose(Machine("cpu", 0, True), FEW - 1, continues=True)
+    assert "stay as they are: the pictures are few" in few.reasons[0]
+    foreign = choose(Machine("cpu", 0, True), FEW - 1, continues=True, has_backbone=False)
+    assert foreign.values["method"] == {"parts": {"freeze_bn": True}}
+    values = {**TINY, "method": {"name": "plop"}}
+    plan = plan_learning([data / "birds"], find_start(pets), values=values)
+    assert plan.config.method.parts.freeze == "nothing"
 
 
 def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):

@@ -150,5 +150,7 @@ def _check_said(written: Mapping[str, Any], said: Mapping[str, Any]) -> None:
 
 def _automatic(choice: Choice, method: str) -> ConfigValues:
     values: ConfigValues = dict(choice.values)
+    if method != METHOD:
+        values.pop("method", None)  # the other methods have parts of their own
     own = find_method(method).presets.get("small", {})
-    return values | ({"method": {"name": method, **own}} if own else {})
+    return deep_merge(values, {"method": {"name": method, **own}} if own else {})

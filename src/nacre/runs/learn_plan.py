@@ -8,6 +8,7 @@ from nacre.runs.learn import Learning, Start
 from nacre.runs.learn_config import LearnConfig, build_learn_config
 from nacre.runs.learn_data import open_folders
 from nacre.training.automatic import Choice, choose, look_at
+from nacre.training.config import deep_merge
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 
@@ -33,11 +34,7 @@ class Plan:
 def _was_taken(choice: Choice, config: LearnConfig) -> bool:
     """Whether what was chosen is what is done: a person's own values need no reasons."""
     plain = config.to_dict()
-    return all(
-        plain[section].get(key) == value
-        for section, values in choice.values.items()
-        for key, value in values.items()
-    )
+    return deep_merge(plain, choice.values) == plain
 
 
 def plan_learning(
@@ -58,7 +55,12 @@ def plan_learning(
         "start": str(start.path) if start else None,
     }
     num_images = sum(len(source.index("train")) for _, source in open_folders(data))
-    choice = choose(look_at(choose_device("auto")), num_images, continues=start is not None)
+    choice = choose(
+        look_at(choose_device("auto")),
+        num_images,
+        continues=start is not None,
+        has_backbone=start is None or start.info.model.get("kind", "deeplab") == "deeplab",
+    )
     config = build_learn_config(
         start=start.info if start else None,
         automatic=choice,

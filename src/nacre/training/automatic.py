@@ -2,7 +2,9 @@
 
 The network and the crop go by the device and its memory, the batch by the memory, the length by
 the number of pictures: few pictures are seen often, many pictures a few times. A model that is
-continued keeps its own network and crop. Everything can be set by hand over it.
+continued keeps its own network and crop, and from few pictures its backbone and batch norm, too:
+statistics of ten pictures are no statistics, and old classes were lost to them (docs/results.md).
+Everything can be set by hand over it.
 """
 
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from typing import Any
 import torch
 
 GIB = 2**30
+FEW = 200
+"""Fewer pictures than these do not change what is frozen then."""
 
 # Bytes that one picture of the crop takes in training with this network, activations and all.
 _PER_IMAGE = {"resnet101": 0.9 * GIB, "resnet50": 0.6 * GIB}
@@ -49,13 +53,16 @@ def look_at(device: torch.device) -> Machine:
     return Machine(device.type, memory, package)
 
 
-def choose(machine: Machine, num_images: int, *, continues: bool) -> Choice:
+def choose(
+    machine: Machine, num_images: int, *, continues: bool, has_backbone: bool = True
+) -> Choice:
     """Return a recipe for a machine and so many training pictures.
 
     Args:
         machine: What it is learnt on.
         num_images: Pictures of the step.
         continues: Whether a model is continued: then its network and crop stay.
+        has_backbone: Whether the network says which part of it is the backbone.
     """
     large = machine.device == "cuda" and machine.memory >= 10 * GIB
     backbone = _backbone(machine, large)
@@ -76,6 +83,9 @@ def choose(machine: Machine, num_images: int, *, continues: bool) -> Choice:
         decoder = {} if large else {"decoder_channels": 128}
         values["model"] = {"backbone": backbone, "weights": "imagenet", **decoder}
         values["images"] = {"crop_size": crop_size}
+    elif num_images < FEW:
+        freeze = {"freeze": "backbone"} if has_backbone else {}
+        values["method"] = {"parts": {**freeze, "freeze_bn": True}}
     return Choice(values, _reasons(machine, num_images, values))
 
 
@@ -96,6 +106,9 @@ def _reasons(machine: Machine, num_images: int, values: dict[str, Any]) -> tuple
             f"{values['images']['crop_size']} pixels"
         )
     passes = train["iterations"] * train["batch_size"] / max(1, num_images)
+    if "method" in values:
+        what = "backbone and batch norm" if "freeze" in values["method"]["parts"] else "batch norm"
+        network += f" ({what} stay as they are: the pictures are few)"
     return (
         f"{network}, batches of {train['batch_size']}: what fits {where}",
         f"{train['iterations']:,} updates, each of the {num_images:,} pictures about "
