@@ -5,9 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_all_benchmarks_run(tmp_path):
     figures = tmp_path / "bench.json"
     command = [sys.executable, str(BENCHMARKS), "--tiny", "--threads", "1", "--json", str(figures)]
