@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nacre.sweeps.grid import GridConfig, Job
-
-Engine = Literal["local", "slurm", "ray"]
 
 
 @app.command(
@@ -36,7 +34,9 @@ def grid(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path(
         "runs/grid"
     ),
-    on: Annotated[Engine, typer.Option(help="Where the runs are carried out.")] = "local",
+    on: Annotated[
+        str, typer.Option(help="Where the runs are carried out: local, slurm or ray.")
+    ] = "local",
     worker: Annotated[
         bool, typer.Option("--worker", help="Join in: take the next free run of a shared folder.")
     ] = False,
@@ -48,9 +48,13 @@ def grid(
     ] = False,
 ) -> None:
     """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
+    from nacre.errors import unknown_name
     from nacre.sweeps.board import Board
+    from nacre.sweeps.engines import ENGINES
     from nacre.sweeps.grid import make_jobs
 
+    if on not in ENGINES:
+        raise unknown_name("engine", on, ENGINES)
     lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
     content = {key: text.split(",") for key, text in lists.items() if text is not None}
     made = _grid(file, {**content, "preset": preset, "jobs": jobs}, root, set_ or [])
@@ -70,7 +74,7 @@ def _carry_out(
     runs: "list[Job]",
     made: "GridConfig",
     out: Path,
-    on: Engine,
+    on: str,
     worker: bool,
     console: "Console",
 ) -> bool:
