@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nacre.data.dataset import EvalDataset, eval_batches
+from nacre.data.dataset import EvalDataset
 from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.source import Split
 from nacre.evaluation.counts import ConfusionCounter
@@ -24,8 +24,8 @@ from nacre.evaluation.metrics import iou_by_class
 from nacre.models.network import Network
 from nacre.scenarios.classes import BACKGROUND
 from nacre.training.config import Recipe
-from nacre.training.step import until_stopped
-from nacre.utils.device import Precision, choose_precision, count_workers, sizes_vary
+from nacre.training.step import batches_to_test
+from nacre.utils.device import Precision, choose_precision, sizes_vary
 from nacre.utils.distributed import Distributed
 
 Ious = dict[str, float | None]
@@ -98,18 +98,7 @@ class Tester:
         return choose_precision(self.recipe.train.precision, self.dist.device)
 
     def _batches(self, dataset: EvalDataset) -> Iterator[tuple[Tensor, Tensor]]:
-        train, dist = self.recipe.train, self.dist
-        size = train.test_batch(dist.world_size)
-        pin = dist.device.type == "cuda"
-        batches = eval_batches(
-            dataset,
-            size,
-            dist.rank,
-            dist.world_size,
-            count_workers(train.num_workers, dist.device),
-            pin,
-        )
-        return until_stopped(batches, dist, self.should_stop)
+        return batches_to_test(dataset, self.recipe.train, self.dist, self.should_stop)
 
     @torch.inference_mode()
     def agreement(self, before: Network, after: Network) -> dict[str, Any]:

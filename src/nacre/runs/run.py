@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from nacre.data.dataset import eval_batches
 from nacre.data.exemplars import memory_lines
 from nacre.data.step_data import ScenarioData
 from nacre.data.worker_monitor import explain_worker_crash
@@ -36,8 +35,8 @@ from nacre.training.events import (
     StepTested,
 )
 from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import Learned, Session, StepSpec, learn_step, until_stopped
-from nacre.utils.device import choose_precision, count_workers, sizes_vary
+from nacre.training.step import Learned, Session, StepSpec, batches_to_test, learn_step
+from nacre.utils.device import choose_precision, sizes_vary
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
 
@@ -151,26 +150,16 @@ class Run:
     def _test(self, step: int, learned: Learned) -> None:
         """Test the network after a step and write its metrics."""
         dataset = self.data.eval_dataset(step)
-        train, dist = self.config.train, self.dist
-        batch_size = train.test_batch(dist.world_size)
-        pin = dist.device.type == "cuda"
-        batches = eval_batches(
-            dataset,
-            batch_size,
-            dist.rank,
-            dist.world_size,
-            count_workers(train.num_workers, dist.device),
-            pin,
-        )
+        dist = self.dist
+        batches = batches_to_test(dataset, self.config.train, dist, self.should_stop)
 
         def on_images(count: int) -> None:
             self.recorder(ImagesTested(step, count, len(dataset)))
 
         window = self.config.test_window
-        heard = until_stopped(batches, dist, self.should_stop)
         with sizes_vary(self.config.images.eval_mode == "full"):
             counts = evaluate(
-                learned.network, heard, dist.device, on_images, window, self.precision
+                learned.network, batches, dist.device, on_images, window, self.precision
             )
         confusion = dist.sum(counts)
 

@@ -14,7 +14,14 @@ from typing import TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
-from nacre.data.dataset import TrainDataset, UnionDataset, train_batches
+from nacre.data.dataset import (
+    EvalDataset,
+    EvalSample,
+    TrainDataset,
+    UnionDataset,
+    eval_batches,
+    train_batches,
+)
 from nacre.data.sampler import StepSampler
 from nacre.errors import NacreError
 from nacre.methods import Batch, Method, Step, find_method
@@ -23,7 +30,7 @@ from nacre.models.build import build_network
 from nacre.models.deeplab import DeepLab
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.network import Network
-from nacre.training.config import Recipe
+from nacre.training.config import Recipe, TrainConfig
 from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearned
 from nacre.training.micro_batch import fitting_micro_batch
 from nacre.training.resume import Checkpoint
@@ -270,6 +277,21 @@ def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:
             record(Saved(spec.index, trainer.iteration))
             if stop:
                 raise Interrupted
+
+
+def batches_to_test(
+    dataset: EvalDataset, train: TrainConfig, dist: Distributed, should_stop: Callable[[], bool]
+) -> Iterator[EvalSample]:
+    """Yield this process's test images in batches until one of the processes is told to stop."""
+    batches = eval_batches(
+        dataset,
+        train.test_batch(dist.world_size),
+        dist.rank,
+        dist.world_size,
+        count_workers(train.num_workers, dist.device),
+        dist.device.type == "cuda",
+    )
+    return until_stopped(batches, dist, should_stop)
 
 
 def until_stopped(
