@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nacre.models.abn import ABN, Activation
 from nacre.models.backbone import Backbone, initialize, split_stages
 from nacre.models.dilation import dilate
+from nacre.ops.depthwise import same_conv
 
 Size = Literal[0, 1, 2]
 
@@ -72,8 +73,7 @@ def _conv(
         return SameConv2d(
             in_channels, out_channels, kernel, stride, dilation=dilation, groups=groups, bias=False
         )
-    padding = (kernel - 1) // 2 * dilation
-    return nn.Conv2d(in_channels, out_channels, kernel, 1, padding, dilation, groups, bias=False)
+    return same_conv(in_channels, out_channels, kernel, stride, dilation, groups)
 
 
 class InvertedResidual(nn.Module):

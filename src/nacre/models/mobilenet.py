@@ -21,6 +21,7 @@ from nacre.models.abn import ABN, Activation
 from nacre.models.backbone import Backbone, initialize, split_stages
 from nacre.models.dilation import dilate
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
+from nacre.ops.depthwise import same_conv
 
 NonLinear = Literal["relu6", "relu", "hardswish"]
 NormLayer = Callable[..., ABN]
@@ -52,10 +53,7 @@ def _conv_norm(
     activation: NonLinear | None,
 ) -> nn.Sequential:
     """A convolution and its norm, under the names 0 and 1."""
-    padding = (kernel - 1) // 2 * dilation
-    conv = nn.Conv2d(
-        in_channels, out_channels, kernel, stride, padding, dilation, groups, bias=False
-    )
+    conv = same_conv(in_channels, out_channels, kernel, stride, dilation, groups)
     built_in: Activation = activation if activation in ("relu", "relu6") else "identity"
     layers: list[nn.Module] = [conv, norm(out_channels, activation=built_in)]
     if activation == "hardswish":
