@@ -245,3 +245,10 @@ def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     done = nacre("learn", tmp_path / "pets", "--start", pets, code=2)
     assert "there is no new class in pets" in done.stderr
     assert "is not of the form Katze=cat" in nacre("learn", "x", "--rename", "y", code=2).stderr
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_read(nacre, tmp_path):
+    (tmp_path / "file").touch()
+    for out, problem in ((tmp_path, "is a folder"), (tmp_path / "file/x.onnx", "could not write")):
+        done = nacre("export", tmp_path / "no-model", "--out", out, code=2)
+        assert problem in done.stderr.replace("\n", " ")

@@ -8,6 +8,7 @@ import typer
 
 from nacre.cli.app import app, make_console
 from nacre.errors import NacreError
+from nacre.utils.io import check_can_write
 
 if TYPE_CHECKING:
     from nacre.export.onnx_file import Exported, Form
@@ -61,10 +62,12 @@ def export(
     form: Form = "fp16" if fp16 else "fp32"
     if int8:
         form = "int8-calibrated" if data else "int8-dynamic"
+    out = out or Path("model.html" if page else "model.onnx")
+    check_can_write(out)
     if page:
-        _write_page(models, out or Path("model.html"), form, data, limit, license_, runtime)
+        _write_page(models, out, form, data, limit, license_, runtime)
     else:
-        _write_onnx(models[0], out or Path("model.onnx"), form, data, limit, license_)
+        _write_onnx(models[0], out, form, data, limit, license_)
 
 
 def _write_onnx(

@@ -74,6 +74,18 @@ def save(path: Path, write: Callable[[Path], Any]) -> None:
         raise NacreError(f"could not write {path}: {error}; {rest}") from error
 
 
+def check_can_write(path: Path) -> None:
+    """Refuse, before long work for it, a file that could not be written at its end."""
+    if path.is_dir():
+        raise NacreError(f"{path} is a folder; give a file's name, such as {path / 'model'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise NacreError(f"could not write {path}: {error}; nothing was written") from error
+
+
 def save_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     # A name that is not UTF-8 may stand in the text; it is shown by its code.
