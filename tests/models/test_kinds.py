@@ -183,6 +183,36 @@ def test_a_network_without_background_is_not_learnt_from_nothing(tmp_path: Path)
         run_scenario(build_config(overrides=values), tmp_path / "run")
 
 
+def test_a_folder_named_as_a_model_type_is_not_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "segformer").mkdir()
+    config = read_model_config({"kind": "hf", "name": "segformer", "weights": "none"})
+    assert build_network(config, 3).num_classes == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no config.json"),
+        ("{}", "model_type"),
+        ("[", "JSON"),
+        ('{"model_type": "x"}', "'x'|`x`"),
+    ],
+)
+def test_a_folder_that_transformers_does_not_take(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    pytest.importorskip("transformers")
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    config = read_model_config({"kind": "hf", "name": str(tmp_path)})
+    with pytest.raises(NacreError, match=message):
+        build_network(config, 3)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -21,6 +21,7 @@ from nacre.errors import NacreError
 from nacre.models.foreign.adapter import Adapter, Pixels, pixels_of
 from nacre.models.hub import hub_file
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
+from nacre.utils.io import load_json
 from nacre.utils.packages import need
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -59,16 +60,13 @@ def build(
     settings, pixels = _settings(transformers, config)
     settings.num_labels = num_outputs(config, classes_per_step)
     auto = transformers.AutoModelForSemanticSegmentation
-    try:
-        with _quiet(transformers):
-            if load and config.weights == "pretrained":
-                model: nn.Module = auto.from_pretrained(
-                    _folder(config.name, *_WEIGHTS), config=settings, ignore_mismatched_sizes=True
-                )
-            else:
-                model = auto.from_config(settings)
-    except (ValueError, OSError, ImportError) as error:
-        raise NacreError(f"model.name={config.name!r}: {_sentence(error)}") from error
+    with _in_one_sentence(config), _quiet(transformers):
+        if load and config.weights == "pretrained":
+            model: nn.Module = auto.from_pretrained(
+                _folder(config.name, *_WEIGHTS), config=settings, ignore_mismatched_sizes=True
+            )
+        else:
+            model = auto.from_config(settings)
     again = config.model_copy(
         update={
             "name": settings.model_type,
@@ -90,15 +88,19 @@ def describe_model(model: Any, **values: Any) -> HfConfig:
 def _settings(transformers: Any, config: HfConfig) -> tuple[Any, Pixels | None]:
     """Return transformers' config of the network, and what its processor does to pixels."""
     known = transformers.CONFIG_MAPPING
-    if config.name in known and not Path(config.name).is_dir():
+    # A folder of that name, such as one of runs, is meant only if it holds a network.
+    if config.name in known and not (Path(config.name) / "config.json").is_file():
         if config.weights == "pretrained":
             raise NacreError(
                 f"model.name={config.name!r} is a model type and has no weights: give a "
                 "folder or a repository of the hub, or weights=none"
             )
-        return known[config.name].from_dict(dict(config.options)), None
+        with _in_one_sentence(config):
+            return known[config.name].from_dict(dict(config.options)), None
     folder = _folder(config.name, "config.json")
-    with _quiet(transformers):
+    if not (folder / "config.json").is_file():
+        raise NacreError(f"model.name={config.name!r}: the folder has no config.json")
+    with _in_one_sentence(config), _quiet(transformers):
         settings = transformers.AutoConfig.from_pretrained(folder, **config.options)
     return settings, _pixels(config.name)
 
@@ -124,7 +126,10 @@ def _pixels(name: str) -> Pixels | None:
         return None  # many repositories have none
     if not path.is_file():
         return None
-    return pixels_of(SimpleNamespace(**json.loads(path.read_text(encoding="utf-8"))))
+    content = load_json(path)
+    if not isinstance(content, dict):
+        raise NacreError(f"could not read {path}: it holds no mapping")
+    return pixels_of(SimpleNamespace(**content))
 
 
 def _architecture(settings: Any) -> dict[str, Any]:
@@ -143,8 +148,16 @@ def _quiet(transformers: Any) -> Iterator[None]:
         transformers.logging.set_verbosity(before)
 
 
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+@contextlib.contextmanager
+def _in_one_sentence(config: HfConfig) -> Iterator[None]:
+    """Say in one sentence what transformers does not take."""
+    try:
+        yield
+    except NacreError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError) as error:
+        sentence = " ".join(str(error).split())[:300]
+        raise NacreError(f"model.name={config.name!r}: {sentence}") from error
 
 
 KIND = Kind(HfConfig, build, "transformers' networks for semantic segmentation: SegFormer, DPT, …")
