@@ -209,8 +209,8 @@ def _start(task: RunTask) -> subprocess.Popen[bytes]:
     """Start a run's process, which ends with this one."""
     env = {**os.environ, **task.environment, PARENT: str(os.getpid())}
     if task.cores is not None:
-        # Runs side by side must not fight for the same cores.
-        env |= {"OMP_NUM_THREADS": str(task.cores), CORES: str(task.cores)}
+        # Runs side by side must not fight for the same cores; a user may allow them still less.
+        env = {"OMP_NUM_THREADS": str(task.cores), **env, CORES: str(task.cores)}
     with task.log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "nacre", *task.arguments],

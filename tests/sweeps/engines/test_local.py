@@ -82,6 +82,15 @@ def test_a_run_uses_its_share_of_the_cores(monkeypatch):
     assert usable_cores() <= (os.cpu_count() or 1)
 
 
+@pytest.mark.parametrize(("said", "threads"), [(None, "2"), ("1", "1")])
+def test_a_run_has_threads_for_its_cores_unless_a_user_says_fewer(task, monkeypatch, said, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    handle = Local(1, cores=2, gpus=[]).begin(task("run"), None)
+    assert handle.carrier.process.env["OMP_NUM_THREADS"] == threads
+
+
 def test_a_run_is_not_begun_while_its_last_process_still_saves(task, monkeypatch):
     monkeypatch.setattr(carry, "is_locked", lambda path: True)
     handle = Local(1, gpus=[]).begin(task("run"), None)
