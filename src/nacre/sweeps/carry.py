@@ -207,19 +207,24 @@ class CarryOut:
 
 def _start(task: RunTask) -> subprocess.Popen[bytes]:
     """Start a run's process, which ends with this one."""
-    env = {**os.environ, **task.environment, PARENT: str(os.getpid())}
-    if task.cores is not None:
-        # Runs side by side must not fight for the same cores; a user may allow them still less.
-        env = {"OMP_NUM_THREADS": str(task.cores), **env, CORES: str(task.cores)}
     with task.log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "nacre", *task.arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=env,
+            env=environment_of(task),
             cwd=task.work_folder if task.work_folder.is_dir() else None,
             start_new_session=True,
         )
+
+
+def environment_of(task: RunTask) -> dict[str, str]:
+    """Return the variables that a run's process sees."""
+    env = {**os.environ, **task.environment, PARENT: str(os.getpid())}
+    if task.cores is not None:
+        # Runs side by side must not fight for the same cores; a user may allow them still less.
+        env = {"OMP_NUM_THREADS": str(task.cores), **env, CORES: str(task.cores)}
+    return env
 
 
 def last_line(log: Path) -> str:

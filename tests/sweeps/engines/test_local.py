@@ -88,7 +88,7 @@ def test_a_run_has_threads_for_its_cores_unless_a_user_says_fewer(task, monkeypa
     if said:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
     handle = Local(1, cores=2, gpus=[]).begin(task("run"), None)
-    assert handle.carrier.process.env["OMP_NUM_THREADS"] == threads
+    assert carry.environment_of(handle.carrier.task)["OMP_NUM_THREADS"] == threads
 
 
 def test_a_run_is_not_begun_while_its_last_process_still_saves(task, monkeypatch):
