@@ -147,7 +147,8 @@ def test_run_prints_and_leaves_a_run_that_eval_and_predict_take(nacre, config, f
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.png")
     seen = nacre("predict", out, tmp_path / "a.png", "--out", tmp_path / "seen").stdout
     assert re.search(r"1 picture: \w+ \d", seen)
-    assert Image.open(tmp_path / "seen" / "masks" / "a.png").size == (40, 30)
+    with Image.open(tmp_path / "seen" / "masks" / "a.png") as mask:
+        assert mask.size == (40, 30)
 
 
 def test_eval_refuses_data_of_other_classes(nacre, finished):

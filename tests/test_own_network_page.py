@@ -161,6 +161,7 @@ def test_three_lines_make_a_loop_remember(capsys: pytest.CaptureFixture[str]) ->
     assert "agreement" in shown
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 def test_a_trainer_of_hugging_face_remembers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,8 @@ def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert len([line for line in code.splitlines() if line.strip()]) <= 11
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
-    assert Image.open("seen.png").size == (80, 48)
+    with Image.open("seen.png") as seen:
+        assert seen.size == (80, 48)
     assert names["seen"].mask.shape == (48, 80)
     assert set(np.unique(names["seen"].names)) == set(names["seen"].shares())
     assert "{" in capsys.readouterr().out
@@ -67,7 +68,8 @@ def test_ten_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch, cap
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
     assert names["both"].classes == ("background", "cat", "dog", "bird")
-    assert Image.open("seen.png").size == (64, 40)
+    with Image.open("seen.png") as seen:
+        assert seen.size == (64, 40)
     shown = capsys.readouterr().out
     assert "('background', 'cat', 'dog', 'bird')" in shown
     assert re.search(r"\['bird'\] from \d+ pictures of \['birds'\]", shown)

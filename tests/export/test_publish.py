@@ -69,7 +69,8 @@ def test_the_card_has_the_metrics_of_every_step(published: Path, learned: Path) 
         assert f"| {step} | {metrics['images']} | " in text
     assert "unseen = ignored" in text
     assert "![What the model sees](seen.png)" in text
-    assert min(Image.open(published / "seen.png").size) > 200
+    with Image.open(published / "seen.png") as seen:
+        assert min(seen.size) > 200
 
 
 def test_a_model_file_alone_has_a_card_without_figures(learned: Path, tmp_path: Path) -> None:

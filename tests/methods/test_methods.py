@@ -156,7 +156,7 @@ def test_two_processes_learn_what_one_does(run, by_two):
 
 def require_state(state, kind):
     """All importances of a kind, each tensor's brought to 0..1 as the penalty does."""
-    tables = [normalize(state[key]) for key in sorted(state) if key.startswith(f"{kind}.")]
+    tables = [normalize(state[key].double()) for key in sorted(state) if key.startswith(f"{kind}.")]
     return torch.cat([table.flatten() for table in tables])
 
 

@@ -22,6 +22,8 @@ def graphs(monkeypatch):
     return found
 
 
+# torch's compiler does this by itself.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("norm", ["bn", "abn", "iabn"])
 def test_student_and_teacher_are_one_graph_each_per_step(norm, graphs):
     found = {}

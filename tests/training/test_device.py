@@ -22,7 +22,12 @@ from nacre.utils.distributed import Distributed
 from small_steps import second_step
 from tiny_runs import StopAfter, tiny_config
 
-pytestmark = NEEDS
+pytestmark = [
+    NEEDS,
+    # What torch says of a device that is not there.
+    pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
+]
 CUDA = Distributed(0, 1, torch.device("cuda", 0))
 STEPWISE = [name for name, kind in METHODS.items() if not kind.is_joint]
 

@@ -14,6 +14,7 @@ from nacre.methods.dkd import Dkd
 from nacre.methods.ewc import Ewc
 from nacre.methods.ewf import Ewf
 from nacre.methods.ft import FineTuning
+from nacre.methods.graft import Graft
 from nacre.methods.ilt import Ilt
 from nacre.methods.joint import Joint
 from nacre.methods.lgkd import Lgkd
@@ -62,6 +63,7 @@ METHODS: dict[str, type[Method]] = {
     "lgkd": Lgkd,
     "star": Star,
     "dft": Dft,
+    "graft": Graft,
     "joint": Joint,
 }
 

@@ -174,6 +174,7 @@ def test_a_start_of_another_precision_is_learnt_in_float32(dtype: Any, tmp_path:
     assert network(torch.zeros(1, 3, 32, 32)).logits.dtype == torch.float32
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "wrap",
     [torch.compile, nn.DataParallel, lambda one: torch.jit.trace(one.eval(), IMAGES)],

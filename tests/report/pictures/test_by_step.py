@@ -74,8 +74,8 @@ def test_shift_shows_what_labels_hide(runs: Path) -> None:
 def test_film_goes_through_steps_and_images(runs: Path, tmp_path: Path) -> None:
     written = write_film([runs], tmp_path / "film", pictures=2, side=40, seconds=0.5)
     assert written[0] == tmp_path / "film.webp"
-    film = Image.open(written[0])
-    assert getattr(film, "n_frames", 0) == 2 * 3 * (1 + FADE)
+    with Image.open(written[0]) as film:
+        assert getattr(film, "n_frames", 0) == 2 * 3 * (1 + FADE)
     assert len(written) == 1 + (shutil.which("ffmpeg") is not None)
 
 

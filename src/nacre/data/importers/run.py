@@ -6,6 +6,7 @@ interrupts an import, the target is there with all of it or not at all.
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def import_export(
     target = Path(os.path.realpath(target.expanduser()))
     export = open_export(path.expanduser(), options.images and options.images.expanduser())
     with new_folder(target) as folder:
-        catalog, title = _read(export, Spool(folder / ".shapes"), options, tell)
+        with closing(Spool(folder / ".shapes")) as spool:
+            catalog, title = _read(export, spool, options, tell)
         labels, names = make_labels(catalog, options.classes), plan_names(catalog.pictures)
         job = Job(export, catalog, labels, folder, names, options.crowd, options.unlabeled)
         outcomes = _paint(job, options.workers, tell)
@@ -102,7 +104,6 @@ def _read(
     catalog = Catalog(spool)
     found = recognize(export, options.format)
     found.read(Source(export, catalog, options.boxes, options.crowd, progress))
-    spool.close()
     check_catalog(catalog, found.title)
     settle_claims(catalog)
     settle_masks(catalog)

@@ -1,0 +1,278 @@
+"""Graft: old classes come back on the pictures of new ones, by statistics of frozen features.
+
+After step 0 the backbone and batch norm stay as they are. So do, then, the statistics of its
+features, and nothing is computed for the backbone's gradient. What a step's pictures cannot say is
+what is *not* the new class: no cow stands in them that is labelled, and no room of a house where
+sheep graze. Both are said by grafts (`nacre.losses.grafting`): in every picture the mean feature of
+the new object is exchanged for one of an old class c, drawn from what was kept of it, and the mean
+of the rest, every other time, for a prototype of the old background. Decoder and classifier learn
+
+    ce       eq. 3 and 4 on the picture
+    kd       eq. 7 at the decoder's stride, but not where a new class is labelled
+    graft    the cross-entropy of the grafted picture: c on the object, background or what the
+             teacher is sure of (0.7) around it
+
+A picture's new object stands beside one drawn object of an old class. That every class weighs as
+much, the graft's weight grows with the old classes that share it and falls with the new ones:
+
+    w = strength * old classes / new classes,     ce and graft divided by max(1, (1 + w) / 5)
+
+A background in which the new class was hidden gives it up (`give_up`). Kept are 64 vectors per
+class and 32 of the background: 82 kB per class with the 320 channels of EfficientNet-Lite0. Classes
+that another method learnt have none, and are only distilled.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from nacre.losses.fused import fused_losses
+from nacre.losses.grafting import (
+    cell_shares,
+    count_nearest,
+    draw_means,
+    find_prototypes,
+    folded_distillation,
+    give_up,
+    graft,
+    mean_features,
+)
+from nacre.losses.pseudo_labels import teacher_view
+from nacre.methods.base import (
+    Batch,
+    Method,
+    MethodConfig,
+    Step,
+    label_cross_entropy,
+    require_teacher,
+)
+from nacre.methods.parts import deeplab
+from nacre.models.network import Network, Output
+from nacre.scenarios.classes import ignore_value
+
+VECTORS = 64
+"""Kept of a class."""
+PROTOTYPES = 32
+"""Of the background."""
+SAMPLE = 8192
+"""Cells of the background that its prototypes are found from."""
+SURE = 0.7
+"""How sure the teacher must be of what it names around a grafted object."""
+INSIDE = 0.7
+"""The share of a cell from which on it is a class's."""
+GREATEST = 5.0
+"""What the weights of picture and graft may add up to."""
+
+
+class GraftConfig(MethodConfig):
+    """How much old classes weigh, by grafts and by distillation."""
+
+    name: Literal["graft"] = Field("graft", description="statistics of old classes as grafts")
+    strength: float = Field(
+        0.75, ge=0, description="weight of a grafted old class over that of a new one"
+    )
+    weight: float = Field(10.0, ge=0, description="weight of the distillation")
+
+    @classmethod
+    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what stays as it is: the backbone, and all batch norm."""
+        return {"freeze": "backbone", "freeze_bn": True}
+
+    @classmethod
+    def refused_parts(cls) -> dict[str, str]:
+        """Return what would make statistics untrue."""
+        return {"freeze": "statistics are kept of features that do not change"}
+
+
+class Graft(Method):
+    """Exchanges the means of pictures for those of old classes."""
+
+    name = "graft"
+    title = "Graft"
+    summary = "frozen backbone; means of old classes' features grafted onto new pictures"
+    regularizes = "features of old classes; outputs of old channels"
+    paper = "nacre's own"
+    Config = GraftConfig
+    tunable = ("strength",)
+    uses_teacher = True
+    unsure = "kept"
+    persistent_state = frozenset({"classes", "background"})
+    config: GraftConfig
+
+    def __init__(self, config: Any, num_old: int) -> None:
+        super().__init__(config, num_old)
+        self.tables: dict[str, Tensor] = {}
+        self._drawable: Tensor | None = None
+
+    @classmethod
+    def hides_old(cls, config: MethodConfig) -> bool:
+        """Say that its cross-entropy does."""
+        return True
+
+    def grow(self, network: Network, num_new: int) -> None:
+        """Share the background's probability among the new classes, eq. 8 and 9."""
+        network.grow(num_new, "background")
+
+    def begin_step(self, step: Step) -> None:
+        """Find the classes of which there is something to draw from."""
+        self.step = step
+        counts = self.tables.get("classes.counts", torch.zeros(0)).cpu()
+        self._drawable = counts.nonzero().flatten().to(step.dist.device)
+        self.tables = {key: value.to(step.dist.device) for key, value in self.tables.items()}
+
+    @torch.no_grad()
+    def survey(self, step: Step) -> None:
+        """Let the background give up what the new classes explain."""
+        centers = self.tables.get("background.prototypes")
+        if not self.num_old or centers is None:
+            return
+        assert step.teacher is not None
+        explained = torch.zeros(step.num_new, len(centers), device=centers.device)
+        for batch in step.batches():
+            features = step.teacher(batch.images).features
+            for i, shares in enumerate(self._new_shares(batch, features)):
+                inside = features.permute(0, 2, 3, 1)[shares >= INSIDE].float()
+                explained[i] += count_nearest(inside, centers)
+        weights = self.tables["background.weights"]
+        self.tables["background.weights"] = give_up(weights, step.dist.sum(explained))
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return the losses of the pictures and of their grafts."""
+        if not self.num_old:
+            return label_cross_entropy(batch, student)
+        seen = require_teacher(teacher)
+        labeled = fused_losses(
+            student.logits,
+            batch.targets,
+            ce="unbiased",
+            num_old=self.num_old,
+            hidden=batch.hidden,
+            num_pixels=batch.num_valid_pixels,
+        )["ce"]
+        shares = self._object_shares(batch, student.features)
+        kd = folded_distillation(student.logits, seen.logits, 1 - shares)
+        losses = {"ce": labeled, "kd": self.config.weight * kd}
+        if self._drawable is None or not len(self._drawable):
+            return losses
+        weight = self.config.strength * len(self._drawable) / self.step.num_new
+        scale = min(1.0, GREATEST / (1 + weight))
+        grafted = self._graft_loss(batch, student.features.detach(), shares, seen)
+        return losses | {"ce": scale * labeled, "graft": scale * weight * grafted}
+
+    def _graft_loss(self, batch: Batch, features: Tensor, shares: Tensor, seen: Output) -> Tensor:
+        """Return the cross-entropy of a batch whose means were exchanged."""
+        assert self._drawable is not None
+        features, dist = features.float(), self.step.dist
+        # All processes draw for all pictures, and each takes its own: what is learnt does not
+        # depend on how many there are.
+        count, device = len(features), features.device
+        total, own = count * dist.world_size, slice(dist.rank * count, (dist.rank + 1) * count)
+        drawn = torch.randint(len(self._drawable), (total,), device=device)[own]
+        noise = torch.randn(total, VECTORS, device=device)[own]
+        places = torch.rand(total, device=device)[own]
+        is_kept = torch.rand(total, device=device)[own] < 0.5
+        classes = self._drawable[drawn]
+        kept, counts = self.tables["classes.vectors"], self.tables["classes.counts"]
+        objects = draw_means(kept, counts, classes, noise)
+        rest = mean_features(features, 1 - shares)
+        if "background.weights" in self.tables:
+            ends = self.tables["background.weights"].cumsum(0)
+            which = torch.searchsorted(ends, places * ends[-1]).clamp(max=len(ends) - 1)
+            rest = torch.where(is_kept[:, None], rest, self.tables["background.prototypes"][which])
+        else:
+            is_kept = torch.ones_like(is_kept)
+        targets = self._graft_targets(batch, seen, classes + 1, is_kept)
+        logits = deeplab(self.step.network).decode(graft(features, shares, objects, rest)).logits
+        return fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
+
+    def _graft_targets(
+        self, batch: Batch, seen: Output, classes: Tensor, is_kept: Tensor
+    ) -> Tensor:
+        """Return what a grafted batch shows: drawn objects, and around them what is there."""
+        given, ignored = batch.data_targets, ignore_value(batch.data_targets)
+        height, width = given.shape[-2:]
+        view = teacher_view(seen.logits, (height, width), "probability")
+        named = torch.where(view.scores >= SURE, view.channels, ignored).to(given.dtype)
+        named = torch.where(batch.sure_targets(self.num_old) == 0, named, ignored)
+        around = torch.where(is_kept[:, None, None], named, torch.zeros_like(given))
+        around = torch.where(given == ignored, ignored, around)
+        is_object = self._is_new(given)
+        return torch.where(is_object, classes[:, None, None], around).to(given.dtype)
+
+    def _is_new(self, targets: Tensor) -> Tensor:
+        return (targets >= max(self.num_old, 1)) & (targets != ignore_value(targets))
+
+    def _object_shares(self, batch: Batch, features: Tensor) -> Tensor:
+        size = (features.shape[-2], features.shape[-1])
+        return cell_shares(self._is_new(batch.data_targets), size)
+
+    def _new_shares(self, batch: Batch, features: Tensor) -> list[Tensor]:
+        """Return the shares of each new class."""
+        size, first = (features.shape[-2], features.shape[-1]), max(self.num_old, 1)
+        channels = range(first, self.num_old + self.step.num_new)
+        return [cell_shares(batch.targets == channel, size) for channel in channels]
+
+    @torch.no_grad()
+    def end_step(self, step: Step) -> None:
+        """Keep vectors of the new classes, and once prototypes of the background."""
+        network: Network = step.network.eval()
+        wants_background = "background.weights" not in self.tables
+        found: list[list[Tensor]] = [[] for _ in range(max(self.num_old, 1), step.num_classes)]
+        cells: list[Tensor] = []
+        for batch in step.batches():
+            output = network(batch.images)
+            features = output.features.float()
+            for vectors, shares in zip(found, self._new_shares(batch, features), strict=True):
+                holds = shares.sum((1, 2)) >= 1
+                vectors.append(mean_features(features, shares)[holds].cpu())
+            if wants_background:
+                cells.append(_background_cells(step, batch, output).cpu())
+        self._keep_classes(step, [torch.cat(vectors) for vectors in found])
+        if wants_background:
+            sample = torch.cat(step.dist.all(torch.cat(cells)))
+            if len(sample):
+                prototypes, weights = find_prototypes(sample, PROTOTYPES)
+                self.tables |= {"background.prototypes": prototypes, "background.weights": weights}
+
+    def _keep_classes(self, step: Step, found: list[Tensor]) -> None:
+        """Add some vectors of each new class to those of the old ones."""
+        first = max(self.num_old, 1) - 1
+        kept = torch.zeros(first + len(found), VECTORS, found[0].shape[1])
+        counts = torch.zeros(first + len(found), dtype=torch.int64)
+        for key, table in (("classes.vectors", kept), ("classes.counts", counts)):
+            if key in self.tables:
+                table[:first] = self.tables[key].cpu()
+        for i, own in enumerate(found, start=first):
+            vectors = torch.cat(step.dist.all(own[: -(-VECTORS // step.dist.world_size)]))[:VECTORS]
+            # In an order of their own, not that of processes
+            vectors = vectors[vectors[:, 0].argsort()]
+            kept[i, : len(vectors)], counts[i] = vectors, len(vectors)
+        self.tables |= {"classes.vectors": kept, "classes.counts": counts}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what is kept of classes and background."""
+        return dict(self.tables)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take it back."""
+        self.tables = dict(state)
+
+
+def _background_cells(step: Step, batch: Batch, output: Output) -> Tensor:
+    """Return features of some background cells of each picture, first of those taken for it."""
+    features = output.features.float()
+    size = (features.shape[-2], features.shape[-1])
+    is_background = (cell_shares(batch.targets == 0, size) >= 0.95).flatten(1).cpu()
+    is_doubtful = (output.logits.argmax(1) != 0).flatten(1).cpu()
+    cells = is_background.shape[1]
+    pictures = step.iterations_per_epoch * len(features) * step.dist.world_size
+    # The first of a fixed random order of the cells, for each picture
+    rank = torch.randperm(cells, generator=torch.Generator().manual_seed(0))
+    rank = rank + cells * is_doubtful + 2 * cells * ~is_background
+    order = rank.argsort(1)[:, : min(-(-SAMPLE // pictures), cells)]
+    holds = is_background.gather(1, order)
+    picked = features.flatten(2).cpu().gather(2, order[:, None].expand(-1, features.shape[1], -1))
+    return picked.permute(0, 2, 1)[holds]
