@@ -121,24 +121,26 @@ def find_prototypes(features: Tensor, count: int, rounds: int = 10) -> tuple[Ten
     first = torch.linspace(0, max(len(features) - 1, 0), count).long()
     centers = features[first].clone()
     for _ in range(rounds):
-        sizes, sums = _gather(features, centers)
+        nearest = _nearest(features, centers)
+        sizes = _sizes(nearest, centers)
+        sums = torch.zeros_like(centers).index_add_(0, nearest, features)
         centers = torch.where(sizes[:, None] > 0, sums / sizes[:, None].clamp(min=1), centers)
-    sizes, _ = _gather(features, centers)
-    return centers, sizes / max(len(features), 1)
+    return centers, _sizes(_nearest(features, centers), centers) / max(len(features), 1)
 
 
-def count_nearest(features: Tensor, centers: Tensor) -> Tensor:
-    """Return how many features are nearest to each center."""
-    return _gather(features, centers)[0]
+def count_nearest(features: Tensor, centers: Tensor, weights: Tensor) -> Tensor:
+    """Return how much all features weigh that are nearest to each center."""
+    return _sizes(_nearest(features, centers), centers, weights)
 
 
-def _gather(features: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return number and sum of the features that are nearest to each center."""
+def _nearest(features: Tensor, centers: Tensor) -> Tensor:
     # |x - c|^2 without what is the same for all centers
-    nearest = (centers.square().sum(1) - 2 * features @ centers.t()).argmin(1)
-    sizes = torch.zeros(len(centers), dtype=features.dtype, device=features.device)
-    sizes.index_add_(0, nearest, torch.ones_like(features[:, 0]))
-    return sizes, torch.zeros_like(centers).index_add_(0, nearest, features)
+    return (centers.square().sum(1) - 2 * features @ centers.t()).argmin(1)
+
+
+def _sizes(nearest: Tensor, centers: Tensor, weights: Tensor | None = None) -> Tensor:
+    weights = centers.new_ones(len(nearest)) if weights is None else weights.to(centers.dtype)
+    return centers.new_zeros(len(centers)).index_add_(0, nearest, weights)
 
 
 def give_up(weights: Tensor, explained: Tensor) -> Tensor:

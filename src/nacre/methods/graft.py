@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
@@ -81,10 +81,14 @@ class GraftConfig(MethodConfig):
         """Return what stays as it is: the backbone, and all batch norm."""
         return {"freeze": "backbone", "freeze_bn": True}
 
-    @classmethod
-    def refused_parts(cls) -> dict[str, str]:
-        """Return what would make statistics untrue."""
-        return {"freeze": "statistics are kept of features that do not change"}
+    @model_validator(mode="after")
+    def _check_frozen(self) -> "GraftConfig":
+        if self.parts.freeze == "nothing":
+            raise ValueError(
+                "parts.freeze cannot be 'nothing' for graft: what it keeps of old classes is true "
+                "of features that do not change; allowed: backbone, decoder"
+            )
+        return self
 
 
 class Graft(Method):
@@ -134,8 +138,9 @@ class Graft(Method):
         for batch in step.batches():
             features = step.teacher(batch.images).features
             for i, shares in enumerate(self._new_shares(batch, features)):
-                inside = features.permute(0, 2, 3, 1)[shares >= INSIDE].float()
-                explained[i] += count_nearest(inside, centers)
+                inside = (shares >= INSIDE).float().flatten()
+                cells = features.float().permute(0, 2, 3, 1).flatten(0, 2)
+                explained[i] += count_nearest(cells, centers, inside)
         weights = self.tables["background.weights"]
         self.tables["background.weights"] = give_up(weights, step.dist.sum(explained))
 
@@ -226,8 +231,8 @@ class Graft(Method):
             output = network(batch.images)
             features = output.features.float()
             for vectors, shares in zip(found, self._new_shares(batch, features), strict=True):
-                holds = shares.sum((1, 2)) >= 1
-                vectors.append(mean_features(features, shares)[holds].cpu())
+                holds = (shares.sum((1, 2)) >= 1).cpu()
+                vectors.append(mean_features(features, shares).cpu()[holds])
             if wants_background:
                 cells.append(_background_cells(step, batch, output).cpu())
         self._keep_classes(step, [torch.cat(vectors) for vectors in found])
