@@ -15,7 +15,7 @@ from nacre.data.apply_to_index import apply_to_index
 from nacre.data.index.build import read_index
 from nacre.errors import NacreError
 from nacre.scenarios.plan import make_plan, plan_as_json
-from nacre.scenarios.published_lists import compare_lists, read_lists
+from nacre.scenarios.published_lists import _read_array, compare_lists, read_lists
 
 FACTS = Path(__file__).parents[1] / "facts"
 SPLITS = list(csv.DictReader((FACTS / "published_splits.csv").read_text().splitlines()))
@@ -116,3 +116,13 @@ def test_an_index_is_read_in_any_order(index_files):
     shuffled.write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
     assert read_index(shuffled) == read_index(index_files / "voc.csv")
     shuffled.unlink()
+
+
+@pytest.mark.parametrize("keep", [0, 5, 12, 58, 100])
+def test_a_list_whose_head_is_broken_off_is_refused(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "train-0.npy"
+    np.save(path, np.arange(4))
+    head = path.read_bytes()[:keep]
+    path.write_bytes(head + b"\x00" * (128 - keep))
+    with pytest.raises(NacreError, match=r"not a whole \.npy file"):
+        _read_array(path)

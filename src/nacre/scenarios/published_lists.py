@@ -8,6 +8,7 @@ with a future class) is refused with what does not fit.
 import io
 import math
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def _read_array(path: Path) -> npt.NDArray[Any]:
     content = read_bytes(path, "the list")
     try:
         return _array(content)
-    except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
+    except (ValueError, TypeError, EOFError, OverflowError, SyntaxError, TokenError) as error:
         reason = " ".join(str(error).split())[:200]
         raise NacreError(
             f"could not read the list {path}: not a whole .npy file: {reason}"
