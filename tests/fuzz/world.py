@@ -94,7 +94,7 @@ class World:
             "step.yaml": (("learn", self.data, "--config", "{file}", "--out", self.root / "new"),),
             "index.csv": ((*voc[:3], "{file}"),),
             "lists/train-0.npy": ((*voc, "--lists", self.root / "lists"),),
-            "grid.yaml": (("grid", "{file}", "--out", out),),
+            "grid.yaml": (("grid", "{file}", "--list", "--out", out),),
             "picture.png": (("predict", self.run, "{file}", "--out", out),),
         }
         for name, commands in listed.items():
