@@ -27,7 +27,8 @@ from PIL import Image
 from measuring import Row, peak_of_process, show
 
 SIDE = 16
-KINDS = 8
+KINDS = 8  # and more where there would be more links to one than file systems allow
+LINKS = 50_000
 MANY = (250_000, 1_000_000)
 
 
@@ -38,7 +39,8 @@ def generate(root: Path, count: int) -> None:
         (root / kind).mkdir(parents=True)
     (root / "classes.yaml").write_text("classes: {1: one, 2: two, 3: three}\n")
     first = []
-    for at in range(KINDS):
+    kinds = max(KINDS, -(-count // LINKS))
+    for at in range(kinds):
         mask = Image.fromarray(rng.integers(0, 4, (SIDE, SIDE)).astype(np.uint8))
         paths = root / f"{at}.jpg", root / f"{at}.png"
         mask.convert("RGB").save(paths[0])
@@ -49,7 +51,7 @@ def generate(root: Path, count: int) -> None:
         if at % 1000 == 0:
             for kind in ("images", "masks"):
                 (root / kind / folder).mkdir()
-        image, mask = first[at % KINDS]
+        image, mask = first[at % kinds]
         os.link(image, root / "images" / folder / f"{at % 1000:03}.jpg")
         os.link(mask, root / "masks" / folder / f"{at % 1000:03}.png")
 

@@ -1,6 +1,6 @@
 """Values that do not belong where they are put, and ways to damage a file."""
 
-import json
+import copy
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -129,7 +129,7 @@ def _places(content: Any, before: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def _changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
-    result = json.loads(json.dumps(content))
+    result = copy.deepcopy(content)
     inside = result
     for key in place[:-1]:
         inside = inside[key]

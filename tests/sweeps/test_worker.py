@@ -174,7 +174,9 @@ def test_a_worker_that_is_killed_leaves_its_run_to_the_others(tmp_path):
         return subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True)
 
     whole = tmp_path / "whole"
-    assert work(whole).wait() == 0
+    undisturbed = work(whole)
+    undisturbed.communicate()
+    assert undisturbed.returncode == 0
     out = tmp_path / "shared"
     first = work(out)
     begun = out / "scenes_4-4_overlapped" / "ft-1" / "events.jsonl"
@@ -183,7 +185,7 @@ def test_a_worker_that_is_killed_leaves_its_run_to_the_others(tmp_path):
         assert time.monotonic() < until
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.communicate()
     second = work(out)
     said, _ = second.communicate()
     assert second.returncode == 0
