@@ -38,7 +38,7 @@ def ranks(agent):
 def test_a_run_goes_on_from_its_last_save_when_torchrun_begins_it_again(tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert torchrun(whole, 0).wait() == 0, whole.with_suffix(".log").read_text()[-500:]
-    agent = torchrun(out, 1)
+    agent = torchrun(out, 3)  # on a busy machine gloo may fail to connect the new processes
     said, until = out / "events.jsonl", time.monotonic() + 900
     while not (said.exists() and '"saved"' in said.read_text()):
         assert time.monotonic() < until, out.with_suffix(".log").read_text()[-500:]
