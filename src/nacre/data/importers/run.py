@@ -75,8 +75,8 @@ def import_export(
     tell = progress or (lambda what, done, total: None)
     # A link to an empty folder elsewhere is as good as that folder.
     target = Path(os.path.realpath(target.expanduser()))
-    export = open_export(path.expanduser(), options.images and options.images.expanduser())
-    with new_folder(target) as folder:
+    images = options.images and options.images.expanduser()
+    with closing(open_export(path.expanduser(), images)) as export, new_folder(target) as folder:
         with closing(Spool(folder / ".shapes")) as spool:
             catalog, title = _read(export, spool, options, tell)
         labels, names = make_labels(catalog, options.classes), plan_names(catalog.pictures)

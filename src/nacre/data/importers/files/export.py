@@ -137,6 +137,12 @@ class Export:
         """Return the same export for another process."""
         return Export(self.main.reopened(), self.images.reopened() if self.images else None)
 
+    def close(self) -> None:
+        """Close its archives."""
+        for tree in (self.main, self.images):
+            if tree is not None:
+                tree.close()
+
     def with_suffix(self, *suffixes: str) -> list[File]:
         """Return the files with one of these extensions."""
         return [file for file in self.files if file.suffix in suffixes]

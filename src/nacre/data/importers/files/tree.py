@@ -93,6 +93,9 @@ class Tree(Protocol):
     def reopened(self) -> "Tree":
         """Return the same tree for another process."""
 
+    def close(self) -> None:
+        """Let go of what is open."""
+
 
 class FolderTree:
     """The files of a folder."""
@@ -124,6 +127,9 @@ class FolderTree:
     def reopened(self) -> "FolderTree":
         """Return this tree: it holds no open file."""
         return self
+
+    def close(self) -> None:
+        """Do nothing: its files are open only while they are read."""
 
     def _walk(self) -> Iterator[File]:
         inside = os.path.realpath(self.root) + os.sep
@@ -195,6 +201,10 @@ class ZipTree:
     def reopened(self) -> "ZipTree":
         """Return the same archive with a file position of its own."""
         return ZipTree(self.root)
+
+    def close(self) -> None:
+        """Close the archive."""
+        self.archive.close()
 
     def _file(self, i: int, info: zipfile.ZipInfo) -> File | None:
         name = _decoded_name(info).replace("\\", "/")
