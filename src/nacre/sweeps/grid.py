@@ -197,7 +197,7 @@ def _job(
     job = Job(
         name=f"{scenario} {variant} {seed}",
         config=config,
-        folder=RunFolder(out / place / f"{variant}-{seed}"),
+        folder=RunFolder(out / place / f"{variant.replace('/', '_')}-{seed}"),
         base=None,
         iterations=tuple(
             step_sampler(config, count, step).iterations for step, count in enumerate(counts)
@@ -211,8 +211,19 @@ def _job(
 
 
 def _variant(method: str | dict[str, Any]) -> str:
-    """Return a name for a method's folder that tells its values apart."""
+    """Return a name for a method and its values that tells them apart: mib,parts.fusion=sqrt."""
     if isinstance(method, str):
         return method
-    rest = [f"{key}={value}" for key, value in method.items() if key != "name"]
-    return ",".join([str(method.get("name")), *rest])
+    rest = {key: value for key, value in method.items() if key != "name"}
+    return ",".join([str(method.get("name")), *_assignments(rest)])
+
+
+def _assignments(values: dict[str, Any], under: str = "") -> list[str]:
+    """Return values as `--set` takes them: the keys of mappings joined by dots."""
+    texts: list[str] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            texts += _assignments(value, f"{under}{key}.")
+        else:
+            texts.append(f"{under}{key}={str(value).lower() if isinstance(value, bool) else value}")
+    return texts

@@ -1,9 +1,11 @@
 """The methods for people: a table of all, a screen about one.
 
 The cost beside fine-tuning is an estimate. Time: an update is a forward pass and a backward pass
-that takes as long as two; a teacher adds a forward pass, a third of that. What methods do to the
-parameters alone does not depend on the pictures and is not counted: 5 to 10 per cent with
-ResNet-18 and 8 pictures of 160 pixels on a CPU (`benchmarks/methods.py`), less with more.
+that takes as long as two; a teacher adds a forward pass, a third of that. A frozen backbone has no
+backward pass, and its teacher no forward pass of its own, as both have the same features; what
+comes after it is not counted there, so the true figure is higher. What methods do to the parameters
+alone does not depend on the pictures and is not counted: 5 to 10 per cent with ResNet-18 and 8
+pictures of 160 pixels on a CPU (`benchmarks/methods.py`), less with more.
 Memory: fine-tuning keeps three times the parameters on the device (they, their gradients, the
 momentum) and the activations; a teacher adds the parameters once (its activations are not kept),
 and methods that hold parameters say what they add themselves.
@@ -20,9 +22,11 @@ from nacre.methods.base import Method
 from nacre.methods.parts import PartsConfig
 
 TEACHER_TIME = 4 / 3
+FROZEN_TIME = 1 / 3
 
 ABOUT_COST = (
     "time: an update beside fine-tuning's; forward is 1, backward 2, a teacher's forward 1 more; "
+    "a frozen backbone leaves the forward, and all but it is not counted; "
     "passes over parameters alone are not counted. "
     "memory: times the size of the parameters, beside fine-tuning's 3 (they, gradients, momentum) "
     "and its activations."
@@ -43,7 +47,9 @@ def methods_table(methods: dict[str, type[Method]]) -> RenderableType:
 
 
 def time_factor(method: type[Method]) -> str:
-    """Return how long an update takes beside fine-tuning's."""
+    """Return how long an update after step 0 takes beside fine-tuning's."""
+    if method.Config(name=method.name).parts.freeze != "nothing":
+        return f"x {FROZEN_TIME:.2f}"
     return f"x {TEACHER_TIME if method.uses_teacher else 1:.2f}"
 
 
