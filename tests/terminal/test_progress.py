@@ -36,7 +36,7 @@ def shown(terminal):
     with RunDisplay(console) as display:
         for event in EVENTS:
             display(event)
-        assert display.done == display.total == 6
+        assert display.done == display.total == 1, "of six, four were skipped, one was done before"
     return file.getvalue()
 
 
@@ -62,6 +62,19 @@ def test_a_terminal_has_bars_with_the_time_left():
 def test_lines_with_the_time_left_where_there_is_no_terminal(monkeypatch):
     monkeypatch.setattr("nacre.terminal.progress.LINE_SECONDS", -1)
     assert "100% of everything, about 0.0 min left" in shown(terminal=False)
+
+
+def test_the_time_left_is_not_shortened_by_what_was_taken_over(monkeypatch):
+    clock = iter(range(0, 1000, 60))
+    monkeypatch.setattr("nacre.terminal.progress.time.monotonic", lambda: next(clock))
+    file = io.StringIO()
+    display = RunDisplay(Console(file=file, width=120))
+    display(RunBegan("voc/15-5/overlapped", "mib", 1, "cpu", 1, "float32", "none", [900, 10]))
+    display(StepSkipped(0, 900, taken_from="runs/15-5"))
+    display(StepBegan(1, ["sheep"], images=99, iterations=10, first=0))
+    display(Iterated(1, 1))
+    # One update, in the two minutes that the clock went on by: nine of them are left.
+    assert "10% of everything, about 18.0 min left" in file.getvalue()
 
 
 def test_one_line_leaves_out_what_is_not_there():

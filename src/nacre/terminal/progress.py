@@ -119,7 +119,7 @@ class RunDisplay(Display):
         self.whole = self.progress.add_task("all steps", total=self.total, note="")
 
     def _on_skipped(self, event: StepSkipped) -> None:
-        self._advance(event.iterations)
+        self._leave_out(event.iterations)
         taken = event.taken_from
         how = f"taken over from {taken}, not learnt again" if taken else "done before"
         self.console.print(f"  step {event.step}: {how}", style="dim", highlight=False)
@@ -132,11 +132,13 @@ class RunDisplay(Display):
             f"  step {event.step}: {shown}{more} ({event.images:,} images){again}",
             highlight=False,
         )
-        self._advance(event.first)
+        self._leave_out(event.first)
         self._replace(f"{self.label} step {event.step}", event.iterations, event.first)
 
     def _on_iteration(self, event: Iterated) -> None:
-        self._advance(1)
+        self.done += 1
+        if self.whole is not None:
+            self.progress.advance(self.whole)
         if self.now is not None:
             self.progress.update(self.now, completed=event.iteration)
         if not self.console.is_terminal and time.monotonic() - self.last_line > LINE_SECONDS:
@@ -170,10 +172,11 @@ class RunDisplay(Display):
             self.progress.remove_task(self.now)
         self.now = self.progress.add_task(description, total=total, completed=completed, note="")
 
-    def _advance(self, count: int) -> None:
-        self.done += count
+    def _leave_out(self, count: int) -> None:
+        """Count what need not be learnt as nothing: it says nothing about the time left."""
+        self.total -= count
         if self.whole is not None:
-            self.progress.advance(self.whole, count)
+            self.progress.update(self.whole, total=self.total)
 
     def _line(self, event: Iterated) -> None:
         self.last_line = time.monotonic()
