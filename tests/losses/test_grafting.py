@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from nacre.losses.grafting import (
+    Drift,
     cell_shares,
     count_nearest,
     draw_means,
@@ -13,6 +14,7 @@ from nacre.losses.grafting import (
     give_up,
     graft,
     mean_features,
+    old_share,
 )
 from nacre.losses.reference import unbiased_distillation
 
@@ -126,3 +128,42 @@ def test_background_gives_up_what_a_new_class_explains() -> None:
     assert float(kept.sum()) == pytest.approx(1)
     assert kept[0] / kept[1] == pytest.approx(2), "what no class explains stays"
     assert kept[2] / kept[1] == pytest.approx((0.25 / 1.25) ** 2)
+
+
+def test_an_object_is_old_by_as_much_as_the_teacher_takes_it_for_old_classes() -> None:
+    logits, shares = seeded(2, 3, 4, 5), seeded(2, 4, 5, seed=1).abs().clamp(max=1)
+    found = old_share(logits, shares)
+    for n in range(2):
+        weighed = total = 0.0
+        for i in range(4):
+            for j in range(5):
+                share = float(shares[n, i, j])
+                weighed += share * float(logits[n, :, i, j].softmax(0)[1:].sum())
+                total += share
+        assert float(found[n]) == pytest.approx(weighed / total)
+
+
+def test_what_is_kept_is_carried_by_the_map_that_the_cells_show() -> None:
+    turn, shift = torch.eye(4) + 0.3 * seeded(4, 4).float(), seeded(4, seed=1).float()
+    before = seeded(8, 4, 6, 6, seed=2).float() + 2
+    after = torch.einsum("nkhw,kl->nlhw", before, turn) + shift[:, None, None]
+    drift = Drift(4)
+    drift.add(before[:3], after[:3])
+    drift.add(before[3:], after[3:])
+    vectors = seeded(2, 5, 4, seed=3).float()
+    torch.testing.assert_close(
+        drift.solve(lambda t: t)(vectors), vectors @ turn + shift, atol=0.02, rtol=0
+    )
+
+
+def test_features_that_stay_leave_what_is_kept_and_unknown_directions_do_not_move() -> None:
+    before = seeded(2, 3, 4, 4).float()
+    before[:, 2] = 0
+    still, moved = Drift(3), Drift(3)
+    still.add(before, before)
+    moved.add(before, before * torch.tensor([2.0, 2.0, 1.0]).view(1, 3, 1, 1))
+    vectors = seeded(5, 3, seed=1).float()
+    torch.testing.assert_close(still.solve(lambda t: t)(vectors), vectors)
+    carried = moved.solve(lambda t: t)(vectors)
+    torch.testing.assert_close(carried[:, 2], vectors[:, 2])
+    torch.testing.assert_close(carried[:, :2], 2 * vectors[:, :2], atol=0.02, rtol=0.01)

@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import nacre.methods.graft as graft_file
 from nacre.losses.feature_statistics import grid_targets
+from nacre.losses.fused import fused_losses
+from nacre.losses.grafting import Drift
 from nacre.losses.local_pod import local_pod
 from nacre.methods import Batch
 from small_steps import NEW, OLD, SIDE, pictures, second_step
@@ -194,3 +197,55 @@ def test_ssul_with_branches_learns_only_the_new_and_the_unknown_one():
     assert not torch.equal(
         after["classifier.heads.1.conv.weight"], before["classifier.unknown.conv.weight"]
     )
+
+
+@pytest.mark.parametrize("taken_for_old", [0.0, 1.0])
+def test_graft_exchanges_what_the_teacher_takes_for_old(monkeypatch, taken_for_old):
+    targets = []
+
+    def spy(logits, given, **options):
+        targets.append(given)
+        return fused_losses(logits, given, **options)
+
+    monkeypatch.setattr(graft_file, "fused_losses", spy)
+    monkeypatch.setattr(graft_file, "old_share", lambda *_: torch.full((4,), taken_for_old))
+    seen = Seen("graft")
+    _, grafted = targets
+    is_new = (seen.labels >= OLD) & (seen.labels != 255)
+    if taken_for_old:
+        assert set(grafted[is_new].tolist()) == set(range(1, OLD))
+    else:
+        assert torch.equal(grafted[is_new], seen.labels[is_new])
+    assert (grafted[seen.labels == 255] == 255).all()
+
+
+def test_graft_carries_what_it_keeps_with_a_backbone_that_learns():
+    trainer, _, samples = second_step("graft", parts={"freeze": "nothing", "freeze_bn": False})
+    tables = trainer.method.tables
+    vectors, counts = tables["classes.vectors"].clone(), tables["classes.counts"].clone()
+    prototypes = tables["background.prototypes"].clone()
+    for sample in samples:
+        trainer.update([sample])
+    trainer.method.end_step(trainer.step)
+    drift = Drift(vectors.shape[-1])
+    with torch.no_grad():
+        for images, _ in samples:
+            before, after = (n(images).features for n in (trainer.step.teacher, trainer.network))
+            drift.add(before, after)
+    move = drift.solve(lambda t: t)
+    for old, count, now in zip(
+        vectors, counts, trainer.method.tables["classes.vectors"], strict=False
+    ):
+        assert not torch.equal(now[:count], old[:count])
+        torch.testing.assert_close(now[:count], move(old[:count]))
+        assert not now[count:].any()
+    torch.testing.assert_close(trainer.method.tables["background.prototypes"], move(prototypes))
+
+
+def test_graft_leaves_what_it_keeps_where_the_backbone_is_frozen():
+    trainer, _, samples = second_step("graft")
+    vectors = trainer.method.tables["classes.vectors"].clone()
+    for sample in samples:
+        trainer.update([sample])
+    trainer.method.end_step(trainer.step)
+    assert torch.equal(trainer.method.tables["classes.vectors"][: len(vectors)], vectors)

@@ -16,9 +16,14 @@ A graft exchanges the means of a picture: of the object that is labelled in it, 
 
 What a class looks like around its mean, and where it stands, is then that of a real picture. Of the
 background, prototypes b' are kept: centers of the features of its cells, with their weights.
+
+Features that drift take what is kept with them, to x + A x + b; A and b are those of the cells of
+pictures that were seen before and after (`Drift`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +31,8 @@ from torch import Tensor
 
 LEAST = 1e-3
 """Of a sum of shares that is divided by."""
+RIDGE = 1e-3
+"""What holds a drift small, beside the mean square of the features."""
 
 
 def cell_shares(mask: Tensor, size: tuple[int, int]) -> Tensor:
@@ -82,6 +89,17 @@ def graft(features: Tensor, shares: Tensor, objects: Tensor, background: Tensor)
         + weights * object_shift[..., None, None]
         + (1 - weights) * background_shift[..., None, None]
     )
+
+
+def old_share(old_logits: Tensor, shares: Tensor) -> Tensor:
+    """Return the probability that a teacher takes an object for one of its classes: N.
+
+    Args:
+        old_logits: N,O,h,w, the teacher's, background first.
+        shares: N,h,w, of the object.
+    """
+    background = old_logits.float().softmax(1)[:, :1]
+    return 1 - mean_features(background, shares)[:, 0]
 
 
 def folded_distillation(logits: Tensor, old_logits: Tensor, weights: Tensor) -> Tensor:
@@ -156,3 +174,40 @@ def give_up(weights: Tensor, explained: Tensor) -> Tensor:
     parts = explained / explained.sum(1, keepdim=True).clamp(min=1)
     kept = weights * (weights / (weights + parts).clamp(min=1e-12)).square().prod(0)
     return kept / kept.sum().clamp(min=1e-12)
+
+
+class Drift:
+    """How features moved, from cells that were seen before and after.
+
+    Of cells x and y the map x + A x + b is found that is nearest to y in the least squares, with A
+    held small (`RIDGE`) in directions of which the cells say little.
+
+    Args:
+        channels: Of the features.
+    """
+
+    def __init__(self, channels: int) -> None:
+        # of (x, 1) with itself and with y - x
+        self._squares = torch.zeros(channels + 1, channels + 1, dtype=torch.float64)
+        self._products = torch.zeros(channels + 1, channels, dtype=torch.float64)
+
+    def add(self, before: Tensor, after: Tensor) -> None:
+        """Count features of pictures, N,K,h,w, before and after."""
+        x, y = (f.permute(0, 2, 3, 1).flatten(0, 2) for f in (before, after))
+        x1 = torch.cat([x, x.new_ones(len(x), 1)], 1)
+        self._squares += (x1.t() @ x1).cpu()
+        self._products += (x1.t() @ (y - x)).cpu()
+
+    def solve(self, add_up: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return what moves vectors of shape ...,K; `add_up` joins the processes."""
+        squares, products = add_up(self._squares), add_up(self._products)
+        ridge = RIDGE * squares.diagonal()[:-1].mean().clamp(min=1e-12)
+        held = torch.full((len(squares),), float(ridge), dtype=torch.float64)
+        held[-1] = 1e-12  # b is free
+        solved = torch.linalg.solve(squares + held.diag(), products)
+
+        def move(vectors: Tensor) -> Tensor:
+            wide = vectors.double()
+            return (wide + wide @ solved[:-1] + solved[-1]).to(vectors.dtype)
+
+        return move

@@ -1,36 +1,43 @@
-"""Graft: old classes come back on the pictures of new ones, by statistics of frozen features.
+"""Graft: old classes come back on the pictures of new ones, by statistics of their features.
 
 After step 0 the backbone and batch norm stay as they are. So do, then, the statistics of its
 features, and nothing is computed for the backbone's gradient. What a step's pictures cannot say is
 what is *not* the new class: no cow stands in them that is labelled, and no room of a house where
-sheep graze. Both are said by grafts (`nacre.losses.grafting`): in every picture the mean feature of
-the new object is exchanged for one of an old class c, drawn from what was kept of it, and the mean
-of the rest, every other time, for a prototype of the old background. Decoder and classifier learn
+sheep graze. Both are said by grafts (`nacre.losses.grafting`): the mean feature of the new object
+is exchanged for one of an old class c, drawn from what was kept of it, and the mean of the rest,
+every other time, for a prototype of the old background. Decoder and classifier learn
 
     ce       eq. 3 and 4 on the picture
     kd       eq. 7 at the decoder's stride, but not where a new class is labelled
     graft    the cross-entropy of the grafted picture: c on the object, background or what the
              teacher is sure of (0.7) around it
 
-A picture's new object stands beside one drawn object of an old class. That every class weighs as
-much, the graft's weight grows with the old classes that share it and falls with the new ones:
+Old classes are lost to a new one that looks like them. An object is therefore exchanged with the
+probability that the teacher takes it for an old class; a person, whom it takes for background,
+stays what it is, in another place. That every class weighs as much, the graft's weight grows with
+the old classes that share it and falls with the new ones:
 
     w = strength * old classes / new classes,     ce and graft divided by max(1, (1 + w) / 5)
 
 A background in which the new class was hidden gives it up (`give_up`). Kept are 64 vectors per
 class and 32 of the background: 82 kB per class with the 320 channels of EfficientNet-Lite0. Classes
 that another method learnt have none, and are only distilled.
+
+A backbone that has not seen many pictures before step 0 must go on learning (`parts.freeze=nothing`
+and `parts.freeze_bn=false`, as the preset demo has it). What is kept is then carried along by the
+affine map that the step's own pictures show between the features before and after it (`Drift`).
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.fused import fused_losses
 from nacre.losses.grafting import (
+    Drift,
     cell_shares,
     count_nearest,
     draw_means,
@@ -39,6 +46,7 @@ from nacre.losses.grafting import (
     give_up,
     graft,
     mean_features,
+    old_share,
 )
 from nacre.losses.pseudo_labels import teacher_view
 from nacre.methods.base import (
@@ -61,6 +69,8 @@ SAMPLE = 8192
 """Cells of the background that its prototypes are found from."""
 SURE = 0.7
 """How sure the teacher must be of what it names around a grafted object."""
+CARRIED = ("classes.vectors", "background.prototypes")
+"""What is kept of features, and moves with them."""
 INSIDE = 0.7
 """The share of a cell from which on it is a class's."""
 GREATEST = 5.0
@@ -78,17 +88,8 @@ class GraftConfig(MethodConfig):
 
     @classmethod
     def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what stays as it is: the backbone, and all batch norm."""
+        """Return what stays as it is unless it is told otherwise: backbone and batch norm."""
         return {"freeze": "backbone", "freeze_bn": True}
-
-    @model_validator(mode="after")
-    def _check_frozen(self) -> "GraftConfig":
-        if self.parts.freeze == "nothing":
-            raise ValueError(
-                "parts.freeze cannot be 'nothing' for graft: what it keeps of old classes is true "
-                "of features that do not change; allowed: backbone, decoder"
-            )
-        return self
 
 
 class Graft(Method):
@@ -100,6 +101,8 @@ class Graft(Method):
     regularizes = "features of old classes; outputs of old channels"
     paper = "nacre's own"
     Config = GraftConfig
+    # The network of the demo starts from nothing: four classes are not all that its features need.
+    presets = {"demo": {"parts": {"freeze": "nothing", "freeze_bn": False}}}
     tunable = ("strength",)
     uses_teacher = True
     unsure = "kept"
@@ -164,48 +167,47 @@ class Graft(Method):
             return losses
         weight = self.config.strength * len(self._drawable) / self.step.num_new
         scale = min(1.0, GREATEST / (1 + weight))
-        grafted = self._graft_loss(batch, student.features.detach(), shares, seen)
+        grafted = self._graft_loss(batch, student.features.detach().float(), shares, seen)
         return losses | {"ce": scale * labeled, "graft": scale * weight * grafted}
 
     def _graft_loss(self, batch: Batch, features: Tensor, shares: Tensor, seen: Output) -> Tensor:
         """Return the cross-entropy of a batch whose means were exchanged."""
         assert self._drawable is not None
-        features, dist = features.float(), self.step.dist
+        dist = self.step.dist
         # All processes draw for all pictures, and each takes its own: what is learnt does not
         # depend on how many there are.
         count, device = len(features), features.device
         total, own = count * dist.world_size, slice(dist.rank * count, (dist.rank + 1) * count)
         drawn = torch.randint(len(self._drawable), (total,), device=device)[own]
         noise = torch.randn(total, VECTORS, device=device)[own]
-        places = torch.rand(total, device=device)[own]
-        is_kept = torch.rand(total, device=device)[own] < 0.5
+        places, chances, sides = torch.rand(3, total, device=device)[:, own]
         classes = self._drawable[drawn]
+        is_exchanged = chances < old_share(seen.logits, shares)
         kept, counts = self.tables["classes.vectors"], self.tables["classes.counts"]
         objects = draw_means(kept, counts, classes, noise)
-        rest = mean_features(features, 1 - shares)
+        objects = torch.where(is_exchanged[:, None], objects, mean_features(features, shares))
+        rest, is_kept = mean_features(features, 1 - shares), torch.ones_like(is_exchanged)
         if "background.weights" in self.tables:
+            is_kept = sides < 0.5
             ends = self.tables["background.weights"].cumsum(0)
             which = torch.searchsorted(ends, places * ends[-1]).clamp(max=len(ends) - 1)
             rest = torch.where(is_kept[:, None], rest, self.tables["background.prototypes"][which])
-        else:
-            is_kept = torch.ones_like(is_kept)
-        targets = self._graft_targets(batch, seen, classes + 1, is_kept)
+        around = self._targets_around(batch, seen, is_kept)
+        given = batch.data_targets
+        objects_are = torch.where(is_exchanged[:, None, None], (classes + 1)[:, None, None], given)
+        targets = torch.where(self._is_new(given), objects_are, around).to(given.dtype)
         logits = deeplab(self.step.network).decode(graft(features, shares, objects, rest)).logits
         return fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
 
-    def _graft_targets(
-        self, batch: Batch, seen: Output, classes: Tensor, is_kept: Tensor
-    ) -> Tensor:
-        """Return what a grafted batch shows: drawn objects, and around them what is there."""
+    def _targets_around(self, batch: Batch, seen: Output, is_kept: Tensor) -> Tensor:
+        """Return what is around the objects: a background, or what the teacher is sure of."""
         given, ignored = batch.data_targets, ignore_value(batch.data_targets)
         height, width = given.shape[-2:]
         view = teacher_view(seen.logits, (height, width), "probability")
         named = torch.where(view.scores >= SURE, view.channels, ignored).to(given.dtype)
         named = torch.where(batch.sure_targets(self.num_old) == 0, named, ignored)
         around = torch.where(is_kept[:, None, None], named, torch.zeros_like(given))
-        around = torch.where(given == ignored, ignored, around)
-        is_object = self._is_new(given)
-        return torch.where(is_object, classes[:, None, None], around).to(given.dtype)
+        return torch.where(given == ignored, ignored, around)
 
     def _is_new(self, targets: Tensor) -> Tensor:
         return (targets >= max(self.num_old, 1)) & (targets != ignore_value(targets))
@@ -224,6 +226,7 @@ class Graft(Method):
     def end_step(self, step: Step) -> None:
         """Keep vectors of the new classes, and once prototypes of the background."""
         network: Network = step.network.eval()
+        self._carry(step, network)
         wants_background = "background.weights" not in self.tables
         found: list[list[Tensor]] = [[] for _ in range(max(self.num_old, 1), step.num_classes)]
         cells: list[Tensor] = []
@@ -241,6 +244,20 @@ class Graft(Method):
             if len(sample):
                 prototypes, weights = find_prototypes(sample, PROTOTYPES)
                 self.tables |= {"background.prototypes": prototypes, "background.weights": weights}
+
+    def _carry(self, step: Step, network: Network) -> None:
+        """Take what is kept along with a backbone that learnt."""
+        kept = {key: self.tables[key] for key in CARRIED if key in self.tables}
+        if step.teacher is None or not kept or self.parts.shared != "nothing":
+            return
+        drift = Drift(kept[CARRIED[0]].shape[-1])
+        for batch in step.batches():
+            before, after = step.teacher(batch.images).features, network(batch.images).features
+            drift.add(before.float(), after.float())
+        move = drift.solve(step.dist.sum)
+        self.tables |= {key: move(table.cpu()) for key, table in kept.items()}
+        vectors, counts = self.tables[CARRIED[0]], self.tables["classes.counts"].cpu()
+        vectors[torch.arange(VECTORS) >= counts[:, None]] = 0
 
     def _keep_classes(self, step: Step, found: list[Tensor]) -> None:
         """Add some vectors of each new class to those of the old ones."""
