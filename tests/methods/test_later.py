@@ -249,3 +249,13 @@ def test_graft_leaves_what_it_keeps_where_the_backbone_is_frozen():
         trainer.update([sample])
     trainer.method.end_step(trainer.step)
     assert torch.equal(trainer.method.tables["classes.vectors"][: len(vectors)], vectors)
+
+
+def test_graft_learns_faster_where_the_backbone_is_frozen():
+    trainer, _, samples = second_step("graft", lr_scale=3)
+    trainer.update([samples[0]])
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {3 * trainer.lr}
+    learning = {"freeze": "nothing", "freeze_bn": False}
+    trainer, _, samples = second_step("graft", lr_scale=3, parts=learning)
+    trainer.update([samples[0]])
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {trainer.lr}

@@ -1,15 +1,18 @@
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from nacre.errors import NacreError
+from nacre.methods import METHODS
 from nacre.sweeps.carry import last_line
 from nacre.sweeps.engines.local import Local
 from nacre.sweeps.grid import check_grid, make_jobs, read_grid
 from nacre.sweeps.launch import run_grid
 from nacre.terminal.grid import GridDisplay
+from nacre.training.config import build_config
 from tiny_runs import TINY
 
 VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
@@ -42,6 +45,15 @@ def test_a_variant_is_named_by_its_values_and_its_folder_by_a_plain_name(tmp_pat
     assert job.name == "scenes/4-4/overlapped ssul,parts.freeze_bn=true,saliency=maps/voc 1"
     assert job.folder.path.parent == tmp_path / "scenes_4-4_overlapped"
     assert job.folder.path.name == "ssul,parts.freeze_bn=true,saliency=maps_voc-1"
+
+
+def test_the_bench_that_is_shipped_has_every_method_that_learns_in_steps():
+    grid = read_grid(Path(__file__).parents[2] / "examples" / "animals.yaml")
+    names = [method if isinstance(method, str) else method["name"] for method in grid.methods]
+    assert set(names) == set(METHODS) - {"joint"}
+    for method in grid.methods:
+        values = {"scenario": grid.scenarios[0], "method": method, "data": {"root": "VOC2012"}}
+        assert build_config(preset=grid.preset, overrides=values).method.name in METHODS
 
 
 def test_other_images_make_another_step_0(tmp_path):

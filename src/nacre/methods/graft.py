@@ -23,6 +23,9 @@ A background in which the new class was hidden gives it up (`give_up`). Kept are
 class and 32 of the background: 82 kB per class with the 320 channels of EfficientNet-Lite0. Classes
 that another method learnt have none, and are only distilled.
 
+On features that stay as they are decoder and classifier bear twice the later learning rate
+(`lr_scale`).
+
 A backbone that has not seen many pictures before step 0 must go on learning (`parts.freeze=nothing`
 and `parts.freeze_bn=false`, as the preset demo has it). What is kept is then carried along by the
 affine map that the step's own pictures show between the features before and after it (`Drift`).
@@ -53,6 +56,7 @@ from nacre.methods.base import (
     Batch,
     Method,
     MethodConfig,
+    ParamGroup,
     Step,
     label_cross_entropy,
     require_teacher,
@@ -85,6 +89,9 @@ class GraftConfig(MethodConfig):
         0.75, ge=0, description="weight of a grafted old class over that of a new one"
     )
     weight: float = Field(10.0, ge=0, description="weight of the distillation")
+    lr_scale: float = Field(
+        2.0, gt=0, description="rate after step 0 over the config's, where the backbone is frozen"
+    )
 
     @classmethod
     def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +129,12 @@ class Graft(Method):
     def grow(self, network: Network, num_new: int) -> None:
         """Share the background's probability among the new classes, eq. 8 and 9."""
         network.grow(num_new, "background")
+
+    def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
+        """Let decoder and classifier learn faster on features that stay as they are."""
+        if self.parts.shared == "nothing":
+            return groups
+        return [{**group, "lr_scale": self.config.lr_scale * group["lr_scale"]} for group in groups]
 
     def begin_step(self, step: Step) -> None:
         """Find the classes of which there is something to draw from."""
