@@ -169,10 +169,15 @@ def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_itera
     tmp_path: Path,
 ) -> None:
     values = values_of("python")
-    for method, message in (("ewc", "'ewc' needs classifier"), ("ilt", "'ilt' needs features")):
-        changed = deep_merge(values, {"method": {"name": method}, "model": {"stages": []}})
+    learning = {"name": "graft", "parts": {"freeze": "nothing", "freeze_bn": False}}
+    for method, message in (
+        ({"name": "ewc"}, "'ewc' needs classifier"),
+        ({"name": "ilt"}, "'ilt' needs features"),
+        (learning, "'graft' needs classifier"),
+    ):
+        changed = deep_merge(values, {"method": method, "model": {"stages": []}})
         with pytest.raises(NacreError, match=message):
-            run_scenario(build_config(overrides=changed), tmp_path / method)
+            run_scenario(build_config(overrides=changed), tmp_path / str(method["name"]))
     named = deep_merge(values, {"method": {"name": "ilt"}})
     run_scenario(build_config(overrides=named), tmp_path / "named")
 

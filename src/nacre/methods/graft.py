@@ -112,6 +112,7 @@ class Graft(Method):
     presets = {"demo": {"parts": {"freeze": "nothing", "freeze_bn": False}}}
     tunable = ("strength",)
     uses_teacher = True
+    needs = frozenset({"classifier"})  # of a network of ours, whose decoder sees the grafts
     unsure = "kept"
     persistent_state = frozenset({"classes", "background"})
     config: GraftConfig
