@@ -180,6 +180,7 @@ def test_grid_targets_are_in_the_middle_of_cells() -> None:
 def test_what_the_step_lacks_is_drawn() -> None:
     stored, seen = torch.tensor([1000.0, 50.0, 105.0]), torch.tensor([100.0, 80.0, 0.0])
     assert replay_counts(stored, seen, 10).tolist() == [90, 0, 10]
+    assert replay_counts(stored, seen, 10, overlapped=False).tolist() == [100, 5, 10]
 
 
 def test_background_is_counted_again() -> None:
@@ -187,8 +188,8 @@ def test_background_is_counted_again() -> None:
     assert background_replay(10, 100, 5, overlapped=True) == 0
     assert background_replay(200, 100, 5, overlapped=False) == 2
     assert background_replay(200, 0, 5, overlapped=True) == 0
-    assert background_count(200, 100, overlapped=True) == 250
-    assert background_count(200, 100, overlapped=False) == 300
+    assert background_count(200, 100, 5, overlapped=True) == 240
+    assert background_count(200, 100, 5, overlapped=False) == 300
 
 
 # ---------------------------------------------------------------- terms
@@ -281,6 +282,18 @@ def test_contrast_is_the_inverse_distance_to_the_nearest_prototype(a: Problem) -
     if expected.requires_grad:
         gradients = [torch.autograd.grad(x, a.features)[0] for x in (actual, expected)]
         torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+
+
+def test_a_prototype_of_a_class_that_nobody_saw_is_near_to_nothing() -> None:
+    a = Problem()
+    a.features.requires_grad_()
+    sums = direction_sums(a.features, a.targets, 3, 2)
+    nobody = torch.zeros_like(a.prototypes[:1])
+    with_it = prototype_contrast(sums, torch.cat([a.prototypes, nobody]))
+    torch.testing.assert_close(with_it, prototype_contrast(sums, a.prototypes))
+    alone = prototype_contrast(sums, nobody)
+    assert alone == 0
+    assert torch.isfinite(torch.autograd.grad(alone, a.features)[0]).all()
 
 
 def test_a_class_that_is_absent_adds_nothing_to_the_contrast() -> None:

@@ -32,15 +32,26 @@ TWO_STEPS = {
 }
 
 
-def values_of(method):
+# Every method, and forms of some that learn otherwise
+CASES = {name: {"name": name} for name in METHODS} | {
+    "ewf-plop": {"name": "ewf", "base": "plop"},
+    "ssul-branches": {"name": "ssul", "branches": True},
+}
+
+
+def kind_of(case):
+    return METHODS[CASES[case]["name"]]
+
+
+def values_of(case):
     """Two steps; for rw, which looks back every tenth iteration, more than ten iterations each."""
-    train = {**TWO_STEPS["train"], "epochs": 3 if method == "rw" else 1}
-    return {**TWO_STEPS, "train": train, "method": {"name": method}}
+    train = {**TWO_STEPS["train"], "epochs": 3 if case == "rw" else 1}
+    return {**TWO_STEPS, "train": train, "method": CASES[case]}
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=CASES)
 def run(request, tmp_path_factory):
-    """A finished run of each method."""
+    """A finished run of each case."""
     out = tmp_path_factory.mktemp("runs") / request.param
     run_scenario(tiny_config(**values_of(request.param)), out)
     return request.param, out
@@ -50,7 +61,7 @@ def run(request, tmp_path_factory):
 def by_two(tmp_path_factory):
     """The folder of the same runs, carried out by two processes."""
     folder = tmp_path_factory.mktemp("two")
-    for name in METHODS:
+    for name in CASES:
         (folder / f"{name}.yaml").write_text(json.dumps(deep_merge(TINY, values_of(name))))
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launch += ["--master-port", str(20000 + os.getpid() % 20000), str(LEARN_ALL), str(folder)]
@@ -64,7 +75,7 @@ def test_losses_are_finite_and_named(run):
     name, out = run
     events = [event for event in read_events(out / "events.jsonl") if isinstance(event, Trained)]
     assert events
-    assert {event.step for event in events} == ({0} if METHODS[name].is_joint else {0, 1})
+    assert {event.step for event in events} == ({0} if kind_of(name).is_joint else {0, 1})
     for event in events:
         assert event.losses
         assert all(torch.isfinite(torch.tensor(list(event.losses.values()))))
@@ -74,7 +85,7 @@ def test_resumes_exactly(run, tmp_path):
     name, out = run
     config = tiny_config(**values_of(name))
     again = RunFolder(tmp_path / "run")
-    for step in {0} if METHODS[name].is_joint else {0, 1}:
+    for step in {0} if kind_of(name).is_joint else {0, 1}:
         with pytest.raises(Interrupted):
             run_scenario(config, again.path, should_stop=StopIn(again, step))
         assert again.resume.exists(), "stopped in the middle of a step"
@@ -97,7 +108,7 @@ class StopIn:
 def test_what_is_declared_frozen_does_not_move_by_a_bit(run):
     name, out = run
     parts = tiny_config(**values_of(name)).method.parts
-    if METHODS[name].is_joint:
+    if kind_of(name).is_joint:
         return
     before, after = (load_model(out / f"step-{k}" / "model.safetensors")[0] for k in (0, 1))
     frozen = {"backbone": ["backbone."], "decoder": ["backbone.", "head."]}.get(parts.freeze, [])
@@ -116,7 +127,7 @@ def test_what_is_declared_frozen_does_not_move_by_a_bit(run):
 
 def test_kept_pictures_are_learnt_from_and_step_0_is_shared(run, tmp_path):
     name, out = run
-    if METHODS[name].is_joint:
+    if kind_of(name).is_joint:
         return
     config = tiny_config(**values_of(name), memory=4)
     run_scenario(config, tmp_path / "run", base=out)
@@ -142,7 +153,7 @@ def test_two_processes_learn_what_one_does(run, by_two):
     networks = [network.state_dict() for network, _, _ in pairs]
     for key, value in networks[0].items():
         torch.testing.assert_close(value, networks[1][key], rtol=1e-4, atol=1e-4)
-    for kind in METHODS[name].persistent_state:
+    for kind in kind_of(name).persistent_state:
         one, two = (require_state(state, kind) for _, _, state in pairs)
         assert (one - two).norm() < 0.01 * one.norm(), kind
         assert one.norm() > 0

@@ -6,12 +6,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from nacre.methods import METHODS, Batch
+from nacre.errors import NacreError
+from nacre.methods import METHODS, Batch, Step
 from nacre.methods._regularizer import ParameterRegularizer
 from nacre.methods.parts import Parts, PartsConfig
 from nacre.models.abn import ABN
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
 from nacre.models.network import Output
-from small_steps import NEW, OLD, second_step
+from small_steps import ALONE, NEW, OLD, second_step
 
 STEPWISE = [name for name, kind in METHODS.items() if not kind.is_joint]
 PARTS = {
@@ -124,8 +127,43 @@ def test_only_new_rows_decay_in_dkd():
     new, old = trainer.optimizer.param_groups
     assert (new["weight_decay"], old["weight_decay"]) == (1e-4, 0)
     classifier = trainer.network.classifier
-    rows = [*classifier.heads[-1].parameters(), *classifier.auxiliary.parameters()]
+    rows = list(classifier.heads[-1].parameters())
     assert {id(value) for value in new["params"]} == {id(value) for value in rows}
+
+
+@pytest.mark.parametrize("name", ["dkd", "star"])
+def test_background_of_which_no_sigmoid_is_sure_stays_background(name):
+    trainer, _, samples = second_step(name, parts={"pseudo_labels": "probability"})
+    images, targets = samples[0]
+    student = trainer.student(images)
+    teacher = trainer._ask_teacher(images, student)
+    assert float(teacher.logits.sigmoid().max()) < 0.7, "nothing is sure after three updates"
+    found = trainer.method.relabel(Batch(images, targets), student, teacher)
+    assert torch.equal(found.targets, targets)
+
+
+def test_rows_of_another_method_are_dropped_and_missing_ones_are_named():
+    model = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    network = build_network(model, 3, 32)
+    network.classifier.add_row("unknown")
+    network.classifier.add_row("auxiliary")
+    step = Step(1, tuple("abcde"), 3, network, None, ALONE, 1)
+    METHODS["ssul"](METHODS["ssul"].Config(), 3).prepare(step)
+    assert network.classifier.unknown is not None
+    assert network.classifier.auxiliary is None
+    METHODS["mib"](METHODS["mib"].Config(), 3).prepare(step)
+    assert network.classifier.unknown is None
+    with pytest.raises(NacreError, match="learn step 0 with ssul too"):
+        METHODS["ssul"](METHODS["ssul"].Config(), 3).grow(network, 2)
+    random = METHODS["dkd"].Config(parts={"init": "random"})
+    with pytest.raises(NacreError, match="has learnt one: learn step 0 with dkd too"):
+        METHODS["dkd"](random, 3).prepare(step)
+
+
+def test_uncertain_background_is_ignored_where_the_loss_does_not_model_it():
+    config = METHODS["mib"].Config
+    assert METHODS["mib"](config(ce="plain"), 3).parts.unsure == "ignored"
+    assert METHODS["mib"](config(), 3).parts.unsure == "kept"
 
 
 SOFTMAX = [name for name in STEPWISE if not METHODS[name].Config.has_sigmoids]

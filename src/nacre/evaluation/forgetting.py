@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nacre.evaluation.inference import predict_classes
 from nacre.evaluation.metrics import confusion_matrix, iou_by_class
 from nacre.models.foreign.scores import scores_of
+from nacre.models.network import Output
 
 Scorer = nn.Module | Callable[[Tensor], Any]
 
@@ -69,7 +70,7 @@ def report_forgetting(
     with _evaluating(before), _evaluating(after):
         for images, targets in data:
             size = (targets.shape[-2], targets.shape[-1])
-            old, new = scores_of(before(images)), scores_of(after(images))
+            old, new = (_scores(model(images)) for model in (before, after))
             if not num_new:
                 num_old, num_new = old.shape[1], new.shape[1]
                 own, seen, both = (torch.zeros(num_new, num_new).long() for _ in range(3))
@@ -84,6 +85,11 @@ def report_forgetting(
         after=tuple(iou_by_class(seen)),
         agreement=tuple(iou_by_class(both)[:num_old]),
     )
+
+
+def _scores(output: Any) -> Tensor:
+    """Return the scores of classes in what a network of ours or of others put out."""
+    return output.scores if isinstance(output, Output) else scores_of(output)
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ pixels of class k in its own step and N_0 those of background, P_k and P_0 the p
 that are labelled background and that the teacher gives to k or to no class (all on the grid of the
 features, over one epoch), an iteration draws
 
-    n_k = floor(max(0, N_k - P_k) / iterations per epoch)
+    n_k = floor(max(0, N_k - P_k) / iterations per epoch)     (without P_k if not overlapped)
 
 features x of each old class (`nacre.losses.feature_statistics`): those that the step's own pictures
-lack. Background that the step lacks is made up by counting its own again,
+lack, where these may be some of the old ones. Background that the step lacks is made up by counting
+its own again,
 
     r = max(0, N_0 (1 - 0.01 |new classes|) / P_0 - 1/2)   overlapped,   N_0 / P_0   else
 
@@ -30,7 +31,8 @@ new classes keep their distance, v_c the direction of the sum of u over the pixe
     contrast = 1/|new classes| sum over the new c of 1 / min over the old k of |v_c - m_k|
 
 The weights are 5 for pkd and 0.05 for contrast; positive pixels weigh 4 on VOC and 30 on ADE20K.
-After a step N_0 becomes N_0 + P_0 / 2 (overlapped) or N_0 + P_0.
+After a step N_0 becomes N_0 (1 - 0.01 |new classes|) + P_0 / 2 (overlapped), or N_0 + P_0 and N_k
+becomes N_k + P_k.
 
 What the released implementation does otherwise, and is mended here:
 
@@ -52,15 +54,19 @@ from nacre.losses.feature_statistics import directions
 from nacre.losses.reference import at_least_float32
 
 
-def replay_counts(stored: Tensor, seen: Tensor, iterations: int) -> Tensor:
+def replay_counts(
+    stored: Tensor, seen: Tensor, iterations: int, *, overlapped: bool = True
+) -> Tensor:
     """How many features of each old class to draw in an iteration, n_k.
 
     Args:
         stored: K, the pixels of the classes in their own steps.
         seen: K, those that the teacher finds in this step.
         iterations: per epoch.
+        overlapped: whether pictures of other steps may come again.
     """
-    return ((stored - seen).clamp(min=0) / iterations).long()
+    lacking = (stored - seen).clamp(min=0) if overlapped else stored
+    return (lacking / iterations).long()
 
 
 def background_replay(stored: float, seen: float, num_new: int, *, overlapped: bool) -> float:
@@ -79,9 +85,9 @@ def background_replay(stored: float, seen: float, num_new: int, *, overlapped: b
     return stored / seen
 
 
-def background_count(stored: float, seen: float, *, overlapped: bool) -> float:
+def background_count(stored: float, seen: float, num_new: int, *, overlapped: bool) -> float:
     """N_0 for the next step; in overlapped every other background pixel is taken for a new one."""
-    return stored + (0.5 * seen if overlapped else seen)
+    return stored * (1 - 0.01 * num_new) + 0.5 * seen if overlapped else stored + seen
 
 
 def replay_divisor(num_drawn: float, background_pixels: float, num_pixels: float) -> float:
@@ -154,8 +160,9 @@ def prototype_contrast(sums: Tensor, prototypes: Tensor) -> Tensor:
 
     Args:
         sums: C,D, as `direction_sums` gives them; they add up over batches and processes.
-        prototypes: K,D, of the old classes.
+        prototypes: K,D, of the old classes; 0 for one of which no pixel was seen, which is far.
     """
     v = directions(sums)
-    nearest = (v.unsqueeze(1) - prototypes.to(v.dtype)).norm(dim=2).amin(1)
+    distances = (v.unsqueeze(1) - prototypes.to(v.dtype)).norm(dim=2)
+    nearest = distances.masked_fill(~prototypes.any(1), torch.inf).amin(1)
     return ((sums != 0).any(1) / nearest.clamp(min=1e-6)).mean()

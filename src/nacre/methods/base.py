@@ -42,6 +42,7 @@ from nacre.losses.label_guided import fused_label_guided_distillation
 from nacre.losses.pseudo_labels import weighted_cross_entropy
 from nacre.methods.parts import ParamGroup, Parts, PartsConfig, fill_parts
 from nacre.methods.step import Batch, Step
+from nacre.models.classifier import ExtraRow
 from nacre.models.network import Network, Output, Part
 from nacre.utils.config import Config
 
@@ -165,8 +166,10 @@ class Method(ABC):
     """True for joint training: all classes are learnt in one step."""
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
-    needs: ClassVar[frozenset[Part]] = frozenset()
+    needs: frozenset[Part] = frozenset()
     """What it asks of a network beside logits; not every foreign network gives it."""
+    extra_rows: ClassVar[frozenset[ExtraRow]] = frozenset()
+    """Rows of the classifier that are no classes and that it learns; others' are dropped."""
     persistent_state: ClassVar[frozenset[str]] = frozenset()
     """What `state` holds at the end of a step: the parts of its keys before the first dot."""
 
@@ -179,6 +182,7 @@ class Method(ABC):
             score="sigmoid" if config.has_sigmoids else "probability",
             unsure=self.unsure,
             weigh_images=self.weighs_images,
+            extra_rows=self.extra_rows,
         )
 
     @classmethod

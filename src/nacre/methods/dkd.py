@@ -26,6 +26,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from nacre.errors import NacreError
 from nacre.losses.decomposed import decomposed_distillation
 from nacre.losses.sigmoid import fused_split_binary_losses
 from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step, require_teacher
@@ -71,12 +72,19 @@ class SigmoidMethod(Method):
 
     step_0 = "binary cross-entropy without background"
     uses_teacher = True
+    # No sigmoid is sure of background, whose logit is 0; what no class is sure of stays background.
+    unsure = "kept"
     needs = frozenset({"classifier"})
 
     def prepare(self, step: Step) -> None:
         """Make the background's logit 0 in step 0; no loss and no decay ever moves it."""
         if not self.num_old:
             silence_background(step.network)
+        elif not is_background_silent(step.network):
+            raise NacreError(
+                f"{self.name} has no background channel, and the model has learnt one: learn step "
+                f"0 with {self.name} too"
+            )
         super().prepare(step)
 
     def begin_step(self, step: Step) -> None:
@@ -109,13 +117,10 @@ class Dkd(SigmoidMethod):
         return f"{super().step_0_of(config)}, positives x {config.base_positive_weight:g}"
 
     def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
-        """Let only new rows and the auxiliary one decay after step 0."""
+        """Let only new rows decay after step 0."""
         if not self.num_old:
             return groups
-        rows = classifier_of(step.network)
-        decaying = {id(value) for value in rows.heads[-1].parameters()}
-        if rows.auxiliary is not None:
-            decaying |= {id(value) for value in rows.auxiliary.parameters()}
+        decaying = {id(value) for value in classifier_of(step.network).heads[-1].parameters()}
         new, old = split_groups(groups, decaying)
         return new + [{**group, "weight_decay": 0.0} for group in old]
 
@@ -161,6 +166,12 @@ def silence_background(network: Network) -> None:
     assert head.bias is not None
     head.weight[0] = 0
     head.bias[0] = 0
+
+
+def is_background_silent(network: Network) -> bool:
+    """Whether the logit of channel 0 is the constant 0."""
+    rows, first = classifier_of(network), slice(0, 1)
+    return not bool(rows.weight(first).any()) and not bool(rows.bias(first).any())
 
 
 def split_groups(

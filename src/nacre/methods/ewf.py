@@ -22,12 +22,12 @@ from torch import Tensor
 
 from nacre.methods.base import Batch, Method, MethodConfig
 from nacre.methods.mib import Mib, MibConfig
-from nacre.methods.plop import Plop, PlopConfig
+from nacre.methods.plop import Plop, PlopConfig, PodConfig
 from nacre.models.network import Network, Output
 
 
-class EwfConfig(MethodConfig):
-    """What a step is learnt by, and its weight."""
+class EwfConfig(PodConfig):
+    """What a step is learnt by, and its weights."""
 
     name: Literal["ewf"] = Field("ewf", description="endpoint weight fusion")
     base: Literal["mib", "plop"] = Field("mib", description="the method that learns a step")
@@ -49,7 +49,11 @@ class Ewf(Method):
     regularizes = "weights, after the step"
     paper = "Xiao et al. 2023"
     Config = EwfConfig
-    presets = {"paper ade20k/100-10": {"weight": 100}, "paper ade20k/100-5": {"weight": 100}}
+    presets = {
+        **Plop.presets,
+        "paper ade20k/100-10": {"weight": 100},
+        "paper ade20k/100-5": {"weight": 100},
+    }
     train_presets = {"paper ade20k/100-50": {"batch_size": 48}}
     tunable = ("weight",)
     uses_teacher = True
@@ -60,8 +64,9 @@ class Ewf(Method):
         super().__init__(config, num_old)
         self.base: Method = Mib(MibConfig(name="mib", weight=self.config.weight), num_old)
         if self.config.base == "plop":
-            self.base = Plop(PlopConfig(name="plop"), num_old)
-        self.uses_stages = self.base.uses_stages
+            pod = {"pod": self.config.pod, "pod_logits": self.config.pod_logits}
+            self.base = Plop(PlopConfig(name="plop", **pod), num_old)
+        self.uses_stages, self.needs = self.base.uses_stages, self.base.needs
         self.parts.unsure, self.parts.weigh_images = self.base.unsure, self.base.weighs_images
 
     @classmethod

@@ -74,6 +74,11 @@ class Mib(Method):
     unsure = "kept"  # the unbiased cross-entropy knows what background may be
     config: MibConfig
 
+    def __init__(self, config: MethodConfig, num_old: int) -> None:
+        super().__init__(config, num_old)
+        if self.config.ce == "plain":
+            self.parts.unsure = "ignored"
+
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
         """Say which cross-entropy it has."""

@@ -51,7 +51,7 @@ from nacre.losses.pseudo_labels import (
 )
 from nacre.methods.step import Batch, Step
 from nacre.models.abn import ABN
-from nacre.models.classifier import Classifier
+from nacre.models.classifier import Classifier, ExtraRow
 from nacre.models.deeplab import DeepLab
 from nacre.models.fusion import fuse_, fusion_factor
 from nacre.models.network import Network, Output, Part
@@ -101,6 +101,7 @@ class Parts:
         score: What the method's teacher is sure by, where `pseudo_labels` is `probability`.
         unsure: What becomes of background pixels that the teacher is not sure of.
         weigh_images: Whether images weigh by how much of their background was accepted.
+        extra_rows: Rows that are no classes and that the method learns.
     """
 
     def __init__(
@@ -111,8 +112,12 @@ class Parts:
         score: Score = "probability",
         unsure: Literal["ignored", "kept"] = "ignored",
         weigh_images: bool = False,
+        extra_rows: frozenset[ExtraRow] = frozenset(),
     ) -> None:
         self.config, self.num_old = config, num_old
+        self.extra_rows = extra_rows
+        if config.init == "auxiliary":
+            self.extra_rows |= {"auxiliary"}
         self.score, self.unsure, self.weigh_images = score, unsure, weigh_images
         self.state: dict[str, Tensor] = {}
         """What must survive an interruption of the step: the thresholds."""
@@ -161,6 +166,9 @@ class Parts:
         """Set up what learns and what does not, before optimizer and distribution are made."""
         # What is frozen from now on must not keep the last gradient of the step before.
         step.network.requires_grad_(True).zero_grad()
+        if isinstance(step.network, DeepLab):
+            # Of a model that another method learnt: nothing would train them here.
+            step.network.classifier.keep_rows(self.extra_rows)
         if self.config.init == "auxiliary":
             classifier_of(step.network).add_row("auxiliary")
         if not step.num_old:

@@ -33,6 +33,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.data.saliency import split_salient
+from nacre.errors import NacreError
 from nacre.losses.sigmoid import NOT_COUNTED, fused_split_binary_losses, unknown_targets
 from nacre.methods.base import Batch, Method, MethodConfig, Step
 from nacre.methods.parts import classifier_of
@@ -91,8 +92,10 @@ class Ssul(Method):
         "paper voc": {"epochs": 50, "batch_size": 32},
         "paper ade20k": {"epochs": 100, "incremental_lr": 0.05},
     }
+    presets = {"paper": {"branches": True}}
     step_0 = "binary cross-entropy with unknown"
     needs = frozenset({"classifier"})
+    extra_rows = frozenset({"unknown"})
     unsure = "kept"
     config: SsulConfig
 
@@ -107,6 +110,11 @@ class Ssul(Method):
 
     def grow(self, network: Network, num_new: int) -> None:
         """Let new classes start as what is unknown."""
+        if classifier_of(network).unknown is None:
+            raise NacreError(
+                "ssul starts new classes from a row for what is unknown, and the model has none: "
+                "learn step 0 with ssul too"
+            )
         classifier_of(network).grow_from("unknown", num_new)
 
     def prepare(self, step: Step) -> None:

@@ -17,7 +17,10 @@ times the decoder's, as released.
 Mended here: noise is measured about a class's own prototype; a drawn vector has one length; drawn
 features are not negative behind a ReLU; a batch without old pixels, or without a new class, adds 0
 and not 0/0 or a constant; old rows do not shrink by weight decay; the teacher's regions are counted
-once per step, so that time does not grow with the steps.
+once per step, so that time does not grow with the steps. Kept as released: the teacher says a class
+where its logit is above 0.5 and not above 0, and prototypes stay where they are though the backbone
+learns, at a tenth of the rate. The two distances are means over a micro-batch
+(`train.micro_batch`), all else is over the batch.
 """
 
 from collections.abc import Mapping
@@ -50,7 +53,7 @@ from nacre.losses.star import (
     replay_divisor,
     sum_of_negatives,
 )
-from nacre.methods.base import Batch, ParamGroup, Step, require_teacher
+from nacre.methods.base import Batch, MethodConfig, ParamGroup, Step, require_teacher
 from nacre.methods.dkd import SLOW_BACKBONE, SigmoidConfig, SigmoidMethod, split_groups
 from nacre.methods.parts import classifier_of, deeplab
 from nacre.models.network import Network, Output
@@ -59,6 +62,11 @@ SURE = 0.5
 """The teacher says a class where its logit is above this."""
 _SURE_SIGMOID = float(torch.tensor(SURE).sigmoid())
 _NUMBERS = ("statistics.count", "statistics.background", "seen.counts")
+
+
+_PRESETS = ("paper", "small", "demo")
+_APART = {"setup": "disjoint"}
+"""Where no picture of a step comes again in others."""
 
 
 class StarConfig(SigmoidConfig):
@@ -109,7 +117,10 @@ class Star(SigmoidMethod):
     regularizes = "features of old classes; their statistics"
     paper = "Chen et al. 2023"
     Config = StarConfig
-    presets = {"paper ade20k": {"positive_weight": 30}}
+    presets = {
+        "paper ade20k": {"positive_weight": 30},
+        **{f"{name} {setup}": _APART for name in _PRESETS for setup in ("disjoint", "partition")},
+    }
     train_presets = {
         **SLOW_BACKBONE,
         "paper voc": {"epochs": 60, "lr": 0.01, "incremental_lr": 0.001},
@@ -123,6 +134,12 @@ class Star(SigmoidMethod):
         super().__init__(config, num_old)
         self.tables: dict[str, Tensor] = {}
         self._known: Replay | None = None
+
+    @classmethod
+    def step_0_of(cls, config: MethodConfig) -> str:
+        """Say how step 0 is learnt, with the weight of its positive pixels."""
+        assert isinstance(config, StarConfig)
+        return f"{super().step_0_of(config)}, positives x {config.positive_weight:g}"
 
     def begin_step(self, step: Step) -> None:
         """Refuse to begin without the statistics of the old classes."""
@@ -220,9 +237,14 @@ class Star(SigmoidMethod):
             old = self.tables.get(key)
             self.tables[key] = value if old is None else torch.cat([old.to(value), value])
         if self.num_old:
-            seen = float(self.tables.pop("seen.counts")[0])
+            seen = self.tables.pop("seen.counts").cpu()
             stored = float(self.tables["statistics.background"])
-            background = background_count(stored, seen, overlapped=self._overlapped)
+            overlapped = self._overlapped
+            background = background_count(
+                stored, float(seen[0]), step.num_new, overlapped=overlapped
+            )
+            if not overlapped:
+                self.tables["statistics.count"][: self.num_old - 1] += seen[1:-1].to(new.count)
         self.tables["statistics.background"] = torch.tensor(background, dtype=torch.float64)
 
     def state(self) -> dict[str, Tensor]:
@@ -245,7 +267,9 @@ class Star(SigmoidMethod):
             per_epoch = self.step.iterations_per_epoch
             numbers = {key: self.tables[key].cpu() for key in _NUMBERS}
             seen = numbers["seen.counts"]
-            counts = replay_counts(numbers["statistics.count"], seen[1:-1], per_epoch)
+            counts = replay_counts(
+                numbers["statistics.count"], seen[1:-1], per_epoch, overlapped=self._overlapped
+            )
             background, cells = float(seen[0]), float(seen[-1]) / per_epoch
             weight = background_replay(
                 float(numbers["statistics.background"]),

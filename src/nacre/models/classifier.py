@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from nacre.models.abn import ABN
 from nacre.models.initialization import copy_row, split_background
 
 ExtraRow = Literal["unknown", "auxiliary"]
+EXTRA_ROWS: tuple[ExtraRow, ...] = get_args(ExtraRow)
 
 
 class Branch(nn.Module):
@@ -103,6 +104,12 @@ class Classifier(nn.Module):
         if getattr(self, name) is None:
             setattr(self, name, self._make_head(1))
 
+    def keep_rows(self, names: frozenset[ExtraRow]) -> None:
+        """Drop the rows that are no classes, but for these."""
+        for name in EXTRA_ROWS:
+            if name not in names:
+                setattr(self, name, None)
+
     def add_branches(self) -> None:
         """Give the only head features of its own; its rows start anew."""
         assert len(self.heads) == 1, "branches are there from step 0 on or not at all"
@@ -146,8 +153,7 @@ class Classifier(nn.Module):
             self.heads = nn.ModuleList(
                 self._place(Branch(self.in_channels, count)) for count in classes_per_step
             )
-        extra: tuple[ExtraRow, ...] = ("unknown", "auxiliary")
-        for row in extra:
+        for row in EXTRA_ROWS:
             if any(name.startswith(f"{row}.") for name in names):
                 self.add_row(row)
 

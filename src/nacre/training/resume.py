@@ -77,17 +77,25 @@ def _generators(dist: Distributed) -> Tensors:
     mine = {"cpu": torch.get_rng_state()}
     if dist.device.type == "cuda":
         mine["cuda"] = torch.cuda.get_rng_state(dist.device)
+    elif dist.device.type == "mps":
+        mine["mps"] = torch.mps.get_rng_state()
     by_rank = enumerate(dist.all(mine))
     return {f"{RANDOM}{rank}.{kind}": state for rank, one in by_rank for kind, state in one.items()}
 
 
 def _set_generators(states: Tensors, dist: Distributed) -> None:
-    """Go on drawing where this process stopped, as far as the device is the same."""
-    cpu, cuda = (states.get(f"{RANDOM}{dist.rank}.{kind}") for kind in ("cpu", "cuda"))
+    """Go on drawing where this process stopped, as far as the device is the same.
+
+    A process that was not there before goes on as the main one: some draws must be the same in all.
+    """
+    rank = dist.rank if f"{RANDOM}{dist.rank}.cpu" in states else 0
+    cpu, cuda, mps = (states.get(f"{RANDOM}{rank}.{kind}") for kind in ("cpu", "cuda", "mps"))
     if cpu is not None:
         torch.set_rng_state(cpu.cpu())
     if cuda is not None and dist.device.type == "cuda":
         torch.cuda.set_rng_state(cuda.cpu(), dist.device)
+    if mps is not None and dist.device.type == "mps":
+        torch.mps.set_rng_state(mps.cpu())
 
 
 class _Header(BaseModel):

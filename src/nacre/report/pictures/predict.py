@@ -95,7 +95,7 @@ def predict_masks(
         batch = batch.permute(0, 3, 1, 2).to(device)
         if window is None:
             size = (batch.shape[-2], batch.shape[-1])
-            channels = predict_classes(network(batch).logits, size)
+            channels = predict_classes(network(batch).scores, size)
         else:
             channels = sliding_classes(network, batch, window)
         masks += list(channels.cpu().numpy())

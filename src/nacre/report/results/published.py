@@ -132,7 +132,8 @@ def published_name(row: Row) -> str:
     if row.method == "mib" and not config.get("memory"):
         switches = tuple(str(config.get(f"method.{key}")) for key in ("ce", "kd", "init"))
         return ABLATION.get((switches[0], switches[1], switches[2]), row.name)
-    return method_title(row.runs[0])
+    title = method_title(row.runs[0])
+    return f"PLOP + {title}" if config.get("method.base") == "plop" else title
 
 
 def _number(table: str) -> str:

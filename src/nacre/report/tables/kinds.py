@@ -228,9 +228,15 @@ def _notes(plan: Plan) -> list[str]:
         alone = [name for name in block.names if len(block.members(name)) == 1]
         if len(block.orders) > 1 and alone:
             notes.append(f"One order alone in {block.heading}: {', '.join(alone)}.")
-        elif plan.paper and block.place is not None and block.place.data == "ade20k" and alone:
+        elif _is_one_of_two_orders(plan, block) and alone:
             notes.append(f"{block.heading} is one class order; the paper's is the mean of two.")
     return [*notes, *_published_notes(plan)]
+
+
+def _is_one_of_two_orders(plan: Plan, block: Block) -> bool:
+    """Whether the paper's figure beside a block is of two orders; later papers have one."""
+    is_ade20k = block.place is not None and block.place.data == "ade20k"
+    return bool(plan.paper) and not plan.is_later and is_ade20k
 
 
 def _published_notes(plan: Plan) -> Iterator[str]:
