@@ -1,5 +1,6 @@
 """Everything that the README and the docs name exists: commands, options, config keys, files."""
 
+import csv
 import importlib
 import os
 import re
@@ -21,6 +22,7 @@ import nacre
 from nacre.cli.app import app
 from nacre.data import DATASETS
 from nacre.errors import NacreError
+from nacre.methods import METHODS
 from nacre.scenarios.scenario import ScenarioFile, read_scenario
 from nacre.sweeps.grid import check_grid
 from nacre.training.config import RunConfig
@@ -209,6 +211,17 @@ def test_files_and_modules_exist(page):
             assert (ROOT / path).exists() or (ROOT / "src" / path).exists(), path
         if re.fullmatch(r"nacre(\.\w+)+", phrase):
             assert resolves(phrase), phrase
+
+
+def test_the_table_of_later_methods_has_the_figures_of_the_bench():
+    with (ROOT / "docs" / "bench.csv").open(encoding="utf-8", newline="") as file:
+        bench = {row["method"].partition(" (")[0]: row for row in reversed([*csv.DictReader(file)])}
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` .* \| ([\d.]+) \| ([\d.]+) \|$", text, flags=re.M)
+    assert {name for name, *_ in rows} >= {"mib", "plop", "ssul", "dkd", "ewf", "star", "graft"}
+    for name, *shown in rows:
+        row = bench[METHODS[name].title]
+        assert shown == [row["4-2: all"], row["4-1: all"]], name
 
 
 def resolves(dotted: str) -> bool:
