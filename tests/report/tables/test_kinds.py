@@ -252,6 +252,15 @@ def test_published_figures_of_later_methods_are_marked_and_count_as_their_papers
     assert "SSUL-M: stores 100 images" in table.caption
 
 
+def test_ewf_on_plop_stands_beside_its_own_published_row(make_run: Any) -> None:
+    method = {"name": "ewf", "base": "plop"}
+    path = make_run("a", method, scenario="voc/15-1/overlapped")
+    (table,) = make_tables(load_results([path]), "later", paper=True)
+    names = [one.name for one in table.rows]
+    ours = next(name for name in names if "published" not in name)
+    assert names.index("PLOP + EWF, published") - names.index(ours) in (-1, 1)
+
+
 def test_every_published_figure_of_later_methods_has_a_source_and_adds_up() -> None:
     for data, count in {"voc": 20, "ade20k": 150}.items():
         table, sentences = later()[data], later_sources(data)
