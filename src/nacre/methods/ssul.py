@@ -14,8 +14,8 @@ copies of unknown's. For inference unknown counts as background: the score of b 
 logit(sigmoid(x[b]) + sigmoid(x[u])), taken before the scores are upsampled.
 
 With `branches` every head, unknown's too, has a 3x3 convolution of its own (590,000 weights per
-step with 256 features), which a new head takes over from unknown's: that is the released network, and
-the preset `paper` has it.
+step with 256 features), which a new head takes over from unknown's: that is the released network,
+and the preset `paper` has it.
 
 What the released implementation does otherwise: it chooses the epoch by its score on test images,
 which is not done here; and the background's own row learns at 1/10,000 of the rate, here it is
