@@ -11,7 +11,7 @@ from nacre.losses.feature_statistics import grid_targets
 from nacre.losses.fused import fused_losses
 from nacre.losses.grafting import Drift
 from nacre.losses.local_pod import local_pod
-from nacre.methods import Batch
+from nacre.methods import METHODS, Batch
 from small_steps import NEW, OLD, SIDE, pictures, second_step
 
 
@@ -259,3 +259,24 @@ def test_graft_learns_faster_where_the_backbone_is_frozen():
     trainer, _, samples = second_step("graft", lr_scale=3, parts=learning)
     trainer.update([samples[0]])
     assert {group["lr"] for group in trainer.optimizer.param_groups} == {trainer.lr}
+
+
+def test_stars_step_0_is_shared_only_with_the_same_weight_of_positive_pixels():
+    kind = METHODS["star"]
+    assert kind.step_0_of(kind.Config(positive_weight=4)) != kind.step_0_of(
+        kind.Config(positive_weight=30)
+    )
+
+
+@pytest.mark.parametrize("setup", ["overlapped", "disjoint"])
+def test_star_counts_old_classes_again_where_no_picture_comes_again(setup):
+    trainer, _, samples = second_step("star", setup=setup)
+    method = trainer.method
+    before, seen = (method.tables[key].clone() for key in ("statistics.count", "seen.counts"))
+    background = float(method.tables["statistics.background"])
+    trainer.update([samples[0]])
+    method.end_step(trainer.step)
+    added = method.tables["statistics.count"][: OLD - 1] - before
+    assert added.tolist() == (seen[1:-1] if setup == "disjoint" else 0 * seen[1:-1]).tolist()
+    kept = {"disjoint": background + seen[0], "overlapped": 0.98 * background + seen[0] / 2}
+    assert float(method.tables["statistics.background"]) == pytest.approx(float(kept[setup]))
