@@ -10,7 +10,7 @@ from nacre.losses import compile as compiling
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
-from nacre.runs.run import run_scenario
+from nacre.runs.run import Run, run_scenario
 from nacre.training.events import RunBegan, Trained
 from nacre.training.step import Interrupted
 from nacre.training.trainer import NotFinite, Trainer
@@ -334,3 +334,9 @@ def test_without_hidden_classes_the_cross_entropy_of_a_run_is_the_plain_one(tmp_
     first, second = (load_model(path / "step-1" / "model.safetensors")[0] for path in (one, other))
     for name, value in first.state_dict().items():
         torch.testing.assert_close(second.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("setup", ["overlapped", "disjoint"])
+def test_a_step_knows_whether_its_pictures_may_come_again(setup, tmp_path):
+    run = Run(tiny_config(scenario=f"scenes/4-4/{setup}"), tmp_path)
+    assert run._spec(1).overlapped == (setup == "overlapped")

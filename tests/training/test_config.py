@@ -1,12 +1,9 @@
-from typing import get_args
-
 import pytest
 import torch
 import yaml
 
 from nacre.errors import NacreError
 from nacre.methods import METHODS
-from nacre.scenarios.scenario import Setup
 from nacre.training.config import (
     build_config,
     deep_merge,
@@ -185,9 +182,6 @@ RELEASED = [
     ("ade20k/100-5/overlapped", "dft", {"train.epochs": 30, "train.incremental_lr": 0.05}),
     ("ade20k/100-10b/overlapped", "ewf", {"method.weight": 100, "method.pod": 0.001}),
     ("voc/15-5/overlapped", "ssul", {"method.branches": True}),
-    ("voc/15-1/disjoint", "star", {"method.setup": "disjoint"}),
-    ("voc/15-1/overlapped", "star", {"method.setup": "overlapped"}),
-    ("ade20k/100-10/partition", "star", {"method.setup": "disjoint"}),
 ]
 
 
@@ -203,8 +197,6 @@ def test_presets_of_methods_name_presets_and_tasks_that_exist():
         for place in {*method.presets, *method.train_presets}:
             preset, _, where = place.partition(" ")
             assert preset in PRESETS, place
-            if where in get_args(Setup):
-                where = ""
             data, _, task = where.partition("/")
             task = task or {"voc": "15-5", "ade20k": "100-10"}.get(data, "")
             raw = {"scenario": f"{data}/{task}/overlapped", "data": {"root": "somewhere"}}

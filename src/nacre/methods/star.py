@@ -64,11 +64,6 @@ _SURE_SIGMOID = float(torch.tensor(SURE).sigmoid())
 _NUMBERS = ("statistics.count", "statistics.background", "seen.counts")
 
 
-_PRESETS = ("paper", "small", "demo")
-_APART = {"setup": "disjoint"}
-"""Where no picture of a step comes again in others."""
-
-
 class StarConfig(SigmoidConfig):
     """The weights of the terms, and how background is counted."""
 
@@ -77,9 +72,6 @@ class StarConfig(SigmoidConfig):
     contrast: float = Field(0.05, ge=0, description="weight of the distance to old prototypes")
     positive_weight: float = Field(4.0, gt=0, description="weight of a class's own pixels")
     new_rows_lr: float = Field(10.0, gt=0, description="new rows' rate, times the decoder's")
-    setup: Literal["overlapped", "disjoint"] = Field(
-        "overlapped", description="whether pictures of a step may come again in others"
-    )
 
     @classmethod
     def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,10 +109,7 @@ class Star(SigmoidMethod):
     regularizes = "features of old classes; their statistics"
     paper = "Chen et al. 2023"
     Config = StarConfig
-    presets = {
-        "paper ade20k": {"positive_weight": 30},
-        **{f"{name} {setup}": _APART for name in _PRESETS for setup in ("disjoint", "partition")},
-    }
+    presets = {"paper ade20k": {"positive_weight": 30}}
     train_presets = {
         **SLOW_BACKBONE,
         "paper voc": {"epochs": 60, "lr": 0.01, "incremental_lr": 0.001},
@@ -239,11 +228,10 @@ class Star(SigmoidMethod):
         if self.num_old:
             seen = self.tables.pop("seen.counts").cpu()
             stored = float(self.tables["statistics.background"])
-            overlapped = self._overlapped
             background = background_count(
-                stored, float(seen[0]), step.num_new, overlapped=overlapped
+                stored, float(seen[0]), step.num_new, overlapped=step.overlapped
             )
-            if not overlapped:
+            if not step.overlapped:
                 self.tables["statistics.count"][: self.num_old - 1] += seen[1:-1].to(new.count)
         self.tables["statistics.background"] = torch.tensor(background, dtype=torch.float64)
 
@@ -257,10 +245,6 @@ class Star(SigmoidMethod):
         self._known = None
 
     @property
-    def _overlapped(self) -> bool:
-        return self.config.setup == "overlapped"
-
-    @property
     def _replay(self) -> "Replay":
         """What is replayed in each update of the step: found once, as it never changes."""
         if self._known is None:
@@ -268,14 +252,14 @@ class Star(SigmoidMethod):
             numbers = {key: self.tables[key].cpu() for key in _NUMBERS}
             seen = numbers["seen.counts"]
             counts = replay_counts(
-                numbers["statistics.count"], seen[1:-1], per_epoch, overlapped=self._overlapped
+                numbers["statistics.count"], seen[1:-1], per_epoch, overlapped=self.step.overlapped
             )
             background, cells = float(seen[0]), float(seen[-1]) / per_epoch
             weight = background_replay(
                 float(numbers["statistics.background"]),
                 background,
                 self.step.num_new,
-                overlapped=self._overlapped,
+                overlapped=self.step.overlapped,
             )
             again = weight * (background / per_epoch)
             self._known = Replay(

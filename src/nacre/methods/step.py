@@ -68,6 +68,7 @@ class Step:
         iterations: Updates of the whole step.
         hidden: One row of channels per data set, see `Batch`; None where all old ones may hide.
         iterations_per_epoch: Updates of one pass over the step's images.
+        overlapped: Whether pictures of this step may come again in others, with other labels.
         open_batches: Opens this process's share of one such pass, see `batches`.
     """
 
@@ -81,6 +82,7 @@ class Step:
     hidden: Tensor | None = None
     iterations_per_epoch: int = 1
     open_batches: Callable[[], Iterator[Batch]] | None = None
+    overlapped: bool = True
 
     @property
     def num_new(self) -> int:

@@ -185,6 +185,7 @@ class Run:
             # Old pictures take places of a batch; how long is learnt the step's own decide.
             sampler=step_sampler(self.config, num_own, step, dist.rank, dist.world_size, shares),
             hidden=step_hidden(self.config, self.data, step),
+            overlapped=self.data.scenario.setup == "overlapped",
         )
 
     def _read_data(self) -> None:

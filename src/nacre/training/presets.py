@@ -45,8 +45,7 @@ def preset_values(name: str, scenario: ScenarioFile | None, method: str = "mib")
     if scenario is not None:
         # Class orders of a task, 100-10b, are learnt as the task is.
         task = (scenario.task or "").rstrip("abc")
-        places += [f"{name} {scenario.setup}", f"{name} {scenario.data}"]
-        places += [f"{name} {scenario.data}/{task}"]
+        places += [f"{name} {scenario.data}", f"{name} {scenario.data}/{task}"]
         epochs = find_dataset(scenario.data, "data set in the scenario:").paper_epochs
         if name == "paper" and epochs is not None:
             values["train"] = {**values["train"], "epochs": epochs}

@@ -58,6 +58,7 @@ class StepSpec:
         dataset: Its images, with targets.
         sampler: Which of them come when.
         hidden: Which channels may hide in the background, a row per data set; None for all old.
+        overlapped: Whether its images may come again in other steps.
     """
 
     index: int
@@ -66,6 +67,7 @@ class StepSpec:
     dataset: TrainDataset | UnionDataset
     sampler: StepSampler
     hidden: Tensor | None = None
+    overlapped: bool = True
 
     @property
     def new_names(self) -> list[str]:
@@ -145,6 +147,7 @@ def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
         _grow(spec, start, method, recipe, session.dist),
         iterations_per_epoch=_one_epoch(spec.sampler).iterations,
         open_batches=_opener(spec, recipe.train.num_workers, session.dist),
+        overlapped=spec.overlapped,
     )
     lr = recipe.train.incremental_lr if spec.num_old else recipe.train.lr
     trainer = Trainer(step, method, recipe.train, lr, session.precision)
