@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import nacre.methods.graft as graft_file
 from nacre.losses.feature_statistics import grid_targets
 from nacre.losses.fused import fused_losses
-from nacre.losses.grafting import Drift
+from nacre.losses.grafting import Drift, folded_distillation
 from nacre.losses.local_pod import local_pod
 from nacre.methods import METHODS, Batch
 from small_steps import NEW, OLD, SIDE, pictures, second_step
@@ -250,6 +250,29 @@ def test_graft_leaves_what_it_keeps_where_the_backbone_is_frozen():
         trainer.update([sample])
     trainer.method.end_step(trainer.step)
     assert torch.equal(trainer.method.tables["classes.vectors"][: len(vectors)], vectors)
+
+
+@pytest.mark.parametrize("unknown", ["all classes", "one class"])
+def test_graft_is_mib_on_a_model_with_classes_of_another_method(unknown):
+    seen = Seen("graft")
+    mib = Seen("mib", parts={"freeze": "backbone", "freeze_bn": True})
+    assert set(seen.losses) == {"ce", "kd", "graft"}
+    method, step = seen.method, seen.step
+    if unknown == "all classes":
+        method.load_state({})
+    else:
+        method.tables["classes.counts"][0] = graft_file.UNKNOWN
+    method.begin_step(step)
+    losses = method.losses(seen.batch, seen.student, seen.teacher)
+    assert set(losses) == {"ce", "kd"}
+    near(losses["ce"], mib.losses["ce"])
+    whole = torch.ones(len(seen.labels), *seen.student.logits.shape[-2:])
+    near(losses["kd"], 10 * folded_distillation(seen.student.logits, seen.teacher.logits, whole))
+    method.end_step(step)
+    counts = method.state()["classes.counts"]
+    is_unknown = counts[: OLD - 1] == graft_file.UNKNOWN
+    assert is_unknown.all() if unknown == "all classes" else is_unknown.tolist()[:2] == [True, False]
+    assert (counts[OLD - 1 :] > 0).all()
 
 
 def test_graft_learns_faster_where_the_backbone_is_frozen():

@@ -20,8 +20,10 @@ the old classes that share it and falls with the new ones:
     w = strength * old classes / new classes,     ce and graft divided by max(1, (1 + w) / 5)
 
 A background in which the new class was hidden gives it up (`give_up`). Kept are 64 vectors per
-class and 32 of the background: 82 kB per class with the 320 channels of EfficientNet-Lite0. Classes
-that another method learnt have none, and are only distilled.
+class and 32 of the background: 82 kB per class with the 320 channels of EfficientNet-Lite0. Of
+classes that another method learnt there are none. Grafts of the others would take their place, and
+nothing but the distillation on the new object speaks for them: in such a model a step is MiB's, on
+a frozen backbone.
 
 On features that stay as they are decoder and classifier bear twice the later learning rate
 (`lr_scale`).
@@ -79,6 +81,8 @@ INSIDE = 0.7
 """The share of a cell from which on it is a class's."""
 GREATEST = 5.0
 """What the weights of picture and graft may add up to."""
+UNKNOWN = -1
+"""The count of a class that another method learnt."""
 
 
 class GraftConfig(MethodConfig):
@@ -120,7 +124,7 @@ class Graft(Method):
     def __init__(self, config: Any, num_old: int) -> None:
         super().__init__(config, num_old)
         self.tables: dict[str, Tensor] = {}
-        self._drawable: Tensor | None = None
+        self._drawable = torch.zeros(0, dtype=torch.int64)
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
@@ -138,10 +142,11 @@ class Graft(Method):
         return [{**group, "lr_scale": self.config.lr_scale * group["lr_scale"]} for group in groups]
 
     def begin_step(self, step: Step) -> None:
-        """Find the classes of which there is something to draw from."""
+        """Find the classes of which there is something to draw from; none if one is unknown."""
         self.step = step
-        counts = self.tables.get("classes.counts", torch.zeros(0)).cpu()
-        self._drawable = counts.nonzero().flatten().to(step.dist.device)
+        counts = self.tables.get("classes.counts", torch.full((self.num_old,), UNKNOWN)).cpu()
+        drawable = (counts > 0) & (counts != UNKNOWN).all()
+        self._drawable = drawable.nonzero().flatten().to(step.dist.device)
         self.tables = {key: value.to(step.dist.device) for key, value in self.tables.items()}
 
     @torch.no_grad()
@@ -175,9 +180,11 @@ class Graft(Method):
             num_pixels=batch.num_valid_pixels,
         )["ce"]
         shares = self._object_shares(batch, student.features)
-        kd = folded_distillation(student.logits, seen.logits, 1 - shares)
+        has_grafts = len(self._drawable) > 0
+        distilled = 1 - shares if has_grafts else torch.ones_like(shares)
+        kd = folded_distillation(student.logits, seen.logits, distilled)
         losses = {"ce": labeled, "kd": self.config.weight * kd}
-        if self._drawable is None or not len(self._drawable):
+        if not has_grafts:
             return losses
         weight = self.config.strength * len(self._drawable) / self.step.num_new
         scale = min(1.0, GREATEST / (1 + weight))
@@ -186,7 +193,6 @@ class Graft(Method):
 
     def _graft_loss(self, batch: Batch, features: Tensor, shares: Tensor, seen: Output) -> Tensor:
         """Return the cross-entropy of a batch whose means were exchanged."""
-        assert self._drawable is not None
         dist = self.step.dist
         # All processes draw for all pictures, and each takes its own: what is learnt does not
         # depend on how many there are.
@@ -277,7 +283,7 @@ class Graft(Method):
         """Add some vectors of each new class to those of the old ones."""
         first = max(self.num_old, 1) - 1
         kept = torch.zeros(first + len(found), VECTORS, found[0].shape[1])
-        counts = torch.zeros(first + len(found), dtype=torch.int64)
+        counts = torch.full((first + len(found),), UNKNOWN)
         for key, table in (("classes.vectors", kept), ("classes.counts", counts)):
             if key in self.tables:
                 table[:first] = self.tables[key].cpu()
