@@ -271,7 +271,9 @@ def test_graft_is_mib_on_a_model_with_classes_of_another_method(unknown):
     method.end_step(step)
     counts = method.state()["classes.counts"]
     is_unknown = counts[: OLD - 1] == graft_file.UNKNOWN
-    assert is_unknown.all() if unknown == "all classes" else is_unknown.tolist()[:2] == [True, False]
+    assert (
+        is_unknown.all() if unknown == "all classes" else is_unknown.tolist()[:2] == [True, False]
+    )
     assert (counts[OLD - 1 :] > 0).all()
 
 
