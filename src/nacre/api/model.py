@@ -170,7 +170,7 @@ def learn(
     start: "str | Path | Model | nn.Module | None" = None,
     old: Sequence[str] | None = None,
     background: int | None = 0,
-    method: str = "mib",
+    method: str | None = None,
     classes: Sequence[str] = (),
     rename: Mapping[str, str] | None = None,
     new: Sequence[str] = (),
@@ -190,7 +190,7 @@ def learn(
             any torch network of yours that segments; it is copied and stays as it is.
         old: Names of your network's classes in the order of its channels, without the background.
         background: Channel of the background in your network; None if it has none.
-        method: Name of the method.
+        method: Name of the method; graft unless given, and mib for networks of others.
         classes: Learn only these of the data's classes.
         rename: The model's name of a class by the data's name of it.
         new: Names that are new although they look like known ones.
@@ -210,7 +210,8 @@ def learn(
         start = _save_network(start, out, old, background, config)
     elif old is not None or background != 0:
         raise NacreError("old and background go with a network of your own as start")
-    values: dict[str, Any] = {"method": {"name": method}, "classes": list(classes)}
+    values: dict[str, Any] = {"classes": list(classes)}
+    values |= {"method": {"name": method}} if method else {}
     values |= {"new": list(new), "rename": dict(rename or {}), "share": dict(share or {})}
     values |= ({} if seed is None else {"seed": seed}) | config
     found = find_start(_start_path(start))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from nacre.cli.app import app, command_to_go_on, is_main_process, make_console, until_interrupted
-from nacre.cli.options import Config, MethodName, Preset, Profile, Seed, Set
+from nacre.cli.options import Config, Preset, Profile, Seed, Set
 from nacre.errors import NacreError
 
 Data = Annotated[
@@ -15,6 +15,12 @@ Data = Annotated[
 StartModel = Annotated[
     Path | None,
     typer.Option(help="The model to continue: a model file, a step's or a run's folder."),
+]
+LearnMethod = Annotated[
+    str | None,
+    typer.Option(
+        "--method", help="See `nacre methods`; graft unless given, and mib for networks of others."
+    ),
 ]
 Classes = Annotated[
     str | None, typer.Option(help="Learn only these of the data's classes, by commas.")
@@ -44,7 +50,7 @@ def learn(
     data: Data = None,
     start: StartModel = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the new model.")] = None,
-    method: MethodName = None,
+    method: LearnMethod = None,
     classes: Classes = None,
     rename: Rename = None,
     new: New = None,

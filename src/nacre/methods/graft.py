@@ -8,16 +8,16 @@ is exchanged for one of an old class c, drawn from what was kept of it, and the 
 every other time, for a prototype of the old background. Decoder and classifier learn
 
     ce       eq. 3 and 4 on the picture
-    kd       eq. 7 at the decoder's stride, but not where a new class is labelled
     graft    the cross-entropy of the grafted picture: c on the object, background or what the
              teacher is sure of (0.7) around it
+    kd       eq. 7 at the decoder's stride, of both, but not where a new class is to be seen
 
 Old classes are lost to a new one that looks like them. An object is therefore exchanged with the
 probability that the teacher takes it for an old class; a person, whom it takes for background,
-stays what it is, in another place. That every class weighs as much, the graft's weight grows with
-the old classes that share it and falls with the new ones:
+stays what it is, in another place. That every class weighs as much, the weights grow with the
+classes that share them, to 5 at most:
 
-    w = strength * old classes / new classes,     ce and graft divided by max(1, (1 + w) / 5)
+    u ce + v graft,    u : v = new classes : strength * old classes,    u + v = their sum or 5
 
 A background in which the new class was hidden gives it up (`give_up`). Kept are 64 vectors per
 class and 32 of the background: 82 kB per class with the 320 channels of EfficientNet-Lite0. Of
@@ -183,16 +183,22 @@ class Graft(Method):
         has_grafts = len(self._drawable) > 0
         distilled = 1 - shares if has_grafts else torch.ones_like(shares)
         kd = folded_distillation(student.logits, seen.logits, distilled)
-        losses = {"ce": labeled, "kd": self.config.weight * kd}
         if not has_grafts:
-            return losses
-        weight = self.config.strength * len(self._drawable) / self.step.num_new
-        scale = min(1.0, GREATEST / (1 + weight))
-        grafted = self._graft_loss(batch, student.features.detach().float(), shares, seen)
-        return losses | {"ce": scale * labeled, "graft": scale * weight * grafted}
+            return {"ce": labeled, "kd": self.config.weight * kd}
+        new, old = self.step.num_new, self.config.strength * len(self._drawable)
+        scale = min(1.0, GREATEST / (new + old))
+        features = student.features.detach().float()
+        graft_ce, graft_kd = self._graft_losses(batch, features, shares, seen)
+        return {
+            "ce": scale * new * labeled,
+            "graft": scale * old * graft_ce,
+            "kd": self.config.weight * (kd + graft_kd),
+        }
 
-    def _graft_loss(self, batch: Batch, features: Tensor, shares: Tensor, seen: Output) -> Tensor:
-        """Return the cross-entropy of a batch whose means were exchanged."""
+    def _graft_losses(
+        self, batch: Batch, features: Tensor, shares: Tensor, seen: Output
+    ) -> tuple[Tensor, Tensor]:
+        """Return cross-entropy and distillation of a batch whose means were exchanged."""
         dist = self.step.dist
         # All processes draw for all pictures, and each takes its own: what is learnt does not
         # depend on how many there are.
@@ -206,18 +212,36 @@ class Graft(Method):
         kept, counts = self.tables["classes.vectors"], self.tables["classes.counts"]
         objects = draw_means(kept, counts, classes, noise)
         objects = torch.where(is_exchanged[:, None], objects, mean_features(features, shares))
-        rest, is_kept = mean_features(features, 1 - shares), torch.ones_like(is_exchanged)
-        if "background.weights" in self.tables:
-            is_kept = sides < 0.5
-            ends = self.tables["background.weights"].cumsum(0)
-            which = torch.searchsorted(ends, places * ends[-1]).clamp(max=len(ends) - 1)
-            rest = torch.where(is_kept[:, None], rest, self.tables["background.prototypes"][which])
+        rest, is_kept = self._draw_rest(features, shares, places, sides)
         around = self._targets_around(batch, seen, is_kept)
         given = batch.data_targets
         objects_are = torch.where(is_exchanged[:, None, None], (classes + 1)[:, None, None], given)
         targets = torch.where(self._is_new(given), objects_are, around).to(given.dtype)
-        logits = deeplab(self.step.network).decode(graft(features, shares, objects, rest)).logits
-        return fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
+        grafted = graft(features, shares, objects, rest)
+        logits = deeplab(self.step.network).decode(grafted).logits
+        ce = fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
+        distilled = torch.where(is_exchanged[:, None, None], torch.ones_like(shares), 1 - shares)
+        # Shifted alike: the teacher's features are others where the backbone learns
+        wanted = self._teacher_decodes(seen.features.float() + (grafted - features))
+        return ce, folded_distillation(logits, wanted, distilled)
+
+    def _draw_rest(
+        self, features: Tensor, shares: Tensor, places: Tensor, sides: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the means of what is around the objects, and whether they are a picture's own."""
+        own, is_kept = mean_features(features, 1 - shares), sides < 0.5
+        if "background.weights" not in self.tables:
+            return own, torch.ones_like(is_kept)
+        ends = self.tables["background.weights"].cumsum(0)
+        which = torch.searchsorted(ends, places * ends[-1]).clamp(max=len(ends) - 1)
+        return torch.where(
+            is_kept[:, None], own, self.tables["background.prototypes"][which]
+        ), is_kept
+
+    @torch.no_grad()
+    def _teacher_decodes(self, features: Tensor) -> Tensor:
+        assert self.step.teacher is not None
+        return deeplab(self.step.teacher).decode(features).logits
 
     def _targets_around(self, batch: Batch, seen: Output, is_kept: Tensor) -> Tensor:
         """Return what is around the objects: a background, or what the teacher is sure of."""

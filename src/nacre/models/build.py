@@ -17,8 +17,11 @@ from nacre.models.kinds.base import Kind
 from nacre.models.network import Network
 from nacre.utils.plugins import load_registered, registered
 
+OWN = "deeplab"
+"""The kind of our own networks, and what a config means that names none."""
+
 KINDS: dict[str, Kind] = {
-    "deeplab": deeplab.KIND,
+    OWN: deeplab.KIND,
     "hf": hf.KIND,
     "timm": timm.KIND,
     "smp": smp.KIND,
@@ -45,9 +48,14 @@ def find_kind(name: str) -> Kind:
     return kind
 
 
+def is_own_network(raw: Mapping[str, Any]) -> bool:
+    """Whether plain config values describe a network of ours: a backbone, a decoder, rows."""
+    return raw.get("kind", OWN) == OWN
+
+
 def model_config_type(raw: Mapping[str, Any]) -> type[ModelConfig]:
     """Return the config that belongs to what was written under ``model``."""
-    return find_kind(str(raw.get("kind", "deeplab"))).config
+    return find_kind(str(raw.get("kind", OWN))).config
 
 
 def read_model_config(raw: Mapping[str, Any]) -> ModelConfig:

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, create_model
 
 from nacre.errors import NacreError, describe_errors, shown
 from nacre.methods import find_method
+from nacre.models.build import is_own_network
 from nacre.models.io import ModelInfo
 from nacre.training.automatic import Choice
 from nacre.training.config import (
@@ -22,8 +23,13 @@ from nacre.training.presets import preset_values
 from nacre.utils.affects import LATER, NOTHING, deciding
 from nacre.utils.yaml_file import read_yaml
 
-METHOD = "mib"
-"""What learns a step unless another method is named."""
+
+def default_method(model: Mapping[str, Any]) -> str:
+    """Return what learns a step of a network unless another method is named.
+
+    Graft (docs/graft.md); MiB for networks of others, which have no decoder of their own.
+    """
+    return "graft" if is_own_network(model) else "mib"
 
 
 class LearnConfig(Recipe):
@@ -61,7 +67,7 @@ class LearnConfig(Recipe):
 def resolve_learn_config(raw: Mapping[str, Any]) -> LearnConfig:
     """Check plain data as a whole and return the typed config."""
     section = read_section(raw, "method")
-    kind = find_method(str(section.get("name", METHOD)))
+    kind = find_method(str(section.get("name", default_method(read_section(raw, "model")))))
     model: type[LearnConfig] = create_model(
         "LearnConfig",
         __base__=LearnConfig,
@@ -100,7 +106,8 @@ def build_learn_config(
         _check_said(assigned, overrides)
         written = deep_merge(written, assigned)
     written = deep_merge(written, overrides)
-    method = str(read_section(written, "method").get("name", METHOD))
+    model = start.model if start is not None else read_section(written, "model")
+    method = str(read_section(written, "method").get("name", default_method(model)))
     below = preset_values(preset, None, method) if preset else _automatic(automatic, method)
     below = deep_merge({"conventions": {"border": "ignored"}}, below)
     if start is not None:
@@ -150,7 +157,7 @@ def _check_said(written: Mapping[str, Any], said: Mapping[str, Any]) -> None:
 
 def _automatic(choice: Choice, method: str) -> ConfigValues:
     values: ConfigValues = dict(choice.values)
-    if method != METHOD:
+    if method != "mib":
         values.pop("method", None)  # the other methods have parts of their own
     own = find_method(method).presets.get("small", {})
     return deep_merge(values, {"method": {"name": method, **own}} if own else {})

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nacre.models.build import is_own_network
 from nacre.runs.learn import Learning, Start
 from nacre.runs.learn_config import LearnConfig, build_learn_config
 from nacre.runs.learn_data import open_folders
@@ -59,7 +60,7 @@ def plan_learning(
         look_at(choose_device("auto")),
         num_images,
         continues=start is not None,
-        has_backbone=start is None or start.info.model.get("kind", "deeplab") == "deeplab",
+        has_backbone=start is None or is_own_network(start.info.model),
     )
     config = build_learn_config(
         start=start.info if start else None,
