@@ -101,7 +101,11 @@ class Dkd(SigmoidMethod):
     regularizes = "outputs of old classes, and their parts"
     paper = "Baek et al. 2022"
     Config = DkdConfig
-    presets = {"paper ade20k": {"positive_weight": 35, "base_positive_weight": 35}}
+    presets = {
+        "paper ade20k": {"positive_weight": 35, "base_positive_weight": 35},
+        # At the demo's rate a network of four classes goes out of bounds with frozen batch norm.
+        "demo": {"parts": {"freeze_bn": False}},
+    }
     train_presets = {
         **SLOW_BACKBONE,
         "paper voc": {"epochs": 60, "batch_size": 32, "lr": 0.01, "incremental_lr": 0.001},

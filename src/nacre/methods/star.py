@@ -109,7 +109,10 @@ class Star(SigmoidMethod):
     regularizes = "features of old classes; their statistics"
     paper = "Chen et al. 2023"
     Config = StarConfig
-    presets = {"paper ade20k": {"positive_weight": 30}}
+    presets = {
+        "paper ade20k": {"positive_weight": 30},
+        "demo": {"parts": {"freeze_bn": False}},  # as DKD's
+    }
     train_presets = {
         **SLOW_BACKBONE,
         "paper voc": {"epochs": 60, "lr": 0.01, "incremental_lr": 0.001},
