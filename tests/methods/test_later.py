@@ -252,6 +252,42 @@ def test_graft_leaves_what_it_keeps_where_the_backbone_is_frozen():
     assert torch.equal(trainer.method.tables["classes.vectors"][: len(vectors)], vectors)
 
 
+@pytest.mark.parametrize(("images", "has_grafts"), [(7, False), (8, True), (None, True)])
+def test_graft_wants_eight_pictures(images, has_grafts):
+    seen = Seen("graft")
+    seen.method.begin_step(replace(seen.step, num_images=images))
+    losses = seen.method.losses(seen.batch, seen.student, seen.teacher)
+    assert ("graft" in losses) == has_grafts
+
+
+@pytest.mark.parametrize(("new", "old", "weights"), [(2, 2, (2, 1.5)), (4, 4, (20 / 7, 15 / 7))])
+def test_graft_weighs_classes_alike_and_grafts_are_distilled(monkeypatch, new, old, weights):
+    """Cross-entropies of 1 show the weights; a teacher that sees the graft gives its logits."""
+    seen = Seen("graft")
+    one = {"ce": torch.ones(())}
+    monkeypatch.setattr(graft_file, "fused_losses", lambda *_, **__: one)
+    asked, distilled = [], []
+    monkeypatch.setattr(
+        graft_file,
+        "folded_distillation",
+        lambda s, t, w: distilled.append((t, w)) or torch.ones(()),
+    )
+    decodes = seen.method._teacher_decodes
+    monkeypatch.setattr(seen.method, "_teacher_decodes", lambda f: asked.append(f) or decodes(f))
+    names = tuple(f"class {i}" for i in range(seen.step.num_old + new))
+    seen.method.step = replace(seen.step, class_names=names)
+    seen.method._drawable = torch.arange(old) % (OLD - 1)
+    losses = seen.method.losses(seen.batch, seen.student, seen.teacher)
+    assert (float(losses["ce"]), float(losses["graft"])) == pytest.approx(weights)
+    assert float(losses["kd"]) == 20
+    (_, around), (wanted, both) = distilled
+    assert torch.equal(wanted, decodes(asked[0]))
+    assert not torch.equal(wanted, seen.teacher.logits)
+    # Where no new class is to be seen: around the object, and on it where it was exchanged
+    is_exchanged = (both == 1).flatten(1).all(1)
+    assert torch.equal(both[~is_exchanged], around[~is_exchanged])
+
+
 @pytest.mark.parametrize("unknown", ["all classes", "one class"])
 def test_graft_is_mib_on_a_model_with_classes_of_another_method(unknown):
     seen = Seen("graft")

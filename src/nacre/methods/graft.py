@@ -23,7 +23,7 @@ A background in which the new class was hidden gives it up (`give_up`). Kept are
 class and 32 of the background: 82 kB per class with the 320 channels of EfficientNet-Lite0. Of
 classes that another method learnt there are none. Grafts of the others would take their place, and
 nothing but the distillation on the new object speaks for them: in such a model a step is MiB's, on
-a frozen backbone.
+a frozen backbone. So is one of fewer than 8 pictures.
 
 On features that stay as they are decoder and classifier bear twice the later learning rate
 (`lr_scale`).
@@ -81,6 +81,8 @@ INSIDE = 0.7
 """The share of a cell from which on it is a class's."""
 GREATEST = 5.0
 """What the weights of picture and graft may add up to."""
+FEWEST = 8
+"""Pictures without which there are no grafts: around the means of so few all is theirs."""
 UNKNOWN = -1
 """The count of a class that another method learnt."""
 
@@ -142,10 +144,11 @@ class Graft(Method):
         return [{**group, "lr_scale": self.config.lr_scale * group["lr_scale"]} for group in groups]
 
     def begin_step(self, step: Step) -> None:
-        """Find the classes of which there is something to draw from; none if one is unknown."""
+        """Find the classes of which grafts are drawn: none if of one class nothing is known."""
         self.step = step
         counts = self.tables.get("classes.counts", torch.full((self.num_old,), UNKNOWN)).cpu()
-        drawable = (counts > 0) & (counts != UNKNOWN).all()
+        is_few = step.num_images is not None and step.num_images < FEWEST
+        drawable = (counts > 0) & (counts != UNKNOWN).all() & (not is_few)
         self._drawable = drawable.nonzero().flatten().to(step.dist.device)
         self.tables = {key: value.to(step.dist.device) for key, value in self.tables.items()}
 

@@ -69,6 +69,7 @@ class Step:
         hidden: One row of channels per data set, see `Batch`; None where all old ones may hide.
         iterations_per_epoch: Updates of one pass over the step's images.
         overlapped: Whether pictures of this step may come again in others, with other labels.
+        num_images: How many pictures it has; None if nobody counted.
         open_batches: Opens this process's share of one such pass, see `batches`.
     """
 
@@ -83,6 +84,7 @@ class Step:
     iterations_per_epoch: int = 1
     open_batches: Callable[[], Iterator[Batch]] | None = None
     overlapped: bool = True
+    num_images: int | None = None
 
     @property
     def num_new(self) -> int:

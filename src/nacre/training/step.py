@@ -146,6 +146,7 @@ def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
     step = replace(
         _grow(spec, start, method, recipe, session.dist),
         iterations_per_epoch=_one_epoch(spec.sampler).iterations,
+        num_images=len(spec.dataset),
         open_batches=_opener(spec, recipe.train.num_workers, session.dist),
         overlapped=spec.overlapped,
     )
