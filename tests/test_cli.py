@@ -236,7 +236,7 @@ def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     log = nacre("log", birds).stdout
     assert "pearl, starfish" in log
     assert "birds" in log
-    assert "mib" in log
+    assert "graft" in log
     lineage = json.loads(nacre("log", birds, "--json").stdout)["lineage"]
     assert [entry["classes"] for entry in lineage] == [["pearl", "starfish"], ["crate"]]
     assert "crate" in nacre("eval", birds).stdout
