@@ -7,6 +7,7 @@ from PIL import Image, ImageOps
 
 import nacre
 from nacre.api.model import Prediction
+from nacre.errors import NacreError
 from nacre.models.io import load_model, save_model
 from nacre.runs.evaluate import evaluate_checkpoint
 from tiny_runs import tiny_run
@@ -156,3 +157,19 @@ def test_a_model_of_nan_says_so(tmp_path):
         nacre.load(out)
     with pytest.raises(nacre.NacreError, match=r"holds values that are not finite numbers"):
         evaluate_checkpoint(out, {})
+
+
+def test_a_method_keeps_its_name_beside_its_values(monkeypatch, tmp_path):
+    import nacre.api.model as api
+
+    def plan(*_, values, **__):
+        raise Planned(values["method"])
+
+    class Planned(Exception):
+        pass
+
+    monkeypatch.setattr(api, "plan_learning", plan)
+    with pytest.raises(Planned, match=r"\{'name': 'mib', 'weight': 3\}"):
+        nacre.learn("x", out=tmp_path, method="mib", config={"method": {"weight": 3}})
+    with pytest.raises(NacreError, match="'mib', and 'ft' in the config; say it once"):
+        nacre.learn("x", out=tmp_path, method="mib", config={"method": {"name": "ft"}})

@@ -252,6 +252,36 @@ def test_graft_leaves_what_it_keeps_where_the_backbone_is_frozen():
     assert torch.equal(trainer.method.tables["classes.vectors"][: len(vectors)], vectors)
 
 
+def test_around_a_graft_old_labels_hold_while_they_are_there_and_nothing_unsure_is_background():
+    seen = Seen("graft")
+    labels = torch.zeros_like(seen.labels)
+    labels[:, :8], labels[:, 8:12], labels[:, 12:16] = 1, 255, OLD
+    is_kept = torch.tensor([True, False, True, False])
+    hidden = torch.zeros(4, OLD + NEW, dtype=torch.bool)
+    hidden[2:, OLD] = True  # a new class may hide in the background of the last two
+    batch = replace(seen.batch, targets=labels, hidden=hidden)
+    around = seen.method._targets_around(batch, seen.teacher, is_kept)
+    for kept, targets in zip(is_kept, around, strict=True):
+        assert (targets[:8] == (1 if kept else 255)).all()
+        assert (targets[8:12] == 255).all()
+    assert (around[1, 16:] == 0).all()
+    assert (around[2:, 16:] == 255).all()
+
+
+def test_graft_keeps_something_of_a_class_of_small_things_and_nothing_of_one_it_never_saw():
+    vectors = [torch.tensor([[1.0], [2.0], [3.0]])]
+    assert graft_file._largest(vectors, [torch.tensor([0.2, 1.0, 2.0])]).tolist() == [[2.0], [3.0]]
+    assert (
+        graft_file._largest(vectors, [torch.tensor([0.2, 0.3, 0.9])]).tolist()
+        == vectors[0].tolist()
+    )
+    trainer, _, samples = second_step("graft")
+    images, targets = samples[0]
+    blank = Batch(images, targets * (targets < OLD), float(targets.numel()))
+    trainer.method.end_step(replace(trainer.step, open_batches=lambda: iter([blank])))
+    assert (trainer.method.tables["classes.counts"][OLD - 1 :] == graft_file.UNKNOWN).all()
+
+
 @pytest.mark.parametrize(("images", "has_grafts"), [(7, False), (8, True), (None, True)])
 def test_graft_wants_eight_pictures(images, has_grafts):
     seen = Seen("graft")

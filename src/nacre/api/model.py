@@ -27,6 +27,7 @@ from nacre.models.network import Network
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
 from nacre.terminal.bar import progress_bar
+from nacre.training.config import deep_merge, read_section
 from nacre.utils.device import choose_device
 from nacre.utils.progress import show_with
 
@@ -213,7 +214,11 @@ def learn(
     values: dict[str, Any] = {"classes": list(classes)}
     values |= {"method": {"name": method}} if method else {}
     values |= {"new": list(new), "rename": dict(rename or {}), "share": dict(share or {})}
-    values |= ({} if seed is None else {"seed": seed}) | config
+    values |= {} if seed is None else {"seed": seed}
+    named = read_section(config, "method").get("name", method)
+    if method is not None and named != method:
+        raise NacreError(f"method is {method!r}, and {named!r} in the config; say it once")
+    values = deep_merge(values, config)
     found = find_start(_start_path(start))
     plan = plan_learning(_paths(data), found, tests=_paths(tests), preset=preset, values=values)
     plan.learning(out)()

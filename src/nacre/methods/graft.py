@@ -84,7 +84,10 @@ GREATEST = 5.0
 FEWEST = 8
 """Pictures without which there are no grafts: around the means of so few all is theirs."""
 UNKNOWN = -1
-"""The count of a class that another method learnt."""
+"""The count of a class that another method learnt, or of which no pixel was seen."""
+
+Means = tuple[list[Tensor], list[Tensor]]
+"""Of a class: vectors of its objects, and the cells that they cover."""
 
 
 class GraftConfig(MethodConfig):
@@ -252,9 +255,10 @@ class Graft(Method):
         height, width = given.shape[-2:]
         view = teacher_view(seen.logits, (height, width), "probability")
         named = torch.where(view.scores >= SURE, view.channels, ignored).to(given.dtype)
-        named = torch.where(batch.sure_targets(self.num_old) == 0, named, ignored)
-        around = torch.where(is_kept[:, None, None], named, torch.zeros_like(given))
-        return torch.where(given == ignored, ignored, around)
+        kept, sure = is_kept[:, None, None], batch.sure_targets(self.num_old)
+        around = torch.where(kept, named, torch.zeros_like(given))
+        # A label of an old class holds as long as what it labels is there.
+        return torch.where(sure == 0, around, torch.where(kept, sure, ignored))
 
     def _is_new(self, targets: Tensor) -> Tensor:
         return (targets >= max(self.num_old, 1)) & (targets != ignore_value(targets))
@@ -275,17 +279,20 @@ class Graft(Method):
         network: Network = step.network.eval()
         self._carry(step, network)
         wants_background = "background.weights" not in self.tables
-        found: list[list[Tensor]] = [[] for _ in range(max(self.num_old, 1), step.num_classes)]
+        found: list[Means] = [([], []) for _ in range(max(self.num_old, 1), step.num_classes)]
         cells: list[Tensor] = []
         for batch in step.batches():
             output = network(batch.images)
             features = output.features.float()
-            for vectors, shares in zip(found, self._new_shares(batch, features), strict=True):
-                holds = (shares.sum((1, 2)) >= 1).cpu()
-                vectors.append(mean_features(features, shares).cpu()[holds])
+            for (vectors, areas), shares in zip(
+                found, self._new_shares(batch, features), strict=True
+            ):
+                area = shares.sum((1, 2)).cpu()
+                vectors.append(mean_features(features, shares).cpu()[area > 0])
+                areas.append(area[area > 0])
             if wants_background:
                 cells.append(_background_cells(step, batch, output).cpu())
-        self._keep_classes(step, [torch.cat(vectors) for vectors in found])
+        self._keep_classes(step, [_largest(*means) for means in found])
         if wants_background:
             sample = torch.cat(step.dist.all(torch.cat(cells)))
             if len(sample):
@@ -318,7 +325,7 @@ class Graft(Method):
             vectors = torch.cat(step.dist.all(own[: -(-VECTORS // step.dist.world_size)]))[:VECTORS]
             # In an order of their own, not that of processes
             vectors = vectors[vectors[:, 0].argsort()]
-            kept[i, : len(vectors)], counts[i] = vectors, len(vectors)
+            kept[i, : len(vectors)], counts[i] = vectors, len(vectors) or UNKNOWN
         self.tables |= {"classes.vectors": kept, "classes.counts": counts}
 
     def state(self) -> dict[str, Tensor]:
@@ -330,6 +337,12 @@ class Graft(Method):
         self.tables = dict(state)
 
 
+def _largest(vectors: list[Tensor], areas: list[Tensor]) -> Tensor:
+    """Return the vectors of objects of a cell and more; all of them if none is so large."""
+    means, is_large = torch.cat(vectors), torch.cat(areas) >= 1
+    return means[is_large] if is_large.any() else means
+
+
 def _background_cells(step: Step, batch: Batch, output: Output) -> Tensor:
     """Return features of some background cells of each picture, first of those taken for it."""
     features = output.features.float()
@@ -337,7 +350,7 @@ def _background_cells(step: Step, batch: Batch, output: Output) -> Tensor:
     is_background = (cell_shares(batch.targets == 0, size) >= 0.95).flatten(1).cpu()
     is_doubtful = (output.logits.argmax(1) != 0).flatten(1).cpu()
     cells = is_background.shape[1]
-    pictures = step.iterations_per_epoch * len(features) * step.dist.world_size
+    pictures = step.num_images or step.iterations_per_epoch * len(features) * step.dist.world_size
     # The first of a fixed random order of the cells, for each picture
     rank = torch.randperm(cells, generator=torch.Generator().manual_seed(0))
     rank = rank + cells * is_doubtful + 2 * cells * ~is_background
