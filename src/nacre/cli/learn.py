@@ -19,7 +19,8 @@ StartModel = Annotated[
 LearnMethod = Annotated[
     str | None,
     typer.Option(
-        "--method", help="See `nacre methods`; graft unless given, and mib for networks of others."
+        "--method",
+        help="See `nacre methods`; graft unless given, and mib for networks of other kinds.",
     ),
 ]
 Classes = Annotated[

@@ -22,8 +22,8 @@ classes that share them, to 5 at most:
 A background in which the new class was hidden gives it up (`give_up`). Kept are 64 vectors per
 class and 32 of the background: 82 kB per class with the 320 channels of EfficientNet-Lite0. Of
 classes that another method learnt there are none. Grafts of the others would take their place, and
-nothing but the distillation on the new object speaks for them: in such a model a step is MiB's, on
-a frozen backbone. So is one of fewer than 8 pictures.
+nothing but the distillation on the new object speaks for them: in such a model the losses are
+MiB's, `ce` and `kd` everywhere, on a frozen backbone. So are those of fewer than 8 pictures.
 
 On features that stay as they are decoder and classifier bear twice the later learning rate
 (`lr_scale`).

@@ -2,9 +2,9 @@
 
 The network and the crop go by the device and its memory, the batch by the memory, the length by
 the number of pictures: few pictures are seen often, many pictures a few times. A model that is
-continued keeps its own network and crop, and from few pictures its backbone and batch norm, too:
-statistics of ten pictures are no statistics, and old classes were lost to them (docs/results.md).
-Everything can be set by hand over it.
+continued keeps its own network and crop. Where MiB learns from few pictures, it keeps its backbone
+and batch norm, too: statistics of ten pictures are no statistics, and old classes were lost to them
+(docs/results.md). Everything can be set by hand over it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import torch
 
 GIB = 2**30
 FEW = 200
-"""Fewer pictures than these do not change what is frozen then."""
+"""Pictures from which on MiB changes the backbone and batch norm of a model that is continued."""
 
 # Bytes that one picture of the crop takes in training with this network, activations and all.
 _PER_IMAGE = {"resnet101": 0.9 * GIB, "resnet50": 0.6 * GIB}
