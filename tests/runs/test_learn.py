@@ -191,12 +191,13 @@ def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
     pets, data, tmp_path, after
 ):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    learning(data / "birds", whole, start=pets)()
+    longer = {"start": pets, "train": {**TINY["train"], "epochs": 5}}
+    learning(data / "birds", whole, **longer)()
     try:
-        learning(data / "birds", cut, start=pets, should_stop=StopAfter(after))()
+        learning(data / "birds", cut, should_stop=StopAfter(after), **longer)()
     except Interrupted:
         assert not (cut / "metrics.json").exists()
-    learning(data / "birds", cut, start=pets)()
+    learning(data / "birds", cut, **longer)()
     same_tensors(whole, cut)
     assert (whole / "metrics.json").read_bytes() == (cut / "metrics.json").read_bytes()
     events = [
@@ -205,7 +206,7 @@ def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
     ]
     assert events[0] == events[1]
     before = (cut / "model.safetensors").stat().st_mtime_ns
-    learning(data / "birds", cut, start=pets)()
+    learning(data / "birds", cut, **longer)()
     assert (cut / "model.safetensors").stat().st_mtime_ns == before, "it is not learnt again"
 
 
