@@ -13,6 +13,7 @@ from nacre.losses.fused import fused_losses
 from nacre.losses.grafting import Drift, folded_distillation
 from nacre.losses.local_pod import local_pod
 from nacre.methods import METHODS, Batch
+from nacre.models.deeplab import DeepLab
 from small_steps import NEW, OLD, SIDE, pictures, second_step
 
 
@@ -266,6 +267,29 @@ def test_around_a_graft_old_labels_hold_while_they_are_there_and_nothing_unsure_
         assert (targets[8:12] == 255).all()
     assert (around[1, 16:] == 0).all()
     assert (around[2:, 16:] == 255).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grafts_are_decoded_in_the_precision_of_the_pictures(monkeypatch, dtype):
+    seen = Seen("graft")
+    images, is_mixed = seen.batch.images, dtype != torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_mixed):
+        student = seen.trainer.student(images)
+        with torch.no_grad():
+            teacher = seen.step.teacher(images)
+    decoded = []
+
+    def decode(self, *given):
+        output = plain(self, *given)
+        decoded.append(output.decoder_features.dtype)
+        return output
+
+    plain = DeepLab.decode
+    monkeypatch.setattr(DeepLab, "decode", decode)
+    losses = seen.method.losses(seen.batch, student, teacher)
+    assert decoded == [dtype, dtype]
+    assert teacher.decoder_features.dtype == dtype
+    assert all(loss.isfinite() for loss in losses.values())
 
 
 def test_graft_keeps_something_of_a_class_of_small_things_and_nothing_of_one_it_never_saw():

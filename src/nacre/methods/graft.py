@@ -224,11 +224,13 @@ class Graft(Method):
         objects_are = torch.where(is_exchanged[:, None, None], (classes + 1)[:, None, None], given)
         targets = torch.where(self._is_new(given), objects_are, around).to(given.dtype)
         grafted = graft(features, shares, objects, rest)
-        logits = deeplab(self.step.network).decode(grafted).logits
+        with _precision_of(seen.decoder_features):
+            logits = deeplab(self.step.network).decode(grafted).logits
         ce = fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
         distilled = torch.where(is_exchanged[:, None, None], torch.ones_like(shares), 1 - shares)
         # Shifted alike: the teacher's features are others where the backbone learns
-        wanted = self._teacher_decodes(seen.features.float() + (grafted - features))
+        with _precision_of(seen.decoder_features):
+            wanted = self._teacher_decodes(seen.features.float() + (grafted - features))
         return ce, folded_distillation(logits, wanted, distilled)
 
     def _draw_rest(
@@ -335,6 +337,13 @@ class Graft(Method):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take it back."""
         self.tables = dict(state)
+
+
+def _precision_of(features: Tensor) -> torch.autocast:
+    """Return what lets a decoder compute in the precision in which it gave some features."""
+    is_mixed = features.dtype in (torch.float16, torch.bfloat16)
+    dtype = features.dtype if is_mixed else torch.bfloat16
+    return torch.autocast(features.device.type, dtype, enabled=is_mixed)
 
 
 def _largest(vectors: list[Tensor], areas: list[Tensor]) -> Tensor:
