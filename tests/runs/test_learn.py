@@ -135,12 +135,13 @@ def test_many_pictures_teach_the_whole_network_and_other_methods_keep_their_part
     many = choose(Machine("cpu", 0, True), FEW, continues=True)
     assert "method" not in many.values
     few = choose(Machine("cpu", 0, True), FEW - 1, continues=True)
-    assert "stay as they are" in few.reasons[0]
+    assert few.values["method"] == {"parts": {"freeze": "backbone", "freeze_bn": True}}
     foreign = choose(Machine("cpu", 0, True), FEW - 1, continues=True, has_backbone=False)
     assert foreign.values["method"] == {"parts": {"freeze_bn": True}}
     values = {**TINY, "method": {"name": "plop"}}
     plan = plan_learning([data / "birds"], find_start(pets), values=values)
     assert plan.config.method.parts.freeze == "nothing"
+    assert plan.how == "learnt by PLOP"
 
 
 def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):
@@ -411,8 +412,19 @@ def test_what_is_chosen_without_a_preset_fits_and_is_said(pets, data):
     assert plan.config.model.backbone == "tiny"
     assert plan.config.images.crop_size == 32
     assert "start model's network" in plan.reasons[0]
+    assert plan.how == "learnt by Graft; backbone and batch norm stay as before"
+    assert plan_learning([data / "birds"], None, values={}).how == "", "nothing is before step 0"
     own = plan_learning([data / "birds"], find_start(pets), values={"train": {"batch_size": 2}})
     assert own.reasons == (), "what a person sets needs no reason"
+
+
+def test_an_option_of_another_method_is_refused_by_the_name_of_the_one_that_was_not_named(data):
+    values = {"method": {"init": "random"}}
+    with pytest.raises(NacreError, match=r"method\.init: unknown.*\(of graft, as no method is"):
+        plan_learning([data / "birds"], None, values=values)
+    values["method"]["name"] = "graft"
+    with pytest.raises(NacreError, match=r"known here: name.*lr_scale$"):
+        plan_learning([data / "birds"], None, values=values)
 
 
 def test_a_model_is_tested_again_on_its_own_and_on_other_folders(pets, data, tmp_path):

@@ -105,7 +105,7 @@ def _learn(
         if profile and is_main_process():
             observers.append(Profiler(profile, out.with_name(f"{out.name}-profile")))
         learning = plan.learning(out, observers=observers, should_stop=stop)
-        console.print(plan_lines(learning.data, plan.reasons))
+        console.print(plan_lines(learning.data, plan.how, plan.reasons))
         metrics = until_interrupted(learning, command_to_go_on("learn", "--out", str(out)))
     if is_main_process():
         console.print(learn_table(metrics))

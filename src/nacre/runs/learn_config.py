@@ -79,7 +79,10 @@ def resolve_learn_config(raw: Mapping[str, Any]) -> LearnConfig:
     try:
         return model.model_validate({**raw, "method": {"name": kind.name, **section}})
     except ValidationError as error:
-        raise NacreError(describe_errors(error, model)) from error
+        is_of_method = any(one["loc"][:1] == ("method",) for one in error.errors())
+        unsaid = is_of_method and "name" not in section
+        hint = f" (of {kind.name}, as no method is named)" if unsaid else ""
+        raise NacreError(describe_errors(error, model) + hint) from error
 
 
 def build_learn_config(

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nacre.methods import find_method
+from nacre.methods.parts import Shared
 from nacre.models.build import is_own_network
 from nacre.runs.learn import Learning, Start
 from nacre.runs.learn_config import LearnConfig, build_learn_config
@@ -13,12 +15,19 @@ from nacre.training.config import deep_merge
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 
+FROZEN: dict[Shared, list[str]] = {
+    "nothing": [],
+    "backbone": ["backbone"],
+    "decoder": ["backbone", "decoder"],
+}
+
 
 class Plan:
     """A step that is about to be learnt: its config, and why it is as it is."""
 
     def __init__(self, config: LearnConfig, start: Start | None, choice: Choice | None) -> None:
         self.config, self.start = config, start
+        self.how = _how(config) if start else ""
         self.reasons = choice.reasons if choice and _was_taken(choice, config) else ()
 
     def learning(
@@ -32,10 +41,22 @@ class Plan:
         return Learning(self.config, out, self.start, observers=observers, should_stop=should_stop)
 
 
+def _how(config: LearnConfig) -> str:
+    """Return by which method a model is continued, and what of it does not change."""
+    parts = config.method.parts
+    kept = FROZEN[parts.freeze].copy()
+    kept += ["batch norm"] if parts.freeze_bn else []
+    kept += ["old classifier rows"] if parts.freeze_old_rows else []
+    named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
+    stays = f"; {named} {'stay' if kept[1:] else 'stays'} as before" if kept else ""
+    return f"learnt by {find_method(config.method.name).title}{stays}"
+
+
 def _was_taken(choice: Choice, config: LearnConfig) -> bool:
     """Whether what was chosen is what is done: a person's own values need no reasons."""
-    plain = config.to_dict()
-    return deep_merge(plain, choice.values) == plain
+    plain, chosen = config.to_dict(), {**choice.values}
+    chosen.pop("method", None)  # of MiB's parts `how` speaks
+    return deep_merge(plain, chosen) == plain
 
 
 def plan_learning(

@@ -15,8 +15,8 @@ from nacre.report.numbers import percent
 SHOWN = 8
 
 
-def plan_lines(data: LearnData, reasons: Sequence[str]) -> RenderableType:
-    """Return what a step will learn from what, and what was chosen for it and why."""
+def plan_lines(data: LearnData, how: str, reasons: Sequence[str]) -> RenderableType:
+    """Return what a step will learn from what and how, and what was chosen for it and why."""
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
         hides = data.hidden_names(one)
@@ -31,6 +31,7 @@ def plan_lines(data: LearnData, reasons: Sequence[str]) -> RenderableType:
                     "yellow",
                 )
             )
+    lines += [Text(how)] if how else []
     return Group(*lines, *(Text(reason, "dim") for reason in reasons))
 
 

@@ -106,9 +106,6 @@ def _reasons(machine: Machine, num_images: int, values: dict[str, Any]) -> tuple
             f"{values['images']['crop_size']} pixels"
         )
     passes = train["iterations"] * train["batch_size"] / max(1, num_images)
-    if "method" in values:
-        what = "backbone and batch norm" if "freeze" in values["method"]["parts"] else "batch norm"
-        network += f" ({what} stay as they are)"
     return (
         f"{network}, batches of {train['batch_size']}: what fits {where}",
         f"{train['iterations']:,} updates, each of the {num_images:,} pictures about "
