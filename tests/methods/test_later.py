@@ -324,10 +324,13 @@ def test_graft_weighs_classes_alike_and_grafts_are_distilled(monkeypatch, new, o
     monkeypatch.setattr(
         graft_file,
         "folded_distillation",
-        lambda s, t, w: distilled.append((t, w)) or torch.ones(()),
+        lambda s, t, w, **_: distilled.append((t, w)) or torch.ones(()),
     )
-    decodes = seen.method._teacher_decodes
-    monkeypatch.setattr(seen.method, "_teacher_decodes", lambda f: asked.append(f) or decodes(f))
+    teacher = seen.step.teacher
+    decodes = teacher.decode_maps
+    monkeypatch.setattr(
+        teacher, "decode_maps", lambda *given: asked.append(given) or decodes(*given)
+    )
     names = tuple(f"class {i}" for i in range(seen.step.num_old + new))
     seen.method.step = replace(seen.step, class_names=names)
     seen.method._drawable = torch.arange(old) % (OLD - 1)
@@ -335,7 +338,7 @@ def test_graft_weighs_classes_alike_and_grafts_are_distilled(monkeypatch, new, o
     assert (float(losses["ce"]), float(losses["graft"])) == pytest.approx(weights)
     assert float(losses["kd"]) == 20
     (_, around), (wanted, both) = distilled
-    assert torch.equal(wanted, decodes(asked[0]))
+    assert torch.equal(wanted, decodes(*asked[0]).logits)
     assert not torch.equal(wanted, seen.teacher.logits)
     # Where no new class is to be seen: around the object, and on it where it was exchanged
     is_exchanged = (both == 1).flatten(1).all(1)

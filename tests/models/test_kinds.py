@@ -24,13 +24,14 @@ from nacre.models.kinds.hf import HfConfig
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
-from nacre.training.events import Event, Iterated
+from nacre.training.events import Event, Iterated, Trained
 from nacre.training.step import Interrupted
 
 LEARN = Path(__file__).with_name("learn_kinds.py")
 SIDE = 64
-NAMES = [name for name in MODELS if name != "deeplab"]
-BY_TWO = [name for name in MODELS if not name.startswith("deeplab")]
+GRAFTS = ["hf, graft", "smp, graft", "torchvision, graft"]
+NAMES = [name for name in MODELS if name != "deeplab"] + GRAFTS
+BY_TWO = [name for name in NAMES if not name.startswith("deeplab")]
 
 RUN: dict[str, Any] = {
     "scenario": "scenes/4-4/overlapped",
@@ -42,7 +43,8 @@ RUN: dict[str, Any] = {
 
 
 def values_of(name: str) -> dict[str, Any]:
-    return deep_merge(RUN, {"model": MODELS[name]})
+    model, _, method = name.partition(", ")
+    return deep_merge(RUN, {"model": MODELS[model], "method": {"name": method or "mib"}})
 
 
 def config_of(name: str) -> RunConfig:
@@ -51,7 +53,7 @@ def config_of(name: str) -> RunConfig:
 
 def need(name: str) -> None:
     """Skip where the library of a kind is not installed."""
-    kind = MODELS[name].get("kind", "deeplab")
+    kind = MODELS[name.partition(", ")[0]].get("kind", "deeplab")
     if kind == "hf":
         pytest.importorskip("transformers")
     elif kind in ("timm", "smp", "torchvision") and not import_foreign():
@@ -173,13 +175,34 @@ def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_itera
     for method, message in (
         ({"name": "ewc"}, "'ewc' needs classifier"),
         ({"name": "ilt"}, "'ilt' needs features"),
-        (learning, "'graft' needs classifier"),
+        (learning, "'graft' needs backbone of a network.* `base_model`, `backbone` or `encoder`"),
+        ({"name": "ssul"}, "'ssul' needs backbone and classifier"),
     ):
         changed = deep_merge(values, {"method": method, "model": {"stages": []}})
         with pytest.raises(NacreError, match=message):
             run_scenario(build_config(overrides=changed), tmp_path / str(method["name"]))
     named = deep_merge(values, {"method": {"name": "ilt"}})
     run_scenario(build_config(overrides=named), tmp_path / "named")
+
+
+@pytest.mark.parametrize("name", GRAFTS)
+def test_means_of_old_classes_are_grafted_onto_the_maps_of_any_backbone(
+    name: str, tmp_path: Path
+) -> None:
+    need(name)
+    seen: list[Event] = []
+    run_scenario(config_of(name), tmp_path, observers=[seen.append])
+    later = [event.losses for event in seen if isinstance(event, Trained) and event.step == 1]
+    assert later
+    assert all(losses["graft"] > 0 and losses["kd"] > 0 for losses in later)
+    states = [
+        load_model(tmp_path / f"step-{i}" / "model.safetensors")[0].state_dict() for i in (0, 1)
+    ]
+    part = load_model(find_model(tmp_path))[0].pretrained_part
+    assert part is not None
+    frozen = [key for key in states[0] if key.split(".", 2)[-1] in part.state_dict()]
+    assert frozen
+    assert all(torch.equal(states[0][key], states[1][key]) for key in frozen)
 
 
 def test_a_network_without_background_is_not_learnt_from_nothing(tmp_path: Path) -> None:
@@ -315,7 +338,7 @@ def test_every_method_learns_with_a_foreign_network_or_refuses_it_at_once(
     except NacreError as error:
         refused = str(error)
     if refused:
-        assert re.search(r"needs classifier .* kind 'python' does not give", refused)
+        assert re.search(r"needs (backbone|classifier|backbone and classifier) .* kind 'python' does not give", refused)
         assert not any(isinstance(event, Iterated) for event in seen), "before the first iteration"
     else:
         assert nacre.load(tmp_path / "run", "cpu").network.num_classes == 9

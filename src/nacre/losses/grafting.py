@@ -23,7 +23,8 @@ pictures that were seen before and after (`Drift`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,27 @@ RIDGE = 1e-3
 """What holds a drift small, beside the mean square of the features."""
 
 
+def size_of(maps: Tensor) -> tuple[int, int]:
+    """Return height and width."""
+    return maps.shape[-2], maps.shape[-1]
+
+
+def pool(values: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the means of N,K,H,W in each cell of a coarser grid."""
+    if size_of(values) == size:
+        return values
+    height, width = (-(-full // cells) for full, cells in zip(values.shape[-2:], size, strict=True))
+    # As many pixels to every cell: sizes that the grid does not divide are stretched a little.
+    values = F.interpolate(values, (height * size[0], width * size[1]), mode="nearest")
+    return F.avg_pool2d(values, (height, width))
+
+
+def stack(maps: Sequence[Tensor]) -> Tensor:
+    """Return maps as one, N,K,h,w, on the grid of the coarsest."""
+    size = min((size_of(one) for one in maps), key=math.prod)
+    return torch.cat([pool(one, size) for one in maps], 1)
+
+
 def cell_shares(mask: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the share of each cell that a mask covers.
 
@@ -42,17 +64,18 @@ def cell_shares(mask: Tensor, size: tuple[int, int]) -> Tensor:
         mask: N,H,W, bool.
         size: Height and width of the grid of cells.
     """
-    height, width = (-(-full // cells) for full, cells in zip(mask.shape[-2:], size, strict=True))
-    values = mask[:, None].float()
-    # As many pixels to every cell: sizes that the grid does not divide are stretched a little.
-    values = F.interpolate(values, (height * size[0], width * size[1]), mode="nearest")
-    return F.avg_pool2d(values, (height, width))[:, 0]
+    return pool(mask[:, None].float(), size)[:, 0]
 
 
 def mean_features(features: Tensor, shares: Tensor) -> Tensor:
     """Return the mean of the features over the cells, weighted by shares: N,K of N,K,h,w."""
     weights = shares[:, None]
     return (features * weights).sum((2, 3)) / weights.sum((2, 3)).clamp(min=LEAST)
+
+
+def map_means(maps: Sequence[Tensor], shares: Sequence[Tensor]) -> Tensor:
+    """Return the means of all maps, each with the shares of its cells: N,K."""
+    return torch.cat([mean_features(*one) for one in zip(maps, shares, strict=True)], 1)
 
 
 def draw_means(kept: Tensor, counts: Tensor, classes: Tensor, noise: Tensor) -> Tensor:
@@ -91,6 +114,15 @@ def graft(features: Tensor, shares: Tensor, objects: Tensor, background: Tensor)
     )
 
 
+def graft_maps(
+    maps: Sequence[Tensor], shares: Sequence[Tensor], objects: Tensor, background: Tensor
+) -> list[Tensor]:
+    """Return maps with other means, which are those of all maps together."""
+    widths = [one.shape[1] for one in maps]
+    means = torch.split(objects, widths, 1), torch.split(background, widths, 1)
+    return [graft(*one) for one in zip(maps, shares, *means, strict=True)]
+
+
 def old_share(old_logits: Tensor, shares: Tensor) -> Tensor:
     """Return the probability that a teacher takes an object for one of its classes: N.
 
@@ -102,7 +134,9 @@ def old_share(old_logits: Tensor, shares: Tensor) -> Tensor:
     return 1 - mean_features(background, shares)[:, 0]
 
 
-def folded_distillation(logits: Tensor, old_logits: Tensor, weights: Tensor) -> Tensor:
+def folded_distillation(
+    logits: Tensor, old_logits: Tensor, weights: Tensor, *, has_background: bool = True
+) -> Tensor:
     """Distillation of the old channels, unbiased (eq. 7), on cells that weigh differently.
 
     Where a new class is labelled the teacher is wrong: it names the old class that looks most like
@@ -112,11 +146,14 @@ def folded_distillation(logits: Tensor, old_logits: Tensor, weights: Tensor) -> 
         logits: N,C,h,w.
         old_logits: N,O,h,w, the teacher's.
         weights: N,h,w.
+        has_background: False where nothing hid the new classes: only old ones are compared (eq. 6).
 
     Returns:
         The mean over cells and old channels.
     """
     num_old = old_logits.shape[1]
+    if not has_background:
+        logits = logits[:, :num_old]
     log_p = logits.float().log_softmax(1)
     background = torch.cat([log_p[:, :1], log_p[:, num_old:]], 1).logsumexp(1, keepdim=True)
     folded = torch.cat([background, log_p[:, 1:num_old]], 1)

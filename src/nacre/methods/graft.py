@@ -49,9 +49,12 @@ from nacre.losses.grafting import (
     find_prototypes,
     folded_distillation,
     give_up,
-    graft,
-    mean_features,
+    graft_maps,
+    map_means,
     old_share,
+    pool,
+    size_of,
+    stack,
 )
 from nacre.losses.pseudo_labels import teacher_view
 from nacre.methods.base import (
@@ -63,7 +66,6 @@ from nacre.methods.base import (
     label_cross_entropy,
     require_teacher,
 )
-from nacre.methods.parts import deeplab
 from nacre.models.network import Network, Output
 from nacre.scenarios.classes import ignore_value
 
@@ -121,7 +123,7 @@ class Graft(Method):
     presets = {"demo": {"parts": {"freeze": "nothing", "freeze_bn": False}}}
     tunable = ("strength",)
     uses_teacher = True
-    needs = frozenset({"classifier"})  # of a network of ours, whose decoder sees the grafts
+    needs = frozenset({"backbone"})
     unsure = "kept"
     persistent_state = frozenset({"classes", "background"})
     config: GraftConfig
@@ -164,10 +166,10 @@ class Graft(Method):
         assert step.teacher is not None
         explained = torch.zeros(step.num_new, len(centers), device=centers.device)
         for batch in step.batches():
-            features = step.teacher(batch.images).features
-            for i, shares in enumerate(self._new_shares(batch, features)):
-                inside = (shares >= INSIDE).float().flatten()
-                cells = features.float().permute(0, 2, 3, 1).flatten(0, 2)
+            features = _stacked(step.teacher, batch)
+            cells = features.permute(0, 2, 3, 1).flatten(0, 2)
+            for i, mask in enumerate(self._new_masks(batch)):
+                inside = (cell_shares(mask, size_of(features)) >= INSIDE).float().flatten()
                 explained[i] += count_nearest(cells, centers, inside)
         weights = self.tables["background.weights"]
         self.tables["background.weights"] = give_up(weights, step.dist.sum(explained))
@@ -185,16 +187,18 @@ class Graft(Method):
             hidden=batch.hidden,
             num_pixels=batch.num_valid_pixels,
         )["ce"]
-        shares = self._object_shares(batch, student.features)
+        shares = cell_shares(self._is_new(batch.data_targets), size_of(student.logits))
         has_grafts = len(self._drawable) > 0
         distilled = 1 - shares if has_grafts else torch.ones_like(shares)
-        kd = folded_distillation(student.logits, seen.logits, distilled)
+        has_background = student.has_background
+        kd = folded_distillation(
+            student.logits, seen.logits, distilled, has_background=has_background
+        )
         if not has_grafts:
             return {"ce": labeled, "kd": self.config.weight * kd}
         new, old = self.step.num_new, self.config.strength * len(self._drawable)
         scale = min(1.0, GREATEST / (new + old))
-        features = student.features.detach().float()
-        graft_ce, graft_kd = self._graft_losses(batch, features, shares, seen)
+        graft_ce, graft_kd = self._graft_losses(batch, student, seen, shares)
         return {
             "ce": scale * new * labeled,
             "graft": scale * old * graft_ce,
@@ -202,13 +206,14 @@ class Graft(Method):
         }
 
     def _graft_losses(
-        self, batch: Batch, features: Tensor, shares: Tensor, seen: Output
+        self, batch: Batch, student: Output, seen: Output, shares: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return cross-entropy and distillation of a batch whose means were exchanged."""
-        dist = self.step.dist
+        dist, network, teacher = self.step.dist, self.step.network, self.step.teacher
+        assert teacher is not None
         # All processes draw for all pictures, and each takes its own: what is learnt does not
         # depend on how many there are.
-        count, device = len(features), features.device
+        count, device = len(shares), shares.device
         total, own = count * dist.world_size, slice(dist.rank * count, (dist.rank + 1) * count)
         drawn = torch.randint(len(self._drawable), (total,), device=device)[own]
         noise = torch.randn(total, VECTORS, device=device)[own]
@@ -217,27 +222,31 @@ class Graft(Method):
         is_exchanged = chances < old_share(seen.logits, shares)
         kept, counts = self.tables["classes.vectors"], self.tables["classes.counts"]
         objects = draw_means(kept, counts, classes, noise)
-        objects = torch.where(is_exchanged[:, None], objects, mean_features(features, shares))
-        rest, is_kept = self._draw_rest(features, shares, places, sides)
-        around = self._targets_around(batch, seen, is_kept)
         given = batch.data_targets
+        is_new = self._is_new(given)
+        maps = [one.float() for one in network.maps(student)]
+        covered = [cell_shares(is_new, size_of(one)) for one in maps]
+        objects = torch.where(is_exchanged[:, None], objects, map_means(maps, covered))
+        own_rest = map_means(maps, [1 - one for one in covered])
+        rest, is_kept = self._draw_rest(own_rest, places, sides)
+        around = self._targets_around(batch, seen, is_kept)
         objects_are = torch.where(is_exchanged[:, None, None], (classes + 1)[:, None, None], given)
-        targets = torch.where(self._is_new(given), objects_are, around).to(given.dtype)
-        grafted = graft(features, shares, objects, rest)
-        with _precision_of(seen.decoder_features):
-            logits = deeplab(self.step.network).decode(grafted).logits
+        targets = torch.where(is_new, objects_are, around).to(given.dtype)
+        grafted = graft_maps(maps, covered, objects, rest)
+        with _precision_of(seen):
+            logits = network.decode_maps(grafted, batch.images, student).logits
         ce = fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
         distilled = torch.where(is_exchanged[:, None, None], torch.ones_like(shares), 1 - shares)
         # Shifted alike: the teacher's features are others where the backbone learns
-        with _precision_of(seen.decoder_features):
-            wanted = self._teacher_decodes(seen.features.float() + (grafted - features))
+        triples = zip(teacher.maps(seen), grafted, maps, strict=True)
+        shifted = [was.float() + (new - own) for was, new, own in triples]
+        with torch.no_grad(), _precision_of(seen):
+            wanted = teacher.decode_maps(shifted, batch.images, seen).logits
         return ce, folded_distillation(logits, wanted, distilled)
 
-    def _draw_rest(
-        self, features: Tensor, shares: Tensor, places: Tensor, sides: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _draw_rest(self, own: Tensor, places: Tensor, sides: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means of what is around the objects, and whether they are a picture's own."""
-        own, is_kept = mean_features(features, 1 - shares), sides < 0.5
+        is_kept = sides < 0.5
         if "background.weights" not in self.tables:
             return own, torch.ones_like(is_kept)
         ends = self.tables["background.weights"].cumsum(0)
@@ -245,11 +254,6 @@ class Graft(Method):
         return torch.where(
             is_kept[:, None], own, self.tables["background.prototypes"][which]
         ), is_kept
-
-    @torch.no_grad()
-    def _teacher_decodes(self, features: Tensor) -> Tensor:
-        assert self.step.teacher is not None
-        return deeplab(self.step.teacher).decode(features).logits
 
     def _targets_around(self, batch: Batch, seen: Output, is_kept: Tensor) -> Tensor:
         """Return what is around the objects: a background, or what the teacher is sure of."""
@@ -265,15 +269,10 @@ class Graft(Method):
     def _is_new(self, targets: Tensor) -> Tensor:
         return (targets >= max(self.num_old, 1)) & (targets != ignore_value(targets))
 
-    def _object_shares(self, batch: Batch, features: Tensor) -> Tensor:
-        size = (features.shape[-2], features.shape[-1])
-        return cell_shares(self._is_new(batch.data_targets), size)
-
-    def _new_shares(self, batch: Batch, features: Tensor) -> list[Tensor]:
-        """Return the shares of each new class."""
-        size, first = (features.shape[-2], features.shape[-1]), max(self.num_old, 1)
-        channels = range(first, self.num_old + self.step.num_new)
-        return [cell_shares(batch.targets == channel, size) for channel in channels]
+    def _new_masks(self, batch: Batch) -> list[Tensor]:
+        """Return where each new class is labelled."""
+        channels = range(max(self.num_old, 1), self.num_old + self.step.num_new)
+        return [batch.targets == channel for channel in channels]
 
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
@@ -285,15 +284,15 @@ class Graft(Method):
         cells: list[Tensor] = []
         for batch in step.batches():
             output = network(batch.images)
-            features = output.features.float()
-            for (vectors, areas), shares in zip(
-                found, self._new_shares(batch, features), strict=True
-            ):
-                area = shares.sum((1, 2)).cpu()
-                vectors.append(mean_features(features, shares).cpu()[area > 0])
+            maps = [one.float() for one in network.maps(output)]
+            features = stack(maps)
+            for (vectors, areas), mask in zip(found, self._new_masks(batch), strict=True):
+                area = cell_shares(mask, size_of(features)).sum((1, 2)).cpu()
+                shares = [cell_shares(mask, size_of(one)) for one in maps]
+                vectors.append(map_means(maps, shares).cpu()[area > 0])
                 areas.append(area[area > 0])
             if wants_background:
-                cells.append(_background_cells(step, batch, output).cpu())
+                cells.append(_background_cells(step, batch, features, output.logits).cpu())
         self._keep_classes(step, [_largest(*means) for means in found])
         if wants_background:
             sample = torch.cat(step.dist.all(torch.cat(cells)))
@@ -308,8 +307,7 @@ class Graft(Method):
             return
         drift = Drift(kept[CARRIED[0]].shape[-1])
         for batch in step.batches():
-            before, after = step.teacher(batch.images).features, network(batch.images).features
-            drift.add(before.float(), after.float())
+            drift.add(_stacked(step.teacher, batch), _stacked(network, batch))
         move = drift.solve(step.dist.sum)
         self.tables |= {key: move(table.cpu()) for key, table in kept.items()}
         vectors, counts = self.tables[CARRIED[0]], self.tables["classes.counts"].cpu()
@@ -339,11 +337,17 @@ class Graft(Method):
         self.tables = dict(state)
 
 
-def _precision_of(features: Tensor) -> torch.autocast:
-    """Return what lets a decoder compute in the precision in which it gave some features."""
-    is_mixed = features.dtype in (torch.float16, torch.bfloat16)
-    dtype = features.dtype if is_mixed else torch.bfloat16
-    return torch.autocast(features.device.type, dtype, enabled=is_mixed)
+def _stacked(network: Network, batch: Batch) -> Tensor:
+    """Return the features of a batch as one map."""
+    return stack([one.float() for one in network.maps(network(batch.images))])
+
+
+def _precision_of(output: Output) -> torch.autocast:
+    """Return what lets a decoder compute in the precision in which it gave an output."""
+    dtype = getattr(output.decoder_features, "dtype", torch.float32)  # of other libraries' if a map
+    is_mixed = dtype in (torch.float16, torch.bfloat16)
+    kind = output.logits.device.type
+    return torch.autocast(kind, dtype if is_mixed else torch.bfloat16, enabled=is_mixed)
 
 
 def _largest(vectors: list[Tensor], areas: list[Tensor]) -> Tensor:
@@ -352,12 +356,11 @@ def _largest(vectors: list[Tensor], areas: list[Tensor]) -> Tensor:
     return means[is_large] if is_large.any() else means
 
 
-def _background_cells(step: Step, batch: Batch, output: Output) -> Tensor:
+def _background_cells(step: Step, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
     """Return features of some background cells of each picture, first of those taken for it."""
-    features = output.features.float()
-    size = (features.shape[-2], features.shape[-1])
+    size = size_of(features)
     is_background = (cell_shares(batch.targets == 0, size) >= 0.95).flatten(1).cpu()
-    is_doubtful = (output.logits.argmax(1) != 0).flatten(1).cpu()
+    is_doubtful = (pool((logits.argmax(1, keepdim=True) != 0).float(), size) > 0).flatten(1).cpu()
     cells = is_background.shape[1]
     pictures = step.num_images or step.iterations_per_epoch * len(features) * step.dist.world_size
     # The first of a fixed random order of the cells, for each picture

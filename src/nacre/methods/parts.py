@@ -137,8 +137,9 @@ class Parts:
     def needs(self) -> frozenset[Part]:
         """What the parts ask of a network beside logits."""
         config = self.config
-        freezes = config.freeze != "nothing" or config.freeze_old_rows
-        wanted: list[Part] = ["classifier"] if freezes or config.init == "auxiliary" else []
+        ours = config.freeze == "decoder" or config.freeze_old_rows or config.init == "auxiliary"
+        wanted: list[Part] = ["classifier"] if ours else []
+        wanted += ["backbone"] if config.freeze != "nothing" else []
         return frozenset(wanted)
 
     def remember(self, network: Network) -> None:
@@ -174,13 +175,12 @@ class Parts:
         if not step.num_old:
             return
         for module in self._frozen(step.network):
-            module.requires_grad_(False)
-            for norm in _norms(module):
-                norm.eval()
+            module.requires_grad_(False).eval()
 
     def _frozen(self, network: Network) -> Iterator[nn.Module]:
         if self.config.freeze != "nothing":
-            yield deeplab(network).backbone
+            assert network.pretrained_part is not None  # which `needs` asks for
+            yield network.pretrained_part
         if self.config.freeze == "decoder":
             yield deeplab(network).head
         if self.config.freeze_bn:

@@ -5,6 +5,7 @@ logits = classifier(head(backbone((pixels / 255 - mean) / std)))
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 import torch
@@ -61,6 +62,15 @@ class DeepLab(Network):
             return self.decode(self.backbone(x))
         features, stages = self.backbone.forward_stages(x)
         return self.decode(features, stages)
+
+    def maps(self, output: Output) -> tuple[Tensor, ...]:
+        """Return the backbone's features."""
+        return (output.features.detach(),)
+
+    def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
+        """Return the output that follows from other features."""
+        (features,) = maps
+        return self.decode(features, tuple(stage.detach() for stage in output.stages))
 
     def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
         """Return the output that follows from the backbone's features."""

@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -20,9 +21,10 @@ from nacre.models.config import ModelConfig
 Init = Literal["background", "random"]
 """How the channels of new classes start: as shares of the background (eq. 8, 9), or random."""
 
-Part = Literal["features", "stages", "classifier"]
-"""What some networks give and some methods need: the backbone's features, those of its stages, or
-our `classifier`, in which the parameters of a step keep their names and shapes in later ones."""
+Part = Literal["features", "stages", "backbone", "classifier"]
+"""What some networks give and some methods need: features, those of stages, a backbone whose maps
+can be exchanged, or our `classifier`, in which the parameters of a step keep their names and shapes
+in later ones."""
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Output:
         unknown: N,1,h,w, logit of what is no class yet, where the network has such a row.
         auxiliary: N,1,h,w, logit of the auxiliary row, where the network has one.
         has_background: whether channel 0 is a background that may hide the new classes.
+        backbone: what a foreign network's backbone gave, if it stands apart (`Network.maps`).
     """
 
     logits: Tensor
@@ -47,6 +50,7 @@ class Output:
     unknown: Tensor | None = None
     auxiliary: Tensor | None = None
     has_background: bool = True
+    backbone: Any = None
 
     @property
     def scores(self) -> Tensor:
@@ -90,6 +94,21 @@ class Network(nn.Module):
     @abstractmethod
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
+
+    def maps(self, output: Output) -> tuple[Tensor, ...]:
+        """Return what the rest of a network that gives `backbone` is made of, without gradient.
+
+        Args:
+            output: of this network, or of one that shares its backbone.
+
+        Returns:
+            N,K,h,w each.
+        """
+        raise NotImplementedError
+
+    def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
+        """Return what follows from maps in the place of those of an output of the images."""
+        raise NotImplementedError
 
     @abstractmethod
     def fit(self, state: dict[str, Tensor]) -> None:

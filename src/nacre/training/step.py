@@ -207,8 +207,13 @@ def _check_needs(method: Method, network: Network) -> None:
     missing = sorted((method.needs | method.parts.needs) - network.gives)
     if not missing:
         return
-    if missing == ["classifier"]:
+    if "classifier" in missing:
         reason = "its parameters must keep their shapes, and a foreign scoring layer is widened"
+    elif "backbone" in missing:
+        reason = (
+            "nacre finds a module `base_model`, `backbone` or `encoder` that is called once and "
+            "whose maps the scores are made of"
+        )
     else:
         reason = "name the modules whose features are compared in model.stages"
     raise NacreError(
@@ -219,10 +224,10 @@ def _check_needs(method: Method, network: Network) -> None:
 
 def make_teacher(network: Network, shared: Shared) -> Network:
     """Return a frozen copy of a network; what the student will not change is not copied."""
-    kept: list[torch.nn.Module] = []
-    if shared != "nothing":
-        assert isinstance(network, DeepLab), "only parts of our networks are frozen"
-        kept = [network.backbone, network.head][: 1 if shared == "backbone" else 2]
+    kept = [] if shared == "nothing" else [network.pretrained_part]
+    if shared == "decoder":
+        assert isinstance(network, DeepLab), "of other networks nobody knows the decoder"
+        kept.append(network.head)
     teacher = copy.deepcopy(network, {id(module): module for module in kept})
     return teacher.eval().requires_grad_(False)
 

@@ -313,12 +313,12 @@ class Trainer:
             if shared == "nothing":
                 assert self.teacher is not None
                 return self.teacher(images, with_stages=self.method.uses_stages)
-            assert isinstance(teacher, DeepLab)
-            features = student.features.detach()
-            stages = tuple(stage.detach() for stage in student.stages)
             if shared == "backbone":
-                return teacher.decode(features, stages)
-            return teacher.classify(student.decoder_features.detach(), features, stages)
+                return teacher.decode_maps(teacher.maps(student), images, student)
+            assert isinstance(teacher, DeepLab)
+            stages = tuple(stage.detach() for stage in student.stages)
+            decoded, features = student.decoder_features.detach(), student.features.detach()
+            return teacher.classify(decoded, features, stages)
 
     def _mixed(self) -> contextlib.AbstractContextManager[object]:
         return self.precision.mixed(self.dist.device)

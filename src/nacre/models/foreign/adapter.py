@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,14 @@ from torch import Tensor, nn
 from nacre.errors import NacreError
 from nacre.losses.reference import upsample
 from nacre.models.foreign.batch_norm import keep_digits
-from nacre.models.foreign.features import as_map, captured, check_names
+from nacre.models.foreign.features import (
+    Given,
+    as_map,
+    calls_of,
+    captured,
+    check_names,
+    standing_in,
+)
 from nacre.models.foreign.rows import Init, fit_layers
 from nacre.models.foreign.scores import scores_of
 from nacre.models.foreign.scoring_layers import (
@@ -148,8 +156,10 @@ class Adapter(Network):
 
     @property
     def gives(self) -> frozenset[Part]:
-        """Features where modules were named."""
-        return frozenset(("features", "stages") if self.stages else ())
+        """Features where modules were named, a backbone where one stands apart."""
+        named: list[Part] = ["features", "stages"] if self.stages else []
+        apart: list[Part] = ["backbone"] if self._used else []
+        return frozenset(named + apart)
 
     @property
     def pretrained_part(self) -> nn.Module | None:
@@ -159,33 +169,86 @@ class Adapter(Network):
             (one for one in found if isinstance(one, nn.Module) and one is not self.model), None
         )
 
+    @cached_property
+    def _used(self) -> tuple[int, ...]:
+        """Which of the backbone's maps scores are made of; none if it does not stand apart."""
+        images = 128 + 64 * noise(self._shape, self.model)
+        with undisturbed(self.model):
+            output = self(images)
+            if output.backbone is None:
+                return ()
+            maps = [one.clone().requires_grad_() for one in output.backbone.maps()]
+            try:
+                with torch.enable_grad():
+                    again = self._decode(output.backbone.exchanged(maps), images, output)
+                    gradients = torch.autograd.grad(again.logits.sum(), maps, allow_unused=True)
+            except Exception:  # whatever a foreign network says when it is not asked for pixels
+                return ()
+        if not torch.allclose(again.logits, output.logits, rtol=1e-3, atol=1e-4):
+            return ()
+        return tuple(i for i, gradient in enumerate(gradients) if gradient is not None)
+
+    def maps(self, output: Output) -> tuple[Tensor, ...]:
+        """Return the backbone's maps of which scores are made."""
+        maps = output.backbone.maps()
+        return tuple(maps[i] for i in self._used)
+
+    def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
+        """Return what the network makes of other maps of its backbone."""
+        every = output.backbone.maps()
+        for i, one in zip(self._used, maps, strict=True):
+            every[i] = one
+        return self._decode(output.backbone.exchanged(every), images, output)
+
+    def _decode(self, given: Given, images: Tensor, output: Output) -> Output:
+        assert self.pretrained_part is not None
+        with standing_in(self.pretrained_part, given.value):
+            again = replace(self._run(images, output), backbone=given.detached())
+        return again if output.stages else replace(again, stages=())
+
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
-        x = torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
+        with calls_of(self.pretrained_part) as calls:
+            output = self._run(images)
+        if len(calls) == 1:
+            output.backbone = Given(calls[0], self._fitted(images.shape[-2:])).detached()
+        return output if with_stages else replace(output, stages=())
+
+    def _run(self, images: Tensor, seen: Output | None = None) -> Output:
+        """Return scores and features; what of these was not computed again is an output's."""
+        x = self._fit_size(torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale))
         height, width = images.shape[-2], images.shape[-1]
-        x = self._fit_size(x)
         size = (x.shape[-2], x.shape[-1])
         logits, found = self._score(x)
         if self.fixed_size is None and size != (height, width):
             logits = upsample(logits, size)[..., :height, :width]
         decoded = as_map(self._read(found), size)
-        stages = [as_map(found[name], size) for name in self.stages]
+        stages = [as_map(found[name], size) if name in found else None for name in self.stages]
+        if seen is not None:
+            kept = seen.stages or [seen.features] * len(stages)
+            stages = [
+                was.detach() if one is None else one for one, was in zip(stages, kept, strict=True)
+            ]
         return Output(
             logits=self._background_first(logits.float()),
             features=stages[-1] if stages else decoded,  # type: ignore[arg-type]
             decoder_features=decoded,  # type: ignore[arg-type]
-            stages=tuple(stages) if with_stages else (),  # type: ignore[arg-type]
+            stages=tuple(stages),  # type: ignore[arg-type]
             has_background=self.has_background,
         )
 
     def _fit_size(self, x: Tensor) -> Tensor:
         """Return pixels of a size that the network takes."""
+        height, width = self._fitted(x.shape[-2:])
         if self.fixed_size is not None:
-            return F.interpolate(x, self.fixed_size, mode="bilinear", align_corners=False)
-        if self.divisor == 1:
-            return x
-        bottom, right = -x.shape[-2] % self.divisor, -x.shape[-1] % self.divisor
+            return F.interpolate(x, (height, width), mode="bilinear", align_corners=False)
+        bottom, right = height - x.shape[-2], width - x.shape[-1]
         return F.pad(x, (0, right, 0, bottom), mode="replicate") if bottom or right else x
+
+    def _fitted(self, size: Sequence[int]) -> tuple[int, int]:
+        """Return the size that pictures of a size are brought to."""
+        height, width = (-(-side // self.divisor) * self.divisor for side in size)
+        return self.fixed_size or (height, width)
 
     def grow(self, num_new: int, init: Init = "random") -> None:
         """Give the network channels for new classes."""

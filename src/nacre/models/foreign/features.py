@@ -1,16 +1,21 @@
-"""Feature maps from inside a network of any kind, taken by hooks while it runs.
+"""Feature maps from inside a network of any kind, taken by hooks while it runs, or put there.
 
 Hooks are set for one forward pass and removed after it: a copy of a network then never reports to
-the original.
+the original. What a backbone gave the rest of its network (`Given`) can be given again, with other
+maps, and without the backbone's running (`standing_in`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean
@@ -88,3 +93,95 @@ def as_map(value: Tensor, size: tuple[int, int]) -> Tensor | None:
             tokens = value[:, extra:].transpose(1, 2)
             return tokens.reshape(*tokens.shape[:2], height, length // height)
     return None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a backbone gave the rest of its network.
+
+    Attributes:
+        value: a tensor or anything with tensors in it.
+        size: of the pictures that the network was given.
+    """
+
+    value: Any
+    size: tuple[int, int]
+
+    def detached(self) -> Given:
+        """Return it without gradient."""
+        new = {id(one): one.detach() for one in tensors_in(self.value)}
+        return Given(_exchange(self.value, new), self.size)
+
+    def maps(self) -> list[Tensor]:
+        """Return every map in it once, N,C,h,w, of more than one pixel."""
+        return [one for one in map(self._map, self._tensors()) if one is not None]
+
+    def exchanged(self, maps: Sequence[Tensor]) -> Given:
+        """Return it with others for all of its maps."""
+        old = [one for one in self._tensors() if self._map(one) is not None]
+        new = {id(was): _like(was, one) for was, one in zip(old, maps, strict=True)}
+        return Given(_exchange(self.value, new), self.size)
+
+    def _tensors(self) -> list[Tensor]:
+        """Return every tensor once: the last state is often among all states, too."""
+        return list({id(one): one for one in tensors_in(self.value)}.values())
+
+    def _map(self, value: Tensor) -> Tensor | None:
+        found = as_map(value, self.size) if value.is_floating_point() else None
+        return found if found is not None and found[0, 0].numel() > 1 else None
+
+
+def _like(was: Tensor, new: Tensor) -> Tensor:
+    """Return a map in the form of the tensor that it is to replace."""
+    new = new.to(was.dtype)
+    if was.ndim == 4:
+        return new
+    tokens = new.flatten(2).transpose(1, 2)
+    return torch.cat([was[:, : was.shape[1] - tokens.shape[1]], tokens], 1)
+
+
+def _exchange(value: Any, new: Mapping[int, Tensor]) -> Any:
+    """Return a copy of anything with tensors in it that has others, by the identity of the old."""
+    if isinstance(value, Tensor):
+        return new.get(id(value), value)
+    if isinstance(value, Mapping):
+        changed = copy.copy(value)
+        for key, one in value.items():
+            changed[key] = _exchange(one, new)  # type: ignore[index]
+        return changed
+    if isinstance(value, tuple | list):
+        items = [_exchange(one, new) for one in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        other = copy.copy(value)
+        for key, one in vars(value).items():
+            object.__setattr__(other, key, _exchange(one, new))
+        return other
+    return value
+
+
+@contextlib.contextmanager
+def calls_of(module: nn.Module | None) -> Iterator[list[Any]]:
+    """Collect all that a module puts out while the network runs in this context."""
+    found: list[Any] = []
+    if module is None:
+        yield found
+        return
+    handle = module.register_forward_hook(lambda module, args, output: found.append(output))
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def standing_in(module: nn.Module, value: Any) -> Iterator[None]:
+    """Let a module put out a value in this context, whatever it is given."""
+    own = module.__dict__.get("forward")  # of a module that was patched
+    module.forward = lambda *args, **kwargs: value
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
