@@ -338,7 +338,10 @@ def test_every_method_learns_with_a_foreign_network_or_refuses_it_at_once(
     except NacreError as error:
         refused = str(error)
     if refused:
-        assert re.search(r"needs (backbone|classifier|backbone and classifier) .* kind 'python' does not give", refused)
+        assert re.search(
+            r"needs (backbone|classifier|backbone and classifier) .* kind 'python' does not give",
+            refused,
+        )
         assert not any(isinstance(event, Iterated) for event in seen), "before the first iteration"
     else:
         assert nacre.load(tmp_path / "run", "cpu").network.num_classes == 9

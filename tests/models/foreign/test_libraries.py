@@ -146,6 +146,36 @@ def update(network: nn.Module, teacher: Teacher, length: float) -> float:
     return float(loss.detach())
 
 
+def its_scores_are_made_of_its_backbones_maps(network: nn.Module) -> None:
+    adapter = Adapter(network).eval()
+    assert "backbone" in adapter.gives
+    pixels = 128 + 50 * images()
+    with torch.no_grad():
+        output = adapter(pixels)
+        maps = adapter.maps(output)
+        torch.testing.assert_close(
+            adapter.decode_maps(maps, pixels, output).logits, output.logits, rtol=1e-4, atol=1e-5
+        )
+        for i, one in enumerate(maps):
+            others = [*maps[:i], one + one.std() * torch.randn_like(one), *maps[i + 1 :]]
+            changed = adapter.decode_maps(others, pixels, output)
+            assert not torch.equal(changed.logits, output.logits), "a map that does nothing"
+            assert torch.equal(adapter.maps(changed)[i], others[i])
+        assert torch.equal(adapter(pixels).logits, output.logits), "nothing stays of the exchange"
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_the_scores_of_transformers_are_made_of_maps(name: str) -> None:
+    pytest.importorskip("transformers")
+    its_scores_are_made_of_its_backbones_maps(trained(TRANSFORMERS[name]))
+
+
+@pytest.mark.usefixtures("foreign_libraries")
+@pytest.mark.parametrize("name", NEED_TORCHVISION)
+def test_the_scores_of_smp_and_torchvision_are_made_of_maps(name: str) -> None:
+    its_scores_are_made_of_its_backbones_maps(trained(NEED_TORCHVISION[name]))
+
+
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers(name: str) -> None:
     pytest.importorskip("transformers")
