@@ -114,6 +114,7 @@ def test_a_network_of_ours_learns_by_graft_and_one_of_others_by_mib(pets, data):
     start = find_start(pets)
     assert plan_learning([data / "birds"], start, values=dict(TINY)).config.method.name == "graft"
     assert default_method({}) == default_method(start.info.model) == "graft"
+    assert default_method({"kind": "timm", "name": "convnext_tiny"}) == "graft", "our head is on it"
     assert default_method({"kind": "hf"}) == "mib"
 
 

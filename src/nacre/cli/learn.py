@@ -20,7 +20,7 @@ LearnMethod = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="See `nacre methods`; graft unless given, and mib for networks of other kinds.",
+        help="See `nacre methods`; graft unless given, and mib for networks without our head.",
     ),
 ]
 Classes = Annotated[

@@ -33,7 +33,7 @@ and `parts.freeze_bn=false`, as the preset demo has it). What is kept is then ca
 affine map that the step's own pictures show between the features before and after it (`Drift`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -233,14 +233,15 @@ class Graft(Method):
         objects_are = torch.where(is_exchanged[:, None, None], (classes + 1)[:, None, None], given)
         targets = torch.where(is_new, objects_are, around).to(given.dtype)
         grafted = graft_maps(maps, covered, objects, rest)
-        with _precision_of(seen):
+        precision = _precision_of(seen, teacher.maps(seen))
+        with precision:
             logits = network.decode_maps(grafted, batch.images, student).logits
         ce = fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
         distilled = torch.where(is_exchanged[:, None, None], torch.ones_like(shares), 1 - shares)
         # Shifted alike: the teacher's features are others where the backbone learns
         triples = zip(teacher.maps(seen), grafted, maps, strict=True)
         shifted = [was.float() + (new - own) for was, new, own in triples]
-        with torch.no_grad(), _precision_of(seen):
+        with torch.no_grad(), precision:
             wanted = teacher.decode_maps(shifted, batch.images, seen).logits
         return ce, folded_distillation(logits, wanted, distilled)
 
@@ -342,12 +343,13 @@ def _stacked(network: Network, batch: Batch) -> Tensor:
     return stack([one.float() for one in network.maps(network(batch.images))])
 
 
-def _precision_of(output: Output) -> torch.autocast:
-    """Return what lets a decoder compute in the precision in which it gave an output."""
-    dtype = getattr(output.decoder_features, "dtype", torch.float32)  # of other libraries' if a map
-    is_mixed = dtype in (torch.float16, torch.bfloat16)
+def _precision_of(output: Output, maps: Sequence[Tensor]) -> torch.autocast:
+    """Return what lets a decoder compute in the precision in which it made an output of maps."""
+    seen = (output.decoder_features, *maps)  # the first of other libraries' networks if it is a map
+    halves = (one.dtype for one in seen if one is not None and one.dtype.itemsize == 2)
+    dtype = next(halves, None)
     kind = output.logits.device.type
-    return torch.autocast(kind, dtype if is_mixed else torch.bfloat16, enabled=is_mixed)
+    return torch.autocast(kind, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 def _largest(vectors: list[Tensor], areas: list[Tensor]) -> Tensor:

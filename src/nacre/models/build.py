@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nacre.errors import check, unknown_name
-from nacre.models.config import ModelConfig
+from nacre.models.config import HeadConfig, ModelConfig
 from nacre.models.kinds import deeplab, hf, object, python, smp, timm, torchvision
 from nacre.models.kinds.base import Kind
 from nacre.models.network import Network
@@ -49,8 +49,8 @@ def find_kind(name: str) -> Kind:
 
 
 def is_own_network(raw: Mapping[str, Any]) -> bool:
-    """Whether plain config values describe a network of ours: a backbone, a decoder, rows."""
-    return raw.get("kind", OWN) == OWN
+    """Whether plain config values describe a network of ours: any backbone, our decoder, rows."""
+    return issubclass(model_config_type(raw), HeadConfig)
 
 
 def model_config_type(raw: Mapping[str, Any]) -> type[ModelConfig]:

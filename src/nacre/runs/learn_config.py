@@ -27,7 +27,7 @@ from nacre.utils.yaml_file import read_yaml
 def default_method(model: Mapping[str, Any]) -> str:
     """Return what learns a step of a network unless another method is named.
 
-    Graft (docs/graft.md) for our own kind, and MiB for others, which may have no decoder apart.
+    Graft (docs/graft.md) for our own, and MiB for others, whose backbone may not stand apart.
     """
     return "graft" if is_own_network(model) else "mib"
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -139,6 +138,7 @@ class Adapter(Network):
         self._register_pixels(pixels or Pixels())
         self.upsamples = False
         self.upsamples, side = self._watch(images)
+        self._used: tuple[int, ...] | None = None
         self.stride = round(images.shape[-1] / side)
 
     def _register_pixels(self, pixels: Pixels) -> None:
@@ -158,6 +158,8 @@ class Adapter(Network):
     def gives(self) -> frozenset[Part]:
         """Features where modules were named, a backbone where one stands apart."""
         named: list[Part] = ["features", "stages"] if self.stages else []
+        if self._used is None:
+            self._used = self._find_used()
         apart: list[Part] = ["backbone"] if self._used else []
         return frozenset(named + apart)
 
@@ -169,21 +171,20 @@ class Adapter(Network):
             (one for one in found if isinstance(one, nn.Module) and one is not self.model), None
         )
 
-    @cached_property
-    def _used(self) -> tuple[int, ...]:
-        """Which of the backbone's maps scores are made of; none if it does not stand apart."""
+    def _find_used(self) -> tuple[int, ...]:
+        """Find which of the backbone's maps scores are made of; none if it does not stand apart."""
         images = 128 + 64 * noise(self._shape, self.model)
-        with undisturbed(self.model):
-            output = self(images)
-            if output.backbone is None:
-                return ()
-            maps = [one.clone().requires_grad_() for one in output.backbone.maps()]
-            try:
+        try:
+            with undisturbed(self.model):
+                output = self._record(images)
+                if output.backbone is None:
+                    return ()
+                maps = [one.clone().requires_grad_() for one in output.backbone.maps()]
                 with torch.enable_grad():
                     again = self._decode(output.backbone.exchanged(maps), images, output)
                     gradients = torch.autograd.grad(again.logits.sum(), maps, allow_unused=True)
-            except Exception:  # whatever a foreign network says when it is not asked for pixels
-                return ()
+        except Exception:  # whatever a foreign network says when it is not asked for pixels
+            return ()
         if not torch.allclose(again.logits, output.logits, rtol=1e-3, atol=1e-4):
             return ()
         return tuple(i for i, gradient in enumerate(gradients) if gradient is not None)
@@ -191,12 +192,12 @@ class Adapter(Network):
     def maps(self, output: Output) -> tuple[Tensor, ...]:
         """Return the backbone's maps of which scores are made."""
         maps = output.backbone.maps()
-        return tuple(maps[i] for i in self._used)
+        return tuple(maps[i] for i in self._used or ())
 
     def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
         """Return what the network makes of other maps of its backbone."""
         every = output.backbone.maps()
-        for i, one in zip(self._used, maps, strict=True):
+        for i, one in zip(self._used or (), maps, strict=True):
             every[i] = one
         return self._decode(output.backbone.exchanged(every), images, output)
 
@@ -208,11 +209,16 @@ class Adapter(Network):
 
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
+        output = self._record(images) if self._used else self._run(images)
+        return output if with_stages else replace(output, stages=())
+
+    def _record(self, images: Tensor) -> Output:
+        """Return an output with what the backbone gave, if that was asked once."""
         with calls_of(self.pretrained_part) as calls:
             output = self._run(images)
         if len(calls) == 1:
             output.backbone = Given(calls[0], self._fitted(images.shape[-2:])).detached()
-        return output if with_stages else replace(output, stages=())
+        return output
 
     def _run(self, images: Tensor, seen: Output | None = None) -> Output:
         """Return scores and features; what of these was not computed again is an output's."""

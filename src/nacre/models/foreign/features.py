@@ -133,7 +133,6 @@ class Given:
 
 def _like(was: Tensor, new: Tensor) -> Tensor:
     """Return a map in the form of the tensor that it is to replace."""
-    new = new.to(was.dtype)
     if was.ndim == 4:
         return new
     tokens = new.flatten(2).transpose(1, 2)
