@@ -52,7 +52,6 @@ from nacre.losses.grafting import (
     graft_maps,
     map_means,
     old_share,
-    pool,
     size_of,
     stack,
 )
@@ -225,7 +224,7 @@ class Graft(Method):
         given = batch.data_targets
         is_new = self._is_new(given)
         maps = [one.float() for one in network.maps(student)]
-        covered = [cell_shares(is_new, size_of(one)) for one in maps]
+        covered = [cell_shares(network.over_maps(is_new), size_of(one)) for one in maps]
         objects = torch.where(is_exchanged[:, None], objects, map_means(maps, covered))
         own_rest = map_means(maps, [1 - one for one in covered])
         rest, is_kept = self._draw_rest(own_rest, places, sides)
@@ -243,7 +242,8 @@ class Graft(Method):
         shifted = [was.float() + (new - own) for was, new, own in triples]
         with torch.no_grad(), precision:
             wanted = teacher.decode_maps(shifted, batch.images, seen).logits
-        return ce, folded_distillation(logits, wanted, distilled)
+        has_background = student.has_background
+        return ce, folded_distillation(logits, wanted, distilled, has_background=has_background)
 
     def _draw_rest(self, own: Tensor, places: Tensor, sides: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means of what is around the objects, and whether they are a picture's own."""
@@ -271,9 +271,9 @@ class Graft(Method):
         return (targets >= max(self.num_old, 1)) & (targets != ignore_value(targets))
 
     def _new_masks(self, batch: Batch) -> list[Tensor]:
-        """Return where each new class is labelled."""
+        """Return where in the maps each new class is labelled."""
         channels = range(max(self.num_old, 1), self.num_old + self.step.num_new)
-        return [batch.targets == channel for channel in channels]
+        return [self.step.network.over_maps(batch.targets == channel) for channel in channels]
 
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
@@ -361,8 +361,12 @@ def _largest(vectors: list[Tensor], areas: list[Tensor]) -> Tensor:
 def _background_cells(step: Step, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
     """Return features of some background cells of each picture, first of those taken for it."""
     size = size_of(features)
-    is_background = (cell_shares(batch.targets == 0, size) >= 0.95).flatten(1).cpu()
-    is_doubtful = (pool((logits.argmax(1, keepdim=True) != 0).float(), size) > 0).flatten(1).cpu()
+    labeled = step.network.over_maps(batch.targets == 0)
+    is_background = (cell_shares(labeled, size) >= 0.95).flatten(1).cpu()
+    seen = logits.argmax(1) != 0
+    if size_of(seen) == size_of(batch.targets):  # scores of pictures that were continued are cut
+        seen = step.network.over_maps(seen)
+    is_doubtful = (cell_shares(seen, size) > 0).flatten(1).cpu()
     cells = is_background.shape[1]
     pictures = step.num_images or step.iterations_per_epoch * len(features) * step.dist.world_size
     # The first of a fixed random order of the cells, for each picture

@@ -175,12 +175,15 @@ class Parts:
         if not step.num_old:
             return
         for module in self._frozen(step.network):
-            module.requires_grad_(False).eval()
+            module.requires_grad_(False)
+            for norm in _norms(module):
+                norm.eval()
+        if self.config.freeze != "nothing":
+            backbone_of(step.network).eval()  # others drop paths, too
 
     def _frozen(self, network: Network) -> Iterator[nn.Module]:
         if self.config.freeze != "nothing":
-            assert network.pretrained_part is not None  # which `needs` asks for
-            yield network.pretrained_part
+            yield backbone_of(network)
         if self.config.freeze == "decoder":
             yield deeplab(network).head
         if self.config.freeze_bn:
@@ -266,6 +269,12 @@ def deeplab(network: Network) -> DeepLab:
     """Return a network of ours: `needs` sees to it that there is no other."""
     assert isinstance(network, DeepLab), type(network)
     return network
+
+
+def backbone_of(network: Network) -> nn.Module:
+    """Return the backbone of a network that has one apart: `needs` sees to it."""
+    assert network.pretrained_part is not None
+    return network.pretrained_part
 
 
 def classifier_of(network: Network) -> Classifier:

@@ -68,6 +68,7 @@ class Network(nn.Module):
         takes_channels_last: whether it is known to compute rightly, and faster, in that layout.
         has_background: whether a channel of its own stands for background; without, the first
             channel is never probable and a pixel that nobody labelled may be any old class.
+        keeps_maps: whether outputs are to keep what `maps` returns.
     """
 
     stride: int
@@ -75,6 +76,7 @@ class Network(nn.Module):
     uses_all_parameters = True
     takes_channels_last = True
     has_background = True
+    keeps_maps = False
 
     @property
     @abstractmethod
@@ -96,10 +98,11 @@ class Network(nn.Module):
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
 
     def maps(self, output: Output) -> tuple[Tensor, ...]:
-        """Return what the rest of a network that gives `backbone` is made of, without gradient.
+        """Return the backbone's maps that the rest of the network reads, without gradient.
 
         Args:
-            output: of this network, or of one that shares its backbone.
+            output: of this network, or of one that shares its backbone; they give `backbone` and
+                keep maps.
 
         Returns:
             N,K,h,w each.
@@ -109,6 +112,10 @@ class Network(nn.Module):
     def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
         """Return what follows from maps in the place of those of an output of the images."""
         raise NotImplementedError
+
+    def over_maps(self, mask: Tensor) -> Tensor:
+        """Return a mask of the images, N,H,W, as it lies over their maps."""
+        return mask
 
     @abstractmethod
     def fit(self, state: dict[str, Tensor]) -> None:

@@ -49,7 +49,8 @@ def _how(config: LearnConfig) -> str:
     kept += ["old classifier rows"] if parts.freeze_old_rows else []
     named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
     stays = f"; {named} {'stay' if kept[1:] else 'stays'} as before" if kept else ""
-    return f"learnt by {find_method(config.method.name).title}{stays}"
+    name = config.method.name
+    return f"learnt by {find_method(name).title or name}{stays}"
 
 
 def _was_taken(choice: Choice, config: LearnConfig) -> bool:

@@ -204,15 +204,17 @@ def _grow(
 
 def _check_needs(method: Method, network: Network) -> None:
     """Refuse a network that lacks what a method asks of it, before anything is learnt."""
-    missing = sorted((method.needs | method.parts.needs) - network.gives)
+    needs = method.needs | method.parts.needs
+    missing = sorted(needs - network.gives) if needs else []
+    network.keeps_maps = "backbone" in needs
     if not missing:
         return
     if "classifier" in missing:
         reason = "its parameters must keep their shapes, and a foreign scoring layer is widened"
     elif "backbone" in missing:
         reason = (
-            "nacre finds a module `base_model`, `backbone` or `encoder` that is called once and "
-            "whose maps the scores are made of"
+            "a module `base_model`, `backbone` or `encoder` is wanted that is the first to learn, "
+            "is called once, and of whose maps alone the scores are made"
         )
     else:
         reason = "name the modules whose features are compared in model.stages"

@@ -1,6 +1,7 @@
 """What a backbone gave its network: found, exchanged, given again."""
 
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.foreign.small_networks import CLASSES
+from nacre.errors import NacreError
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.features import Given, standing_in
 
@@ -55,14 +57,30 @@ def test_maps_are_found_and_exchanged_in_whatever_holds_them(pack: Any) -> None:
         assert torch.equal(changed.value.last[:, 0], b[:, 0]), "the token of the whole stays"
 
 
-def test_a_vector_and_numbers_are_no_maps() -> None:
-    value = (
-        torch.randn(2, 3, 1, 1),
-        torch.ones(2, 8, 8, 4, dtype=torch.long),
-        torch.randn(2, 7),
-        5,
-    )
-    assert Given(value, SIZE).maps() == []
+def test_vectors_numbers_and_other_proportions_are_no_maps() -> None:
+    labels, channels_last = torch.ones(2, 8, 8, 4, dtype=torch.long), torch.randn(2, 8, 4, 16)
+    assert Given((labels, channels_last, torch.randn(2, 7), 5), SIZE).maps() == []
+    rounded = torch.randn(2, 3, 7, 3)
+    assert Given(rounded, (100, 50)).maps()[0] is rounded
+
+
+def test_a_mapping_that_cannot_be_copied_is_left_alone() -> None:
+    class Wrapped(Mapping[str, Tensor]):
+        def __init__(self, inner: dict[str, Tensor]) -> None:
+            self.inner = inner
+
+        def __getitem__(self, key: str) -> Tensor:
+            return self.inner[key]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self.inner)
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+    given = Given(Wrapped({"out": torch.randn(2, 3, 8, 4)}), SIZE)
+    with pytest.raises(TypeError, match="Wrapped"):
+        given.detached()
 
 
 def test_what_stands_in_for_a_module_is_gone_after_an_error() -> None:
@@ -79,25 +97,72 @@ def test_what_stands_in_for_a_module_is_gone_after_an_error() -> None:
 
 
 class Net(nn.Module):
-    """A network whose encoder is called as often as it is told, or whose scores need it not."""
+    """A network with an encoder, and something that it should not have for grafts."""
 
-    def __init__(self, calls: int = 1, uses: bool = True) -> None:
+    def __init__(self, odd: str = "") -> None:
         super().__init__()
         self.encoder = nn.Conv2d(3, 6, 3, 2, 1)
         self.other = nn.Conv2d(3, 6, 3, 2, 1)
+        self.stem = nn.Conv2d(3, 3, 1)
         self.score = nn.Conv2d(6, CLASSES, 1)
-        self.calls, self.uses = calls, uses
+        self.odd = odd
 
     def forward(self, images: Tensor) -> Tensor:
-        seen = [self.encoder(images * (1 + i)) for i in range(self.calls)]
-        scores: Tensor = self.score(sum(seen) if self.uses else self.other(images))
+        seen: Tensor = self.encoder(self.stem(images) if self.odd == "learns before" else images)
+        if self.odd == "called twice":
+            seen = seen + self.encoder(2 * images)
+        if self.odd == "is not read":
+            seen = self.other(images)
+        if self.odd == "another path":
+            seen = seen + self.other(images)
+        if self.odd == "changed in place":
+            seen.relu_()
+        scores: Tensor = self.score(seen)
         return scores
 
 
 @pytest.mark.parametrize(
-    ("network", "is_apart"), [(Net(), True), (Net(calls=2), False), (Net(uses=False), False)]
+    "odd", ["", "called twice", "is not read", "another path", "learns before", "changed in place"]
 )
-def test_a_backbone_stands_apart_if_it_is_asked_once_and_scores_are_made_of_it(
-    network: nn.Module, is_apart: bool
-) -> None:
-    assert ("backbone" in Adapter(network).gives) == is_apart
+def test_a_backbone_stands_apart_if_scores_are_made_of_it_alone(odd: str) -> None:
+    adapter = Adapter(Net(odd))
+    adapter.model.requires_grad_(False)  # as in the step after one that froze something
+    assert ("backbone" in adapter.gives) == (not odd)
+    assert not any(one.requires_grad for one in adapter.parameters())
+
+
+def test_other_maps_in_training_are_refused() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 6, 3, 2, 1)
+
+        def forward(self, images: Tensor) -> list[Tensor]:
+            return [images, self.conv(images)] if self.training else [self.conv(images)]
+
+    class Changing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = Encoder()  # type: ignore[assignment]
+
+        def forward(self, images: Tensor) -> Tensor:
+            scores: Tensor = self.score(self.encoder(images)[-1])
+            return scores
+
+    adapter = Adapter(Changing())
+    assert "backbone" in adapter.gives
+    adapter.keeps_maps = True
+    output = adapter.train()(torch.rand(2, 3, 16, 16))
+    with pytest.raises(NacreError, match="Encoder gives other maps"):
+        adapter.maps(output)
+
+
+def test_a_mask_lies_over_the_maps_of_a_picture_that_was_continued() -> None:
+    adapter = Adapter(Net(), divisor=32)
+    mask = torch.zeros(1, 40, 50, dtype=torch.bool)
+    mask[:, 30:, 25:] = True
+    over = adapter.over_maps(mask)
+    assert over.shape == (1, 64, 64)
+    assert torch.equal(over[:, :40, :50], mask)
+    assert over[:, 30:, 25:].all()
+    assert not over[:, :30].any()

@@ -149,6 +149,8 @@ def update(network: nn.Module, teacher: Teacher, length: float) -> float:
 def its_scores_are_made_of_its_backbones_maps(network: nn.Module) -> None:
     adapter = Adapter(network).eval()
     assert "backbone" in adapter.gives
+    assert adapter(images()).backbone is None, "nothing is kept unless it is wanted"
+    adapter.keeps_maps = True
     pixels = 128 + 50 * images()
     with torch.no_grad():
         output = adapter(pixels)

@@ -14,8 +14,10 @@ scaled to it, and the scores back).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from nacre.models.foreign.features import (
     calls_of,
     captured,
     check_names,
+    inputs_of,
     standing_in,
 )
 from nacre.models.foreign.rows import Init, fit_layers
@@ -80,6 +83,19 @@ def pixels_of(processor: Any) -> Pixels:
 def _color(values: Sequence[float]) -> Color:
     red, green, blue = (float(value) for value in values)
     return red, green, blue
+
+
+@contextlib.contextmanager
+def _all_learning(model: nn.Module) -> Iterator[None]:
+    """Let all parameters have gradients in this context."""
+    frozen = [one for one in model.parameters() if not one.requires_grad]
+    for one in frozen:
+        one.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for one in frozen:
+            one.requires_grad_(False)
 
 
 class Adapter(Network):
@@ -138,7 +154,6 @@ class Adapter(Network):
         self._register_pixels(pixels or Pixels())
         self.upsamples = False
         self.upsamples, side = self._watch(images)
-        self._used: tuple[int, ...] | None = None
         self.stride = round(images.shape[-1] / side)
 
     def _register_pixels(self, pixels: Pixels) -> None:
@@ -158,8 +173,6 @@ class Adapter(Network):
     def gives(self) -> frozenset[Part]:
         """Features where modules were named, a backbone where one stands apart."""
         named: list[Part] = ["features", "stages"] if self.stages else []
-        if self._used is None:
-            self._used = self._find_used()
         apart: list[Part] = ["backbone"] if self._used else []
         return frozenset(named + apart)
 
@@ -171,35 +184,62 @@ class Adapter(Network):
             (one for one in found if isinstance(one, nn.Module) and one is not self.model), None
         )
 
-    def _find_used(self) -> tuple[int, ...]:
-        """Find which of the backbone's maps scores are made of; none if it does not stand apart."""
-        images = 128 + 64 * noise(self._shape, self.model)
+    @cached_property
+    def _used(self) -> dict[int, int]:
+        """The channels of the backbone's maps of which scores are made, by their place.
+
+        There are none if the backbone does not stand apart.
+        """
         try:
-            with undisturbed(self.model):
-                output = self._record(images)
-                if output.backbone is None:
-                    return ()
-                maps = [one.clone().requires_grad_() for one in output.backbone.maps()]
-                with torch.enable_grad():
-                    again = self._decode(output.backbone.exchanged(maps), images, output)
-                    gradients = torch.autograd.grad(again.logits.sum(), maps, allow_unused=True)
+            with undisturbed(self.model), _all_learning(self.model), torch.enable_grad():
+                return self._find_used()
         except Exception:  # whatever a foreign network says when it is not asked for pixels
-            return ()
+            return {}
+
+    def _find_used(self) -> dict[int, int]:
+        images = 128 + 64 * noise(self._shape, self.model)
+        part = self.pretrained_part
+        if part is None:
+            return {}
+        with inputs_of(part) as taken:
+            output = self._record(images)
+        # What learns before a backbone would change the maps of one that is frozen.
+        if output.backbone is None or any(one.requires_grad for one in taken):
+            return {}
+        maps = [one.clone().requires_grad_() for one in output.backbone.maps()]
+        # Of other pictures the same scores follow: they are made of the maps alone.
+        others = 0.5 * images.flip(0, 3)
+        again = self._decode(output.backbone.exchanged(maps), others, output)
         if not torch.allclose(again.logits, output.logits, rtol=1e-3, atol=1e-4):
-            return ()
-        return tuple(i for i, gradient in enumerate(gradients) if gradient is not None)
+            return {}
+        gradients = torch.autograd.grad(again.logits.sum(), maps, allow_unused=True)
+        found = enumerate(zip(maps, gradients, strict=True))
+        return {
+            i: one.shape[1]
+            for i, (one, gradient) in found
+            if gradient is not None and one[0, 0].numel() > 1
+        }
 
     def maps(self, output: Output) -> tuple[Tensor, ...]:
         """Return the backbone's maps of which scores are made."""
         maps = output.backbone.maps()
-        return tuple(maps[i] for i in self._used or ())
+        if any(i >= len(maps) or maps[i].shape[1] != width for i, width in self._used.items()):
+            raise NacreError(
+                f"{type(self.pretrained_part).__name__} gives other maps in training or of "
+                "pictures of this size than when it was tried: its maps cannot be exchanged"
+            )
+        return tuple(maps[i] for i in self._used)
 
     def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
         """Return what the network makes of other maps of its backbone."""
         every = output.backbone.maps()
-        for i, one in zip(self._used or (), maps, strict=True):
+        for i, one in zip(self._used, maps, strict=True):
             every[i] = one
         return self._decode(output.backbone.exchanged(every), images, output)
+
+    def over_maps(self, mask: Tensor) -> Tensor:
+        """Return a mask continued as pictures are; what is scaled is scaled with all its cells."""
+        return mask if self.fixed_size else self._fit_size(mask[:, None].float())[:, 0] > 0
 
     def _decode(self, given: Given, images: Tensor, output: Output) -> Output:
         assert self.pretrained_part is not None
@@ -209,7 +249,7 @@ class Adapter(Network):
 
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
-        output = self._record(images) if self._used else self._run(images)
+        output = self._record(images) if self.keeps_maps else self._run(images)
         return output if with_stages else replace(output, stages=())
 
     def _record(self, images: Tensor) -> Output:

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import math
+from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,7 @@ class Given:
         return Given(_exchange(self.value, new), self.size)
 
     def maps(self) -> list[Tensor]:
-        """Return every map in it once, N,C,h,w, of more than one pixel."""
+        """Return every map in it once, N,C,h,w."""
         return [one for one in map(self._map, self._tensors()) if one is not None]
 
     def exchanged(self, maps: Sequence[Tensor]) -> Given:
@@ -128,7 +129,12 @@ class Given:
 
     def _map(self, value: Tensor) -> Tensor | None:
         found = as_map(value, self.size) if value.is_floating_point() else None
-        return found if found is not None and found[0, 0].numel() > 1 else None
+        if found is None:
+            return None
+        # A map has the proportions of the picture, but for what rounding does to its sides
+        (height, width), (full_height, full_width) = found.shape[-2:], self.size
+        is_alike = abs(height * full_width - width * full_height) <= max(self.size)
+        return found if is_alike else None
 
 
 def _like(was: Tensor, new: Tensor) -> Tensor:
@@ -143,11 +149,13 @@ def _exchange(value: Any, new: Mapping[int, Tensor]) -> Any:
     """Return a copy of anything with tensors in it that has others, by the identity of the old."""
     if isinstance(value, Tensor):
         return new.get(id(value), value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | UserDict):
         changed = copy.copy(value)
         for key, one in value.items():
-            changed[key] = _exchange(one, new)  # type: ignore[index]
+            changed[key] = _exchange(one, new)
         return changed
+    if isinstance(value, Mapping):
+        raise TypeError(f"a {type(value).__name__} cannot be copied with other values")
     if isinstance(value, tuple | list):
         items = [_exchange(one, new) for one in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -161,12 +169,39 @@ def _exchange(value: Any, new: Mapping[int, Tensor]) -> Any:
 
 @contextlib.contextmanager
 def calls_of(module: nn.Module | None) -> Iterator[list[Any]]:
-    """Collect all that a module puts out while the network runs in this context."""
+    """Collect all that a module puts out while the network runs in this context.
+
+    Raises:
+        NacreError: something that it put out was changed in place by another module.
+    """
     found: list[Any] = []
-    if module is None:
+    versions: list[tuple[Tensor, int]] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        found.append(output)
+        known = (one for one in tensors_in(output) if not one.is_inference())
+        versions.extend((one, one._version) for one in known)
+
+    handle = module.register_forward_hook(keep) if module is not None else None
+    try:
         yield found
-        return
-    handle = module.register_forward_hook(lambda module, args, output: found.append(output))
+    finally:
+        if handle is not None:
+            handle.remove()
+    if any(one._version != version for one, version in versions):
+        raise NacreError(
+            f"a module changes in place what {type(module).__name__} puts out, such as a dropout "
+            "with inplace=True: set inplace=False"
+        )
+
+
+@contextlib.contextmanager
+def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the tensors that a module takes while the network runs in this context."""
+    found: list[Tensor] = []
+    handle = module.register_forward_pre_hook(
+        lambda module, args, kwargs: found.extend(tensors_in((args, kwargs))), with_kwargs=True
+    )
     try:
         yield found
     finally:
