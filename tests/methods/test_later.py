@@ -306,6 +306,22 @@ def test_graft_keeps_something_of_a_class_of_small_things_and_nothing_of_one_it_
     assert (trainer.method.tables["classes.counts"][OLD - 1 :] == graft_file.UNKNOWN).all()
 
 
+def test_graft_keeps_as_many_vectors_of_each_process_or_what_it_has():
+    class Three:
+        def all(self, own):
+            return [own, 1000 + torch.arange(3.0)[:, None], 2000 + torch.arange(50.0)[:, None]]
+
+    trainer, _, _ = second_step("graft")
+    method = trainer.method
+    method.tables = {}
+    found = [torch.arange(100.0)[:, None]] * 2
+    method._keep_classes(replace(trainer.step, dist=Three()), found)
+    kept, count = method.tables["classes.vectors"][-1, :, 0], method.tables["classes.counts"][-1]
+    assert count == graft_file.VECTORS
+    shares = [(kept < 1000).sum(), ((kept >= 1000) & (kept < 2000)).sum(), (kept >= 2000).sum()]
+    assert [int(share) for share in shares] == [31, 3, 30]
+
+
 @pytest.mark.parametrize(("images", "has_grafts"), [(7, False), (8, True), (None, True)])
 def test_graft_wants_eight_pictures(images, has_grafts):
     seen = Seen("graft")

@@ -323,7 +323,10 @@ class Graft(Method):
             if key in self.tables:
                 table[:first] = self.tables[key].cpu()
         for i, own in enumerate(found, start=first):
-            vectors = torch.cat(step.dist.all(own[: -(-VECTORS // step.dist.world_size)]))[:VECTORS]
+            parts = step.dist.all(own[:VECTORS])
+            # As many of each process, or what it has
+            turns = torch.cat([torch.arange(len(part)) for part in parts])
+            vectors = torch.cat(parts)[turns.argsort(stable=True)][:VECTORS]
             # In an order of their own, not that of processes
             vectors = vectors[vectors[:, 0].argsort()]
             kept[i, : len(vectors)], counts[i] = vectors, len(vectors) or UNKNOWN
