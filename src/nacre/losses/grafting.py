@@ -17,8 +17,8 @@ A graft exchanges the means of a picture: of the object that is labelled in it, 
 What a class looks like around its mean, and where it stands, is then that of a real picture. Of the
 background, prototypes b' are kept: centers of the features of its cells, with their weights.
 
-Of a backbone with several maps all are exchanged alike (`graft_maps`), each with the shares of its own
-cells; what is kept of cells is kept of the coarsest grid, with the means of the finer ones (`stack`).
+
+
 
 Features that drift take what is kept with them, to x + A x + b; A and b are those of the cells of
 pictures that were seen before and after (`Drift`).

@@ -25,8 +25,8 @@ classes that another method learnt there are none. Grafts of the others would ta
 nothing but the distillation on the new object speaks for them: in such a model the losses are
 MiB's, `ce` and `kd` everywhere, on a frozen backbone. So are those of fewer than 8 pictures.
 
-A network may be anyone's whose backbone stands apart (`Network.maps`): where that gives several maps,
-f is all of them, each with its own cells, and a vector has the means of all.
+A network may be anyone's whose backbone stands apart (`Network.maps`): where that gives several
+maps, f is all of them, each with its own cells, and a vector has the means of all.
 
 On features that stay as they are decoder and classifier bear twice the later learning rate
 (`lr_scale`).
