@@ -192,9 +192,8 @@ class Graft(Method):
         shares = cell_shares(self._is_new(batch.data_targets), size_of(student.logits))
         has_grafts = len(self._drawable) > 0
         distilled = 1 - shares if has_grafts else torch.ones_like(shares)
-        has_background = student.has_background
         kd = folded_distillation(
-            student.logits, seen.logits, distilled, has_background=has_background
+            student.logits, seen.logits, distilled, has_background=student.has_background
         )
         if not has_grafts:
             return {"ce": labeled, "kd": self.config.weight * kd}
@@ -211,8 +210,28 @@ class Graft(Method):
         self, batch: Batch, student: Output, seen: Output, shares: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return cross-entropy and distillation of a batch whose means were exchanged."""
-        dist, network, teacher = self.step.dist, self.step.network, self.step.teacher
+        network, teacher = self.step.network, self.step.teacher
         assert teacher is not None
+        maps = [one.float() for one in network.maps(student)]
+        is_exchanged, grafted, targets = self._grafts(batch, seen, shares, maps)
+        precision = _precision_of(seen, teacher.maps(seen))
+        with precision:
+            logits = network.decode_maps(grafted, batch.images, student).logits
+        ce = fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
+        # Shifted alike: the teacher's features are others where the backbone learns
+        triples = zip(teacher.maps(seen), grafted, maps, strict=True)
+        shifted = [was.float() + (new - own) for was, new, own in triples]
+        with torch.no_grad(), precision:
+            wanted = teacher.decode_maps(shifted, batch.images, seen).logits
+        distilled = torch.where(is_exchanged[:, None, None], torch.ones_like(shares), 1 - shares)
+        kd = folded_distillation(logits, wanted, distilled, has_background=student.has_background)
+        return ce, kd
+
+    def _grafts(
+        self, batch: Batch, seen: Output, shares: Tensor, maps: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Return of which pictures the object is exchanged, their maps, and what they show."""
+        dist = self.step.dist
         # All processes draw for all pictures, and each takes its own: what is learnt does not
         # depend on how many there are.
         count, device = len(shares), shares.device
@@ -226,27 +245,15 @@ class Graft(Method):
         objects = draw_means(kept, counts, classes, noise)
         given = batch.data_targets
         is_new = self._is_new(given)
-        maps = [one.float() for one in network.maps(student)]
-        covered = [cell_shares(network.over_maps(is_new), size_of(one)) for one in maps]
+        over_maps = self.step.network.over_maps(is_new)
+        covered = [cell_shares(over_maps, size_of(one)) for one in maps]
         objects = torch.where(is_exchanged[:, None], objects, map_means(maps, covered))
         own_rest = map_means(maps, [1 - one for one in covered])
         rest, is_kept = self._draw_rest(own_rest, places, sides)
         around = self._targets_around(batch, seen, is_kept)
         objects_are = torch.where(is_exchanged[:, None, None], (classes + 1)[:, None, None], given)
         targets = torch.where(is_new, objects_are, around).to(given.dtype)
-        grafted = graft_maps(maps, covered, objects, rest)
-        precision = _precision_of(seen, teacher.maps(seen))
-        with precision:
-            logits = network.decode_maps(grafted, batch.images, student).logits
-        ce = fused_losses(logits, targets, ce="plain", num_pixels=targets.numel())["ce"]
-        distilled = torch.where(is_exchanged[:, None, None], torch.ones_like(shares), 1 - shares)
-        # Shifted alike: the teacher's features are others where the backbone learns
-        triples = zip(teacher.maps(seen), grafted, maps, strict=True)
-        shifted = [was.float() + (new - own) for was, new, own in triples]
-        with torch.no_grad(), precision:
-            wanted = teacher.decode_maps(shifted, batch.images, seen).logits
-        has_background = student.has_background
-        return ce, folded_distillation(logits, wanted, distilled, has_background=has_background)
+        return is_exchanged, graft_maps(maps, covered, objects, rest), targets
 
     def _draw_rest(self, own: Tensor, places: Tensor, sides: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means of what is around the objects, and whether they are a picture's own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -29,9 +30,9 @@ class Backbone(nn.Module):
     std: Color
     grad_checkpointing: bool = False
 
+    @abstractmethod
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the features, and each stage's own before its last activation."""
-        raise NotImplementedError
 
     def run_stages(
         self, stages: Iterable[Sequence[nn.Module]], x: Tensor

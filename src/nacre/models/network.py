@@ -97,6 +97,7 @@ class Network(nn.Module):
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
 
+    @abstractmethod
     def maps(self, output: Output) -> tuple[Tensor, ...]:
         """Return the backbone's maps that the rest of the network reads, without gradient.
 
@@ -107,11 +108,10 @@ class Network(nn.Module):
         Returns:
             N,K,h,w each.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
         """Return what follows from maps in the place of those of an output of the images."""
-        raise NotImplementedError
 
     def over_maps(self, mask: Tensor) -> Tensor:
         """Return a mask of the images, N,H,W, as it lies over their maps."""

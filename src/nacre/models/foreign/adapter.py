@@ -33,7 +33,6 @@ from nacre.models.foreign.features import (
     calls_of,
     captured,
     check_names,
-    inputs_of,
     standing_in,
 )
 from nacre.models.foreign.rows import Init, fit_layers
@@ -198,13 +197,12 @@ class Adapter(Network):
 
     def _find_used(self) -> dict[int, int]:
         images = 128 + 64 * noise(self._shape, self.model)
-        part = self.pretrained_part
-        if part is None:
+        if self.pretrained_part is None:
             return {}
-        with inputs_of(part) as taken:
+        with calls_of(self.pretrained_part) as calls:
             output = self._record(images)
         # What learns before a backbone would change the maps of one that is frozen.
-        if output.backbone is None or any(one.requires_grad for one in taken):
+        if len(calls) != 1 or any(one.requires_grad for one in calls[0].taken):
             return {}
         maps = [one.clone().requires_grad_() for one in output.backbone.maps()]
         # Of other pictures the same scores follow: they are made of the maps alone.
@@ -253,12 +251,12 @@ class Adapter(Network):
         return output if with_stages else replace(output, stages=())
 
     def _record(self, images: Tensor) -> Output:
-        """Return an output with what the backbone gave, if that was asked once."""
+        """Return an output with what the backbone gave."""
+        assert self.pretrained_part is not None
         with calls_of(self.pretrained_part) as calls:
             output = self._run(images)
-        if len(calls) == 1:
-            output.backbone = Given(calls[0], self._fitted(images.shape[-2:])).detached()
-        return output
+        given = Given(calls[-1].output, self._fitted(images.shape[-2:]))
+        return replace(output, backbone=given.detached())
 
     def _run(self, images: Tensor, seen: Output | None = None) -> Output:
         """Return scores and features; what of these was not computed again is an output's."""

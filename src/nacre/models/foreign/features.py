@@ -14,7 +14,7 @@ import math
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -167,45 +167,38 @@ def _exchange(value: Any, new: Mapping[int, Tensor]) -> Any:
     return value
 
 
+class Call(NamedTuple):
+    """The tensors that a module took, and all that it put out."""
+
+    taken: list[Tensor]
+    output: Any
+
+
 @contextlib.contextmanager
-def calls_of(module: nn.Module | None) -> Iterator[list[Any]]:
-    """Collect all that a module puts out while the network runs in this context.
+def calls_of(module: nn.Module) -> Iterator[list[Call]]:
+    """Collect the calls of a module while the network runs in this context.
 
     Raises:
         NacreError: something that it put out was changed in place by another module.
     """
-    found: list[Any] = []
+    found: list[Call] = []
     versions: list[tuple[Tensor, int]] = []
 
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        found.append(output)
+    def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        found.append(Call(list(tensors_in((args, kwargs))), output))
         known = (one for one in tensors_in(output) if not one.is_inference())
         versions.extend((one, one._version) for one in known)
 
-    handle = module.register_forward_hook(keep) if module is not None else None
+    handle = module.register_forward_hook(keep, with_kwargs=True)
     try:
         yield found
     finally:
-        if handle is not None:
-            handle.remove()
+        handle.remove()
     if any(one._version != version for one, version in versions):
         raise NacreError(
             f"a module changes in place what {type(module).__name__} puts out, such as a dropout "
             "with inplace=True: set inplace=False"
         )
-
-
-@contextlib.contextmanager
-def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the tensors that a module takes while the network runs in this context."""
-    found: list[Tensor] = []
-    handle = module.register_forward_pre_hook(
-        lambda module, args, kwargs: found.extend(tensors_in((args, kwargs))), with_kwargs=True
-    )
-    try:
-        yield found
-    finally:
-        handle.remove()
 
 
 @contextlib.contextmanager
