@@ -5,6 +5,7 @@ python gloo_pair.py RANK PORT FILE FUNCTION RESULT
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import pickle
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from nacre.utils.distributed import exit_process, leave_distributed
 
 
 def _function(file: str, name: str) -> Any:
@@ -29,9 +32,11 @@ def main(rank: str, port: str, file: str, name: str, result: str) -> None:
     torch.set_num_threads(1)
     function = _function(file, name)
     address = f"tcp://127.0.0.1:{port}"
+    importlib.import_module("torch._dynamo")  # before the group, as init_distributed does
     dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=2)
     Path(result).write_bytes(pickle.dumps(function(int(rank))))
-    dist.destroy_process_group()
+    leave_distributed()
+    exit_process(0)
 
 
 if __name__ == "__main__":

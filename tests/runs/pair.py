@@ -17,6 +17,7 @@ from nacre.runs import shared_folder
 from nacre.runs.run import run_scenario
 from nacre.training import resume
 from nacre.training.step import Interrupted
+from nacre.utils.distributed import exit_process, leave_distributed
 from tiny_runs import tiny_config
 
 RANK = int(os.environ["RANK"])
@@ -79,3 +80,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave_distributed()
+    exit_process(0)

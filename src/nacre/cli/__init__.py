@@ -1,6 +1,8 @@
 """The command line: parse, call, print. Everything heavy is imported when it is needed."""
 
+import os
 import sys
+import traceback
 from typing import Any
 
 # The commands join the application in the order in which `nacre --help` lists them.
@@ -22,6 +24,7 @@ def main() -> None:
     obey_parent()
     show_bars()
     make_output_safe()
+    is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     code: Any = 2
     try:
         app()
@@ -29,9 +32,18 @@ def main() -> None:
         code = end.code
     except SaidElsewhere:
         pass
-    except (NacreError, OSError, MemoryError, RuntimeError) as error:
+    except Exception as error:
         sentence = as_sentence(error)
-        if sentence is None:
+        if sentence is not None:
+            echo(f"error: {sentence}", err=True)
+        elif is_one_of_several:
+            traceback.print_exc()
+            code = 1
+        else:
             raise
-        echo(f"error: {sentence}", err=True)
-    sys.exit(code if finish_output() else code or 2)
+    code = code if finish_output() else code or 2
+    if is_one_of_several:
+        from nacre.utils.distributed import exit_process
+
+        exit_process(code or 0)
+    sys.exit(code)

@@ -49,15 +49,16 @@ def until_interrupted(work: Callable[[], T], again: str) -> T:
 
     try:
         result = work()
-        leave_distributed()
-        return result
     except (Interrupted, KeyboardInterrupt) as error:
         saved = "saved" if isinstance(error, Interrupted) else "the last save is kept"
-        if is_main_process():
-            echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
-        if isinstance(error, Interrupted):
-            leave_distributed()
-        sys.exit(130)
+    else:
+        leave_distributed()
+        return result
+    if is_main_process():
+        echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
+    if saved == "saved":  # all processes stopped together; no traceback holds the trainer here
+        leave_distributed()
+    sys.exit(130)
 
 
 def echo(text: str, err: bool = False) -> None:

@@ -2,7 +2,10 @@
 
 import atexit
 import contextlib
+import gc
+import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -105,16 +108,33 @@ def init_distributed(device: str) -> Distributed:
         return Distributed(0, 1, chosen)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        # The first DDP object imports this. An import while a group exists keeps the group, and
+        # with it the group's threads, until the interpreter ends.
+        importlib.import_module("torch._dynamo")
         dist.init_process_group(backend, timeout=_TIMEOUT)
-        # Threads of the group that still run while the interpreter ends would abort the process.
         atexit.register(leave_distributed)
     return Distributed(dist.get_rank(), world_size, chosen)
 
 
 def leave_distributed() -> None:
-    """Part from the other processes, when all have come to the end."""
+    """Leave the process group and end its threads.
+
+    A gloo thread that frees a tensor while the interpreter ends aborts the process. The threads end
+    when the last reference to the group goes, so unreachable DDP objects are collected first. In
+    the other order the collector would hold the GIL while it waits for a thread that wants it.
+    Call this where no frame holds a DDP object any more.
+    """
     if dist.is_available() and dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
+
+
+def exit_process(code: int) -> None:
+    """End one of several processes at once, without ending the interpreter around its threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager
