@@ -6,7 +6,8 @@ Six small runs are carried out by `nacre grid … --on ray`, with these accident
 a node is removed; the process of a task and the process of a run are killed with -9; the grid's own
 process is killed with -9 and the same command given again. Each run must end with the tensors and
 metrics of the same grid undisturbed on this machine, and nothing may be alive when the grid is
-gone. Needs `pip install 'nacre[ray]'`; takes some minutes. The exit code says whether all held.
+gone. Needs `pip install -c constraints.txt '.[ray]'`; takes some minutes. The exit code says
+whether all held.
 """
 
 from __future__ import annotations

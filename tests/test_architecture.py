@@ -55,8 +55,8 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def test_the_readme_names_the_rooms_in_this_order():
-    text = (SOURCE.parents[1] / "README.md").read_text(encoding="utf-8")
+def test_the_guide_names_the_rooms_in_this_order():
+    text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     part = text.partition("## Where things are")[2].partition("```\n")[2].partition("```")[0]
     names = [line[2:16] for line in part.splitlines() if line.startswith("  ")]
     named = [name.strip(" /") for entry in names for name in entry.split(",")]

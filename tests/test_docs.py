@@ -251,7 +251,7 @@ def test_extras_exist(page):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    named = re.findall(r"nacre\[([\w,-]+)\]", page.read_text(encoding="utf-8"))
+    named = re.findall(r"(?:nacre-seg|\.)\[([\w,-]+)\]", page.read_text(encoding="utf-8"))
     assert {extra for group in named for extra in group.split(",")} <= set(extras)
 
 
@@ -275,7 +275,7 @@ ROTTEN = {
     test_scenarios_exist: ["`voc/15-5/overlaped`"],
     test_files_and_modules_exist: ["`nacre/methods/mob.py`", "`nacre.losses.equation`"],
     test_targets_of_make_exist: ["`make tests`", "make demon"],
-    test_extras_exist: ["`pip install 'nacre[lite9]'`"],
+    test_extras_exist: ["`pip install 'nacre-seg[lite9]'`", "`pip install '.[lite9]'`"],
     test_links_to_files_lead_somewhere: ["[this](gone.md)"],
 }
 
@@ -291,7 +291,7 @@ def test_a_page_that_names_what_does_not_exist_is_noticed(tmp_path, check, text)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):
-    pytest.importorskip("mkdocs", reason="the site needs the extra: pip install 'nacre[docs]'")
+    pytest.importorskip("mkdocs", reason="the site needs the extra: make docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(

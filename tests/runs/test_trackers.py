@@ -58,14 +58,14 @@ def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
         return original(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(NacreError, match=r"pip install 'nacre\[tensorboard\]'"):
+    with pytest.raises(NacreError, match=r"pip install .*\[tensorboard\]"):
         TensorBoard(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
 def test_a_missing_tracker_names_its_extra(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(NacreError, match=rf"pip install 'nacre\[{name}\]'"):
+    with pytest.raises(NacreError, match=rf"pip install .*\[{name}\]"):
         TRACKERS[name](tmp_path)
 
 

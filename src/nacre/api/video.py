@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from nacre.api import pyav
 from nacre.errors import NacreError
+from nacre.utils.packages import install_line
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -50,7 +51,7 @@ def has_ffmpeg() -> bool:
     if find_spec("av") is None:
         raise NacreError(
             "videos need the program ffmpeg or the package av, and neither is installed here: "
-            "pip install 'nacre[video]'"
+            + install_line("video")
         )
     return False
 

@@ -15,7 +15,7 @@ from nacre.cli import imports  # noqa: F401  # isort: skip
 from nacre.cli import export  # noqa: F401  # isort: skip
 from nacre.cli import inspect  # noqa: F401  # isort: skip
 from nacre.cli.app import app, echo, finish_output, make_output_safe, show_bars
-from nacre.errors import NacreError, SaidElsewhere, as_sentence
+from nacre.errors import SaidElsewhere, as_sentence
 from nacre.utils.signals import obey_parent
 
 

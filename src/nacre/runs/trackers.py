@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from nacre.errors import NacreError, unknown_name
 from nacre.training.events import Event, Observer, RunBegan, StepTested, Trained
-from nacre.utils.packages import need
+from nacre.utils.packages import install_line, need
 
 PROJECT = "nacre"
 Values = dict[str, float]
@@ -77,8 +77,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise NacreError(
-                "--track tensorboard needs a package that is not installed: pip install "
-                "'nacre[tensorboard]'"
+                "--track tensorboard needs a package that is not installed: "
+                + install_line("tensorboard")
             ) from error
         self.writer: Any = SummaryWriter(str(run.with_name(f"{run.name}-tensorboard")))
 

@@ -6,6 +6,13 @@ from typing import Any
 from nacre.errors import NacreError
 
 
+def install_line(extra: str = "") -> str:
+    """Return the command that installs nacre, or an extra of it, in its source folder."""
+    if not extra:
+        return "pip install -c constraints.txt ."
+    return f"pip install -c constraints.txt '.[{extra}]'"
+
+
 def need(name: str, extra: str = "export") -> Any:
     """Import a package of an extra, or say how to get it."""
     package = name.split(".")[0]
@@ -13,8 +20,7 @@ def need(name: str, extra: str = "export") -> Any:
         return import_module(name)
     except ImportError as error:
         raise NacreError(
-            f"this needs the package {package}, which is not installed: "
-            f"pip install 'nacre[{extra}]'"
+            f"this needs the package {package}, which is not installed: {install_line(extra)}"
         ) from error
     except RuntimeError as error:  # compiled parts that do not fit this torch
         reason = " ".join(str(error).split())[:200]

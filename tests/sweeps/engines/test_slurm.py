@@ -20,7 +20,10 @@ from nacre.sweeps.launch import marked, run_grid, task_of
 from tiny_runs import TINY
 
 if importlib.util.find_spec("submitit") is None:
-    pytest.skip("submitit is not installed: pip install 'nacre[slurm]'", allow_module_level=True)
+    pytest.skip(
+        "submitit is not installed, the extra slurm",
+        allow_module_level=True,
+    )
 if sys.platform != "linux":
     pytest.skip("SLURM is Linux's", allow_module_level=True)
 
