@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint slow fuzz bench docs clean
+.PHONY: demo test lint slow golden fuzz bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.user
@@ -19,6 +19,9 @@ lint: $(VENV)/.dev
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+
+golden: $(VENV)/.dev
+	$(BIN)/python tests/golden.py $(if $(BASE),--base $(BASE))
 
 fuzz: $(VENV)/.dev
 	NACRE_FUZZ=3 $(BIN)/python -m pytest tests/fuzz -s --timeout 7200
