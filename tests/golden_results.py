@@ -40,7 +40,7 @@ SCENARIO = "scenes/4-2-2/overlapped"
 RECIPE: dict[str, Any] = {
     "model": {"backbone": "tiny", "decoder_channels": 8, **TO_BE_CONSTANT},
     "images": {"crop_size": 32, "augmentation": "flip"},
-    "train": {"epochs": 3, "batch_size": 8, "lr": 0.05, "incremental_lr": 0.01, "device": "cpu"},
+    "train": {"epochs": 3, "batch_size": 8, "lr": 0.005, "incremental_lr": 0.0005, "device": "cpu"},
 }
 DATA = {"train": 48, "val": 12, "size": 32, "seed": 3}
 FORMS = {"ewf-plop": {"name": "ewf", "base": "plop"}, "ssul-branches": {"branches": True}}

@@ -1,0 +1,74 @@
+"""What `make golden` says of two results; the results themselves take minutes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from golden import TREE, differences, show
+
+RESULTS = {"methods/mib/tensors": "1a2b", "methods/mib/metrics": "{}", "onnx/classes seen": 5}
+
+
+def test_equal_results_have_no_differences(capsys):
+    assert differences(RESULTS, dict(reversed(RESULTS.items()))) == {}
+    assert show(RESULTS, dict(RESULTS), "HEAD~1") == 0
+    assert "0 of 3 results are not those of HEAD~1" in capsys.readouterr().out
+
+
+def test_every_difference_is_named_and_fails(capsys):
+    here = {"methods/mib/tensors": "1a2c", "methods/mib/metrics": "{}", "tables/csv": "a,b"}
+    found = differences(RESULTS, here)
+    assert found == {
+        "methods/mib/tensors": "differs: '1a2b' -> '1a2c'",
+        "onnx/classes seen": "is only in the base",
+        "tables/csv": "is only here",
+    }
+    assert show(RESULTS, here, "HEAD~1") == 1
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["methods", "2", "1"] in shown
+    assert ["onnx", "1", "1"] in shown
+
+
+@pytest.mark.parametrize(("base", "here"), [(5, 5.0), (1, True), ("5", 5)])
+def test_another_type_is_another_result(base, here):
+    assert differences({"a/b": base}, {"a/b": here}).keys() == {"a/b"}
+
+
+def test_long_texts_are_shown_where_they_begin_to_differ():
+    texts = ["x" * 1000 + end + "y" * 1000 for end in ("17.1", "17.2")]
+    found = differences({"a/b": texts[0]}, {"a/b": texts[1]})["a/b"]
+    assert "x17.1y" in found
+    assert "x17.2y" in found
+    assert len(found) < 200
+    assert "'abc' -> 'abcd'" in differences({"a/b": "abc"}, {"a/b": "abcd"})["a/b"]
+
+
+def test_no_results_are_no_proof(capsys):
+    assert show({}, {}, "HEAD~1") == 1
+    assert "no results" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_results_are_the_same_again_and_a_changed_one_is_found(tmp_path):
+    saved, again = tmp_path / "saved.json", tmp_path / "again.json"
+    environment = {**os.environ, "PYTHONPATH": str(TREE / "src")}
+
+    def run(script: str, *options: str | Path) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, TREE / "tests" / script, *options]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    done = run("golden_results.py", saved)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(saved.read_text())
+    changed = "methods/mib/step-1/network tensors"
+    saved.write_text(json.dumps(results | {changed: "0" * 64}))
+    done = run("golden.py", "--against", saved, "--save", again)
+    assert done.returncode == 1, done.stderr
+    assert f"1 of {len(results)} results are not those" in done.stdout
+    assert f"{changed} differs" in done.stdout
+    assert json.loads(again.read_text()) == results
