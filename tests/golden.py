@@ -13,9 +13,11 @@ round otherwise. A commit without that script is run by the one of this tree.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,9 @@ from typing import Any
 
 TREE = Path(__file__).resolve().parents[1]
 SCRIPT = Path("tests/golden_results.py")
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of a process that was asked to stop."""
+
 SHOWN = 40
 """Characters that are shown of each of two results that differ, around where they begin to."""
 
@@ -35,19 +40,20 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="file of results to compare with instead")
     parser.add_argument("--save", type=Path, help="file for the results of this tree")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))  # tidy up
     if given.base and given.against:
         parser.error("--base and --against do not go together: compare with one of them")
     with tempfile.TemporaryDirectory() as name:
         here = given.save or Path(name) / "here.json"
         if given.against:
             _check(read_results(given.against), "no results to compare with")
-            wait(start(TREE, here))
+            wait({here: start(TREE, here)})
             base, called = given.against, str(given.against)
         else:
             base, called = Path(name) / "base.json", given.base or default_base()
             with checked_out(called, Path(name) / "base") as tree:
                 print(f"comparing this tree with {called}: some five minutes on two cores")
-                wait(start(tree, base), start(TREE, here))
+                wait({base: start(tree, base), here: start(TREE, here)})
         sys.exit(show(read_results(base), read_results(here), called))
 
 
@@ -66,28 +72,34 @@ def checked_out(commit: str, folder: Path) -> Iterator[Path]:
         _git("worktree", "remove", "--force", str(folder))
 
 
-def start(tree: Path, out: Path) -> "subprocess.Popen[str]":
-    """Begin to make the results of a tree."""
+def start(tree: Path, out: Path) -> "subprocess.Popen[bytes]":
+    """Begin to make the results of a tree; what it says goes into a log beside them."""
     script = tree / SCRIPT if (tree / SCRIPT).exists() else TREE / SCRIPT
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    return subprocess.Popen(
-        [sys.executable, str(script), str(out.absolute())],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, str(script), str(out.absolute())]
+    with out.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
-def wait(*sides: "subprocess.Popen[str]") -> None:
-    """Wait until all results are made; fail with what a side says if it fails."""
+def wait(sides: "Mapping[Path, subprocess.Popen[bytes]]") -> None:
+    """Wait until all results are made; fail with what a side said as soon as it fails."""
     try:
-        said = [side.communicate()[1] for side in sides]
+        while any(side.poll() is None for side in sides.values()):
+            if any(side.poll() for side in sides.values()):
+                break
+            time.sleep(0.1)
     finally:
-        for side in sides:
+        for side in sides.values():
             side.terminate()
-    for side, text in zip(sides, said, strict=True):
-        _check(side.returncode == 0, f"{side.args!r} failed:\n{text}")
+            side.wait()
+    for out, side in sides.items():
+        said = out.with_suffix(".log")
+        # The side that failed by itself, not the one that was stopped for it
+        _check(
+            side.returncode in (0, STOPPED, -signal.SIGTERM),
+            f"{side.args!r} failed:\n{said.read_text()}",
+        )
+        said.unlink()
 
 
 def read_results(path: Path) -> dict[str, Any]:

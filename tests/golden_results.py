@@ -54,6 +54,7 @@ def main(out: Path) -> None:
     sources = Path(os.environ.get("PYTHONPATH", TREE / "src")).resolve()
     if not Path(nacre.__file__).is_relative_to(sources):
         sys.exit(f"nacre is imported from {nacre.__file__}, not from {sources}: set PYTHONPATH")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # tidy up
     torch.set_num_threads(1)
     # For the processes that are started
     os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}

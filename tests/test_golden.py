@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import golden
 from golden import TREE, differences, show
 
 RESULTS = {"methods/mib/tensors": "1a2b", "methods/mib/metrics": "{}", "onnx/classes seen": 5}
@@ -50,6 +52,19 @@ def test_long_texts_are_shown_where_they_begin_to_differ():
 def test_no_results_are_no_proof(capsys):
     assert show({}, {}, "HEAD~1") == 1
     assert "no results" in capsys.readouterr().out
+
+
+def test_a_side_that_fails_stops_the_other_and_is_shown(tmp_path, monkeypatch):
+    """It need not be the first one, and the other would take minutes."""
+    monkeypatch.setattr(golden, "SCRIPT", Path("script.py"))
+    for name, text in {"slow": "import time; time.sleep(100)", "broken": "1 / 0"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "script.py").write_text(text)
+    folders = [tmp_path / "slow", tmp_path / "broken"]
+    sides = {folder: golden.start(folder, folder) for folder in folders}
+    with pytest.raises(SystemExit, match="ZeroDivisionError"):
+        golden.wait(sides)
+    assert sides[folders[0]].returncode == -signal.SIGTERM
 
 
 @pytest.mark.slow
