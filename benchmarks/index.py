@@ -25,9 +25,8 @@ import numpy as np
 from PIL import Image
 
 from measuring import TEST_DATA, Row, command, take_turns
-from nacre.data.index.build import build_index
-from nacre.data.index.cache import FOLDER
-from nacre.data.index.scan import Pair
+from nacre.data.index import FOLDER, build_index
+from nacre.data.scan import Pair
 from nacre.data.sources.voc import SPACE
 
 LONG_SIDE = 500

@@ -293,7 +293,7 @@ def test_a_picture_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_png_whose_last_chunk_is_cut_off_is_left_out(tmp_path: Path) -> None:
     save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
     (tmp_path / "x" / "a.jpg").write_bytes(picture_bytes()[:-6])
-    refused(tmp_path / "x", tmp_path, "the picture cannot be used .a chunk is cut off")
+    refused(tmp_path / "x", tmp_path, "the picture cannot be used .broken PNG file")
 
 
 def test_masks_of_other_kinds_are_not_taken(tmp_path: Path) -> None:
