@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 import os
 import sys
 from collections import Counter
@@ -225,6 +226,24 @@ def test_processes_give_what_one_loop_gives(
     together = list(scan(pairs, workers=2, progress=lambda *counts: seen.append(counts)))
     assert together == alone
     assert seen == [(done, 150) for done in range(1, 151)]
+
+
+def test_no_process_is_left_of_a_pass_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = make_pairs(tmp_path, {f"{n:03}": blocks(3, 3, [1]) for n in range(30)})
+    monkeypatch.setattr(scanning, "_POOL_PAYS_SECONDS", 0.0)
+    monkeypatch.setattr(scanning, "_PROBE", 0)
+    before = set(multiprocessing.active_children())
+
+    def stop(done: int, total: int) -> None:
+        assert sys.platform != "linux" or set(multiprocessing.active_children()) - before
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _build(pairs, tmp_path, workers=2, progress=stop)
+    assert set(multiprocessing.active_children()) == before
+    assert not (tmp_path / "nacre-index").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads, not processes, read masks here")
