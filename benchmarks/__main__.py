@@ -22,7 +22,6 @@ import evaluation
 import export
 import growth
 import importing
-import index
 import large_grid
 import loss_head
 import maps
@@ -44,7 +43,6 @@ BENCHMARKS = {
     "prediction": prediction.measure,
     "exports": export.measure,
     "maps": maps.measure,
-    "the index": index.measure,
     "imports": importing.measure,
     "the start": start.measure,
     "large grids": large_grid.measure,

@@ -1,6 +1,6 @@
 """How the index, the plan and the first batch grow with the images: seconds and memory.
 
-    python benchmarks/many_images.py                    # a quarter of a million, then a million
+    python benchmarks/many_images.py                    # 25,000, then 100,000
     python benchmarks/many_images.py --images 20000 80000
 
 The pictures are hard links to a few small ones, in folders of a thousand. Each part is carried out
@@ -29,7 +29,7 @@ from measuring import Row, peak_of_process, show
 SIDE = 16
 KINDS = 8  # and more where there would be more links to one than file systems allow
 LINKS = 50_000
-MANY = (250_000, 1_000_000)
+MANY = (25_000, 100_000)
 
 
 def generate(root: Path, count: int) -> None:

@@ -23,7 +23,7 @@ from nacre.training.events import StepBegan
 from nacre.training.step import Interrupted
 from tiny_runs import TINY, StopAfter, tiny_config
 
-MEMORY = {"memory": 6, "memory_share": 0.25}
+MEMORY = {"memory": 6}
 LEARN_ALL = Path(__file__).parents[1] / "methods" / "learn_all.py"
 
 
@@ -84,7 +84,7 @@ def test_kept_pictures_have_their_share_of_every_batch_and_cost_no_updates(finis
     data = open_scenario(config)
     shares = data.batch_shares(1)
     assert shares is not None
-    assert shares == ((len(lists[1]), 0.75), (6, 0.25))
+    assert shares == ((len(lists[1]), 0.5), (6, 0.5))
 
 
 @pytest.mark.parametrize("after", [9, 12])
@@ -104,7 +104,7 @@ def test_step_0_is_shared_with_runs_that_keep_nothing(finished, tmp_path):
     steps = [path / "step-2" / "model.safetensors" for path in (finished, tmp_path / "run")]
     assert steps[0].read_bytes() != steps[1].read_bytes()
     with pytest.raises(NacreError, match=r"memory: 6 -> 7"):
-        run_scenario(tiny_config(memory=7, memory_share=0.25), finished)
+        run_scenario(tiny_config(memory=7), finished)
 
 
 def test_a_grid_shares_step_0_of_runs_with_and_without_a_memory():

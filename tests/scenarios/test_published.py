@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nacre.data.apply_to_index import apply_to_index
-from nacre.data.index.build import read_index
+from nacre.data.index import read_index
 from nacre.errors import NacreError
 from nacre.scenarios.plan import make_plan, plan_as_json
 from nacre.scenarios.published_lists import _read_array, compare_lists, read_lists

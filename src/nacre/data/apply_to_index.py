@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nacre.data import find_dataset
-from nacre.data.index.build import read_index
+from nacre.data.index import read_index
 from nacre.errors import NacreError
 from nacre.scenarios.classes import ranges
 from nacre.scenarios.label_index import Index

@@ -15,13 +15,12 @@ import os
 import stat
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from nacre.data.image_head import plain_jpeg_size
-from nacre.data.index.png import plain_rows
-from nacre.data.member import File, FileState, Member
 from nacre.data.source import Mask
 from nacre.data.worker_monitor import set_current_file
 from nacre.errors import NacreError
@@ -35,6 +34,7 @@ IN_MEMORY = "in memory"
 """What stands for the path of a picture that has none."""
 
 _MAX_BYTES = 1 << 30
+_JPEG_TAIL = 64
 _ORIENTATION = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -52,7 +52,7 @@ _STRETCH = {"L;2": 85, "L;4": 17}
 
 
 @contextlib.contextmanager
-def _naming(path: File | str, kind: str) -> Iterator[None]:
+def _naming(path: Path | str, kind: str) -> Iterator[None]:
     """Turn whatever Pillow raises for a bad file into one sentence that names it."""
     if path != IN_MEMORY:
         set_current_file(f"the {kind} {path}")
@@ -84,41 +84,28 @@ def _line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def read_bytes(path: File, limit: int | None = None) -> tuple[bytes, FileState]:
-    """Read a file, or its first bytes, without the cost of a Python file object.
-
-    Args:
-        path: A regular file, or one in an archive.
-        limit: How many bytes at most; all by default.
-
-    Returns:
-        The bytes, and what the file system knows of the file.
-    """
-    if isinstance(path, Member):
-        if limit is None and path.size > _MAX_BYTES:
-            raise NacreError(f"{path} is larger than {_MAX_BYTES:,} bytes")
-        return path.read(0, limit), path.state()
+@contextlib.contextmanager
+def _open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; anything else, like a pipe, is not waited for."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    handle = os.open(path, flags)
-    try:
-        state = os.fstat(handle)
+    with open(os.open(path, flags), "rb") as file:
+        state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
             raise NacreError(f"{path} is not a regular file")
-        if limit is None and state.st_size > _MAX_BYTES:
+        if state.st_size > _MAX_BYTES:
             raise NacreError(f"{path} is larger than {_MAX_BYTES:,} bytes")
-        content = os.read(handle, state.st_size if limit is None else limit)
-        return content, FileState(state.st_size, state.st_mtime_ns)
-    finally:
-        os.close(handle)
+        yield file
 
 
-def _open(path: File, kind: str, content: bytes | None = None) -> Image.Image:
-    """Open a file that is a picture of a known format and not too large; or what is in it."""
-    if isinstance(path, Member):
-        content = read_bytes(path)[0] if content is None else content
-    elif content is None and not stat.S_ISREG(os.stat(path).st_mode):
-        raise NacreError(f"the {kind} {path} is not a regular file")
-    image = Image.open(str(path) if content is None else io.BytesIO(content), formats=FORMATS)
+def _open_whole(path: Path, kind: str) -> Image.Image:
+    """Open a file from memory: an image that is never decoded would leave its file open."""
+    with _open_regular(path) as file:
+        return _open(io.BytesIO(file.read()), path, kind)
+
+
+def _open(file: BinaryIO, path: Path, kind: str) -> Image.Image:
+    """Open what is an image of a known format and not too large."""
+    image = Image.open(file, formats=FORMATS)
     if image.width * image.height > MOST_PIXELS:
         image.close()
         raise NacreError(
@@ -128,15 +115,14 @@ def _open(path: File, kind: str, content: bytes | None = None) -> Image.Image:
     return image
 
 
-def open_image(path: File) -> Image.Image:
+def open_image(path: Path) -> Image.Image:
     """Open a picture as upright RGB; a plain RGB JPEG is not decoded yet.
 
     Args:
         path: The file; its EXIF orientation is applied.
     """
     with _naming(path, "image"):
-        # From memory: a picture that is never decoded would leave its file open.
-        image = _open(path, "image", read_bytes(path)[0])
+        image = _open_whole(path, "image")
         if image.mode == "RGB" and image.format == "JPEG" and orientation(image) == 1:
             image.filename = str(path)  # type: ignore[attr-defined]
             return image
@@ -155,7 +141,7 @@ def upright_rgb(image: Image.Image, what: str = "the picture") -> Image.Image:
     """
     turn = _TURNS.get(orientation(image))
     upright = image if turn is None else image.transpose(turn)
-    if upright.mode in _BITS_16 or (upright.mode == "I" and image.format in ("PNG", None)):
+    if upright.mode in _BITS_16 or (upright.mode == "I" and _has_16_bits(image)):
         # Pillow clips 16 bits to 8 instead of scaling them.
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
     if upright.mode in ("F", "I"):
@@ -164,6 +150,14 @@ def upright_rgb(image: Image.Image, what: str = "the picture") -> Image.Image:
             "save it with 8 or 16 bits per channel"
         )
     return upright.convert("RGB")
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    """Return whether gray values stored in 32 bits are certainly of 16: in a PNG, or by size."""
+    if image.format is not None:
+        return image.format == "PNG"
+    low, high = image.getextrema()
+    return bool(low >= 0 and 255 < high < 65536)  # type: ignore[operator]
 
 
 def orientation(image: Image.Image) -> int:
@@ -192,42 +186,51 @@ def load(image: Image.Image) -> Image.Image:
     return image
 
 
-def image_size(path: File, head: bytes) -> tuple[int, int]:
-    """Return width and height of the upright picture without decoding it.
+def examine_image(path: Path, decode: bool = False) -> tuple[tuple[int, int], bool]:
+    """Check that an image file is whole, decoding it only where nothing else tells.
 
     Args:
         path: The file.
-        head: Its first bytes, in which the size of most pictures stands.
+        decode: Decode it in any case.
+
+    Returns:
+        Width and height of the upright image, and whether EXIF data turn it.
     """
-    size = plain_jpeg_size(head)
-    if size is not None and size[0] * size[1] <= MOST_PIXELS:
-        return size
-    with _naming(path, "image"), _open(path, "image") as image:
-        width, height = image.size
-        return (height, width) if orientation(image) in _SIDEWAYS else (width, height)
+    with _naming(path, "image"):
+        with _open_regular(path) as file:
+            image = _open(file, path, "image")
+            turn = orientation(image)
+            whole = _is_whole(image, file)
+        if decode or not whole:
+            load(open_image(path))
+    width, height = image.size
+    return (height, width) if turn in _SIDEWAYS else (width, height), turn != 1
 
 
-def is_turned(path: File) -> bool:
-    """Whether EXIF data turn a picture."""
-    with _naming(path, "image"), _open(path, "image") as image:
-        return image.format != "TIFF" and orientation(image) != 1
+def _is_whole(image: Image.Image, file: BinaryIO) -> bool:
+    """Return whether an opened file ends as it should; False if that takes decoding it."""
+    if image.format == "PNG":
+        image.verify()  # Pillow might take the pixels from a file with a damaged chunk
+        return True
+    if image.format in ("JPEG", "MPO"):
+        # The end mark cannot occur within the pixels; some programs write more behind it.
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _JPEG_TAIL))
+        return b"\xff\xd9" in file.read()
+    return image.format == "WEBP"  # which is not opened unless it is whole
 
 
-def read_mask(path: File) -> Mask:
+def read_mask(path: Path) -> Mask:
     """Read the label values of a mask.
 
     Returns:
         The labels, height x width: uint8, or uint16 for a mask of 16 bits.
     """
     with _naming(path, "mask"):
-        rows = plain_rows(read_bytes(path)[0])
-        if rows is not None:
-            return np.frombuffer(rows.data, np.uint8).reshape(rows.height, -1)[:, 1:].copy()
-        return _read_any_mask(path)
+        return _read_mask(path)
 
 
-def _read_any_mask(path: File) -> Mask:
-    with _open(path, "mask") as image:
+def _read_mask(path: Path) -> Mask:
+    with _open_whole(path, "mask") as image:
         if orientation(image) != 1:
             raise NacreError(f"the mask {path} has EXIF data that turn it; save it upright")
         stored, mode = _stored_mode(image), image.mode
@@ -242,6 +245,15 @@ def _read_any_mask(path: File) -> Mask:
         f"the mask {path} holds colours (mode {mode}), not labels; "
         "a mask must be a palette or grey PNG of at most 16 bits"
     )
+
+
+def count_labels(mask: Mask) -> dict[int, int]:
+    """Count the pixels of each label of a mask, in the order of the labels."""
+    if mask.dtype == np.uint8:
+        counts = Image.fromarray(np.ascontiguousarray(mask)).histogram()
+        return {label: count for label, count in enumerate(counts) if count}
+    labels, numbers = np.unique(mask, return_counts=True)
+    return dict(zip(labels.tolist(), numbers.tolist(), strict=True))
 
 
 def _stored_mode(image: Image.Image) -> str:

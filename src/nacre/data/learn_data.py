@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
-from nacre.data.index.build import images_by_label
+from nacre.data.index import images_by_label
 from nacre.data.saliency import Saliency, with_salient
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig

@@ -27,6 +27,9 @@ from nacre.scenarios.scenario import (
     step_images,
 )
 
+MEMORY_SHARE = 0.5
+"""Fraction of each batch that kept images take."""
+
 
 @dataclass(frozen=True)
 class ScenarioData:
@@ -41,7 +44,6 @@ class ScenarioData:
         seed: Of the augmentation.
         lists: Folder with published image lists, instead of the setup's.
         memory: How many pictures are kept for later steps.
-        memory_share: The kept pictures' share of a batch.
         saliency: Maps of what is salient, where the method asks for them.
     """
 
@@ -53,7 +55,6 @@ class ScenarioData:
     seed: int
     lists: Path | None = None
     memory: int = 0
-    memory_share: float = 0.5
     saliency: Saliency | None = None
 
     @cached_property
@@ -143,9 +144,9 @@ class ScenarioData:
         memory = self.memories[step]
         if not memory:
             return None
-        shares = [(len(self.image_lists[step]), 1 - self.memory_share)]
+        shares = [(len(self.image_lists[step]), 1 - MEMORY_SHARE)]
         for names in by_origin(memory).values():
-            shares.append((len(names), self.memory_share * len(names) / len(memory)))
+            shares.append((len(names), MEMORY_SHARE * len(names) / len(memory)))
         return tuple(shares)
 
     def hidden(self, step: int, *, old_hide: bool) -> Tensor | None:

@@ -60,12 +60,6 @@ class ImagesConfig(Config):
         description="crop: shorter side to `crop_size`, then the centre, as the paper; full: whole "
         "pictures at their own size; sliding: the same through windows of `crop_size`",
     )
-    cache_mib: int = Field(
-        0,
-        ge=0,
-        le=1 << 24,
-        description="MiB of decoded pictures that each loading process keeps in memory",
-    )
 
     @property
     def test_window(self) -> int | None:

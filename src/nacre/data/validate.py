@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nacre.data.index.build import images_by_label, index_of, unknown_labels
-from nacre.data.index.packed import pack
-from nacre.data.index.pairs import Pairs, sort_pairs
-from nacre.data.index.scan import Problem, ProblemKind, Record, scan
+from nacre.data.index import images_by_label, index_of, sort_pairs, unknown_labels
+from nacre.data.scan import Pair, Problem, ProblemKind, scan
 from nacre.data.source import Split
 from nacre.data.sources.files import FileSource
 from nacre.scenarios.classes import LabelSpace
@@ -102,21 +100,14 @@ def check_source(
 
 
 def _read(
-    pairs: Pairs, space: LabelSpace, workers: int | None, progress: Progress
+    pairs: list[Pair], space: LabelSpace, workers: int | None, progress: Progress
 ) -> tuple[Index, tuple[Problem, ...], int]:
-    records: list[bytes | None] = []
-    problems: dict[str, Problem] = {}
-    turned = 0
-    results = scan(pairs, workers=workers, progress=progress, decode=True)
-    for name, result in zip(pairs.names, results, strict=True):
-        if isinstance(result, Record):
-            records.append(pack(result))
-            turned += result.is_turned
-        else:
-            records.append(None)
-            problems[name] = result
-    index = index_of(pairs.names, records)
+    results = list(scan(pairs, workers=workers, progress=progress, decode=True))
+    read = [None if isinstance(result, Problem) else result for result in results]
+    index = index_of(pairs, [one and one.pixels for one in read])
+    problems = {result.name: result for result in results if isinstance(result, Problem)}
     problems |= unknown_labels(pairs, index, space)
+    turned = sum(one.is_turned for one in read if one is not None)
     return index, tuple(problems[name] for name in sorted(problems)), turned
 
 

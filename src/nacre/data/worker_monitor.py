@@ -41,13 +41,17 @@ class WorkerMonitor:
 
     def __call__(self, worker: int) -> None:
         """Begin as a worker, in the new process."""
-        global _slot
-        _slot = memoryview(self._memory).cast("B")[worker * _ROOM : (worker + 1) * _ROOM]
-        set_current_file("")
+        self.take_place(worker)
         # Nothing that a helper holds is worth a moment more than its trainer.
         is_served = multiprocessing.get_start_method() == "forkserver"  # which dies with it too
         die_with_parent(os.getppid() if is_served else self._trainer, signal.SIGKILL)
         leave_stops_to_parent()
+
+    def take_place(self, worker: int) -> None:
+        """Have this process write what it reads into the place of this number."""
+        global _slot
+        _slot = memoryview(self._memory).cast("B")[worker * _ROOM : (worker + 1) * _ROOM]
+        set_current_file("")
 
     def clear(self) -> None:
         """Forget the processes: they ended as they should."""

@@ -11,7 +11,6 @@ from nacre.data.learn_data import (
     rename_classes,
     set_name,
 )
-from nacre.data.ram_cache import Cached
 from nacre.data.source import Source
 from nacre.data.sources.folder import FolderConfig
 from nacre.errors import NacreError, did_you_mean
@@ -19,7 +18,7 @@ from nacre.runs.learn_config import LearnConfig
 from nacre.runs.scenario_data import open_saliency
 
 
-def open_folders(paths: Sequence[Path], cache_mib: int = 0) -> list[tuple[str, Source]]:
+def open_folders(paths: Sequence[Path]) -> list[tuple[str, Source]]:
     """Open data folders; each gets the name of its folder."""
     names = [set_name(path) for path in paths]
     twice = [name for name in names if names.count(name) > 1]
@@ -28,17 +27,15 @@ def open_folders(paths: Sequence[Path], cache_mib: int = 0) -> list[tuple[str, S
             f"two data folders are named {twice[0]!r}; give them different names, so that tables "
             "and --share can tell them apart"
         )
-    found: list[tuple[str, Source]] = []
-    for name, path in zip(names, paths, strict=True):
-        source: Source = open_source(FolderConfig(root=path))
-        found.append((name, Cached(source, cache_mib << 20) if cache_mib else source))
-    return found
+    return [
+        (name, open_source(FolderConfig(root=path)))
+        for name, path in zip(names, paths, strict=True)
+    ]
 
 
 def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
     """Open the data of a step for a model that knows these classes (none without a model)."""
-    cache = config.images.cache_mib
-    opened = open_folders([*config.data, *config.tests], cache)
+    opened = open_folders([*config.data, *config.tests])
     count = len(config.data)
     sets = rename_classes(opened[:count], config.rename)
     tests = [LabeledSet(name, source, config.rename) for name, source in opened[count:]]

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from nacre.data import find_dataset, open_source
-from nacre.data.ram_cache import Cached
 from nacre.data.saliency import Saliency
 from nacre.data.sampler import StepSampler
 from nacre.data.step_data import ScenarioData
@@ -27,8 +26,6 @@ from nacre.training.config import Recipe, RunConfig, build_config
 def open_scenario(config: RunConfig) -> ScenarioData:
     """Open the data of a config and apply its scenario."""
     source = open_source(config.data)
-    if config.images.cache_mib:
-        source = Cached(source, config.images.cache_mib << 20)
     written = read_scenario(config.scenario)
     tasks = find_dataset(written.data).tasks()
     task = make_scenario(config.scenario, written, source.space, tasks)
@@ -42,7 +39,6 @@ def open_scenario(config: RunConfig) -> ScenarioData:
         seed=config.seed,
         lists=config.lists,
         memory=config.memory,
-        memory_share=config.memory_share,
         saliency=open_saliency(config),
     )
 

@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from nacre.data.index.build import images_by_label, pixels_by_label
-from nacre.data.index.scan import ProblemKind
+from nacre.data.index import images_by_label, pixels_by_label
+from nacre.data.scan import ProblemKind
 from nacre.data.validate import _SHOWN, DataReport
 from nacre.scenarios.classes import LabelSpace
 

@@ -172,9 +172,6 @@ class RunConfig(Recipe):
         description="pictures kept for later steps, each with the labels of its own step",
         json_schema_extra=LATER,
     )
-    memory_share: float = Field(
-        0.5, gt=0, lt=1, description="share of a batch of kept pictures", json_schema_extra=LATER
-    )
     data: DataConfig
 
 

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import shutil
+import signal
 import stat
 import zipfile
 from collections.abc import Callable
@@ -27,6 +29,7 @@ from PIL import Image
 from importing import Imported
 from nacre.data.importers.files import tree
 from nacre.data.importers.run import import_export
+from nacre.data.importers.writing.folder import new_folder
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 
@@ -293,7 +296,7 @@ def test_a_picture_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_png_whose_last_chunk_is_cut_off_is_left_out(tmp_path: Path) -> None:
     save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
     (tmp_path / "x" / "a.jpg").write_bytes(picture_bytes()[:-6])
-    refused(tmp_path / "x", tmp_path, "the picture cannot be used .a chunk is cut off")
+    refused(tmp_path / "x", tmp_path, "the picture cannot be used .broken PNG file")
 
 
 def test_masks_of_other_kinds_are_not_taken(tmp_path: Path) -> None:
@@ -377,6 +380,38 @@ def test_nothing_is_left_of_an_import_that_is_stopped(stop_at: str, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         import_export(tmp_path / "x", tmp_path / "far" / "away", progress=stop)
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("stop_at", ["reading", "painting masks"])
+def test_what_a_killed_import_leaves_is_removed_by_the_next_one(
+    stop_at: str, tmp_path: Path
+) -> None:
+    label_studio(tmp_path / "x")
+    before = snapshot(tmp_path)
+
+    def die(what: str, done: int, total: int) -> None:
+        if what.startswith(stop_at) and done:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        import_export(tmp_path / "x", tmp_path / "y", progress=die)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert snapshot(tmp_path) != before, "something is left, so the test can fail"
+    import_export(tmp_path / "x", tmp_path / "y")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+
+def test_an_import_leaves_alone_what_another_one_is_writing(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    (tmp_path / ".y.settings").mkdir()
+    with new_folder(tmp_path / "y") as folder:
+        Imported(tmp_path / "x", tmp_path / "y")
+        assert (folder / "images").is_dir()
+        shutil.rmtree(tmp_path / "y")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".y.settings", "x", "y"]
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_data import blocks, save_image, save_mask
 
-from nacre.data.index.build import images_by_label
+from nacre.data.index import images_by_label
 from nacre.data.sources.voc import KNOWN_COUNTS, SPACE, Voc, VocConfig, voc_color
 from nacre.errors import NacreError
 

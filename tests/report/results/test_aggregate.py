@@ -142,7 +142,7 @@ def test_kept_is_the_share_of_step_0_that_is_left(runs: Path) -> None:
     "changes",
     [
         {"train": {"micro_batch": 2}},
-        {"images": {"crop_size": 32, "cache_mib": 9}},
+        {"images": {"crop_size": 32, "augmentation": "paper"}},
         {"train": {"precision": "bfloat16"}},
         {"conventions": {"unseen": "background"}},
     ],

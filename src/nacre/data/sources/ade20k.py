@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nacre.data.index.scan import Pair
+from nacre.data.scan import Pair
 from nacre.data.source import DataConfig, Split
 from nacre.data.sources.files import FileSource
 from nacre.errors import NacreError

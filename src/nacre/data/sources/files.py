@@ -9,8 +9,8 @@ from typing import ClassVar
 from PIL import Image
 
 from nacre.data.image_io import open_image, read_mask
-from nacre.data.index.build import build_index
-from nacre.data.index.scan import Pair
+from nacre.data.index import build_index
+from nacre.data.scan import Pair
 from nacre.data.source import Mask, Split
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelSpace

@@ -1,7 +1,5 @@
 """Your own pictures: ``images/``, ``masks/`` and ``classes.yaml`` in one folder.
 
-Instead of ``images/`` and ``masks/`` there may be archives with both (see ``shards``).
-
 ``classes.yaml`` says what the label values in the masks mean (see ``classes_yaml``). A mask has the
 name of its image and ends in ``.png``. ``train.txt`` and ``val.txt``, in the folder or in
 ``splits/``, name the images of a split, one per line. Without them, an image is for testing when
@@ -11,9 +9,8 @@ there are.
 
 import hashlib
 import os
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -21,13 +18,10 @@ from typing import Literal
 from pydantic import Field
 
 from nacre.data.image_io import IMAGE_SUFFIXES
-from nacre.data.index.pairs import Pairs
-from nacre.data.index.scan import Pair
-from nacre.data.member import File
+from nacre.data.scan import Pair
 from nacre.data.source import DataConfig, Split
 from nacre.data.sources.classes_yaml import read_classes
 from nacre.data.sources.files import FileSource
-from nacre.data.sources.shards import IMAGES, find_archives, read_shards
 from nacre.errors import NacreError, has_control_characters
 from nacre.scenarios.classes import LabelSpace
 from nacre.utils.affects import NOTHING
@@ -37,10 +31,6 @@ from nacre.utils.system import expand_user
 _TEST_BYTES = 51
 _SHOWN = 5
 _LONGEST = 100
-
-
-Found = tuple[Mapping[str, File], Mapping[str, File], dict[Split, list[str]] | None]
-"""Pictures and masks by name, and the names of each split where the data say."""
 
 
 class FolderConfig(DataConfig):
@@ -64,23 +54,16 @@ class Folder(FileSource):
         """Read which classes, images and masks there are; no picture is opened."""
         self.config = config
         self.root = expand_user(config.root)
-        archives = [] if (self.root / "images").is_dir() else find_archives(self.root)
-        found: Found = read_shards(self.root, archives) if archives else self._find_files()
-        self._images, self._masks, self._splits_of_shards = found
-        if not self._images:
-            place = self.root / ("*.tar" if archives else "images")
-            ends = IMAGES if archives else IMAGE_SUFFIXES
-            raise NacreError(f"{place} holds no pictures; they end in {', '.join(ends)}")
-
-    def _find_files(self) -> Found:
-        for part in (self.root, self.root / "images", self.root / "masks"):
+        images, masks = self.root / "images", self.root / "masks"
+        for part in (self.root, images, masks):
             if not part.is_dir():
                 raise NacreError(
                     f"the folder {part} is missing; {self.config.root} must hold images/, masks/ "
-                    "and classes.yaml, or pictures and masks in archives (*.tar) and classes.yaml"
+                    "and classes.yaml"
                 )
-        images = _files(self.root / "images", IMAGE_SUFFIXES)
-        return images, _files(self.root / "masks", (".png",)), None
+        self._images, self._masks = _files(images, IMAGE_SUFFIXES), _files(masks, (".png",))
+        if not self._images:
+            raise NacreError(f"{images} holds no pictures; they end in {', '.join(IMAGE_SUFFIXES)}")
 
     @cached_property
     def space(self) -> LabelSpace:
@@ -91,25 +74,19 @@ class Folder(FileSource):
     @property
     def has_lists(self) -> bool:
         """Whether lists say which images are for testing."""
-        return self._list_file("val") is not None or self._splits_of_shards is not None
+        return self._list_file("val") is not None
 
-    def pairs(self, split: Split) -> Pairs:
-        """Return name, picture and mask of the images of a split, made when they are looked at."""
-        return self.list_pairs(split)
-
-    def list_pairs(self, split: Split) -> Pairs:
+    def list_pairs(self, split: Split) -> list[Pair]:
         """Return the images of a split."""
-        return Pairs(self._splits[split], lambda name: self.find(split, name))
+        return [self.find(split, name) for name in self._splits[split]]
 
     def find(self, split: Split, name: str) -> Pair:
-        """Pair picture and mask of one name."""
+        """Return the image and mask of a name, whichever split it is in."""
         return Pair(name, self._images.get(name), self._masks.get(name))
 
     @cached_property
     def _splits(self) -> dict[Split, list[str]]:
         train, val = self._list_file("train"), self._list_file("val")
-        if train is None and val is None and self._splits_of_shards is not None:
-            return self._splits_of_shards
         if train is None and val is None:
             # A picture without a mask or the other way round is found by the index.
             names = sorted(self._images.keys() | self._masks.keys())
@@ -158,26 +135,9 @@ def is_for_testing(name: str) -> bool:
     return hashlib.sha256(name.encode()).digest()[0] < _TEST_BYTES
 
 
-class _Files(Mapping[str, File]):
-    """Files below a folder by their path without extension; the extension is all that is kept."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.suffixes: dict[str, str] = {}
-
-    def __getitem__(self, name: str) -> File:
-        return self.folder / f"{name}{self.suffixes[name]}"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.suffixes)
-
-    def __len__(self) -> int:
-        return len(self.suffixes)
-
-
-def _files(folder: Path, suffixes: tuple[str, ...]) -> _Files:
-    """Find the files below a folder."""
-    found = _Files(folder)
+def _files(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """Find the files below a folder, by their path without extension."""
+    found: dict[str, Path] = {}
     for relative in _below(folder):
         name, suffix = os.path.splitext(relative)
         if suffix.lower() not in suffixes or os.path.basename(relative).startswith("."):
@@ -187,10 +147,10 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> _Files:
                 f"the name of the file {folder / relative} is not text in UTF-8 or has control "
                 "characters; rename it"
             )
-        if name in found.suffixes:
+        if name in found:
             both = sorted([f"{found[name]}", f"{folder / relative}"])
             raise NacreError(f"{both[0]} and {both[1]} have the same name; one must go")
-        found.suffixes[name] = sys.intern(suffix)
+        found[name] = folder / relative
     return found
 
 

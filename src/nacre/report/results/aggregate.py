@@ -209,8 +209,7 @@ def _defaults(method: str) -> dict[str, Any]:
         # A run of a method whose package is not installed here can still be reported.
         return {}
     own = {f"method.{name}": field.default for name, field in fields.items()}
-    memory = {name: RunConfig.model_fields[name].default for name in ("memory", "memory_share")}
-    return own | memory
+    return {**own, "memory": RunConfig.model_fields["memory"].default}
 
 
 def _place(method: str) -> tuple[int, str]:

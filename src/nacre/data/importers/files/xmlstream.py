@@ -65,6 +65,8 @@ class _Parser:
     def feed(self, chunk: bytes) -> None:
         try:
             self.expat.Parse(chunk, not chunk)
+        except NacreError:  # which is a ValueError, and says all there is to say
+            raise
         except expat.ExpatError as error:
             raise self._error(expat.ErrorString(error.code) or "damaged") from error
         except (LookupError, ValueError) as error:

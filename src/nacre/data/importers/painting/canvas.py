@@ -69,15 +69,6 @@ def _empty_levels(size: tuple[int, int], is_layered: bool) -> npt.NDArray[Any]:
     return np.full(size[::-1], np.iinfo(kind).min, kind)
 
 
-def count_labels(mask: LabelMap) -> dict[int, int]:
-    """Count the pixels of each label."""
-    if mask.dtype == np.uint8:
-        counts = Image.fromarray(np.ascontiguousarray(mask)).histogram()
-        return {label: count for label, count in enumerate(counts) if count}
-    labels, numbers = np.unique(mask, return_counts=True)
-    return dict(zip(labels.tolist(), numbers.tolist(), strict=True))
-
-
 def save_mask(path: Path, mask: LabelMap, labels: Labels) -> None:
     """Write a palette PNG, or a grey one of 16 bits where labels need them."""
     image = Image.fromarray(np.ascontiguousarray(mask))

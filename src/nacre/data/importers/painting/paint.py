@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from nacre.data.image_io import count_labels
 from nacre.data.importers.catalog import Catalog, Picture
 from nacre.data.importers.files.export import Export
 from nacre.data.importers.files.jsonstream import load_whole
-from nacre.data.importers.painting.canvas import LabelMap, count_labels, paint_shapes, save_mask
+from nacre.data.importers.painting.canvas import LabelMap, paint_shapes, save_mask
 from nacre.data.importers.painting.masks import UnknownValues, read_mask
 from nacre.data.importers.painting.pictures import Frame, Look, choose_frame, look_at, turn_upright
 from nacre.data.importers.problems import Unusable, brief

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from nacre.data.image_head import HEAD, is_png, seems_whole
-from nacre.data.image_io import FORMATS, load, open_image, orientation, read_bytes
+from nacre.data.image_io import FORMATS, load, open_image, orientation
 from nacre.data.importers.painting.masks import BAD_PICTURE
 from nacre.data.importers.problems import Unusable, brief
 from nacre.errors import NacreError
@@ -58,12 +57,11 @@ def look_at(path: Path) -> Look:
         # A JPEG is decoded at an eighth of its size, which reads all of the file as well.
         picture.draft("RGB", (_SMALL, _SMALL))
         load(picture)
-        head, state = read_bytes(path, HEAD)
-        if is_png(head) and not seems_whole(path, head, state.st_size):
-            # Pillow takes the pixels from a file whose chunks are wrong; the index does not.
-            raise Unusable("the picture cannot be used", "a chunk is cut off")
         with Image.open(path, formats=FORMATS) as image:
             size, turn = image.size, orientation(image)
+            if image.format == "PNG":
+                # Pillow takes the pixels from a file whose chunks are wrong; the index does not.
+                image.verify()
             if image.format != "TIFF":
                 return Look(size, turn)
             # Pillow turns TIFF files by itself and tells their upright size.

@@ -1,7 +1,11 @@
-"""The folder that an import makes: whole or not at all, in the form that nacre's folders have."""
+"""The folder that an import makes: whole or not at all, in the form that nacre's folders have.
 
+It is written as ``.NAME.nacre-xxxxxxxx/data`` beside the target. A lock beside ``data`` is held
+meanwhile: a folder whose lock is free was left by a killed import, and the next one removes it.
+"""
+
+import glob
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from nacre.data.importers.painting.paint import Job, Outcome
 from nacre.data.importers.problems import counted
@@ -22,11 +27,14 @@ from nacre.errors import NacreError
 CLASSES = "classes.yaml"
 SHEET = "contact-sheet.jpg"
 REPORT = "import.json"
+_LOCK = "lock"
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield a folder beside the target that becomes it at the end, or vanishes."""
+    prefix = f".{target.name[:50]}.nacre-"
+    _remove_abandoned(target.parent, prefix)
     if target.exists() and not target.is_dir():
         raise NacreError(f"{target} is a file; --to names a folder to make")
     if target.is_dir() and any(target.iterdir()):
@@ -34,20 +42,58 @@ def new_folder(target: Path) -> Iterator[Path]:
     missing = [parent for parent in target.parents if not parent.exists()]
     with _naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name[:50]}.", dir=target.parent))
-        for part in ("images", "masks"):
-            (folder / part).mkdir()
+        place, lock = _locked_place(target.parent, prefix)
+    folder = place / "data"
     try:
+        with _naming(target):
+            for part in ("images", "masks"):
+                (folder / part).mkdir(parents=True)
         yield folder
         with _naming(target):
-            _publish(folder, target)
+            if target.is_dir():
+                target.rmdir()
+            folder.rename(target)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(place, lock)
         for parent in missing:
             # Only what was made here, and only if nobody else put anything there.
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
         raise
+    _remove(place, lock)
+
+
+def _locked_place(parent: Path, prefix: str) -> tuple[Path, FileLock]:
+    """Make a private folder and lock it."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = FileLock(place / _LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except (Timeout, FileNotFoundError):
+            continue  # another import took it for abandoned before it was locked
+        except OSError:
+            pass  # a file system without locks: nobody can find this one free either
+        return place, lock
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the folders of imports into the same place that were killed."""
+    for place in parent.glob(glob.escape(prefix) + "????????"):
+        if place.is_symlink() or not place.is_dir():
+            continue
+        lock = FileLock(place / _LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except OSError:  # which a lock that is held is, too
+            continue
+        _remove(place, lock)
+
+
+def _remove(place: Path, lock: FileLock) -> None:
+    """Let go of a lock and remove its folder; whoever locks it meanwhile removes it as well."""
+    lock.release()
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def write_texts(
@@ -104,16 +150,6 @@ def write_sheet(folder: Path, job: Job, outcomes: Sequence[Outcome], report: Imp
     title = f"{report.format}: {len(pairs)} of {counted(report.pictures, 'picture')}"
     with _naming(folder):
         draw_sheet(pairs, labels.colors, legend, title).save(folder / SHEET, quality=88)
-
-
-def _publish(folder: Path, target: Path) -> None:
-    """Give the folder its name; private until now, it becomes as readable as any new one."""
-    mask = os.umask(0)
-    os.umask(mask)
-    folder.chmod(0o777 & ~mask)
-    if target.is_dir():
-        target.rmdir()
-    folder.rename(target)
 
 
 @contextmanager

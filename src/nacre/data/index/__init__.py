@@ -1,1 +1,0 @@
-"""The index: for each image, which label values its mask holds."""
