@@ -100,10 +100,10 @@ def test_names_that_could_leave_the_cache_are_refused(
         ("o/n", name, "main"),
         ("o/n", "x", name),
     ):
-        with pytest.raises(NacreError, match="is no (repository|file|revision)"):
+        with pytest.raises(NacreError, match=r"is no (repository|file|revision)"):
             hub_file(repository, file, revision=revision)
     for address in (f"hf://o/n@{name}", f"hf://o/n/{name}", f"hf://o/{name}@main"):
-        with pytest.raises(NacreError, match="is no (repository|file|revision)"):
+        with pytest.raises(NacreError, match=r"is no (repository|file|revision)"):
             hub_model(address)
     assert site.asked == []
     assert files_of(tmp_path) == []
@@ -117,7 +117,7 @@ def test_answers_that_could_leave_the_cache_are_refused(
     """The client makes paths of what the hub answers."""
     site.files[PLACE] = CONTENT
     site.headers[PLACE] = {header: f'"{name.replace("TMP", str(tmp_path))}"'}
-    with pytest.raises(NacreError, match="the hub's answer holds .* which is no checksum"):
+    with pytest.raises(NacreError, match=r"the hub.s answer holds .* which is no checksum"):
         hub_file(NAME, "model.safetensors")
     assert files_of(tmp_path) == []
 
@@ -128,7 +128,7 @@ def test_a_cache_that_leads_elsewhere_is_refused(site: Site, tmp_path: Path) -> 
     path.unlink()
     (tmp_path / "elsewhere").write_bytes(CONTENT)
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NacreError, match="lies outside the hub's cache"):
+    with pytest.raises(NacreError, match=r"lies outside the hub's cache"):
         hub_file(NAME, "model.safetensors")
 
 

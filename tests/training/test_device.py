@@ -1,7 +1,5 @@
 """On a GPU that is not there the whole program runs, mixes nothing up and waits for nothing."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from nacre.models.abn import ABN
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.runs.run import run_scenario
-from nacre.training import step as steps
 from nacre.training import trainer as trainers
 from nacre.training.step import Interrupted
 from nacre.utils.distributed import Distributed
@@ -138,12 +135,3 @@ def test_a_run_is_learnt_tested_interrupted_and_used_on_a_device(device, precisi
         run_scenario(wanted, out, should_stop=StopAfter(2))
     run_scenario(wanted, out)
     assert nacre.load(out).predict(np.zeros((40, 50, 3), np.uint8)).mask.shape == (40, 50)
-
-
-def test_a_gpu_s_teacher_has_its_norms_in_its_convolutions(device, tmp_path):
-    made = []
-    fold = steps.fuse_conv_bn
-    with mock.patch.object(steps, "fuse_conv_bn", lambda one: made.append(fold(one)) or made[-1]):
-        run_scenario(config("ilt"), tmp_path / "run")
-    (teacher,) = made
-    assert not any(isinstance(module, ABN) for module in teacher.modules())

@@ -1,4 +1,4 @@
-"""Files of published addresses, fetched by torch's own client and kept only if they are the ones."""
+"""Files of published addresses, fetched by torch's client and kept only if they are the ones."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     timm/resnet50.a1_in1k           a repository of the Hugging Face hub
     path/to/weights.pth             a file
 
-Files are looked for in installed packages, in torch's cache and in the hub's, and downloaded only if
-they are in none of them.
+Files are looked for in installed packages, in torch's cache and in the hub's, and downloaded only
+if they are in none of them.
 """
 
 from __future__ import annotations
