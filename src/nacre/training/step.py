@@ -192,6 +192,7 @@ def _grow(
         num_new = len(spec.class_names) - spec.num_old
         if not method.parts.grow(network, num_new):
             method.grow(network, num_new)
+        method.parts.check_grown(network)
     iterations = spec.sampler.iterations
     hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
     return Step(
