@@ -183,13 +183,26 @@ def test_an_empty_endpoint_is_not_set(tmp_path: Path) -> None:
     assert "from https://huggingface.co (" in ask("", tmp_path)
 
 
-def ask(endpoint: str, folder: Path) -> str:
-    """What is said of a model in offline mode."""
-    code = """
+def test_settings_that_the_client_cannot_read_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "soon")
+    assert "(invalid literal for int() with base 10: 'soon'): check" in ask("", tmp_path)
+
+
+def test_an_endpoint_that_breaks_the_import_of_a_library_is_one_sentence(tmp_path: Path) -> None:
+    said = ask("http://[::1", tmp_path, "need('transformers', 'hf')")
+    assert said.startswith("this needs the package transformers, which cannot be imported here (")
+
+
+def ask(endpoint: str, folder: Path, call: str = "hub_model('hf://o/n')") -> str:
+    """What is said in offline mode, of a model or of what is called."""
+    code = f"""
 from nacre.errors import NacreError
 from nacre.models.hub import hub_model
+from nacre.utils.packages import need
 try:
-    hub_model("hf://o/n")
+    {call}
 except NacreError as error:
     print(error)
 """
