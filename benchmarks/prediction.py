@@ -1,6 +1,6 @@
 """Folding batch norm into the convolutions: time of a forward pass against the network as it is.
 
-    python benchmarks/prediction.py            # lite0 and mobilenet_v2, 160 x 160, 1 and 8 pictures
+    python benchmarks/prediction.py            # lite0, 160 x 160, 1 and 8 pictures
 
 `nacre predict` and exports fold. Testing and training on a CPU do not, for their results are to be
 the same to the bit as ever.
@@ -47,8 +47,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return the times as ratios."""
     if tiny:
         return [compare("tiny", 32, 1, 1)]
-    cases = (("lite0", 1), ("lite0", 8), ("mobilenet_v2", 1))
-    return [compare(backbone, 160, batch, rounds) for backbone, batch in cases]
+    return [compare("lite0", 160, batch, rounds) for batch in (1, 8)]
 
 
 if __name__ == "__main__":

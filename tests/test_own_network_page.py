@@ -14,8 +14,10 @@ from models.foreign.small_networks import Small
 from models.foreign.test_odd_networks import Unet
 from nacre.api.model import _new_folder
 from nacre.errors import NacreError
+from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.scores import scores_of
 from nacre.models.io import find_model, load_model
+from nacre.training.trainer import Trainer
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-network.md"
 ONE_CALL, LOOP, HUGGING_FACE = re.findall(
@@ -153,6 +155,55 @@ def test_a_network_of_transformers_is_built_again_from_its_file() -> None:
     assert model.classes == ("background", "road", "car", "crack")
     assert model.info.model["kind"] == "hf"
     assert isinstance(model.network.model, transformers.SegformerForSemanticSegmentation)
+
+
+class Up(torch.nn.Module):
+    """A network that scores by a transposed convolution, and two of whose layers are tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3, 2, padding=1)
+        self.one = torch.nn.Conv2d(8, 8, 3, padding=1)
+        self.other = torch.nn.Conv2d(8, 8, 3, padding=1)
+        self.other.weight = self.one.weight
+        self.up = torch.nn.ConvTranspose2d(8, 3, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(self.other(self.one(self.first(x).relu()).relu()).relu())
+
+
+@pytest.mark.usefixtures("cracks")
+def test_tied_weights_and_transposed_scores_are_learned_fused_and_loaded() -> None:
+    torch.manual_seed(0)
+    mine = Up()
+    config = {
+        "images": {"crop_size": SIDE},
+        "train": {"iterations": 2, "batch_size": 4},
+        "method": {"parts": {"fusion": "sqrt"}},
+    }
+    model = nacre.learn("cracks", start=mine, old=["a", "b"], out="up", method="mib", config=config)
+    assert model.path is not None
+    taught = load_model(model.path)[0].model  # type: ignore[attr-defined]
+    assert taught.up.weight.shape == (8, 4, 2, 2)
+    assert taught.other.weight is taught.one.weight
+    assert not torch.equal(taught.one.weight, mine.one.weight)
+
+
+@pytest.mark.usefixtures("cracks")
+def test_what_cannot_be_fused_is_refused_before_the_first_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grow = Adapter.grow
+
+    def grow_too_much(self: Adapter, *args: Any) -> None:
+        grow(self, *args)
+        self.model.one = torch.nn.Conv2d(9, 9, 3)  # type: ignore[assignment]
+
+    monkeypatch.setattr(Adapter, "grow", grow_too_much)
+    monkeypatch.setattr(Trainer, "update", lambda *_, **__: pytest.fail("an update"))
+    config = {"images": {"crop_size": SIDE}, "method": {"parts": {"fusion": 0.5}}}
+    with pytest.raises(NacreError, match=r"one\.weight was 8 x 8 x 3 x 3 and is 9 x 9 x 3 x 3 now"):
+        nacre.learn("cracks", start=Up(), old=["a", "b"], out="up", method="mib", config=config)
 
 
 @pytest.mark.usefixtures("cracks")

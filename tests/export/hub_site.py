@@ -74,6 +74,7 @@ def hub_site() -> Iterator[Hub]:
                 return self._json({"error": "not found"}, 404)
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
+            self.send_header("X-Repo-Commit", "0" * 40)
             self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
             self.end_headers()
             if body:

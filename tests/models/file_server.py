@@ -1,8 +1,10 @@
-"""A server on loopback that behaves as servers do: whole, cut off, wrong, absent, elsewhere."""
+"""Servers on loopback that behave as servers do: whole, cut off, wrong, absent, elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import socketserver
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 CONTENT = bytes(range(256)) * 40
 """A file of the site."""
 
+COMMIT = "c0ffee" + "0" * 34
+"""The commit that every branch of every repository of the site is at."""
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
 
 @dataclass
 class Site:
@@ -18,21 +27,19 @@ class Site:
 
     Attributes:
         address: its URL.
-        files: content by path.
-        headers: more headers by path, of a HEAD request and of a redirection.
+        files: content by path; those of a repository are served as the hub does.
+        headers: more headers by path, of whatever is answered.
         moved: where a path is redirected to.
-        cut: bytes after which each answer breaks off; None answers whole.
-        ranges: whether it can begin in the middle.
-        asked: method, path and range of each request.
+        status: what is answered instead of 404.
+        asked: method and path of each request.
     """
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
-    cut: int | None = None
-    ranges: bool = True
-    asked: list[tuple[str, str, str | None]] = field(default_factory=list)
+    status: int = 404
+    asked: list[tuple[str, str]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -48,21 +55,18 @@ def serving() -> Iterator[Site]:
             self._answer(body=True)
 
         def _answer(self, body: bool) -> None:
-            site.asked.append((self.command, self.path, self.headers.get("Range")))
+            site.asked.append((self.command, self.path))
             if self.path in site.moved:
                 return self._head(302, {"Location": site.moved[self.path], "Content-Length": "0"})
             if self.path not in site.files:
-                return self.send_error(404)
-            content, start = site.files[self.path], 0
-            asked = self.headers.get("Range")
-            if asked and site.ranges:
-                start = int(asked.removeprefix("bytes=").rstrip("-"))
-                if start >= len(content):
-                    return self._head(416, {"Content-Length": "0"})
-            self._head(206 if start else 200, {"Content-Length": str(len(content) - start)})
+                return self._head(site.status, {"Content-Length": "0"})
+            content = site.files[self.path]
+            headers = {"Content-Length": str(len(content))}
+            if "/resolve/" in self.path:
+                headers |= {"X-Repo-Commit": COMMIT, "ETag": f'"{sha256(content)}"'}
+            self._head(200, headers)
             if body:
-                end = len(content) if site.cut is None else start + site.cut
-                self.wfile.write(content[start:end])
+                self.wfile.write(content)
 
         def _head(self, code: int, headers: dict[str, str]) -> None:
             self.send_response(code)
@@ -73,12 +77,32 @@ def serving() -> Iterator[Site]:
         def log_message(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        site.address = f"http://127.0.0.1:{server.server_port}"
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as site.address:
+        yield site
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Answer every request by the same bytes, whatever they are; yield the address."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline() not in (b"\r\n", b""):
+                pass
+            self.wfile.write(answer)
+
+    with running(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def running(server: socketserver.TCPServer) -> Iterator[str]:
+    """Run a server until the end of the context; yield its address."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield site
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

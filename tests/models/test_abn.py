@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -115,15 +117,66 @@ def _case(sizes: tuple[int, int], activation: Activation, add: bool, part: slice
     return _train(make(activation=activation), pixels(sum(sizes), 3, 4, 5)[part], shortcut)
 
 
+DIMS = (0, 2, 3)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1)
+
+
+def _gather(x, means, scales, mean, var, momentum, eps, counts):  # type: ignore[no-untyped-def]
+    share = (counts / counts.sum()).unsqueeze(1)
+    joined = (share * means).sum(0)
+    spread = (share * (scales.pow(-2) - eps + (means - joined).square())).sum(0)
+    mean.lerp_(joined, momentum)
+    var.lerp_(spread * counts.sum() / (counts.sum() - 1), momentum)
+    return joined, (spread + eps).rsqrt()
+
+
+def _reduce(dy, x, mean, scale, weight, *wanted):  # type: ignore[no-untyped-def]
+    total, product = dy.sum(DIMS), (dy * (x - _wide(mean))).sum(DIMS)
+    return total, product, product * scale, total
+
+
+def _backward(dy, x, mean, scale, weight, total, product, counts):  # type: ignore[no-untyped-def]
+    xhat = (x - _wide(mean)) * _wide(scale)
+    means = _wide(total / counts.sum()) + xhat * _wide(product * scale / counts.sum())
+    return (dy - means) * _wide(scale * weight)
+
+
+KERNELS = {
+    "batch_norm_stats": lambda x, eps: (x.mean(DIMS), (x.var(DIMS, correction=0) + eps).rsqrt()),
+    "batch_norm_gather_stats_with_counts": _gather,
+    "batch_norm_elemt": lambda x, weight, bias, mean, scale, eps: (
+        (x - _wide(mean)) * _wide(scale * weight) + _wide(bias)
+    ),
+    "batch_norm_backward_reduce": _reduce,
+    "batch_norm_backward_elemt": _backward,
+}
+"""Formulas for torch's kernels, which only GPUs have."""
+
+
+@contextlib.contextmanager
+def _as_on_gpus() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name, kernel in KERNELS.items():
+            stack.enter_context(mock.patch.object(torch, name, kernel))
+        stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))
+        yield
+
+
 FAR_FROM_ZERO = 1000 + torch.linspace(-1e-2, 1e-2, 64).view(2, 1, 4, 8)
 
 
 def _share(rank: int) -> dict[str, Any]:
     """Everything that is to be tried in two processes: starting them takes the time."""
-    cases = [
-        _case(*case, slice(0, case[0][0]) if rank == 0 else slice(case[0][0], None))
-        for case in CASES
-    ]
+
+    def part(case: tuple[tuple[int, int], Activation, bool]) -> Any:
+        return _case(*case, slice(0, case[0][0]) if rank == 0 else slice(case[0][0], None))
+
+    cases = [part(case) for case in CASES]
+    with _as_on_gpus():
+        cases += [part(case) for case in CASES[:2]]
     far = ABN(1, activation="identity")
     far(FAR_FROM_ZERO[rank : rank + 1])
     one_each = ABN(2)(torch.full((1, 2, 1, 1), float(rank)))
@@ -145,9 +198,10 @@ def shares(in_two_processes: Callable[..., Any]) -> Any:
     return in_two_processes(_share)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
+@pytest.mark.parametrize("number", range(len(CASES) + 2))
 def test_two_processes_equal_one(shares: list[dict[str, Any]], number: int) -> None:
-    whole = _case(*CASES[number], slice(None))
+    """On CPUs, and as on GPUs, where torch's own function joins them."""
+    whole = _case(*CASES[number % len(CASES)], slice(None))
     first, second = (share["cases"][number] for share in shares)
     joined = {key: np.concatenate([first[key], second[key]]) for key in ("y", "dx")}
     joined |= {key: first[key] + second[key] for key in ("dweight", "dbias")}

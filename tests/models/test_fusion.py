@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from nacre.errors import NacreError
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.fusion import fuse_, fusion_factor
+from nacre.models.fusion import check_fusible, fuse_, fusion_factor
 from nacre.models.network import Network
 
 
@@ -79,6 +80,40 @@ def test_the_rule_gives_the_published_factors(num_old: int, num_new: int, factor
     assert fusion_factor(num_old, num_new) == pytest.approx(factor, abs=5e-3)
 
 
-def test_another_network_is_refused() -> None:
-    with pytest.raises(AssertionError, match="weight"):
-        fuse_(nn.Linear(3, 2), nn.Linear(4, 2).state_dict(), 0.5)
+def test_a_transposed_convolution_has_its_classes_in_the_second_dimension() -> None:
+    old, new = nn.ConvTranspose2d(8, 3, 2), nn.ConvTranspose2d(8, 4, 2)
+    with torch.no_grad():
+        old.weight.fill_(0.0)
+        new.weight.fill_(1.0)
+    fuse_(new, old.state_dict(), 0.5)
+    assert new.weight[:, :, 0, 0].unique(dim=0).tolist() == [[0.5, 0.5, 0.5, 1.0]]
+
+
+def test_a_tied_tensor_is_fused_once() -> None:
+    def tied(value: float) -> nn.ModuleList:
+        layers = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(2)])
+        nn.init.constant_(layers[0].weight, value)
+        layers[1].weight = layers[0].weight
+        return layers
+
+    new = tied(1.0)
+    fuse_(new, tied(0.0).state_dict(), 0.5)
+    assert new[0].weight.unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (nn.Linear(3, 2), "weight was 2 x 4 and is 2 x 3 now"),
+        (nn.Linear(5, 3), "weight was 2 x 4 and is 3 x 5 now"),
+        (nn.Conv2d(4, 2, 1), "weight was 2 x 4 and is 2 x 4 x 1 x 1 now"),
+        (nn.Linear(4, 2, bias=False), "bias was 2 and is gone now"),
+    ],
+)
+def test_another_network_is_refused_before_anything_is_mixed(new: nn.Module, reason: str) -> None:
+    before = {name: tensor.clone() for name, tensor in new.state_dict().items()}
+    old = nn.Linear(4, 2).state_dict()
+    for refuse in (lambda: check_fusible(new, old), lambda: fuse_(new, old, 0.5)):
+        with pytest.raises(NacreError, match=reason):
+            refuse()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in new.state_dict().items())

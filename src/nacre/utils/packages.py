@@ -22,9 +22,9 @@ def need(name: str, extra: str = "export") -> Any:
         raise NacreError(
             f"this needs the package {package}, which is not installed: {install_line(extra)}"
         ) from error
-    except RuntimeError as error:  # compiled parts that do not fit this torch
+    except (RuntimeError, ValueError) as error:  # compiled for another torch, or wrong settings
         reason = " ".join(str(error).split())[:200]
         raise NacreError(
             f"this needs the package {package}, which cannot be imported here ({reason}): it must "
-            "be made for the installed version of torch"
+            "be made for the installed version of torch, and understand the variables set for it"
         ) from error

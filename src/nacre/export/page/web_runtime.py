@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from nacre.errors import NacreError
-from nacre.models.download import Checksum, cache_folder, download
+from nacre.models.download import download, sha256_of
 from nacre.utils.io import save
+from nacre.utils.system import user_cache
 
 VERSION = "1.30.0"
 _ARCHIVE = f"onnxruntime-web-{VERSION}.tgz"
@@ -34,7 +35,10 @@ def web_runtime(archive: Path | None = None) -> WebRuntime:
     Raises:
         NacreError: it cannot be had.
     """
-    folder = cache_folder().parent / f"onnxruntime-web-{VERSION}"
+    cache = user_cache()
+    if cache is None:
+        raise NacreError("there is no home folder to keep the runtime in: set XDG_CACHE_HOME")
+    folder = cache / f"onnxruntime-web-{VERSION}"
     if archive is not None or not all((folder / name).is_file() for name in _FILES):
         _unpack(archive or _fetch(folder), folder)
         if archive is None:
@@ -43,14 +47,14 @@ def web_runtime(archive: Path | None = None) -> WebRuntime:
 
 
 def _fetch(folder: Path) -> Path:
-    registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
-    url = f"{registry}/onnxruntime-web/-/{_ARCHIVE}"
-    return download(url, folder / _ARCHIVE, Checksum(_SHA256))
+    registry = os.environ.get("NPM_CONFIG_REGISTRY") or "https://registry.npmjs.org"
+    url = f"{registry.rstrip('/')}/onnxruntime-web/-/{_ARCHIVE}"
+    return download(url, folder / _ARCHIVE, _SHA256)
 
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Take the three files out of the archive; nothing else of it is opened or written."""
-    if not Checksum(_SHA256).fits(archive):
+    if not archive.is_file() or sha256_of(archive) != _SHA256:
         raise NacreError(f"{archive} is not the package onnxruntime-web {VERSION} of npm")
     with tarfile.open(archive) as package:
         for name in _FILES:

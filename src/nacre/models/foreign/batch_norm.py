@@ -22,8 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from nacre.errors import NacreError
-from nacre.models.abn import ABN, _SyncedNorm, joined_statistics, world_size
-from nacre.models.synced_kernels import has_kernels, kernel_norm
+from nacre.models.abn import ABN, _SyncedNorm, joined_statistics, synced_on_gpus, world_size
 from nacre.ops.channel_sums import lies_in_rows
 
 
@@ -118,8 +117,8 @@ def joined_batch_norm(
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     weight = x.new_ones(x.shape[1], dtype=torch.float32) if weight is None else weight
     bias = torch.zeros_like(weight) if bias is None else bias
-    if has_kernels(x):
-        return kernel_norm(x, weight, bias, (running_mean, running_var), momentum, eps)
+    if x.is_cuda:
+        return synced_on_gpus(x, (running_mean, running_var), weight, bias, momentum, eps)
     flat = x.reshape(*x.shape[:2], -1, 1)
     mean, var, count = joined_statistics(flat.detach())
     _update(running_mean, mean, momentum)

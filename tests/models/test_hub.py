@@ -1,0 +1,214 @@
+"""Files of a hub on loopback: fetched once, checked, refused by name, absent, and garbage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from models.file_server import COMMIT, CONTENT, Site, answering, sha256
+from models.test_download import HEADS
+from nacre.errors import NacreError
+from nacre.models.hub import hub_file, hub_model
+from nacre.models.pretrained import find_weights
+
+PLACE = "/timm/resnet50.a1_in1k/resolve/main/model.safetensors"
+NAME = "timm/resnet50.a1_in1k"
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_files_are_fetched_once_into_the_hubs_cache(site: Site, tmp_path: Path) -> None:
+    site.files[PLACE] = CONTENT
+    path = find_weights("resnet50", NAME)
+    assert path.read_bytes() == CONTENT
+    assert path == tmp_path / f"hub/models--timm--resnet50.a1_in1k/snapshots/{COMMIT}" / path.name
+    asked = len(site.asked)
+    assert find_weights("resnet50", NAME) == path
+    assert hub_model(f"hf://{NAME}") == path
+    assert len(site.asked) == asked
+
+
+def test_files_are_fetched_where_the_hub_stores_them(site: Site) -> None:
+    """As the hub answers for a large file: elsewhere, with what the file there hashes to."""
+    elsewhere = site.address.replace("127.0.0.1", "localhost")
+    site.moved[PLACE] = f"{elsewhere}/weights.pth"
+    site.headers[PLACE] = {
+        "X-Linked-ETag": f'"{sha256(CONTENT)}"',
+        "X-Linked-Size": str(len(CONTENT)),
+        "X-Repo-Commit": COMMIT,
+        "ETag": '"else"',
+    }
+    assert hub_file(NAME, "model.safetensors").read_bytes() == CONTENT
+
+
+def test_a_revision_is_asked_for(site: Site) -> None:
+    site.files[PLACE.replace("main", "v1.0")] = CONTENT
+    assert hub_model(f"hf://{NAME}@v1.0").read_bytes() == CONTENT
+
+
+def test_another_file_than_the_hub_says_is_not_kept(site: Site, tmp_path: Path) -> None:
+    site.files[PLACE] = CONTENT
+    site.headers[PLACE] = {"ETag": f'"{"0" * 64}"'}
+    with pytest.raises(NacreError, match="what came is not the published file"):
+        hub_file(NAME, "model.safetensors")
+    assert not [path for path in files_of(tmp_path) if path.read_bytes() == CONTENT]
+
+
+def test_offline_mode_uses_the_cache_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files[PLACE] = CONTENT
+    path = hub_file(NAME, "model.safetensors")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(site.asked)
+    assert hub_file(NAME, "model.safetensors") == path
+    with pytest.raises(NacreError, match=r"could not get config\.json.*HF_HUB_OFFLINE"):
+        hub_file(NAME, "config.json")
+    assert len(site.asked) == asked
+
+
+HOSTILE = [
+    "..",
+    ".",
+    "",
+    "../../x",
+    "/etc/x",
+    "a/../b",
+    "a b",
+    "a\\b",
+    "a..b",
+    "é",
+    "a\n",
+    "~",
+    "-",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_that_could_leave_the_cache_are_refused(
+    name: str, site: Site, tmp_path: Path
+) -> None:
+    for repository, file, revision in (
+        (name, "x", "main"),
+        (f"{name}/n", "x", "main"),
+        (f"o/{name}", "x", "main"),
+        ("o/n", name, "main"),
+        ("o/n", "x", name),
+    ):
+        with pytest.raises(NacreError, match=r"is no (repository|file|revision)"):
+            hub_file(repository, file, revision=revision)
+    for address in (f"hf://o/n@{name}", f"hf://o/n/{name}", f"hf://o/{name}@main"):
+        with pytest.raises(NacreError, match=r"is no (repository|file|revision)"):
+            hub_model(address)
+    assert site.asked == []
+    assert files_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["../../../../escaped", "TMP/escaped", "a/b"])
+@pytest.mark.parametrize("header", ["ETag", "X-Repo-Commit"])
+def test_answers_that_could_leave_the_cache_are_refused(
+    header: str, name: str, site: Site, tmp_path: Path
+) -> None:
+    """The client makes paths of what the hub answers."""
+    site.files[PLACE] = CONTENT
+    site.headers[PLACE] = {header: f'"{name.replace("TMP", str(tmp_path))}"'}
+    with pytest.raises(NacreError, match=r"the hub.s answer holds .* which is no checksum"):
+        hub_file(NAME, "model.safetensors")
+    assert files_of(tmp_path) == []
+
+
+def test_a_cache_that_leads_elsewhere_is_refused(site: Site, tmp_path: Path) -> None:
+    site.files[PLACE] = CONTENT
+    path = hub_file(NAME, "model.safetensors")
+    path.unlink()
+    (tmp_path / "elsewhere").write_bytes(CONTENT)
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NacreError, match=r"lies outside the hub's cache"):
+        hub_file(NAME, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(404, "answers 404"), (401, "hf auth login"), (403, "hf auth login"), (500, "answers 500")],
+)
+def test_a_refusal_is_one_sentence(status: int, reason: str, site: Site) -> None:
+    site.status = status
+    message = (
+        rf"^could not get model\.safetensors of o/n, .* from {site.address} \(.*{reason}.*\): "
+    )
+    with pytest.raises(NacreError, match=message) as caught:
+        hub_model("hf://o/n")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gated_repository_is_one_sentence(site: Site) -> None:
+    site.status = 403
+    site.headers["/o/n/resolve/main/model.safetensors"] = {"X-Error-Code": "GatedRepo"}
+    with pytest.raises(NacreError, match=r"for members only: `hf auth login`"):
+        hub_model("hf://o/n")
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=list(HEADS))
+def test_garbage_is_one_sentence(head: bytes, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(head) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        with pytest.raises(
+            NacreError, match=r"^could not get model\.safetensors of o/n, "
+        ) as caught:
+            hub_model("hf://o/n")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_it_is_one_sentence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(NacreError, match=r"from http://127\.0\.0\.1:9 \(.*refused.*\): check"):
+        hub_model("hf://o/n")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["x", "http://[::1", "http://", "ftp://a", "http://a:99999", "/", "http://a:b"]
+)
+def test_what_is_no_endpoint_is_one_sentence(endpoint: str, tmp_path: Path) -> None:
+    """In a process of its own, since the client reads the variable when it is imported."""
+    done = ask(endpoint, tmp_path)
+    assert done.startswith(f"HF_ENDPOINT={endpoint.rstrip('/')!r} is no address of a hub"), done
+
+
+def test_an_empty_endpoint_is_not_set(tmp_path: Path) -> None:
+    assert "from https://huggingface.co (" in ask("", tmp_path)
+
+
+def test_settings_that_the_client_cannot_read_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "soon")
+    assert "(invalid literal for int() with base 10: 'soon'): check" in ask("", tmp_path)
+
+
+def test_an_endpoint_that_breaks_the_import_of_a_library_is_one_sentence(tmp_path: Path) -> None:
+    said = ask("http://[::1", tmp_path, "need('transformers', 'hf')")
+    assert said.startswith("this needs the package transformers, which cannot be imported here (")
+
+
+def ask(endpoint: str, folder: Path, call: str = "hub_model('hf://o/n')") -> str:
+    """What is said in offline mode, of a model or of what is called."""
+    code = f"""
+from nacre.errors import NacreError
+from nacre.models.hub import hub_model
+from nacre.utils.packages import need
+try:
+    {call}
+except NacreError as error:
+    print(error)
+"""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | settings, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
