@@ -66,7 +66,6 @@ COMMANDS = [
     "grid",
     "report",
     "table",
-    "film",
     "tune",
 ]
 

@@ -34,7 +34,7 @@ SCENES = "scenes/4-4/overlapped"
 NEVER = ("demo", "serve")
 """Commands that would take minutes or wait for visitors where their values happen to be right."""
 
-LEARNING = ("film", "grid", "learn", "tune")
+LEARNING = ("grid", "learn", "tune")
 """Commands that take seconds where their values happen to be right."""
 
 
@@ -295,7 +295,6 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("predict", world.run, closed),
         ("predict", world.run, picture, "--out", fixed / "f"),
         ("predict", world.run, picture, "--out", closed / "f"),
-        ("film", closed / "run"),
         ("grid", closed / "grid.yaml"),
         ("grid", "--scenarios", SCENES, "--methods", "ft", "--out", closed / "grid"),
         ("tune", SCENES, *SMALL, "--method", "lwf", "--out", fixed / "g"),

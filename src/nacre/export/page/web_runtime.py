@@ -1,4 +1,4 @@
-"""ONNX Runtime for browsers, fetched once from npm's registry, or taken from a given archive."""
+"""ONNX Runtime for browsers, fetched once from npm's registry."""
 
 import os
 import tarfile
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from nacre.errors import NacreError
 from nacre.models.download import Checksum, cache_folder, download
 from nacre.utils.io import save
 
@@ -25,20 +24,17 @@ class WebRuntime:
     wasm: bytes
 
 
-def web_runtime(archive: Path | None = None) -> WebRuntime:
+def web_runtime() -> WebRuntime:
     """Return the runtime, fetching it at first use.
-
-    Args:
-        archive: The npm package as a file, where there is no network.
 
     Raises:
         NacreError: it cannot be had.
     """
     folder = cache_folder().parent / f"onnxruntime-web-{VERSION}"
-    if archive is not None or not all((folder / name).is_file() for name in _FILES):
-        _unpack(archive or _fetch(folder), folder)
-        if archive is None:
-            (folder / _ARCHIVE).unlink(missing_ok=True)
+    if not all((folder / name).is_file() for name in _FILES):
+        archive = _fetch(folder)
+        _unpack(archive, folder)
+        archive.unlink(missing_ok=True)
     return WebRuntime(*((folder / name).read_bytes() for name in _FILES))
 
 
@@ -50,8 +46,6 @@ def _fetch(folder: Path) -> Path:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Take the three files out of the archive; nothing else of it is opened or written."""
-    if not Checksum(_SHA256).fits(archive):
-        raise NacreError(f"{archive} is not the package onnxruntime-web {VERSION} of npm")
     with tarfile.open(archive) as package:
         for name in _FILES:
             file = package.extractfile(f"package/dist/{name}")
