@@ -58,7 +58,6 @@ COMMANDS = [
     "predict",
     "export",
     "serve",
-    "publish",
     "methods",
     "scenarios",
     "data",

@@ -300,7 +300,6 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("tune", SCENES, *SMALL, "--method", "lwf", "--out", fixed / "g"),
         ("import", closed / "data", "--to", tmp_path / "h"),
         ("import", world.data, "--to", fixed / "h"),
-        ("publish", closed / "run", tmp_path / "i"),
     ]
     failures = []
     for command, (code, failure, errors) in zip(

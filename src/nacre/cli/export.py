@@ -138,34 +138,6 @@ def _open_onnx(model: Path, threads: int) -> "OnnxModel":
         return OnnxModel(file, threads)
 
 
-@app.command(
-    epilog="Examples:  nacre publish runs/mib my-model --license cc-by-4.0 --data own;  "
-    "nacre publish runs/mib my-model --push me/my-model"
-)
-def publish(
-    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    push: Annotated[
-        str | None, typer.Option(help="Upload it to the Hugging Face hub as organisation/name.")
-    ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="A new repository is not for all.")
-    ] = False,
-    license_: License = None,
-    data: TestData = None,
-) -> None:
-    """Write the model as a folder with a model card, as the Hugging Face hub has them."""
-    from nacre.export import publish as publishing
-
-    if push is not None:
-        publishing.check_repository(push)
-    files = publishing.publish(model, out, name=push, license=license_, data=data)
-    console = make_console()
-    console.print(f"{', '.join(file.name for file in files)}: {out}", soft_wrap=True)
-    if push is not None:
-        console.print(f"pushed: {publishing.push(out, push, private=private)}", soft_wrap=True)
-
-
 def _name(model: Path) -> str:
     """Return a model's name for people: the last two folders, without what all have."""
     if model.suffix == ".onnx":
