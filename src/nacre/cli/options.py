@@ -46,7 +46,7 @@ Profile = Annotated[
 
 Track = Annotated[
     list[str] | None,
-    typer.Option(help="Show it in tensorboard, wandb, trackio or mlflow; may be repeated."),
+    typer.Option(help="Show it in tensorboard, wandb or trackio; may be repeated."),
 ]
 
 

@@ -27,9 +27,6 @@ def predict(
         int | None,
         typer.Option(min=32, help="See pictures at their own size through windows this wide."),
     ] = None,
-    simplify: Annotated[
-        float, typer.Option(min=0, help="Pixels that LabelMe polygons may be off.")
-    ] = 1.0,
 ) -> None:
     """Say what is in pictures: masks, overlays, polygons to correct, the share of each class."""
     from nacre.api.model import load
@@ -37,7 +34,7 @@ def predict(
     from nacre.utils.signals import StopSignal
 
     forms = tuple(part.strip() for part in as_.split(",") if part.strip())
-    options = PredictOptions(forms, window, simplify)
+    options = PredictOptions(forms, window)
     with StopSignal() as stop:
         summary = predict_all(load(model), pictures, out, options, stop)
     _print_summary(summary)
@@ -55,4 +52,4 @@ def _print_summary(summary: "Summary") -> None:
         echo(f"left out: {sentence}", err=True)
     seen = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
     count = "1 picture" if summary.done == 1 else f"{summary.done} pictures"
-    make_console().print(f"{count}: {seen}", highlight=False)
+    make_console().print(f"{count}: {seen}" if seen else count, highlight=False)
