@@ -59,9 +59,7 @@ COMMANDS = [
     "export",
     "serve",
     "methods",
-    "scenarios",
     "data",
-    "model",
     "grid",
     "report",
     "table",
@@ -211,7 +209,29 @@ def test_methods_and_scenarios_are_listed(nacre):
     listed = nacre("methods").stdout
     assert all(name in listed for name in ("ft", "lwf", "mib", "joint"))
     assert "eq. 8, 9" in nacre("methods", "mib").stdout
-    assert "voc-animals-4-2" in nacre("scenarios").stdout
+    assert "voc-animals-4-2" in nacre("plan").stdout
+    assert "no scenario" in nacre("plan", "--json", code=2).stderr
+
+
+def test_a_dry_run_says_what_would_be_learned_and_learns_nothing(
+    nacre, config, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shown = nacre("run", "--config", config, "--set", "method.weight=7", "--dry-run").stdout
+    assert "what each step sees" in shown
+    assert "name=mib" in shown
+    assert "weight=7" in shown
+    assert "backbone=tiny" in shown
+    assert "updates by step" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
+    given = ["scenes/4-2-2/overlapped", "--preset", "paper", "--set", "data.train=20"]
+    shown = nacre("run", *given, "--dry-run").stdout
+    # a 1x1 and three 3x3 convolutions of 2048 to 256 channels, and three 1x1 of them
+    head = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
+    assert f"backbone 42,500,160, head {head:,}, classifier {9 * 257:,}" in shown
 
 
 def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):

@@ -178,7 +178,7 @@ def _arguments(command: Any, wanted: str | None, value: str, world: World) -> li
     usual |= {"file": str(world.root / "grid.yaml"), "data": str(world.data)}
     usual |= {"export": str(world.data), "to": "imported"}  # tracing a model takes too long
     takes = {parameter.name for parameter in command.params}
-    arguments = [*SMALL] if "set_" in takes and command.name not in ("model", "learn") else []
+    arguments = [*SMALL] if "set_" in takes and command.name != "learn" else []
     for name in ("scenario", "data", "file"):  # without them nothing else is looked at
         if name in takes and command.name in LEARNING and name != wanted:
             arguments.append(usual[name])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Scenario = Annotated[
     str | None,
-    typer.Argument(help="data/task/setup, a name from `nacre scenarios`, or a .yaml file"),
+    typer.Argument(help="data/task/setup, a name from `nacre plan`, or a .yaml file"),
 ]
 
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
