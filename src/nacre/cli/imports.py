@@ -48,9 +48,6 @@ def import_(
     ignore: Ignore = None,
     rename: Rename = None,
     boxes: Annotated[str, typer.Option(help="Rectangles: fill or skip.")] = "fill",
-    crowd: Annotated[
-        str, typer.Option(help="COCO's regions of many objects: class or ignore.")
-    ] = "class",
     unlabeled: Unlabeled = "listed",
     format_: Format = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -61,7 +58,6 @@ def import_(
 
     chosen: dict[str, Any] = {
         "boxes": _one_of("--boxes", boxes, ("fill", "skip")),
-        "crowd": _one_of("--crowd", crowd, ("class", "ignore")),
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }
     names = tuple(name.strip() for name in (classes or "").split(",") if name.strip())
