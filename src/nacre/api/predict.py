@@ -19,7 +19,7 @@ from nacre.api.inputs import Input, find_inputs
 from nacre.api.model import Model, to_rgb
 from nacre.api.rasters import Raster, is_georeferenced, open_raster, write_geotiff
 from nacre.api.video import VideoWriter, read_frames
-from nacre.errors import NacreError, unknown_name
+from nacre.errors import NacreError, shown, unknown_name
 from nacre.evaluation.tiles import tiled_classes
 from nacre.export.class_map import ClassMap, count_classes, make_class_map, row_strips
 from nacre.export.predictions import (
@@ -34,6 +34,9 @@ from nacre.export.predictions import (
 from nacre.utils.progress import show_progress
 
 Pixels = npt.NDArray[np.uint8]
+
+LEAST_WINDOW, MOST_WINDOW = 32, 65_536
+"""Sides of windows in pixels."""
 
 TOLERANCE = 1.0
 """Pixels that LabelMe polygons may be from the edges of regions."""
@@ -60,6 +63,10 @@ class PredictOptions:
                 raise unknown_name("form", form, FORMS)
         if not self.forms:
             raise NacreError(f"no form to write: give one or more of {', '.join(FORMS)}")
+        if self.window is not None and not LEAST_WINDOW <= self.window <= MOST_WINDOW:
+            raise NacreError(
+                f"windows of {shown(self.window)} pixels: give {LEAST_WINDOW} to {MOST_WINDOW:,}"
+            )
 
 
 @dataclass(frozen=True)

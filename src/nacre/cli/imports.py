@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nacre.cli.app import app, make_console, print_json
+from nacre.cli.options import split_names
 from nacre.errors import NacreError, unknown_name
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ def import_(
         "boxes": _one_of("--boxes", boxes, ("fill", "skip")),
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }
-    names = tuple(name.strip() for name in (classes or "").split(",") if name.strip())
-    wanted = ClassOptions(names, tuple(ignore or ()), _parse_renames(rename or ()))
+    wanted = ClassOptions(
+        tuple(split_names(classes or "")), tuple(ignore or ()), _parse_renames(rename or ())
+    )
     options = ImportOptions(images=images, format=format_, classes=wanted, **chosen)
     _import(export, to, options, json)
 

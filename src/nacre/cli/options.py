@@ -100,6 +100,11 @@ def takes_config(command: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
+def split_names(text: str) -> list[str]:
+    """Return names that commas separate, without blanks around them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def config_values(**given: Any) -> dict[str, Any]:
     """Return config values from options; those not given are left out."""
     values = {key: value for key, value in given.items() if value is not None and key != "root"}
