@@ -27,7 +27,6 @@ from nacre.models.abn import ABN
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
-from nacre.models.describe import kept_bytes
 
 SETTINGS: dict[str, dict[str, object]] = {
     "BN + leaky ReLU": {"norm": "abn"},
@@ -35,6 +34,26 @@ SETTINGS: dict[str, dict[str, object]] = {
     "in-place ABN + checkpointing": {"norm": "iabn", "grad_checkpointing": True},
 }
 LAST = torch.channels_last
+
+
+def kept_bytes(network: torch.nn.Module, images: torch.Tensor) -> int:
+    """Return what a training step keeps for its backward pass; shared memory counts once."""
+    own = {storage(value) for value in (*network.parameters(), *network.buffers())}
+    kept: dict[int, torch.Tensor] = {}  # held, so that no address is given to another tensor
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        if storage(value) not in own:
+            kept[storage(value)] = value
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        network.train()(images)
+    return sum(value.untyped_storage().nbytes() for value in kept.values())
+
+
+def storage(value: torch.Tensor) -> int:
+    address: int = value.untyped_storage()._cdata
+    return address
 
 
 def build(depth: int, **values: object) -> DeepLab:

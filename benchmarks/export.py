@@ -22,7 +22,6 @@ from measuring import Row, command, take_turns
 from nacre.evaluation.inference import predict_classes
 from nacre.export.graph import PictureToClasses, to_onnx
 from nacre.export.metadata import Metadata, write_metadata
-from nacre.export.quantize import quantize
 from nacre.export.runtime import OnnxModel
 from nacre.export.server import ModelServer, Served
 from nacre.export.verify import noise_picture
@@ -50,47 +49,35 @@ def measure_alone(backbone: str, side: int, tiny: bool, rounds: int) -> list[Row
     network = build_network(config, CLASSES, side).eval()
     picture = noise_picture((side, side))
     with tempfile.TemporaryDirectory() as folder:
-        files = write_files(network, Path(folder), tiny)
-        models = {form: OnnxModel(file, threads=1) for form, file in files.items()}
-        rows = against_torch(network, models, picture, rounds)
-        return rows + served(models["fp32"], noise_picture((side // 2, side // 2)), rounds)
+        model = OnnxModel(write_file(network, Path(folder)), threads=1)
+        row = against_torch(network, model, picture, rounds)
+        return [row, *served(model, noise_picture((side // 2, side // 2)), rounds)]
 
 
-def write_files(network: torch.nn.Module, folder: Path, tiny: bool) -> dict[str, Path]:
+def write_file(network: torch.nn.Module, folder: Path) -> Path:
     graph = to_onnx(PictureToClasses(network))
     del graph.graph.output[1]
-    shown = [noise_picture((64, 64), seed) for seed in range(2 if tiny else 8)]
-    graphs = {"fp32": graph, "int8-calibrated": quantize(graph, shown)}
-    files = {}
-    for form, one in graphs.items():
-        names = ["background", *map(str, range(1, CLASSES))]
-        said = Metadata(names, [(0, 0, 0)] * CLASSES, [CLASSES], [], 512, "full", form)
-        write_metadata(one, said)
-        files[form] = folder / f"{form}.onnx"
-        files[form].write_bytes(one.SerializeToString())
-    return files
+    names = ["background", *map(str, range(1, CLASSES))]
+    said = Metadata(names, [(0, 0, 0)] * CLASSES, [CLASSES], [], 512, "full", "fp32")
+    write_metadata(graph, said)
+    file = folder / "model.onnx"
+    file.write_bytes(graph.SerializeToString())
+    return file
 
 
-def against_torch(network, models, picture, rounds: int) -> list[Row]:
+def against_torch(network, model: OnnxModel, picture, rounds: int) -> Row:
     image = torch.from_numpy(picture).permute(2, 0, 1)[None]
 
     @torch.inference_mode()
     def in_torch() -> None:
         predict_classes(network(image).scores, picture.shape[:2])
 
-    jobs = {"torch": in_torch}
-    jobs |= {form: lambda model=model: model.classify(picture) for form, model in models.items()}
+    jobs = {"torch": in_torch, "fp32": lambda: model.classify(picture)}
     for job in jobs.values():
         job()
     seconds = take_turns(jobs, rounds, time.process_time)
-    return [
-        Row(
-            f"torch's time / that of onnxruntime, {form}",
-            seconds["torch"] / seconds[form],
-            behind={"torch": seconds["torch"], form: seconds[form]},
-        )
-        for form in models
-    ]
+    ratio = seconds["torch"] / seconds["fp32"]
+    return Row("torch's time / that of onnxruntime, fp32", ratio, behind=seconds)
 
 
 def served(model: OnnxModel, picture: np.ndarray, rounds: int) -> list[Row]:

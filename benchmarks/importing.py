@@ -68,7 +68,7 @@ def read_by_nacre(folder: Path) -> int:
     """Read an export as `nacre import` does, up to painting."""
     export = open_export(folder)
     catalog = Catalog(Spool(folder / ".shapes"))
-    recognize(export).read(Source(export, catalog, "fill", "class", lambda *_: None))
+    recognize(export).read(Source(export, catalog, "fill", lambda *_: None))
     catalog.spool.close()
     return sum(catalog.shape_counts.values())
 

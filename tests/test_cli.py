@@ -1,10 +1,12 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -58,15 +60,11 @@ COMMANDS = [
     "predict",
     "export",
     "serve",
-    "publish",
     "methods",
-    "scenarios",
     "data",
-    "model",
     "grid",
     "report",
     "table",
-    "film",
     "tune",
 ]
 
@@ -213,7 +211,29 @@ def test_methods_and_scenarios_are_listed(nacre):
     listed = nacre("methods").stdout
     assert all(name in listed for name in ("ft", "lwf", "mib", "joint"))
     assert "eq. 8, 9" in nacre("methods", "mib").stdout
-    assert "voc-animals-4-2" in nacre("scenarios").stdout
+    assert "voc-animals-4-2" in nacre("plan").stdout
+    assert "no scenario" in nacre("plan", "--json", code=2).stderr
+
+
+def test_a_dry_run_says_what_would_be_learned_and_learns_nothing(
+    nacre, config, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shown = nacre("run", "--config", config, "--set", "method.weight=7", "--dry-run").stdout
+    assert "what each step sees" in shown
+    assert "name=mib" in shown
+    assert "weight=7" in shown
+    assert "backbone=tiny" in shown
+    assert "updates by step" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
+    given = ["scenes/4-2-2/overlapped", "--preset", "paper", "--set", "data.train=20"]
+    shown = nacre("run", *given, "--dry-run").stdout
+    # a 1x1 and three 3x3 convolutions of 2048 to 256 channels, and three 1x1 of them
+    head = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
+    assert f"backbone 42,500,160, head {head:,}, classifier {9 * 257:,}" in shown
 
 
 def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
@@ -253,3 +273,82 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_read(nacre,
     for out, problem in ((tmp_path, "is a folder"), (tmp_path / "file/x.onnx", "could not write")):
         done = nacre("export", tmp_path / "no-model", "--out", out, code=2)
         assert problem in done.stderr.replace("\n", " ")
+
+
+@pytest.fixture
+def pets(tmp_path, monkeypatch):
+    """A folder of pictures named as people do, from the working folder."""
+    from nacre.data.sources.scenes_render import ScenesConfig
+    from partial_data import write_folder
+
+    monkeypatch.chdir(tmp_path)
+    world = ScenesConfig(train=24, val=8, size=32, seed=3)
+    write_folder(tmp_path / "pets", ["pearl", "starfish"], world=world)
+    return "pets"
+
+
+SMALL_STEP = (
+    *("--set", "model.backbone=tiny", "--set", "images.crop_size=32"),
+    *("--set", "train.iterations=1", "--set", "train.batch_size=4"),
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [("seed", "0", 0), ("classes", "starfish , pearl", ["starfish", "pearl"])],
+)
+def test_learn_hears_the_seed_0_and_names_with_blanks(nacre, pets, option, text, value):
+    nacre("learn", pets, "--out", "m", *SMALL_STEP, f"--{option}", text)
+    assert yaml.safe_load(Path("m/config.yaml").read_text())[option] == value
+
+
+def test_options_beside_a_step_that_goes_on_are_refused_where_they_differ(nacre, pets, tmp_path):
+    nacre("learn", pets, "--out", "m", *SMALL_STEP)
+    nacre("learn", pets, "--out", "other", *SMALL_STEP, "--seed", "2")
+    shutil.copytree(pets, "birds")
+    (tmp_path / "mine.yaml").write_text("train: {iterations: 2}\n")
+    for given, said in (
+        (["--test", "birds"], "birds"),
+        (["--start", "other"], "no new class"),
+        (["--config", "mine.yaml"], "iterations"),
+        (["--preset", "small"], "iterations"),
+        (["--seed", "0"], "seed"),
+        (["--classes", "pearl"], "classes"),
+    ):
+        refused = nacre("learn", "--out", "m", *given, code=2).stderr
+        assert said in refused, given
+    same = ["--seed", "1", "--set", "train.iterations=1"]
+    assert "IoU %" in nacre("learn", "--out", "m", *same).stdout
+
+
+def test_a_model_is_tested_again_from_any_folder(nacre, pets, tmp_path, monkeypatch):
+    nacre("learn", pets, "--out", "m", *SMALL_STEP)
+    folder = ("folder/1-1/overlapped", "--root", pets, "--method", "ft", *SMALL_STEP)
+    nacre("run", *folder, "--out", "r")
+    here = {name: nacre("eval", name, "--json").stdout for name in ("m", "r")}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert {name: nacre("eval", f"../{name}", "--json").stdout for name in here} == here
+
+
+def test_ctrl_c_before_a_command_listens_is_said(nacre, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nacre.terminal.methods.methods_table", interrupted)
+    assert nacre("methods", code=130).stderr == "interrupted\n"
+
+
+@pytest.mark.parametrize("window", ["1_000", "31", "-64", "٣٢", "9" * 400])
+def test_a_window_is_a_plain_number_of_32_or_more(nacre, finished, tmp_path, window):
+    from PIL import Image
+
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    nacre("predict", finished, tmp_path / "a.png", "--out", tmp_path, f"--window={window}", code=2)
+
+
+def test_predict_lists_no_classes_where_it_saw_nothing(nacre, finished, tmp_path):
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"no picture")
+    done = nacre("predict", finished, tmp_path, "--out", tmp_path / "seen", code=2)
+    assert done.stdout.splitlines()[0] == "0 pictures"

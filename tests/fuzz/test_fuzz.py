@@ -34,7 +34,7 @@ SCENES = "scenes/4-4/overlapped"
 NEVER = ("demo", "serve")
 """Commands that would take minutes or wait for visitors where their values happen to be right."""
 
-LEARNING = ("film", "grid", "learn", "tune")
+LEARNING = ("grid", "learn", "tune")
 """Commands that take seconds where their values happen to be right."""
 
 
@@ -178,7 +178,7 @@ def _arguments(command: Any, wanted: str | None, value: str, world: World) -> li
     usual |= {"file": str(world.root / "grid.yaml"), "data": str(world.data)}
     usual |= {"export": str(world.data), "to": "imported"}  # tracing a model takes too long
     takes = {parameter.name for parameter in command.params}
-    arguments = [*SMALL] if "set_" in takes and command.name not in ("model", "learn") else []
+    arguments = [*SMALL] if "set_" in takes and command.name != "learn" else []
     for name in ("scenario", "data", "file"):  # without them nothing else is looked at
         if name in takes and command.name in LEARNING and name != wanted:
             arguments.append(usual[name])
@@ -295,13 +295,11 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("predict", world.run, closed),
         ("predict", world.run, picture, "--out", fixed / "f"),
         ("predict", world.run, picture, "--out", closed / "f"),
-        ("film", closed / "run"),
         ("grid", closed / "grid.yaml"),
         ("grid", "--scenarios", SCENES, "--methods", "ft", "--out", closed / "grid"),
         ("tune", SCENES, *SMALL, "--method", "lwf", "--out", fixed / "g"),
         ("import", closed / "data", "--to", tmp_path / "h"),
         ("import", world.data, "--to", fixed / "h"),
-        ("publish", closed / "run", tmp_path / "i"),
     ]
     failures = []
     for command, (code, failure, errors) in zip(

@@ -118,7 +118,6 @@ class World:
             ("log", self.learnt),
             ("log", self.learnt, "--json"),
             ("report", self.learnt, "--out", out, "--pictures", "0"),
-            ("publish", self.learnt, out),
             ("learn", self.data, "--start", self.learnt, "--out", self.root / "next"),
         )
         for folder, commands in ((self.run, runs), (self.learnt, step)):

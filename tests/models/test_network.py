@@ -130,6 +130,29 @@ def test_config_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def kept_bytes(**values: object) -> int:
+    """Return what a network's forward pass keeps for the backward pass, on no real device."""
+    config = DeepLabConfig.model_validate({"backbone": "resnet50", "decoder_channels": 8, **values})
+    kept: dict[int, torch.Tensor] = {}
+    with torch.device("meta"):
+        network, images = build_network(config, 5, load=False), torch.empty(2, 3, 64, 64)
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept[value.untyped_storage()._cdata] = value
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        network.train()(images)
+    own = {value.untyped_storage()._cdata for value in network.parameters()}
+    return sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in own)
+
+
+def test_in_place_norms_and_checkpointing_keep_less_in_a_whole_network() -> None:
+    plain, in_place = kept_bytes(norm="abn"), kept_bytes(norm="iabn")
+    assert in_place < 0.65 * plain
+    assert kept_bytes(norm="iabn", grad_checkpointing=True) < in_place
+
+
 @pytest.mark.parametrize("backbone", ["resnet18", "lite0"])
 def test_checkpointing_changes_nothing_but_memory(backbone: str) -> None:
     states = []

@@ -14,7 +14,7 @@ from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
-from nacre.runs.learn import find_start
+from nacre.runs.learn import extend_colors, find_start
 from nacre.runs.learn_config import default_method
 from nacre.runs.learn_plan import plan_learning
 from nacre.runs.records import Before, LearnMetrics, read_record
@@ -439,6 +439,22 @@ def test_a_model_is_tested_again_on_its_own_and_on_other_folders(pets, data, tmp
     assert set(on_all["iou"]) == {*PETS, *BIRDS}
     with pytest.raises(NacreError, match="no test picture holds a class that the model knows"):
         evaluate_checkpoint(pets, {"data": {"root": str(data / "fish")}})
+
+
+def test_no_two_classes_get_one_color():
+    spread = extend_colors([(0, 0, 0)], ("background", "a", "b", "c"), {})
+    assert len(set(spread)) == 4
+    # A cat that has the color of the next channel, and a bird without a color of its own.
+    cat = spread[2]
+    colors = extend_colors([(0, 0, 0), cat], ("background", "cat", "bird"), {})
+    assert colors[:2] == [(0, 0, 0), cat]
+    assert colors[2] not in colors[:2]
+    # The data's own colors are taken, but for one that another class has.
+    own = {"bird": cat, "fish": spread[1], "cow": (9, 9, 9)}
+    names = ("background", "cat", "bird", "fish", "cow")
+    colors = extend_colors([(0, 0, 0), cat], names, own)
+    assert colors[3:] == [spread[1], (9, 9, 9)]
+    assert len(set(colors)) == 5
 
 
 def test_two_processes_learn_what_one_does(pets, data, tmp_path):

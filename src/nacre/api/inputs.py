@@ -38,7 +38,7 @@ def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
 
     Args:
         given: Files, folders (with all below them) and globs such as ``day-*/*.jpg``.
-        out: Where results go; what lies there is no input.
+        out: Where results go; what lies there is no input, unless a file is named.
     """
     found = [path for one in given for path in _paths(one, out.resolve())]
     # Without `..`: a result must lie below the folder of the results.
@@ -64,11 +64,10 @@ def _paths(given: str, out: Path) -> Iterable[Path]:
         return [path]
     if path.is_dir():
         os.scandir(path).close()  # what may not be read is no folder without pictures
-        below = [one for one in sorted(path.rglob("*")) if _is_input(one)]
-        found = [one for one in below if out not in one.resolve().parents]
+        candidates = sorted(path.rglob("*"))
     else:
-        found = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
-        found = [one for one in found if _is_input(one)]
+        candidates = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
+    found = [one for one in candidates if _is_input(one) and out not in one.resolve().parents]
     if not found:
         raise NacreError(
             f"no pictures at {given}: give files, folders or globs of "

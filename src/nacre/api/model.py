@@ -17,6 +17,7 @@ from nacre.data.image_io import load as decode
 from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
 from nacre.evaluation.inference import predict_classes, sliding_classes
+from nacre.export.hub import push
 from nacre.export.predictions import Legend, overlay, palette_image
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.start import save_start
@@ -97,6 +98,22 @@ class Model:
     def learn(self, data: "Paths", **options: Any) -> "Model":
         """Add the new classes of some data, see `learn`; this model stays as it is."""
         return learn(data, start=self, **options)
+
+    def push_to_hub(
+        self, repository: str, *, private: bool = False, license: str | None = None
+    ) -> str:
+        """Upload the model with a model card to the Hugging Face hub; return the commit's address.
+
+        ``nacre.load("hf://owner/name")`` loads it again, and `learn` takes it as its start.
+
+        Args:
+            repository: ``owner/name``; created if it does not exist.
+            private: Whether a new repository is visible to its owners alone.
+            license: License of the weights, such as ``cc-by-4.0``.
+        """
+        if self.path is None:
+            raise NacreError("this model was not loaded from a file; push nacre.load(path)")
+        return push(self.path, self.info, repository, private=private, license=license)
 
     def fused(self) -> "Model":
         """Return a copy that predicts faster and cannot be trained.

@@ -18,8 +18,8 @@ import torch
 from nacre.api.inputs import Input, find_inputs
 from nacre.api.model import Model, to_rgb
 from nacre.api.rasters import Raster, is_georeferenced, open_raster, write_geotiff
-from nacre.api.video import Writer, open_writer, read_frames
-from nacre.errors import NacreError, unknown_name
+from nacre.api.video import VideoWriter, read_frames
+from nacre.errors import NacreError, shown, unknown_name
 from nacre.evaluation.tiles import tiled_classes
 from nacre.export.class_map import ClassMap, count_classes, make_class_map, row_strips
 from nacre.export.predictions import (
@@ -35,8 +35,11 @@ from nacre.utils.progress import show_progress
 
 Pixels = npt.NDArray[np.uint8]
 
-MOST_TOLERANCE = 10_000
-"""Pixels that polygons may be off at most: more than any picture could show."""
+LEAST_WINDOW, MOST_WINDOW = 32, 65_536
+"""Sides of windows in pixels."""
+
+TOLERANCE = 1.0
+"""Pixels that LabelMe polygons may be from the edges of regions."""
 
 FORMS = ("masks", "overlays", "labelme", "coco", "csv")
 
@@ -49,12 +52,10 @@ class PredictOptions:
         forms: Of `FORMS`.
         window: Side of the windows through which pictures are seen at their own size, in bounded
             memory; None shows them as the model was tested.
-        tolerance: How far LabelMe polygons may be from the edges of regions, in pixels.
     """
 
     forms: tuple[str, ...] = ("masks", "overlays", "csv")
     window: int | None = None
-    tolerance: float = 1.0
 
     def __post_init__(self) -> None:
         for form in self.forms:
@@ -62,9 +63,9 @@ class PredictOptions:
                 raise unknown_name("form", form, FORMS)
         if not self.forms:
             raise NacreError(f"no form to write: give one or more of {', '.join(FORMS)}")
-        if not 0 <= self.tolerance <= MOST_TOLERANCE:
+        if self.window is not None and not LEAST_WINDOW <= self.window <= MOST_WINDOW:
             raise NacreError(
-                f"polygons may be off by 0 to {MOST_TOLERANCE:,} pixels, not {self.tolerance:g}"
+                f"windows of {shown(self.window)} pixels: give {LEAST_WINDOW} to {MOST_WINDOW:,}"
             )
 
 
@@ -112,7 +113,7 @@ class _Results:
         if "labelme" in forms:
             path = self.out / "labelme" / f"{stem}.json"
             shown = os.path.relpath(picture or name, path.parent)
-            write_labelme(path, classes, self.legend, shown, self.options.tolerance)
+            write_labelme(path, classes, self.legend, shown, TOLERANCE)
         if self.coco is not None:
             self.coco.add(name, classes)
         if self.shares is not None:
@@ -252,7 +253,7 @@ def _predict_video(
     model: Model, one: Input, results: _Results, should_stop: Callable[[], bool]
 ) -> bool:
     forms = results.options.forms
-    writer: Writer | None = None
+    writer: VideoWriter | None = None
     try:
         for i, frame in enumerate(read_frames(one.path)):
             classes = model.predict(frame).mask
@@ -262,7 +263,7 @@ def _predict_video(
             if "overlays" in forms:
                 if writer is None:
                     path = results.out / "overlays" / f"{one.stem}.mp4"
-                    writer = open_writer(path, classes.shape, one.path)
+                    writer = VideoWriter(path, classes.shape, one.path)
                 writer.add(np.asarray(overlay(frame, classes, results.legend)))
             results.add(f"{one.name}#{i}", stem, None, classes)
             if should_stop():

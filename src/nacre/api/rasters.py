@@ -94,7 +94,8 @@ def _rasterio_open(path: Path) -> Iterator[Any]:
     try:
         with warnings.catch_warnings(), rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB):
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain pictures are welcome
-            with rasterio.open(path) as file:
+            # By its content alone GDAL would take it for a description of other files or addresses.
+            with rasterio.open(path, driver="GTiff") as file:
                 yield file
     except RasterioError as error:
         raise NacreError(f"the image {path} is damaged: {error}") from error

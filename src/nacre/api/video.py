@@ -1,153 +1,82 @@
-"""Frames of a video in and out: through the program ffmpeg, or else through the package PyAV."""
+"""Frames of a video in and out through PyAV, which brings ffmpeg's libraries as a package."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
-from importlib.util import find_spec
+from fractions import Fraction
 from pathlib import Path
-from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from nacre.api import pyav
 from nacre.errors import NacreError
-from nacre.utils.packages import install_line
+from nacre.utils.packages import need
 
 Pixels = npt.NDArray[np.uint8]
 
-
-class Writer(Protocol):
-    """Writes frames as a video."""
-
-    def add(self, frame: Pixels) -> None:
-        """Append a frame."""
-
-    def close(self) -> None:
-        """Finish the file; what was written until a stop can be played."""
+_USUAL_RATE = Fraction(25)
 
 
 def read_frames(path: Path) -> Iterator[Pixels]:
     """Yield the frames of a video, upright, height x width x RGB."""
-    return _ffmpeg_frames(path) if has_ffmpeg() else pyav.read_frames(path)
-
-
-def open_writer(path: Path, size: tuple[int, int], like: Path) -> Writer:
-    """Begin a video of frames of a size, as fast as another video."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if has_ffmpeg():
-        return FfmpegWriter(path, size, frames_per_second(like))
-    return pyav.PyavWriter(path, size, pyav.frames_per_second(like))
-
-
-def has_ffmpeg() -> bool:
-    """Whether the program is installed.
-
-    Raises:
-        NacreError: neither it nor PyAV is.
-    """
-    if shutil.which("ffmpeg") is not None:
-        return True
-    if find_spec("av") is None:
-        raise NacreError(
-            "videos need the program ffmpeg or the package av, and neither is installed here: "
-            + install_line("video")
-        )
-    return False
-
-
-def _ffmpeg_frames(path: Path) -> Iterator[Pixels]:
-    command = [*_ffmpeg(), "-i", str(path), "-f", "image2pipe", "-c:v", "ppm", "-"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # a Ctrl-C is for the program that reads
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        count = 0
-        try:
-            while (frame := _read_ppm(process.stdout)) is not None:
+    av = need("av", "video")
+    count = 0
+    try:
+        with av.open(str(path)) as video:
+            for frame in video.decode(video=0):
                 count += 1
-                yield frame
-        except GeneratorExit:
-            process.kill()
-            raise
-        said = process.stderr.read().decode(errors="replace").strip()
+                # Turned against the clock, in degrees, as a camera held upright says it.
+                yield np.ascontiguousarray(
+                    np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90))
+                )
+    except (av.FFmpegError, IndexError, ValueError) as error:
+        # A video that ends early is read as far as it goes.
         if not count:
-            reason = said.splitlines()[-1] if said else "it holds no frames"
-            raise NacreError(f"the video {path} cannot be read: {reason}")
+            reason = str(error).splitlines()[0] if str(error) else "it holds no frames"
+            raise NacreError(f"the video {path} cannot be read: {reason}") from error
+    if not count:
+        raise NacreError(f"the video {path} cannot be read: it holds no frames")
 
 
-def frames_per_second(path: Path) -> str:
-    """Return the frame rate of a video as ffmpeg writes it, such as ``30000/1001``."""
-    probe = shutil.which("ffprobe")
-    if probe is None:
-        return "25"
-    entry = ["-select_streams", "v:0", "-show_entries", "stream=r_frame_rate", "-of", "csv=p=0"]
-    done = subprocess.run(
-        [probe, "-v", "error", *entry, str(path)], capture_output=True, text=True, check=False
-    )
-    rate = done.stdout.strip().rstrip(",")
-    return rate if rate and not rate.startswith("0/") else "25"
-
-
-class FfmpegWriter:
-    """Writes frames as a video through ffmpeg.
+class VideoWriter:
+    """A video that grows frame by frame; what was written until a stop can be played.
 
     Args:
         path: The video.
         size: Height and width of the frames.
-        rate: Frames per second.
+        like: A video whose frame rate it takes.
     """
 
-    def __init__(self, path: Path, size: tuple[int, int], rate: str) -> None:
+    def __init__(self, path: Path, size: tuple[int, int], like: Path) -> None:
+        self.av = need("av", "video")
         self.path = path
-        height, width = size
-        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", rate]
-        # The usual colour format needs even sides.
-        target = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-y", str(path)]
-        self.process = subprocess.Popen(
-            [*_ffmpeg(), *source, "-i", "-", *target],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # after a Ctrl-C ffmpeg is to finish the file
-        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.av.open(str(like)) as video:
+            rate = Fraction(video.streams.video[0].average_rate or _USUAL_RATE)
+        # The usual color format needs even sides.
+        self.bottom, self.right = size[0] % 2, size[1] % 2
+        try:
+            self.file = self.av.open(str(path), "w")
+            self.stream = self.file.add_stream("h264", rate=rate)
+        except (self.av.FFmpegError, OSError) as error:
+            raise self._failed(error) from error
+        self.stream.height, self.stream.width = size[0] + self.bottom, size[1] + self.right
+        self.stream.pix_fmt = "yuv420p"
 
     def add(self, frame: Pixels) -> None:
         """Append a frame."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(np.ascontiguousarray(frame).tobytes())
-        except BrokenPipeError as error:
-            raise self._failed() from error
+        even = np.pad(frame, ((0, self.bottom), (0, self.right), (0, 0)), mode="edge")
+        self._write(self.av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24"))
 
     def close(self) -> None:
         """Finish the file."""
-        _, said = self.process.communicate()
-        if self.process.returncode:
-            raise self._failed(said)
+        self._write(None)
+        self.file.close()
 
-    def _failed(self, said: bytes | None = None) -> NacreError:
-        said = self.process.communicate()[1] if said is None else said
-        lines = said.decode(errors="replace").strip().splitlines()
-        return NacreError(
-            f"could not write the video {self.path}: {(lines or ['ffmpeg ended'])[-1]}"
-        )
+    def _write(self, frame: object) -> None:
+        try:
+            for packet in self.stream.encode(frame):
+                self.file.mux(packet)
+        except (self.av.FFmpegError, OSError) as error:
+            raise self._failed(error) from error
 
-
-def _ffmpeg() -> list[str]:
-    return [shutil.which("ffmpeg") or "ffmpeg", "-v", "error"]
-
-
-def _read_ppm(stream: IO[bytes]) -> Pixels | None:
-    """Read one picture in the format PPM, whose header tells its size."""
-    if stream.readline().strip() != b"P6":
-        return None
-    width, height = (int(part) for part in stream.readline().split())
-    stream.readline()
-    content = stream.read(width * height * 3)
-    if len(content) < width * height * 3:
-        return None
-    return np.frombuffer(content, np.uint8).reshape(height, width, 3)
+    def _failed(self, error: Exception) -> NacreError:
+        return NacreError(f"could not write the video {self.path}: {error}")

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
+from typer.core import TyperGroup
 
 from nacre.errors import printable
 
@@ -17,7 +18,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+class Commands(TyperGroup):
+    """The commands, which say so when they are interrupted before they can say it themselves."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; importing what it needs may take seconds, in which Ctrl-C comes, too."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if is_main_process():
+                echo("interrupted", err=True)
+            sys.exit(130)
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -23,9 +23,6 @@ OutFile = Annotated[
 Page = Annotated[
     bool, typer.Option("--page", help="One HTML file that runs the model in a browser.")
 ]
-Int8 = Annotated[
-    bool, typer.Option("--int8", help="Weights of 8 bits; activations too with --data.")
-]
 TestData = Annotated[
     str | None,
     typer.Option(help="Labelled test pictures, to measure the IoU: a folder, or `own`."),
@@ -33,14 +30,10 @@ TestData = Annotated[
 License = Annotated[
     str | None, typer.Option("--license", help="Of the weights, such as cc-by-4.0.")
 ]
-Runtime = Annotated[
-    Path | None,
-    typer.Option(help="The npm package onnxruntime-web as a file; fetched if not given."),
-]
 
 
 @app.command(
-    epilog="Examples:  nacre export runs/mib;  nacre export runs/mib --int8 --data my-data;  "
+    epilog="Examples:  nacre export runs/mib;  nacre export runs/mib --fp16 --data my-data;  "
     "nacre export runs/mib/step-0 runs/mib/step-1 --page"
 )
 def export(
@@ -48,30 +41,23 @@ def export(
     out: OutFile = None,
     page: Page = False,
     fp16: Annotated[bool, typer.Option("--fp16", help="Weights of 16 bits.")] = False,
-    int8: Int8 = False,
     data: TestData = None,
-    limit: Annotated[int, typer.Option(min=1, help="Test pictures at most.")] = 200,
     license_: License = None,
-    runtime: Runtime = None,
 ) -> None:
     """Write the model as an ONNX file, from picture to class map, or as a page that runs it."""
-    if fp16 and int8:
-        raise NacreError("--fp16 and --int8 do not go together: choose one")
     if len(models) > 1 and not page:
         raise NacreError("one ONNX file holds one model: give one, or --page to compare several")
     form: Form = "fp16" if fp16 else "fp32"
-    if int8:
-        form = "int8-calibrated" if data else "int8-dynamic"
     out = out or Path("model.html" if page else "model.onnx")
     check_can_write(out)
     if page:
-        _write_page(models, out, form, data, limit, license_, runtime)
+        _write_page(models, out, form, data, license_)
     else:
-        _write_onnx(models[0], out, form, data, limit, license_)
+        _write_onnx(models[0], out, form, data, license_)
 
 
 def _write_onnx(
-    model: Path, out: Path, form: "Form", data: str | None, limit: int, license: str | None
+    model: Path, out: Path, form: "Form", data: str | None, license: str | None
 ) -> "Exported":
     from nacre.export.onnx_file import export_onnx
     from nacre.models.io import find_model, load_model
@@ -79,7 +65,7 @@ def _write_onnx(
 
     network, info, _ = load_model(find_model(model))
     with make_console().status("tracing and comparing with torch"):
-        done = export_onnx(network, info, out, form=form, data=data, limit=limit, license=license)
+        done = export_onnx(network, info, out, form=form, data=data, license=license)
     make_console().print(exported_table(done))
     return done
 
@@ -89,20 +75,18 @@ def _write_page(
     out: Path,
     form: "Form",
     data: str | None,
-    limit: int,
     license: str | None,
-    archive: Path | None,
 ) -> None:
     from nacre.export.page.page import PageModel, write_page
     from nacre.export.page.web_runtime import web_runtime
     from nacre.export.runtime import OnnxModel
 
-    runtime = web_runtime(archive)
+    runtime = web_runtime()
     shown, graphs = [], []
     with tempfile.TemporaryDirectory() as folder:
         for i, model in enumerate(models):
             file = Path(folder) / f"{i}.onnx"
-            _write_onnx(model, file, form, data, limit, license)
+            _write_onnx(model, file, form, data, license)
             shown.append(PageModel(_name(model), OnnxModel(file).metadata))
             graphs.append(file.read_bytes())
     size = write_page(out, shown, graphs, runtime)
@@ -150,36 +134,8 @@ def _open_onnx(model: Path, threads: int) -> "OnnxModel":
         return OnnxModel(model, threads)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        _write_onnx(model, file, "fp32", None, 1, None)
+        _write_onnx(model, file, "fp32", None, None)
         return OnnxModel(file, threads)
-
-
-@app.command(
-    epilog="Examples:  nacre publish runs/mib my-model --license cc-by-4.0 --data own;  "
-    "nacre publish runs/mib my-model --push me/my-model"
-)
-def publish(
-    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    push: Annotated[
-        str | None, typer.Option(help="Upload it to the Hugging Face hub as organisation/name.")
-    ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="A new repository is not for all.")
-    ] = False,
-    license_: License = None,
-    data: TestData = None,
-) -> None:
-    """Write the model as a folder with a model card, as the Hugging Face hub has them."""
-    from nacre.export import publish as publishing
-
-    if push is not None:
-        publishing.check_repository(push)
-    files = publishing.publish(model, out, name=push, license=license_, data=data)
-    console = make_console()
-    console.print(f"{', '.join(file.name for file in files)}: {out}", soft_wrap=True)
-    if push is not None:
-        console.print(f"pushed: {publishing.push(out, push, private=private)}", soft_wrap=True)
 
 
 def _name(model: Path) -> str:

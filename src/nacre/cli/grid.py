@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nacre.cli.app import app, echo, make_console, print_json, until_interrupted
-from nacre.cli.options import Preset, Root, Set, config_values
+from nacre.cli.options import Preset, Root, Set, config_values, split_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +56,7 @@ def grid(
     if on not in ENGINES:
         raise unknown_name("engine", on, ENGINES)
     lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
-    content = {key: text.split(",") for key, text in lists.items() if text is not None}
+    content = {key: split_names(text) for key, text in lists.items() if text is not None}
     made = _grid(file, {**content, "preset": preset, "jobs": jobs}, root, set_ or [])
     runs = make_jobs(made, out)
     if list_:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nacre.cli.app import app, make_console, print_json
+from nacre.cli.options import split_names
 from nacre.errors import NacreError, unknown_name
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ def import_(
     ignore: Ignore = None,
     rename: Rename = None,
     boxes: Annotated[str, typer.Option(help="Rectangles: fill or skip.")] = "fill",
-    crowd: Annotated[
-        str, typer.Option(help="COCO's regions of many objects: class or ignore.")
-    ] = "class",
     unlabeled: Unlabeled = "listed",
     format_: Format = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -61,11 +59,11 @@ def import_(
 
     chosen: dict[str, Any] = {
         "boxes": _one_of("--boxes", boxes, ("fill", "skip")),
-        "crowd": _one_of("--crowd", crowd, ("class", "ignore")),
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }
-    names = tuple(name.strip() for name in (classes or "").split(",") if name.strip())
-    wanted = ClassOptions(names, tuple(ignore or ()), _parse_renames(rename or ()))
+    wanted = ClassOptions(
+        tuple(split_names(classes or "")), tuple(ignore or ()), _parse_renames(rename or ())
+    )
     options = ImportOptions(images=images, format=format_, classes=wanted, **chosen)
     _import(export, to, options, json)
 

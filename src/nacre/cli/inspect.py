@@ -1,4 +1,4 @@
-"""Commands that look at data, scenarios, methods and networks before anything is learnt."""
+"""Commands that show data, scenarios and methods before anything is learned."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,7 @@ import typer
 
 from nacre.cli.app import app, make_console, print_json
 from nacre.cli.options import Config, Lists, Root, Set
-from nacre.errors import NacreError, unknown_name
-from nacre.models.backbones import BACKBONES
+from nacre.errors import NacreError
 
 if TYPE_CHECKING:
     from nacre.scenarios.label_index import Index
@@ -17,11 +16,13 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    epilog="Examples:  nacre plan voc/15-5/overlapped --root VOC2012;  "
+    epilog="Examples:  nacre plan;  nacre plan voc/15-5/overlapped --root VOC2012;  "
     "nacre plan ade20k/100-10b/partition --index train.csv --json"
 )
 def plan(
-    scenario: Annotated[str, typer.Argument(help="data/task/setup, a name or a .yaml file.")],
+    scenario: Annotated[
+        str | None, typer.Argument(help="data/task/setup, a name or a .yaml file; none lists all.")
+    ] = None,
     root: Root = None,
     index: Annotated[
         Path | None, typer.Option(help="CSV `image,labels`: no pictures are needed then.")
@@ -31,11 +32,16 @@ def plan(
     set_: Set = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show what each step sees: classes, images, and what its background hides."""
+    """Show what each step of a scenario sees, or list data sets, tasks and setups."""
     from nacre.scenarios.plan import make_plan, plan_as_json
     from nacre.scenarios.published_lists import compare_lists
-    from nacre.terminal.plan import render_plan
+    from nacre.terminal.plan import render_plan, scenarios_table
 
+    if scenario is None:
+        if root or index or lists or config or set_ or json:
+            raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
+        make_console().print(scenarios_table())
+        return
     if index is None:
         applied, labels, images = _apply_to_data(scenario, root, lists, config, set_ or [])
     elif root is not None or config is not None or set_:
@@ -76,14 +82,6 @@ def methods(
     make_console().print(explain(find_method(name)) if name else methods_table(all_methods()))
 
 
-@app.command(epilog="Example:  nacre scenarios")
-def scenarios() -> None:
-    """List the data sets with their tasks and setups, and the scenarios that come with nacre."""
-    from nacre.terminal.plan import scenarios_table
-
-    make_console().print(scenarios_table())
-
-
 @app.command(epilog="Examples:  nacre data voc --root VOC2012;  nacre data folder --root my-data")
 def data(
     name: Annotated[str, typer.Argument(help="A data set in files, such as voc or folder.")],
@@ -105,30 +103,3 @@ def data(
         make_console().print(render(report))
     if not report.is_valid:
         sys.exit(2)
-
-
-@app.command(epilog="Examples:  nacre model resnet101 --classes 21 --batch 4;  nacre model lite0")
-def model(
-    backbone: Annotated[str, typer.Argument(help=", ".join(BACKBONES))],
-    classes: Annotated[
-        int, typer.Option(min=2, max=255, help="Channels, background included.")
-    ] = 21,
-    crop: Annotated[int, typer.Option(min=16, max=8192, help="Side of the crops in pixels.")] = 512,
-    batch: Annotated[int, typer.Option(min=1, max=65536, help="Images at once on a device.")] = 24,
-    precision: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16; auto: as on this machine.")
-    ] = "auto",
-    set_: Set = None,
-) -> None:
-    """Describe a network: parameters, FLOPs and memory, to see whether it fits."""
-    from nacre.models.describe import describe
-    from nacre.terminal.model import table
-    from nacre.training.config import PRECISIONS, resolve_model
-    from nacre.utils.device import choose_device, choose_precision
-
-    if precision not in PRECISIONS:
-        raise unknown_name("precision", precision, PRECISIONS)
-    config = resolve_model(backbone, set_ or ())
-    dtype = choose_precision(precision, choose_device("auto")).dtype
-    found = describe(config, classes, crop=crop, batch=batch, precision=dtype)
-    make_console().print(table(found))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from nacre.cli.app import app, command_to_go_on, is_main_process, make_console, until_interrupted
-from nacre.cli.options import Config, Preset, Profile, Seed, Set
+from nacre.cli.options import Config, Preset, Profile, Seed, Set, split_names
 from nacre.errors import NacreError
 
 Data = Annotated[
@@ -66,20 +66,23 @@ def learn(
     """Add the new classes of some data to a model, or learn a first model."""
     values: dict[str, Any] = {
         "method": {"name": method} if method else None,
-        "classes": classes.split(",") if classes else None,
+        "classes": split_names(classes) if classes else None,
         "rename": _pairs(rename, "--rename", "Katze=cat"),
         "share": {k: _number(k, v) for k, v in _pairs(share, "--share", "folder=0.25").items()},
         "new": new,
         "seed": seed,
     }
-    values = {key: value for key, value in values.items() if value}
-    folders, file = data or [], config
+    values = {key: value for key, value in values.items() if value not in (None, {})}
+    folders = data or []
     if not folders and out is not None and (out / "config.yaml").is_file():
-        folders, start, test, file = _read_saved(out)
+        # What is given lies over what is saved, and is refused where it differs.
+        folders, saved_start, saved_tests = _read_saved(out)
+        start, test = start or saved_start, test or saved_tests
+        config = config or (None if preset else out / "config.yaml")
     if not folders:
         raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
     folder = out or Path("models") / "-".join(path.resolve().name for path in folders)
-    given = {"tests": test or (), "preset": preset, "file": file, "assignments": set_ or ()}
+    given = {"tests": test or (), "preset": preset, "file": config, "assignments": set_ or ()}
     _learn(folders, start, folder, {**given, "values": values}, profile)
 
 
@@ -133,12 +136,12 @@ def log(
     make_console().print(log_table(model, info, figures))
 
 
-def _read_saved(out: Path) -> tuple[list[Path], Path | None, list[Path], Path]:
-    """Return data, start, tests and config of a step that goes on."""
+def _read_saved(out: Path) -> tuple[list[Path], Path | None, list[Path]]:
+    """Return data, start and tests of a step that goes on."""
     from nacre.runs.learn_folder import read_learn_config
 
     saved = read_learn_config(out)
-    return list(saved.data), saved.start, list(saved.tests), out / "config.yaml"
+    return list(saved.data), saved.start, list(saved.tests)
 
 
 def _pairs(texts: list[str] | None, option: str, example: str) -> dict[str, str]:

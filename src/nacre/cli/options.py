@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Scenario = Annotated[
     str | None,
-    typer.Argument(help="data/task/setup, a name from `nacre scenarios`, or a .yaml file"),
+    typer.Argument(help="data/task/setup, a name from `nacre plan`, or a .yaml file"),
 ]
 
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
@@ -46,7 +46,7 @@ Profile = Annotated[
 
 Track = Annotated[
     list[str] | None,
-    typer.Option(help="Show it in tensorboard, wandb, trackio or mlflow; may be repeated."),
+    typer.Option(help="Show it in tensorboard, wandb or trackio; may be repeated."),
 ]
 
 
@@ -98,6 +98,11 @@ def takes_config(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__annotations__ = {one.name: one.annotation for one in parameters}
     with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
     return with_options
+
+
+def split_names(text: str) -> list[str]:
+    """Return names that commas separate, without blanks around them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def config_values(**given: Any) -> dict[str, Any]:

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nacre.cli.app import app, echo, make_console
+from nacre.cli.options import split_names
 
 if TYPE_CHECKING:
     from nacre.api.predict import Summary
+
+
+def _whole_number(text: str) -> int:
+    """Read digits alone: Python would take 1_000 for 1000, too."""
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(text)
+    return int(text)
 
 
 @app.command(
@@ -25,19 +33,20 @@ def predict(
     ] = "masks,overlays,csv",
     window: Annotated[
         int | None,
-        typer.Option(min=32, help="See pictures at their own size through windows this wide."),
+        typer.Option(
+            parser=_whole_number,
+            metavar="PIXELS",
+            help="See pictures at their own size through windows this wide, 32 or more.",
+        ),
     ] = None,
-    simplify: Annotated[
-        float, typer.Option(min=0, help="Pixels that LabelMe polygons may be off.")
-    ] = 1.0,
 ) -> None:
     """Say what is in pictures: masks, overlays, polygons to correct, the share of each class."""
     from nacre.api.model import load
     from nacre.api.predict import PredictOptions, predict_all
     from nacre.utils.signals import StopSignal
 
-    forms = tuple(part.strip() for part in as_.split(",") if part.strip())
-    options = PredictOptions(forms, window, simplify)
+    forms = tuple(split_names(as_))
+    options = PredictOptions(forms, window)
     with StopSignal() as stop:
         summary = predict_all(load(model), pictures, out, options, stop)
     _print_summary(summary)
@@ -55,4 +64,4 @@ def _print_summary(summary: "Summary") -> None:
         echo(f"left out: {sentence}", err=True)
     seen = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
     count = "1 picture" if summary.done == 1 else f"{summary.done} pictures"
-    make_console().print(f"{count}: {seen}", highlight=False)
+    make_console().print(f"{count}: {seen}" if seen else count, highlight=False)

@@ -74,19 +74,6 @@ def table(
             echo(to_markdown(one) if as_ == "markdown" else to_latex(one))
 
 
-@app.command(epilog="Example:  nacre film runs/grid --out film")
-def film(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders of one scenario.")],
-    out: Annotated[Path, typer.Option(help="The film, without .webp or .mp4.")] = Path("film"),
-    pictures: Annotated[int, typer.Option(min=1, help="How many images it shows.")] = 4,
-) -> None:
-    """Make an animated WebP (and MP4 where ffmpeg is) through the steps and methods."""
-    from nacre.report.pictures.film import write_film
-
-    for path in write_film(runs, out, pictures=pictures, notify=_notify):
-        make_console().print("film:", str(path), soft_wrap=True)
-
-
 @app.command(
     epilog="Examples:  nacre report runs/grid --out report;  nacre report models/pets-birds"
 )

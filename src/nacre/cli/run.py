@@ -17,6 +17,8 @@ from nacre.cli.options import ConfigOptions, Profile, Track, takes_config
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from nacre.training.config import RunConfig
+
 
 @app.command(epilog="Example:  nacre demo --out my-demo --seed 2")
 def demo(
@@ -49,7 +51,7 @@ def demo(
 @app.command(
     epilog="Examples:  nacre run scenes/4-2-2/overlapped --method mib --preset demo;  "
     "nacre run voc/15-5/overlapped --root VOC2012 --preset paper;  "
-    "nacre run --out RUN  goes on with a run"
+    "nacre run voc/15-5/overlapped --root VOC2012 --dry-run;  nacre run --out RUN  goes on with it"
 )
 @takes_config
 def run(
@@ -57,6 +59,9 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run's folder; made if need be.")] = None,
     track: Track = None,
     profile: Profile = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show steps, method and network; learn nothing.")
+    ] = False,
 ) -> None:
     """Learn all steps of a scenario with one method, or go on with a run."""
     from nacre.utils.malloc import keep_freed_memory
@@ -70,8 +75,11 @@ def run(
     from nacre.utils.signals import StopSignal
 
     config = options.resolve(_saved_config(out, options))
-    folder = out or default_folder(config)
     console = make_console()
+    if dry_run:
+        _print_plan(console, config)
+        return
+    folder = out or default_folder(config)
     trackers = track or () if is_main_process() else ()
     with (
         StopSignal() as stop,
@@ -106,7 +114,6 @@ def tune(
         list[float] | None,
         typer.Option(help="A learning rate for fine-tuning to choose from; may be repeated."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Try every weight of the grid.")] = False,
 ) -> None:
     """Choose a method's weight on held-out images of the first incremental step."""
     from nacre.utils.malloc import keep_freed_memory
@@ -128,7 +135,6 @@ def tune(
                 folder,
                 base=options.base,
                 rates=rate or (),
-                full=full,
                 observers=[display.observe],
                 should_stop=stop,
                 show=display,
@@ -149,6 +155,36 @@ def _saved_config(out: Path | None, options: ConfigOptions) -> Path | None:
         return None
     path = out / "config.yaml"
     return path if path.exists() else None
+
+
+def _print_plan(console: "Console", config: "RunConfig") -> None:
+    """Print what a run would learn from, and with which method and network."""
+    from nacre.runs.scenario_data import open_scenario, step_sampler
+    from nacre.scenarios.plan import make_plan
+    from nacre.terminal.plan import recipe_table, render_plan
+
+    data = open_scenario(config)
+    images = data.image_lists
+    console.print(render_plan(data.scenario, make_plan(data.scenario, data.train_index, images)))
+    updates = [step_sampler(config, len(one), step).iterations for step, one in enumerate(images)]
+    channels = data.scenario.classes.channels(len(images) - 1)
+    console.print(recipe_table(config, updates, _count_parameters(config, channels)))
+
+
+def _count_parameters(config: "RunConfig", channels: int) -> dict[str, int]:
+    """Return the parameters of each part of a run's last network; no weights are loaded."""
+    import torch
+
+    from nacre.models.build import build_network, is_own_network
+
+    # Other libraries' networks compute while they are built, which needs real tensors.
+    own = is_own_network(config.model.model_dump(mode="json"))
+    with torch.device("meta" if own else "cpu"):
+        network = build_network(config.model, channels, config.images.crop_size, load=False)
+    return {
+        name: sum(value.numel() for value in part.parameters())
+        for name, part in network.named_children()
+    }
 
 
 def _print_steps(console: "Console", folder: Path, summary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Pictures with known classes, to calibrate an export and to measure what it costs."""
+"""Pictures with known classes, to measure what an export costs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,11 +38,6 @@ class LabeledPictures:
 
     count: int
     read: Callable[[], Iterator[tuple[Pixels, Pixels]]]
-
-    def pictures(self, limit: int) -> Iterator[Pixels]:
-        """Yield the first pictures, without what is in them."""
-        for (picture, _), _ in zip(self.read(), range(limit), strict=False):
-            yield picture
 
 
 def open_labeled(data: str, info: ModelInfo, limit: int) -> LabeledPictures:

@@ -1,9 +1,8 @@
 """`nacre export`: from a model to an ONNX file that has been compared with it.
 
-trace -> compare with torch -> (8 bits) -> metadata -> measure -> keep
+trace -> compare with torch -> metadata -> measure -> keep
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,31 +13,20 @@ from torch import nn
 
 from nacre.errors import NacreError
 from nacre.export.graph import PictureToClasses, to_onnx
-from nacre.export.labeled import (
-    Classify,
-    LabeledPictures,
-    Pixels,
-    mean_iou,
-    measure_iou,
-    open_labeled,
-)
+from nacre.export.labeled import LabeledPictures, Pixels, mean_iou, measure_iou, open_labeled
 from nacre.export.metadata import describe, write_metadata
-from nacre.export.quantize import quantize
 from nacre.export.runtime import open_session
-from nacre.export.verify import Comparison, compare, noise_picture, sizes_to_compare, torch_scores
+from nacre.export.verify import Comparison, compare, sizes_to_compare, torch_scores
 from nacre.models.io import ModelInfo
 from nacre.utils.io import save
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-Form = Literal["fp32", "fp16", "int8-dynamic", "int8-calibrated"]
+Form = Literal["fp32", "fp16"]
 
-LEAST_AGREEMENT = 0.8
-"""Share of pixels below which 8 bits have ruined a network; then the file is not kept."""
-
-CALIBRATED_WITH = 64
-"""How many pictures the ranges of activations are taken from at most."""
+TESTED = 200
+"""How many test images the IoU is measured on at most."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +37,7 @@ class Exported:
         path: The file.
         form: Its numbers.
         size: Bytes.
-        comparison: With torch, of the graph before it went to 8 bits.
-        agreement: Share of pixels whose class is torch's, in the file's own form.
+        comparison: With torch.
         pictures: How many test pictures there were.
         iou: Mean IoU of torch and of the file on them; None where there were none.
     """
@@ -59,7 +46,6 @@ class Exported:
     form: Form
     size: int
     comparison: Comparison
-    agreement: float
     pictures: int
     iou: tuple[float | None, float | None] | None
 
@@ -71,7 +57,6 @@ def export_onnx(
     *,
     form: Form = "fp32",
     data: str | None = None,
-    limit: int = 200,
     license: str | None = None,
 ) -> Exported:
     """Write a model as an ONNX file if it does what the model does.
@@ -81,8 +66,7 @@ def export_onnx(
         info: What its file says about it.
         out: The ONNX file.
         form: Its numbers.
-        data: Test pictures to calibrate with and to measure the IoU on; see `open_labeled`.
-        limit: How many test pictures at most.
+        data: Test pictures to measure the IoU on; see `open_labeled`.
         license: Of the weights, for the metadata.
 
     Raises:
@@ -90,35 +74,17 @@ def export_onnx(
     """
     if len(info.classes) > 256:
         raise NacreError(f"{len(info.classes)} classes do not fit into a class map of 8 bits")
-    labeled = open_labeled(data, info, limit) if data is not None else None
-    graph, comparison = _trace(network, info, "fp16" if form == "fp16" else "fp32")
-    if form.startswith("int8"):
-        graph = quantize(graph, _shown(labeled) if form == "int8-calibrated" else None)
+    labeled = open_labeled(data, info, TESTED) if data is not None else None
+    graph, comparison = _trace(network, info, form)
     del graph.graph.output[1]
     write_metadata(graph, describe(info, form, license))
     content = graph.SerializeToString()
-    agreement, iou = _measure(network, info, content, labeled)
-    _check_agreement(agreement, form)
+    iou = _measure_ious(network, content, len(info.classes), labeled) if labeled else None
     save(out, lambda file: file.write_bytes(content))
-    count = labeled.count if labeled else 0
-    return Exported(out, form, len(content), comparison, agreement, count, iou)
+    return Exported(out, form, len(content), comparison, labeled.count if labeled else 0, iou)
 
 
-def _check_agreement(agreement: float, form: Form) -> None:
-    if agreement < LEAST_AGREEMENT:
-        raise NacreError(
-            f"{form} changes the class of {1 - agreement:.1%} of the pixels; the file is not kept"
-            + ("" if form == "int8-calibrated" else "; int8-calibrated may lose less")
-        )
-
-
-def _shown(labeled: LabeledPictures | None) -> Iterator[Pixels]:
-    if labeled is None:
-        raise NacreError("8 bits are calibrated on pictures: give data, or take int8-dynamic")
-    return labeled.pictures(CALIBRATED_WITH)
-
-
-def _trace(network: nn.Module, info: ModelInfo, form: str) -> tuple["ModelProto", Comparison]:
+def _trace(network: nn.Module, info: ModelInfo, form: Form) -> tuple["ModelProto", Comparison]:
     dtype = torch.float16 if form == "fp16" else torch.float32
     graph = to_onnx(PictureToClasses(network, dtype))
     session = open_session(graph.SerializeToString())
@@ -126,10 +92,10 @@ def _trace(network: nn.Module, info: ModelInfo, form: str) -> tuple["ModelProto"
     return graph, compare(network, session, sizes, list(info.classes), form)
 
 
-def _measure(
-    network: nn.Module, info: ModelInfo, content: bytes, labeled: LabeledPictures | None
-) -> tuple[float, tuple[float | None, float | None] | None]:
-    """Return how far the finished file agrees with torch, and the mean IoU of both."""
+def _measure_ious(
+    network: nn.Module, content: bytes, channels: int, labeled: LabeledPictures
+) -> tuple[float | None, float | None]:
+    """Return the mean IoU of torch and of the finished file."""
     session = open_session(content)
 
     def exported(picture: Pixels) -> Pixels:
@@ -139,20 +105,6 @@ def _measure(
     def original(picture: Pixels) -> Pixels:
         return torch_scores(network, picture).argmax(0).astype(np.uint8)
 
-    if labeled is None:
-        shown = [noise_picture(size, i) for i, size in enumerate(sizes_to_compare(info.crop))]
-        return _agreement(shown, exported, original), None
-    shown = list(labeled.pictures(8))
-    channels = len(info.classes)
     before = mean_iou(measure_iou(labeled, original, channels, "testing in torch"))
     after = mean_iou(measure_iou(labeled, exported, channels, "testing the file"))
-    return _agreement(shown, exported, original), (before, after)
-
-
-def _agreement(
-    pictures: list[Pixels],
-    exported: Classify,
-    original: Classify,
-) -> float:
-    same = sum(int((exported(picture) == original(picture)).sum()) for picture in pictures)
-    return same / sum(picture.shape[0] * picture.shape[1] for picture in pictures)
+    return before, after

@@ -24,6 +24,7 @@ from nacre.export.class_map import (
     write_png,
 )
 from nacre.export.polygons import simplify, trace_rings
+from nacre.utils.escape import csv_text
 from nacre.utils.io import save, save_json, save_text
 
 Pixels = npt.NDArray[np.uint8]
@@ -218,12 +219,12 @@ class ShareWriter:
         self.channels = len(legend.classes)
         self.file = path.open("w", newline="", encoding="utf-8")
         self.rows = csv.writer(self.file)
-        self._write(["picture", *legend.classes])
+        self._write(["picture", *map(csv_text, legend.classes)])
 
     def add(self, name: str, classes: ClassMap) -> None:
         """Add a picture."""
         counts = count_classes(classes, self.channels)
-        self._write([name, *(f"{count / counts.sum():.6f}" for count in counts)])
+        self._write([csv_text(name), *(f"{count / counts.sum():.6f}" for count in counts)])
 
     def _write(self, row: Iterable[object]) -> None:
         self.rows.writerow(row)

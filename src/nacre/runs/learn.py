@@ -6,7 +6,7 @@ new data is read: neither an old picture nor an old label.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from nacre.methods import find_method
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
 from nacre.models.network import Network
 from nacre.runs.event_file import EventFile, Position
+from nacre.runs.folder import with_absolute_paths
 from nacre.runs.learn_config import LearnConfig
 from nacre.runs.learn_data import batch_shares, open_learn_data
 from nacre.runs.learn_folder import LearnFolder
@@ -34,6 +35,7 @@ from nacre.utils.io import save_json
 from nacre.version import __version__
 
 Metrics = dict[str, Any]
+Color = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class Learning:
             model=self.config.model.model_dump(mode="json"),
             crop=self.config.images.crop_size,
             predict_mode=self.config.images.predict_mode,
-            config=self.config.to_dict(),
+            config=with_absolute_paths(self.config),
         )
 
     def _lineage_entry(self) -> dict[str, Any]:
@@ -275,19 +277,35 @@ class Learning:
             "nacre": __version__,
         }
 
-    def _colors(self) -> list[tuple[int, int, int]]:
-        """Return the colours: the start model's, then the data's own, else spread ones."""
-        names = self.data.class_names
-        spread = distinct_colors(len(names))
+    def _colors(self) -> list[Color]:
+        """Return the start model's colors, then for each new class one that no other class has."""
         own = {
             one.names[label]: color
             for one in self.data.sets
             for label, color in one.space.colors.items()
             if label in one.names
         }
-        before = self.start.info.colors if self.start else [spread[0]]
-        kept = [(c[0], c[1], c[2]) for c in before]
-        return [
-            *kept,
-            *(own.get(name, spread[i]) for i, name in enumerate(names) if i >= len(kept)),
-        ]
+        before = self.start.info.colors if self.start else [(0, 0, 0)]
+        return extend_colors([(c[0], c[1], c[2]) for c in before], self.data.class_names, own)
+
+
+def extend_colors(
+    kept: Sequence[Color], names: Sequence[str], own: Mapping[str, Color]
+) -> list[Color]:
+    """Return colors by channel: those that are kept, then the data's own, else spread ones.
+
+    Args:
+        kept: Colors of the first channels.
+        names: Class name by channel.
+        own: Colors that the data give to classes; one that is taken is not given twice.
+    """
+    colors = list(kept)
+    given = {own[name] for name in names[len(kept) :] if name in own}
+    spread = distinct_colors(len(names) + len(kept) + len(given))
+    for channel, name in enumerate(names[len(kept) :], start=len(kept)):
+        color = own.get(name)
+        if color is None or color in colors:
+            free = (one for one in spread if one not in colors and one not in given)
+            color = next(free, spread[channel])
+        colors.append(color)
+    return colors

@@ -21,7 +21,7 @@ from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.runs.base import check_base, take_base
 from nacre.runs.event_file import EventFile, Position
-from nacre.runs.folder import RunFolder
+from nacre.runs.folder import RunFolder, with_absolute_paths
 from nacre.runs.records import StepMetrics, read_record
 from nacre.runs.scenario_data import open_scenario, step_hidden, step_sampler
 from nacre.runs.shared_folder import check_shared
@@ -276,7 +276,7 @@ class Run:
             model=self.config.model.model_dump(mode="json"),
             crop=self.config.images.crop_size,
             predict_mode=self.config.images.predict_mode,
-            config=self.config.to_dict(),
+            config=with_absolute_paths(self.config),
         )
 
 

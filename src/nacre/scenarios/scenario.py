@@ -33,7 +33,7 @@ ImageLists = tuple[tuple[int, ...], ...]
 class ScenarioFile(Config):
     """A scenario as written by a person: the content of a YAML file or of ``data/task/setup``."""
 
-    data: str = Field(description="data set, by its name in `nacre scenarios`")
+    data: str = Field(description="data set, by its name in `nacre plan`")
     setup: Setup = Field("overlapped", description="which images a step gets")
     task: str | None = Field(None, description="numbers of classes per step, such as 15-5")
     order: tuple[str | int, ...] | None = Field(

@@ -23,7 +23,7 @@ from nacre.utils.config import Config
 from nacre.utils.yaml_file import read_yaml
 
 State = Literal["waiting", "running", "done", "failed"]
-TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 

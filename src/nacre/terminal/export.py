@@ -22,7 +22,6 @@ def exported_table(done: "Exported") -> Table:
         f"{done.comparison.agreement:.3%} of the pixels the same, scores off by at most "
         f"{done.comparison.difference:.1e} of their range",
     )
-    table.add_row("file in use", f"{done.agreement:.2%} of the pixels the same")
     if done.iou is not None:
         table.add_row(f"mean IoU on {done.pictures} pictures", _cost(*done.iou))
     return table

@@ -1,4 +1,6 @@
-"""The plan of a scenario and the table of scenarios, for the terminal."""
+"""The plan of a scenario or a run and the table of scenarios, for the terminal."""
+
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -7,6 +9,7 @@ from rich.text import Text
 from nacre.data import DATASETS
 from nacre.scenarios.plan import StepPlan
 from nacre.scenarios.scenario import Scenario, read_scenario, shipped_scenarios
+from nacre.training.config import RunConfig
 
 
 def render_plan(scenario: Scenario, plan: list[StepPlan]) -> RenderableType:
@@ -64,6 +67,21 @@ def _bar(background: dict[str, float]) -> Text:
     )
     bar.append(f"\nold {background['old']:.1%}, future {background['future']:.1%}")
     return bar
+
+
+def recipe_table(
+    config: RunConfig, updates: Sequence[int], parameters: Mapping[str, int]
+) -> RenderableType:
+    """Return the resolved method and network of a run, its updates and its parameters."""
+    table = Table(title="how it would learn", title_justify="left", show_header=False)
+    for part in ("method", "model"):
+        values = getattr(config, part).model_dump(mode="json", exclude_none=True)
+        table.add_row(part, Text(", ".join(f"{key}={value}" for key, value in values.items())))
+    counts = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
+    table.add_row("parameters", f"{sum(parameters.values()):,} ({counts})")
+    table.add_row("updates by step", ", ".join(f"{count:,}" for count in updates))
+    table.add_row("batch size", str(config.train.batch_size))
+    return table
 
 
 def scenarios_table() -> RenderableType:

@@ -175,10 +175,6 @@ class RunConfig(Recipe):
     data: DataConfig
 
 
-class _ModelAlone(Config):
-    model: DeepLabConfig
-
-
 def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     """Check plain data as a whole and return the typed config."""
     data_name, method = _chosen(raw)
@@ -220,14 +216,6 @@ def _model_kind(raw: Mapping[str, Any]) -> type[ModelConfig]:
     if not isinstance(section, Mapping):
         raise NacreError(f"model: {shown(section)} is not a mapping such as {{kind: …}}")
     return model_config_type(section)
-
-
-def resolve_model(backbone: str, assignments: Iterable[str]) -> DeepLabConfig:
-    """Return the config of a network alone, from ``model.key=value`` strings."""
-    raw: ConfigValues = {"model": {"backbone": backbone}}
-    for text in assignments:
-        raw = deep_merge(raw, parse_assignment(text))
-    return check(_ModelAlone, raw).model
 
 
 def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:

@@ -13,9 +13,9 @@ def install_line(extra: str = "") -> str:
     return f"pip install -c constraints.txt '.[{extra}]'"
 
 
-def need(name: str, extra: str = "export") -> Any:
-    """Import a package of an extra, or say how to get it."""
-    package = name.split(".")[0]
+def need(name: str, extra: str = "export", package: str | None = None) -> Any:
+    """Import a module of an extra's package, or say how to get it."""
+    package = package or name.split(".")[0]
     try:
         return import_module(name)
     except ImportError as error:

@@ -67,7 +67,6 @@ def test_options_of_the_classes(nacre: Nacre, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--boxes", "full"], "unknown value of --boxes 'full'"),
-        (["--crowd", "x"], "unknown value of --crowd 'x'"),
         (["--unlabeled", "x"], "unknown value of --unlabeled 'x'"),
         (["--rename", "cat"], "--rename 'cat' is not of the form OLD=NEW"),
         (["--format", "labelmee"], "unknown format 'labelmee' (did you mean 'labelme'?)"),

@@ -88,14 +88,12 @@ def test_a_picture_with_boxes_only_is_not_taken_as_empty(tmp_path: Path) -> None
         Imported(tmp_path / "x", tmp_path / "y")
 
 
-@pytest.mark.parametrize("crowd", ["class", "ignore"])
-def test_crowd_regions_are_their_class_or_ignored(crowd: str, tmp_path: Path) -> None:
+def test_crowd_regions_are_their_class(tmp_path: Path) -> None:
     runs = runs_of(filled(SIZE, (*BOX, 1)).reshape(-1, order="F"))
     segmentation = {"size": [16, 24], "counts": compress(runs)}
     coco_of(tmp_path / "x", {"segmentation": segmentation, "iscrowd": 1})
-    got = Imported(tmp_path / "x", tmp_path / "y", crowd=crowd)
-    label = 255 if crowd == "ignore" else 1
-    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, label)))
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
     assert got.report.shapes == {"crowd regions": 1}
 
 

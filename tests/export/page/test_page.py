@@ -189,14 +189,6 @@ def test_hostile_class_names_stay_text(opened: OnnxModel, tmp_path: Path) -> Non
     assert json.loads(settings)["models"][0]["classes"][1] == name
 
 
-def test_another_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    archive = tmp_path / "other.tgz"
-    archive.write_bytes(b"other")
-    with pytest.raises(NacreError, match=r"other\.tgz is not the package onnxruntime-web"):
-        web_runtime(archive)
-
-
 def test_the_served_page_asks_its_server(opened: OnnxModel, picture: Path, tmp_path: Path) -> None:
     find_browser()
     with ModelServer([Served("tiny", opened)], ("127.0.0.1", 0)) as server:

@@ -3,9 +3,9 @@ import pytest
 from nacre.sweeps.tune.search import GRID, highest, least_accuracy, next_weight
 
 
-def searched(accuracy_of, least, **options):
+def searched(accuracy_of, least):
     found = {}
-    while (weight := next_weight(found, least, **options)) is not None:
+    while (weight := next_weight(found, least)) is not None:
         assert weight not in found, "tried twice"
         found[weight] = accuracy_of(weight)
     return found
@@ -30,13 +30,3 @@ def test_halving_finds_the_highest_that_passes_in_four_trials(last):
 
 def test_an_accuracy_on_the_line_passes():
     assert highest({0.1: 0.4, 1.0: 0.39}, 0.4) == 0.1
-
-
-def test_the_full_grid_does_not_trust_that_the_accuracy_falls():
-    def bumpy(weight):
-        return 0.5 if weight in (0.001, 100.0) else 0.1
-
-    assert highest(searched(bumpy, 0.4), 0.4) == 0.001
-    found = searched(bumpy, 0.4, full=True)
-    assert set(found) == set(GRID)
-    assert highest(found, 0.4) == 100.0

@@ -72,11 +72,6 @@ def test_the_highest_weight_that_passes_is_written_as_a_config(measured, tmp_pat
     assert "# fine-tuning: 50.0; mIoU by weight: " in tuning.config.read_text()
 
 
-def test_the_whole_grid_on_demand(measured, tmp_path):
-    assert tune(config_of("lwf"), tmp_path / "out", full=True).weight == 50
-    assert len(measured.tried) == 1 + 14
-
-
 def test_fine_tuning_chooses_the_learning_rate(measured, tmp_path):
     measured.accuracy = staticmethod(lambda method, rate: 0.6 if rate == 0.05 else 0.2)
     tuning = tune(config_of("mib"), tmp_path / "out", rates=(0.01, 0.05, 0.1))

@@ -13,7 +13,6 @@ from nacre.errors import NacreError
 from nacre.utils.yaml_file import parse_yaml
 
 Boxes = Literal["fill", "skip"]
-Crowd = Literal["class", "ignore"]
 Item = TypeVar("Item")
 
 MOST_LAYERS = 1 << 20
@@ -30,14 +29,12 @@ class Source:
         export: The export.
         catalog: To be filled.
         boxes: Whether rectangles are areas or only frames around an object.
-        crowd: What a region of many objects is.
         progress: Told how far the reading has come.
     """
 
     export: Export
     catalog: Catalog
     boxes: Boxes
-    crowd: Crowd
     progress: Callable[[str, int, int], None]
 
     def add_picture(

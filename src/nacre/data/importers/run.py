@@ -23,7 +23,7 @@ from nacre.data.importers.files.export import Export, open_export
 from nacre.data.importers.painting.paint import Job, Outcome, Unlabeled
 from nacre.data.importers.painting.parallel import import_pictures
 from nacre.data.importers.problems import counted
-from nacre.data.importers.reading import Boxes, Crowd, Source
+from nacre.data.importers.reading import Boxes, Source
 from nacre.data.importers.report import ImportReport, make_report
 from nacre.data.importers.writing.classes import ClassOptions, make_labels
 from nacre.data.importers.writing.folder import new_folder, write_sheet, write_texts
@@ -42,7 +42,6 @@ class ImportOptions:
         images: Folder or archive with the pictures, if the export does not hold them.
         format: Name of the format, if it should not be recognised.
         classes: Which classes, and how they are called.
-        crowd: What a region of many objects (COCO's ``iscrowd``) is.
         boxes: Whether rectangles are areas or only frames around an object.
         unlabeled: Which pictures without a label are all background.
         workers: How many processes; all cores by default.
@@ -51,7 +50,6 @@ class ImportOptions:
     images: Path | None = None
     format: str | None = None
     classes: ClassOptions = field(default_factory=ClassOptions)
-    crowd: Crowd = "class"
     boxes: Boxes = "fill"
     unlabeled: Unlabeled = "listed"
     workers: int | None = None
@@ -80,7 +78,7 @@ def import_export(
         with closing(Spool(folder / ".shapes")) as spool:
             catalog, title = _read(export, spool, options, tell)
         labels, names = make_labels(catalog, options.classes), plan_names(catalog.pictures)
-        job = Job(export, catalog, labels, folder, names, options.crowd, options.unlabeled)
+        job = Job(export, catalog, labels, folder, names, options.unlabeled)
         outcomes = _paint(job, options.workers, tell)
         catalog.spool.path.unlink()
         files = [
@@ -103,7 +101,7 @@ def _read(
     """Read all that the export says of its pictures; return it and what the format is called."""
     catalog = Catalog(spool)
     found = recognize(export, options.format)
-    found.read(Source(export, catalog, options.boxes, options.crowd, progress))
+    found.read(Source(export, catalog, options.boxes, progress))
     check_catalog(catalog, found.title)
     settle_claims(catalog)
     settle_masks(catalog)

@@ -1,4 +1,4 @@
-"""ONNX Runtime for browsers, fetched once from npm's registry, or taken from a given archive."""
+"""ONNX Runtime for browsers, fetched once from npm's registry."""
 
 import os
 import tarfile
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from nacre.errors import NacreError
-from nacre.models.download import download, sha256_of
+from nacre.models.download import download
 from nacre.utils.io import save
 from nacre.utils.system import user_cache
 
@@ -26,11 +26,8 @@ class WebRuntime:
     wasm: bytes
 
 
-def web_runtime(archive: Path | None = None) -> WebRuntime:
+def web_runtime() -> WebRuntime:
     """Return the runtime, fetching it at first use.
-
-    Args:
-        archive: The npm package as a file, where there is no network.
 
     Raises:
         NacreError: it cannot be had.
@@ -39,10 +36,10 @@ def web_runtime(archive: Path | None = None) -> WebRuntime:
     if cache is None:
         raise NacreError("there is no home folder to keep the runtime in: set XDG_CACHE_HOME")
     folder = cache / f"onnxruntime-web-{VERSION}"
-    if archive is not None or not all((folder / name).is_file() for name in _FILES):
-        _unpack(archive or _fetch(folder), folder)
-        if archive is None:
-            (folder / _ARCHIVE).unlink(missing_ok=True)
+    if not all((folder / name).is_file() for name in _FILES):
+        archive = _fetch(folder)
+        _unpack(archive, folder)
+        archive.unlink(missing_ok=True)
     return WebRuntime(*((folder / name).read_bytes() for name in _FILES))
 
 
@@ -54,8 +51,6 @@ def _fetch(folder: Path) -> Path:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Take the three files out of the archive; nothing else of it is opened or written."""
-    if not archive.is_file() or sha256_of(archive) != _SHA256:
-        raise NacreError(f"{archive} is not the package onnxruntime-web {VERSION} of npm")
     with tarfile.open(archive) as package:
         for name in _FILES:
             file = package.extractfile(f"package/dist/{name}")

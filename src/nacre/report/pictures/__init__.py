@@ -1,1 +1,1 @@
-"""Pictures of what networks see, and the film."""
+"""Pictures of what networks see."""

@@ -1,4 +1,4 @@
-"""Pictures drawn on one canvas with Pillow: tiles in a grid, names above, for sheets and films."""
+"""Pictures drawn on one canvas with Pillow: tiles in a grid, names above, for sheets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from nacre.report.tables.cells import Cell, ResultTable
+from nacre.utils.escape import csv_text, markdown_text, one_line
 
 CSV_FIELDS = ("table", "columns", "classes", "method", "source", "seeds", "mean", "std")
 
 
 def to_markdown(table: ResultTable) -> str:
     """Return a table as Markdown."""
-    names = [_plain(f"{column.heading} {column.group}") for column in table.columns]
+    names = [markdown_text(f"{column.heading} {column.group}") for column in table.columns]
     lines = [
-        f"**{_plain(table.title)}**",
+        f"**{markdown_text(table.title)}**",
         "",
         _pipes(["method", *names]),
         _pipes(["---", *["---:"] * len(names)]),
     ]
     for row in table.rows:
         cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
-        name = _plain(row.name) if row.source == "ours" else f"*{_plain(row.name)}*"
+        name = markdown_text(row.name) if row.source == "ours" else f"*{markdown_text(row.name)}*"
         lines.append(_pipes([name, *cells]))
-    return "\n".join([*lines, "", _plain(table.caption), ""])
+    return "\n".join([*lines, "", markdown_text(table.caption), ""])
 
 
 def to_csv(tables: Sequence[ResultTable]) -> str:
@@ -36,7 +37,7 @@ def to_csv(tables: Sequence[ResultTable]) -> str:
             for column, cell in zip(table.columns, row.cells, strict=True):
                 figures = [_number(cell.mean), _number(cell.std)]
                 place = [table.title, column.heading, column.group, row.name, row.source]
-                writer.writerow([*map(_no_formula, place), row.seeds or "", *figures])
+                writer.writerow([*map(csv_text, place), row.seeds or "", *figures])
     return file.getvalue()
 
 
@@ -79,29 +80,11 @@ def _escape(text: str) -> str:
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     special |= {char: f"\\{char}" for char in "&%$#_{}"}
     special |= {"±": "$\\pm$", "−": "$-$", "“": "``", "”": "''"}
-    return "".join(special.get(char, char) for char in _one_line(text))
+    return "".join(special.get(char, char) for char in one_line(text))
 
 
 def _pipes(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _plain(text: str) -> str:
-    """Return a text that Markdown shows as it is: no HTML, no link, one line."""
-    special = {"<": "&lt;", ">": "&gt;"}
-    special |= {char: f"\\{char}" for char in "|[]`"}
-    return "".join(special.get(char, char) for char in _one_line(text))
-
-
-def _no_formula(text: str) -> str:
-    """Return a text that a spreadsheet takes for a text: a formula begins with one of these."""
-    text = _one_line(text).strip()
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
-
-
-def _one_line(text: str) -> str:
-    """Return a text with a space for every line break and control character."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _number(value: float | None) -> str:

@@ -20,16 +20,13 @@ def least_accuracy(fine_tuning: float) -> float:
     return (1 - TOLERATED) * fine_tuning
 
 
-def next_weight(found: Mapping[float, float], least: float, *, full: bool = False) -> float | None:
+def next_weight(found: Mapping[float, float], least: float) -> float | None:
     """Return the weight to try next, or None when the highest that passes is known.
 
     Args:
         found: Accuracy by weight, of those that were tried.
         least: The accuracy that passes.
-        full: Try the whole grid instead of trusting that the accuracy falls with the weight.
     """
-    if full:
-        return next((weight for weight in GRID if weight not in found), None)
     passes = [i for i, weight in enumerate(GRID) if weight in found and found[weight] >= least]
     below = max(passes, default=-1)
     fails = [i for i, weight in enumerate(GRID) if weight in found and i > below]

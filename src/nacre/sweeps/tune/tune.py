@@ -130,7 +130,7 @@ class _Search:
         self.tuning = replace(self.tuning, **values)
         self.show(self.tuning)
 
-    def search(self, rates: Sequence[float], full: bool) -> Tuning:
+    def search(self, rates: Sequence[float]) -> Tuning:
         """Choose the learning rate by fine-tuning, then the weight."""
         for rate in rates:
             self.changed({}, rate)  # refused here, and not when step 0 is learnt
@@ -144,7 +144,7 @@ class _Search:
         least = least_accuracy(best.accuracy)
         self._note(least=least, rate=best.rate)
         found: dict[float, float] = {}
-        while (weight := next_weight(found, least, full=full)) is not None:
+        while (weight := next_weight(found, least)) is not None:
             found[weight] = self.weighted(weight, best.rate).accuracy or 0.0
         self._conclude(highest(found, least), best.rate)
         return self.tuning
@@ -168,7 +168,6 @@ def tune(
     *,
     base: Path | None = None,
     rates: Sequence[float] = (),
-    full: bool = False,
     observers: Iterable[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
     show: Callable[[Tuning], None] = lambda tuning: None,
@@ -180,7 +179,6 @@ def tune(
         out: Folder for the trials and the result; calling again goes on there.
         base: A run whose step 0 is taken over; without one it is learnt in ``out/base``.
         rates: Learning rates for fine-tuning to choose from; the config's if there are none.
-        full: Try the whole grid.
         observers: Receive the events of every run.
         should_stop: Whether the user wants to stop; what was learnt is saved.
         show: Receives the search after every change.
@@ -188,7 +186,7 @@ def tune(
     search = _Search(config, out, base, observers, should_stop, show)
     remove_temporaries(out, ["tuning.json", "tuned.yaml"])
     try:
-        return search.search(rates or (config.train.incremental_lr,), full)
+        return search.search(rates or (config.train.incremental_lr,))
     finally:
         if search.writes:
             save_json(out / "tuning.json", as_plain(search.tuning))

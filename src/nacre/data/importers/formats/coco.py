@@ -185,7 +185,7 @@ class _Reader:
         for shape, kind in segmentation_shapes(segmentation, class_id):
             if shape.kind == "columns" and picture.size is None:
                 picture.size = (int(shape.numbers[0]), int(shape.numbers[1]))
-            drawn = shape._replace(layer=layer, is_crowd=is_crowd)
+            drawn = shape._replace(layer=layer)
             self.catalog.draw(index, drawn, "crowd regions" if is_crowd else kind)
             return
         self.catalog.skip(

@@ -6,7 +6,7 @@ the JSON file, or beside the pictures.
 
 from typing import Any
 
-from nacre.data.importers.catalog import IGNORED, Coding, MaskFile, size_of
+from nacre.data.importers.catalog import Coding, MaskFile, size_of
 from nacre.data.importers.files.export import Finder, split_in_name, split_of
 from nacre.data.importers.files.tree import File
 from nacre.data.importers.formats.coco import read_categories
@@ -96,8 +96,7 @@ def _segments(
             )
         if type(number) is not int:
             raise Unusable("a segment has no number", brief(number))
-        is_ignored = segment.get("iscrowd") == 1 and source.crowd == "ignore"
-        segments[number] = IGNORED if is_ignored else classes[category]
+        segments[number] = classes[category]
         source.catalog.shape_counts["segments"] += 1
     return segments
 

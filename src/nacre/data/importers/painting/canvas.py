@@ -9,7 +9,6 @@ import numpy.typing as npt
 from PIL import Image
 
 from nacre.data.importers.catalog import Order
-from nacre.data.importers.reading import Crowd
 from nacre.data.importers.shapes.patches import patch_of
 from nacre.data.importers.shapes.shape import Shape
 from nacre.data.importers.writing.classes import Labels
@@ -23,7 +22,6 @@ def paint_shapes(
     labels: Labels,
     *,
     order: Order = "list",
-    crowd: Crowd = "class",
     is_layered: bool = False,
 ) -> tuple[LabelMap, int]:
     """Paint shapes over each other: higher layers on top, then the later or the smaller ones.
@@ -36,7 +34,6 @@ def paint_shapes(
         size: Width and height of the picture.
         labels: Which value to paint for a class.
         order: Which of two shapes of a layer lies on top.
-        crowd: What to do with regions of many objects.
         is_layered: Whether there is more than one layer.
 
     Returns:
@@ -58,8 +55,7 @@ def paint_shapes(
             level = (shape.layer << 32) - (area if order == "area" else 0)
             bits = bits & (levels[box] <= level)
             levels[box][bits] = level
-        is_ignored = shape.is_crowd and crowd == "ignore"
-        canvas[box][bits] = labels.ignored if is_ignored else labels.by_class[shape.class_id]
+        canvas[box][bits] = labels.by_class[shape.class_id]
     return canvas, uncovered
 
 

@@ -16,7 +16,6 @@ from nacre.data.importers.painting.canvas import LabelMap, paint_shapes, save_ma
 from nacre.data.importers.painting.masks import UnknownValues, read_mask
 from nacre.data.importers.painting.pictures import Frame, Look, choose_frame, look_at, turn_upright
 from nacre.data.importers.problems import Unusable, brief
-from nacre.data.importers.reading import Crowd
 from nacre.data.importers.writing.classes import Labels
 from nacre.data.importers.writing.naming import written_suffix
 from nacre.errors import NacreError
@@ -37,7 +36,6 @@ class Job:
         labels: What the values to write mean.
         folder: Where ``images/`` and ``masks/`` go.
         names: Name by picture.
-        crowd: What a region of many objects is.
         unlabeled: Which pictures without a label are all background.
         drawn_stored: Pictures that were annotated on the stored pixels although it cannot be seen.
     """
@@ -47,7 +45,6 @@ class Job:
     labels: Labels
     folder: Path
     names: list[str]
-    crowd: Crowd = "class"
     unlabeled: Unlabeled = "listed"
     drawn_stored: frozenset[int] = frozenset()
 
@@ -217,7 +214,6 @@ def _from_shapes(job: Job, index: int, look: Look, outcome: Outcome) -> LabelMap
         size,
         job.labels,
         order=job.catalog.order,
-        crowd=job.crowd,
         is_layered=is_layered,
     )
     return mask

@@ -29,7 +29,6 @@ class Shape(NamedTuple):
         blobs: Coordinates, runs or pictures.
         is_relative: The coordinates are shares of the picture's width and height.
         layer: Higher ones lie on top.
-        is_crowd: It is a region of many objects.
     """
 
     class_id: int
@@ -38,19 +37,11 @@ class Shape(NamedTuple):
     blobs: tuple[bytes, ...] = ()
     is_relative: bool = False
     layer: int = 0
-    is_crowd: bool = False
 
     def pack(self) -> bytes:
         """Return the shape as bytes that only `unpack` needs to understand."""
         lengths = [len(blob) for blob in self.blobs]
-        fields = [
-            self.class_id,
-            self.kind,
-            self.numbers,
-            self.is_relative,
-            self.layer,
-            self.is_crowd,
-        ]
+        fields = [self.class_id, self.kind, self.numbers, self.is_relative, self.layer]
         header = json.dumps([*fields, lengths], separators=(",", ":")).encode()
         return len(header).to_bytes(_HEADER, "little") + header + b"".join(self.blobs)
 
@@ -58,12 +49,12 @@ class Shape(NamedTuple):
 def unpack(data: bytes) -> Shape:
     """Return the shape that was packed."""
     end = _HEADER + int.from_bytes(data[:_HEADER], "little")
-    class_id, kind, numbers, is_relative, layer, is_crowd, lengths = json.loads(data[_HEADER:end])
+    class_id, kind, numbers, is_relative, layer, lengths = json.loads(data[_HEADER:end])
     blobs = []
     for length in lengths:
         blobs.append(data[end : end + length])
         end += length
-    return Shape(class_id, kind, tuple(numbers), tuple(blobs), is_relative, layer, is_crowd)
+    return Shape(class_id, kind, tuple(numbers), tuple(blobs), is_relative, layer)
 
 
 def points_of(values: Any) -> Points:
