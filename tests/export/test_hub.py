@@ -32,7 +32,7 @@ def folder(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with hub_site() as site:
         monkeypatch.setenv("HF_ENDPOINT", site.address)
@@ -159,7 +159,7 @@ def test_what_is_not_on_the_hub_is_told(hub: Hub) -> None:
 
 @pytest.mark.parametrize("address", ["hf://a", "hf://a/b/c", "hf://../etc", "hf://a/.."])
 def test_bad_addresses_are_refused(address: str, hub: Hub) -> None:
-    with pytest.raises(NacreError, match="is no model of the hub"):
+    with pytest.raises(NacreError, match="is no repository of the hub"):
         load(address)
 
 
