@@ -197,6 +197,8 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
         of_hf(trust),
         of_hf({"auto_map": evil}),
         of_hf({"auto_map": evil, **trust}),
+        of_hf({"auto_map": {"AutoConfig": "evil.EvilConfig"}}),
+        of_hf({"attn_implementation": "flash_attention_2"}),
         of_hf({"attn_implementation": "evil/kernel"}),
         of_hf({"_attn_implementation": "evil/kernel"}),
         of_hf({"_attn_implementation_internal": "evil/kernel"}),
