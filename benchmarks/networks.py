@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
 from methods import NEW, OLD, make_batch, trainer_of
-from nacre.models.kinds.python import PythonConfig
+from nacre.models.build import KINDS
+from nacre.models.kinds.base import ForeignConfig, Kind, adapt
 from nacre.utils.malloc import keep_freed_memory
 
 
@@ -50,14 +51,24 @@ class Encoder(nn.Module):
         return scores
 
 
-def make(num_classes: int, width: int) -> nn.Module:
-    return Encoder(num_classes, width)
+class EncoderConfig(ForeignConfig):
+    """The network as a config names it."""
+
+    kind: str = "encoder"
+    width: int
+
+
+KINDS["encoder"] = Kind(
+    EncoderConfig,
+    lambda config, steps, crop, load: adapt(Encoder(steps[0], config.width), config, steps),
+    "a network of this benchmark",
+)
 
 
 def alone(width: int, crop: int, batch: int) -> Callable[[], None]:
     """Return an update of the network in a loop of its own."""
     torch.manual_seed(0)
-    network = make(OLD + NEW, width)
+    network = Encoder(OLD + NEW, width)
     optimizer = torch.optim.SGD(network.parameters(), 1e-4, 0.9, nesterov=True)
     ((images, targets, *_),) = make_batch(crop, batch)
 
@@ -76,7 +87,7 @@ def update_by(name: str, width: int, crop: int, batch: int) -> Callable[[], obje
     """Return an update by a method of nacre, or of the network alone."""
     if name == "alone":
         return alone(width, crop, batch)
-    config = PythonConfig(factory="networks:make", options={"width": width})
+    config = EncoderConfig(width=width)
     return partial(trainer_of(name, config, crop, batch).update, make_batch(crop, batch))
 
 

@@ -217,13 +217,36 @@ def test_names_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("cracks")
-def test_a_file_of_another_program_asks_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_a_given_network_opens_with_such_a_network_and_no_other() -> None:
     config = {"images": {"crop_size": SIDE}, "train": {"iterations": 2, "batch_size": 4}}
     model = nacre.learn("cracks", start=network(), old=["a", "b"], out="mine", config=config)
     assert model.path is not None
-    monkeypatch.setattr("nacre.models.kinds.object._GIVEN", {})
-    with pytest.raises(NacreError, match=r"a Python program made: give one .* network="):
-        load_model(model.path)
+    with pytest.raises(NacreError, match=r"a Python program made: build one .* network="):
+        nacre.load("mine")
+    with pytest.raises(
+        NacreError, match=r"network=Small is not what .* of 3 classes: score\."
+    ):
+        nacre.load("mine", network=network(5))
+    with pytest.raises(NacreError, match=r"network=Linear is not what .*: it has no tensor weight"):
+        nacre.load("mine", network=torch.nn.Linear(2, 2))
+    for given in (network(), model.network.model):  # as it was before, and as it is now
+        again = nacre.load("mine", "cpu", network=given).network
+        for name, value in model.network.state_dict().items():
+            assert torch.equal(again.state_dict()[name], value.cpu())
+    own = nacre.learn("cracks", out="ours", config={"model": {"backbone": "tiny"}, **config})
+    with pytest.raises(NacreError, match=r"says how to build its network .* leave out network="):
+        nacre.load(own.path or "", network=network())
+
+
+@pytest.mark.usefixtures("cracks")
+def test_a_model_of_a_given_network_learns_more(cracks: Path) -> None:
+    config = {"images": {"crop_size": SIDE}, "train": {"iterations": 2, "batch_size": 4}}
+    nacre.learn(cracks, start=network(), old=["a", "b"], out="mine", config=config)
+    (cracks / "classes.yaml").write_text("classes: {1: dent}")
+    again = nacre.load("mine", network=network()).learn(cracks, out="more", config=config)
+    assert again.classes == ("background", "a", "b", "crack", "dent")
+    once_more = nacre.load("more", "cpu", network=network())
+    assert once_more.network.num_classes == 5
 
 
 def test_three_lines_make_a_loop_remember(capsys: pytest.CaptureFixture[str]) -> None:

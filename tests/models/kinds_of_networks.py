@@ -1,8 +1,12 @@
 """A small network of every kind, as a config names it."""
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
+
+from nacre.models.build import KINDS
+from nacre.models.foreign.adapter import Adapter
+from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
 
 MODELS: dict[str, dict[str, Any]] = {
     "deeplab": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
@@ -36,19 +40,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "smp": {
         "kind": "smp",
         "architecture": "Unet",
-        "encoder": "resnet18",
-        "options": {"encoder_depth": 3, "decoder_channels": [16, 8, 8]},
+        "encoder": "mobilenet_v2",
     },
     "torchvision": {
         "kind": "torchvision",
         "name": "lraspp_mobilenet_v3_large",
     },
-    "python": {
-        "kind": "python",
-        "factory": "models.kinds_of_networks:make",
-        "options": {"width": 8},
-        "stages": ["body.0", "body"],
-    },
+    "plain": {"kind": "plain", "stages": ["body.0", "body"]},
 }
 
 
@@ -74,5 +72,19 @@ class WithAux(nn.Module):
         return {"out": up, "aux": self.aux(features)}
 
 
-def make(num_classes: int, width: int) -> nn.Module:
-    return WithAux(num_classes, width)
+class PlainConfig(ForeignConfig):
+    """A module of one's own, as a package adds it through an entry point."""
+
+    kind: Literal["plain"] = "plain"
+
+
+def make(config: PlainConfig, num_classes: int) -> nn.Module:
+    return WithAux(num_classes, 8)
+
+
+def build(config: PlainConfig, classes_per_step: Any, crop: Any, load: bool) -> Adapter:
+    model = make(config, num_outputs(config, classes_per_step))
+    return adapt(model, config, classes_per_step)
+
+
+KINDS["plain"] = Kind(PlainConfig, build, "a module of one's own", make)

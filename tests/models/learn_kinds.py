@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import models.kinds_of_networks  # noqa: F401  adds a kind
 from models.conftest import import_foreign
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config

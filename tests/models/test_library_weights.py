@@ -58,8 +58,7 @@ LIBRARIES = {
         lambda network: network.backbone.model,
     ),
     "smp": Library(
-        {"kind": "smp", "encoder": "mobilenet_v2", "weights": "imagenet"}
-        | {"options": {"decoder_channels": [16, 8, 8, 8, 8]}},
+        {"kind": "smp", "encoder": "mobilenet_v2", "weights": "imagenet"},
         smp_place,
         smp_state,
         lambda network: network.model.encoder,

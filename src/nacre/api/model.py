@@ -20,10 +20,10 @@ from nacre.evaluation.inference import predict_classes, sliding_classes
 from nacre.export.hub import push
 from nacre.export.predictions import Legend, overlay, palette_image
 from nacre.models.deeplab import DeepLab
+from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.start import save_start
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.io import ModelInfo, find_model, load_model
-from nacre.models.kinds.object import give
 from nacre.models.network import Network
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
@@ -171,14 +171,12 @@ def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = 
     Args:
         path: A run folder (its last step), a step folder, a model file, or ``hf://org/name``.
         device: auto, cpu, cuda, mps.
-        network: For a model that was learnt from a network of yours: one of the same kind, with the
-            classes that it had before; it is copied.
+        network: For a model that was learned from a network of yours: one of the same class, with
+            the number of classes that it had then; it is copied.
     """
-    if network is not None:
-        give(network)
     file = find_model(Path(path))
-    network, info, _ = load_model(file, choose_device(device))
-    return Model(network, info, file)
+    loaded, info, _ = load_model(file, choose_device(device), network)
+    return Model(loaded, info, file)
 
 
 def learn(
@@ -224,8 +222,9 @@ def learn(
     show_with(progress_bar)
     config = config or {}
     out = _new_folder(_paths(data)) if out is None else Path(out)
+    network = _given(start) if isinstance(start, Model) else None
     if isinstance(start, nn.Module):
-        start = _save_network(start, out, old, background, config)
+        start, network = _save_network(start, out, old, background, config)
     elif old is not None or background != 0:
         raise NacreError("old and background go with a network of your own as start")
     values: dict[str, Any] = {"classes": list(classes)}
@@ -236,10 +235,10 @@ def learn(
     if method is not None and named != method:
         raise NacreError(f"method is {method!r}, and {named!r} in the config; say it once")
     values = deep_merge(values, config)
-    found = find_start(_start_path(start))
+    found = find_start(_start_path(start), network)
     plan = plan_learning(_paths(data), found, tests=_paths(tests), preset=preset, values=values)
     plan.learning(out)()
-    return load(out)
+    return load(out, network=network)
 
 
 def _new_folder(data: Sequence[Path]) -> Path:
@@ -255,13 +254,17 @@ def _save_network(
     old: Sequence[str] | None,
     background: int | None,
     config: dict[str, Any],
-) -> Path:
-    """Write a network that is given as a model to start from, beside the new model's folder."""
+) -> tuple[Path, nn.Module | None]:
+    """Write a network that is given as a model to start from, beside the new model's folder.
+
+    Returns:
+        The file, and the network if the file cannot be opened without it.
+    """
     path = out.with_name(f"{out.name}-start.safetensors")
     crop = (config.get("images") or {}).get("crop_size", 512)
     about = config.get("model") or {}  # head, stages and pixels
-    save_start(path, network, old=old, background=background, crop=crop, **about)
-    return path
+    needed = save_start(path, network, old=old, background=background, crop=crop, **about)
+    return path, needed
 
 
 def _start_path(start: "str | Path | Model | None") -> Path | None:
@@ -270,6 +273,14 @@ def _start_path(start: "str | Path | Model | None") -> Path | None:
     if start.path is None:
         raise NacreError("start: this model was not loaded from a file; give nacre.load(…)")
     return start.path
+
+
+def _given(model: Model) -> nn.Module | None:
+    """Return the network that a model's file cannot build; None if it can."""
+    if model.info.model.get("kind") != "object":
+        return None
+    assert isinstance(model.network, Adapter)
+    return model.network.model
 
 
 def _paths(given: Paths) -> list[Path]:

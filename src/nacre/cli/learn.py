@@ -122,12 +122,12 @@ def log(
 ) -> None:
     """Show the steps that made a model: classes, data, pictures, when, how, figures."""
     from nacre.cli.app import print_json
-    from nacre.models.io import find_model, load_model
+    from nacre.models.io import find_model, read_info
     from nacre.runs.records import Measured, read_record
     from nacre.terminal.learn import log_table
 
     path = find_model(model)
-    _, info, _ = load_model(path)
+    info = read_info(path)
     beside = path.with_name("metrics.json")
     figures = read_record(Measured, beside)["iou"] if beside.exists() else None
     if json:

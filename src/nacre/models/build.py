@@ -12,7 +12,7 @@ from typing import Any
 
 from nacre.errors import check, unknown_name
 from nacre.models.config import HeadConfig, ModelConfig
-from nacre.models.kinds import deeplab, hf, object, python, smp, timm, torchvision
+from nacre.models.kinds import deeplab, hf, object, smp, timm, torchvision
 from nacre.models.kinds.base import Kind
 from nacre.models.network import Network
 from nacre.utils.plugins import load_registered, registered
@@ -26,7 +26,6 @@ KINDS: dict[str, Kind] = {
     "timm": timm.KIND,
     "smp": smp.KIND,
     "torchvision": torchvision.KIND,
-    "python": python.KIND,
     "object": object.KIND,
 }
 

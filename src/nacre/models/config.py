@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nacre.errors import did_you_mean
+from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.backbones import BACKBONES, NormName
 from nacre.utils.config import Config
 
@@ -16,10 +16,19 @@ Rate = Annotated[int, Field(ge=1, le=1024)]
 class ModelConfig(Config):
     """What the configs of all kinds of networks have in common: the kind."""
 
-    kind: str = Field(
-        description="deeplab (ours), hf, timm, smp, torchvision, python, or a package's"
-    )
+    kind: str = Field(description="deeplab (ours), hf, timm, smp, torchvision, or a package's")
     weights: str = Field(default="none", description="what it starts from; `none` is random")
+
+    def check_file(self) -> None:
+        """Refuse what a user's own config may ask for and a model file may not.
+
+        Raises:
+            NacreError: the file names weights, which would be read or fetched.
+        """
+        if self.weights != "none":
+            raise NacreError(
+                f"its header names the weights {shown(self.weights)}; a model file has its own"
+            )
 
 
 class HeadConfig(ModelConfig):

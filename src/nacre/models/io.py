@@ -1,24 +1,27 @@
 """Files that hold a network: the model of a step, and the state in the middle of one.
 
 Both are safetensors files whose header carries plain JSON under the key ``nacre``, so a file is
-whole or not there at all, and opening it runs no code. The model file says which class is which
-channel, how it was learnt and how to build the network; a copy of that JSON lies beside it for
-people to read.
+whole or not there at all, and opening it runs no code (`nacre.models.rebuild`). The model file says
+which class is which channel, how it was learnt and how to build the network; a copy of that JSON
+lies beside it for people to read.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from torch import nn
 
 from nacre.errors import NacreError, check, describe_errors, shown
-from nacre.models.build import build_network, read_model_config
+from nacre.models.build import read_model_config
 from nacre.models.hub import ADDRESS, hub_model
 from nacre.models.network import Network
+from nacre.models.rebuild import rebuild
 from nacre.scenarios.classes import BACKGROUND
 from nacre.utils.io import save_json
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
@@ -90,7 +93,9 @@ class ModelInfo:
 
 def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tensors) -> None:
     """Write a model file and the readable copy of its JSON."""
-    info = replace(info, model=network.config.model_dump(mode="json"))
+    # The file has the weights; where they came from, a folder of this machine, stays here.
+    config = network.config.model_copy(update={"weights": "none"})
+    info = replace(info, model=config.model_dump(mode="json"))
     tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
     tensors |= {f"method.{name}": value for name, value in method_state.items()}
     # The copy first: a step is learnt when the model is there, and nobody comes back to it.
@@ -99,26 +104,41 @@ def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tens
 
 
 def load_model(
-    path: Path, device: torch.device | str = "cpu"
+    path: Path, device: torch.device | str = "cpu", network: nn.Module | None = None
 ) -> tuple[Network, ModelInfo, Tensors]:
-    """Read a model file; return the network, what is said about it, and the method's state."""
+    """Read a model file; return the network, what is said about it, and the method's state.
+
+    Args:
+        path: the file.
+        device: where the network is to be.
+        network: for a file that was learned from a network given in Python: such a network.
+    """
     tensors, content = read_tensors(path, MODEL, device)
-    try:
+    with _in_one_sentence(path):
         info = _read_info(content)
-        config = read_model_config(info.model)
         state = _under("network.", tensors)
-        if config.kind == "deeplab":
-            # On a device without memory first: what the header asks for must be in the file.
-            with torch.device("meta"):
-                _check_shapes(build_network(config, info.steps, info.crop, load=False), state)
-        network = build_network(config, info.steps, info.crop, load=False)
-        network.fit(state)
-        network.load_state_dict(state)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise NacreError(f"model file {path} does not fit this version: {reason}") from error
+        loaded = rebuild(info.model, info.steps, info.crop, state, network)
     _check_finite(path, tensors)
-    return network.to(device).eval(), info, _under("method.", tensors)
+    return loaded.to(device).eval(), info, _under("method.", tensors)
+
+
+def read_info(path: Path) -> ModelInfo:
+    """Return what a model file says about its network, without building it."""
+    _, content = read_tensors(path, MODEL, "cpu")
+    with _in_one_sentence(path):
+        info = _read_info(content)
+        read_model_config(info.model)
+    return info
+
+
+@contextlib.contextmanager
+def _in_one_sentence(path: Path) -> Iterator[None]:
+    """Say in one sentence why a file cannot be opened, whichever library finds out."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:400] or type(error).__name__
+        raise NacreError(f"model file {path} cannot be opened: {reason}") from error
 
 
 def _read_info(content: dict[str, Any]) -> ModelInfo:
@@ -139,15 +159,6 @@ def _read_info(content: dict[str, Any]) -> ModelInfo:
     if twice:
         raise NacreError(f"two of its channels are the class {twice[0]!r}")
     return info
-
-
-def _check_shapes(network: Network, state: Tensors) -> None:
-    """Refuse tensors of other shapes than those of the network that a header describes."""
-    network.fit(state)
-    for name, value in network.state_dict().items():
-        if name in state and state[name].shape != value.shape:
-            shapes = [" x ".join(map(str, one.shape)) or "a number" for one in (state[name], value)]
-            raise NacreError(f"{name} is {shapes[0]}, and its header asks for {shapes[1]}")
 
 
 def _check_finite(path: Path, tensors: Tensors) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from nacre.data.learn_data import LearnData
 from nacre.data.worker_monitor import explain_worker_crash
 from nacre.methods import find_method
@@ -45,23 +47,30 @@ class Start:
     Attributes:
         path: Its file.
         info: What the file says about it.
+        network: What it was learned from, if the file alone cannot build it.
     """
 
     path: Path
     info: ModelInfo
+    network: nn.Module | None = None
 
     def fingerprint(self) -> str:
         """Return the digest of the model file."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
-def find_start(path: Path | None) -> Start | None:
-    """Find the model that a user means: a model file, a step's or a run's folder."""
+def find_start(path: Path | None, network: nn.Module | None = None) -> Start | None:
+    """Find the model that a user means: a model file, a step's or a run's folder.
+
+    Args:
+        path: Where it is; None if nothing is continued.
+        network: What it was learned from, if its file alone cannot build it.
+    """
     if path is None:
         return None
     file = find_model(path)
-    _, info, _ = load_model(file)
-    return Start(file, info)
+    _, info, _ = load_model(file, network=network)
+    return Start(file, info, network)
 
 
 class Learning:
@@ -138,7 +147,7 @@ class Learning:
     def _load_start(self) -> Learned | None:
         if self.start is None:
             return None
-        network, _, state = load_model(self.start.path, self.dist.device)
+        network, _, state = load_model(self.start.path, self.dist.device, self.start.network)
         own = find_method(self.config.method.name).persistent_state
         return Learned(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
 
@@ -158,7 +167,8 @@ class Learning:
         """Return the network of the step, learnt now unless that was done before."""
         path = self.folder.model(self.index)
         if self.dist.from_main(path.exists()):
-            return load_model(path, self.dist.device)[0]
+            given = self.start.network if self.start else None
+            return load_model(path, self.dist.device, given)[0]
         session = Session(
             self.dist, self.precision, self.checkpoint, self.recorder, self.should_stop
         )

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, shown
 from nacre.losses.reference import upsample
 from nacre.models.foreign.batch_norm import keep_digits
 from nacre.models.foreign.features import (
@@ -76,11 +76,18 @@ def pixels_of(processor: Any) -> Pixels:
         return Pixels(mean=None)
     if not getattr(processor, "do_normalize", True):
         return Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    return Pixels(_color(processor.image_mean), _color(processor.image_std))
+    return Pixels(_color(processor, "image_mean"), _color(processor, "image_std"))
 
 
-def _color(values: Sequence[float]) -> Color:
-    red, green, blue = (float(value) for value in values)
+def _color(processor: Any, key: str) -> Color:
+    values = getattr(processor, key, None)
+    try:
+        red, green, blue = (float(value) for value in values)  # type: ignore[union-attr]
+    except (TypeError, ValueError) as error:
+        raise NacreError(
+            f"the image processor says that it normalizes pixels, and {key}={shown(values)} is not "
+            "three numbers: say it by model.pixels"
+        ) from error
     return red, green, blue
 
 

@@ -25,7 +25,7 @@ def save_start(
     background: int | None = 0,
     crop: int = 512,
     **options: Any,
-) -> None:
+) -> nn.Module | None:
     """Write a network as a model file that `learn_step` can start from.
 
     Args:
@@ -36,6 +36,9 @@ def save_start(
         background: the channel of the background; None if there is none.
         crop: side of the pictures that it is taught with.
         options: `head`, `stages` and `pixels`, as in `nacre.models.kinds.base.ForeignConfig`.
+
+    Returns:
+        What `load_model` needs to open the file: the network, or None if the file says it all.
 
     Raises:
         NacreError: the names do not fit the network.
@@ -60,6 +63,7 @@ def save_start(
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(path, network, info, {})
+    return model if isinstance(config, object.ObjectConfig) else None
 
 
 def _check_names(names: list[str], num_old: int) -> None:
@@ -74,8 +78,8 @@ def _describe(model: nn.Module) -> ForeignConfig:
     """Return how to build a network again: by transformers' config, or by being given it."""
     settings = getattr(model, "config", None)
     if type(model).__module__.startswith("transformers.") and hasattr(settings, "model_type"):
-        return hf.describe_model(model)
-    return object.give(model)
+        return hf.describe_model(model) or object.describe_object(model)
+    return object.describe_object(model)
 
 
 def _names(model: nn.Module, background: int | None) -> list[str]:

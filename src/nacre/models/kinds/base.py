@@ -28,11 +28,14 @@ class Kind:
             with the background), the side of the training crops, and whether to load its weights.
             The network's `config` says how to build it again without files or downloads.
         summary: for people.
+        make: for a network of another library: makes the library's module alone, of so many
+            classes, with random weights and without running it. `build` puts an adapter around it.
     """
 
     config: type[ModelConfig]
     build: Callable[[Any, Sequence[int], int | None, bool], Network]
     summary: str
+    make: Callable[[Any, int], nn.Module] | None = None
 
 
 class PixelsConfig(Config):
@@ -65,9 +68,6 @@ class ForeignConfig(ModelConfig):
     )
     pixels: PixelsConfig | None = Field(
         default=None, description="normalisation of pixels; by default its own, or ImageNet's"
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="what else its library is to be called with"
     )
 
 

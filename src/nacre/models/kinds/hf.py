@@ -14,29 +14,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from pydantic import Field
+import torch
+from pydantic import Field, ValidationError, field_validator
 from torch import nn
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, shown
 from nacre.models.foreign.adapter import Adapter, Pixels, pixels_of
 from nacre.models.hub import hub_file
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
+from nacre.models.kinds.hf_options import check_options, check_plain, keep_options
 from nacre.utils.io import load_json
 from nacre.utils.packages import need
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-# What a config says of classes and of the program that wrote it; the rest is the architecture.
-_NOT_ARCHITECTURE = (
-    "_name_or_path",
-    "architectures",
-    "dtype",
-    "id2label",
-    "label2id",
-    "model_type",
-    "num_labels",
-    "torch_dtype",
-    "transformers_version",
-)
 
 
 class HfConfig(ForeignConfig):
@@ -44,12 +34,29 @@ class HfConfig(ForeignConfig):
 
     kind: Literal["hf"] = Field(default="hf", description="a network of transformers")
     name: str = Field(
-        description="a folder, a repository of the Hugging Face hub, or a model type of "
-        "transformers, such as segformer"
+        description="a model type of transformers, such as segformer, a repository of the Hugging "
+        "Face hub, or a folder"
     )
     weights: Literal["pretrained", "none"] = Field(
         default="pretrained", description="those of the folder or the repository, or none (random)"
     )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="sizes and settings that transformers' config of that model type knows, such "
+        "as hidden_sizes",
+    )
+
+    @field_validator("options")
+    @classmethod
+    def _are_plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        check_plain(options)
+        return options
+
+    def check_file(self) -> None:
+        """Refuse a repository, a folder or weights, which a user's own config may name."""
+        super().check_file()
+        if self.name not in need("transformers", "hf").CONFIG_MAPPING:
+            raise NacreError(f"its header names {shown(self.name)}, no model type of transformers")
 
 
 def build(
@@ -59,50 +66,91 @@ def build(
     transformers = need("transformers", "hf")
     settings, pixels = _settings(transformers, config)
     settings.num_labels = num_outputs(config, classes_per_step)
-    auto = transformers.AutoModelForSemanticSegmentation
     with _in_one_sentence(config), _quiet(transformers):
         if load and config.weights == "pretrained":
-            model: nn.Module = auto.from_pretrained(
-                _folder(config.name, *_WEIGHTS), config=settings, ignore_mismatched_sizes=True
+            model: nn.Module = transformers.AutoModelForSemanticSegmentation.from_pretrained(
+                _folder(config.name, *_WEIGHTS),
+                config=settings,
+                ignore_mismatched_sizes=True,
+                trust_remote_code=False,
             )
         else:
-            model = auto.from_config(settings)
+            model = _from_settings(transformers, settings)
     again = config.model_copy(
         update={
             "name": settings.model_type,
             "weights": "none",
-            "options": _architecture(settings),
+            "options": _architecture(transformers, settings),
         }
     )
     return adapt(model, again, classes_per_step, pixels=pixels)
 
 
-def describe_model(model: Any, **values: Any) -> HfConfig:
-    """Return how to build a network of transformers again that is already there."""
+def make(config: HfConfig, num_classes: int) -> nn.Module:
+    """Make transformers' module."""
+    transformers = need("transformers", "hf")
+    settings, _ = _settings(transformers, config)
+    settings.num_labels = num_classes
+    with _in_one_sentence(config), _quiet(transformers):
+        return _from_settings(transformers, settings)
+
+
+def _from_settings(transformers: Any, settings: Any) -> nn.Module:
+    auto = transformers.AutoModelForSemanticSegmentation
+    made: nn.Module = auto.from_config(settings, trust_remote_code=False)
+    return made
+
+
+def describe_model(model: Any) -> HfConfig | None:
+    """Return how to build a network of transformers again that is already there.
+
+    None if a file cannot say it: transformers does not make such a network of its config alone.
+    """
+    transformers = need("transformers", "hf")
     settings = model.config
-    return HfConfig(
-        name=settings.model_type, weights="none", options=_architecture(settings), **values
-    )
+    try:
+        options = _architecture(transformers, settings)
+        config = HfConfig(name=settings.model_type, weights="none", options=options)
+        with torch.device("meta"):
+            again = make(config, settings.num_labels)
+    except (NacreError, ValidationError):
+        return None
+    shapes = ({k: v.shape for k, v in one.state_dict().items()} for one in (model, again))
+    return config if type(again) is type(model) and next(shapes) == next(shapes) else None
 
 
 def _settings(transformers: Any, config: HfConfig) -> tuple[Any, Pixels | None]:
     """Return transformers' config of the network, and what its processor does to pixels."""
-    known = transformers.CONFIG_MAPPING
-    # A folder of that name, such as one of runs, is meant only if it holds a network.
-    if config.name in known and not (Path(config.name) / "config.json").is_file():
+    options, pixels = config.options, None
+    if config.name in transformers.CONFIG_MAPPING:
+        # A folder of that name is not meant: it could be anybody's.
+        model_type = config.name
         if config.weights == "pretrained":
             raise NacreError(
                 f"model.name={config.name!r} is a model type and has no weights: give a "
-                "folder or a repository of the hub, or weights=none"
+                "folder (./…) or a repository of the hub, or weights=none"
             )
-        with _in_one_sentence(config):
-            return known[config.name].from_dict(dict(config.options)), None
-    folder = _folder(config.name, "config.json")
-    if not (folder / "config.json").is_file():
-        raise NacreError(f"model.name={config.name!r}: the folder has no config.json")
+    else:
+        model_type, published = _read_config(transformers, config.name)
+        options, pixels = {**published, **options}, _pixels(config.name)
     with _in_one_sentence(config), _quiet(transformers):
-        settings = transformers.AutoConfig.from_pretrained(folder, **config.options)
-    return settings, _pixels(config.name)
+        check_options(transformers, model_type, options)
+        return transformers.CONFIG_MAPPING[model_type].from_dict(dict(options)), pixels
+
+
+def _read_config(transformers: Any, name: str) -> tuple[str, dict[str, Any]]:
+    """Return the model type and the sizes that the config.json of a folder or repository names."""
+    path = _folder(name, "config.json") / "config.json"
+    if not path.is_file():
+        raise NacreError(f"model.name={name!r}: the folder has no config.json")
+    content = load_json(path)
+    model_type = content.get("model_type") if isinstance(content, dict) else None
+    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
+        raise NacreError(
+            f"model.name={name!r}: the model_type of its config.json, {shown(model_type)}, is none "
+            "of transformers"
+        )
+    return model_type, keep_options(transformers, model_type, content, str(path))
 
 
 def _folder(name: str, *files: str) -> Path:
@@ -132,9 +180,9 @@ def _pixels(name: str) -> Pixels | None:
     return pixels_of(SimpleNamespace(**content))
 
 
-def _architecture(settings: Any) -> dict[str, Any]:
-    plain = json.loads(settings.to_json_string(use_diff=True))
-    return {key: value for key, value in plain.items() if key not in _NOT_ARCHITECTURE}
+def _architecture(transformers: Any, settings: Any) -> dict[str, Any]:
+    plain = json.loads(json.dumps(settings.to_dict(), default=str))
+    return keep_options(transformers, settings.model_type, plain, type(settings).__name__)
 
 
 @contextlib.contextmanager
@@ -155,9 +203,11 @@ def _in_one_sentence(config: HfConfig) -> Iterator[None]:
         yield
     except NacreError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError) as error:
-        sentence = " ".join(str(error).split())[:300]
-        raise NacreError(f"model.name={config.name!r}: {sentence}") from error
+    except Exception as error:  # a library of many networks, each with its own checks
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise NacreError(f"model.name={config.name!r}: {reason}") from error
 
 
-KIND = Kind(HfConfig, build, "transformers' networks for semantic segmentation: SegFormer, DPT, …")
+KIND = Kind(
+    HfConfig, build, "transformers' networks for semantic segmentation: SegFormer, DPT, …", make
+)

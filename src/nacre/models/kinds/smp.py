@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.hub import hub_file
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
+from nacre.models.kinds.timm import check_name
 from nacre.utils.packages import need
 
 _DIVISOR = 32
@@ -37,27 +38,38 @@ def build(
     config: SmpConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
 ) -> Adapter:
     """Make a network of smp."""
-    smp = need("segmentation_models_pytorch", "smp")
     wanted = config.weights if load and config.weights != "none" else None
     of_timm = config.encoder.startswith(("tu-", "timm-"))
+    model = make(config, num_outputs(config, classes_per_step), wanted if of_timm else None)
+    if wanted and not of_timm:
+        smp = need("segmentation_models_pytorch", "smp")
+        _load_encoder(smp.encoders.encoders[config.encoder], model, config)
+    again = config.model_copy(update={"weights": "none"})
+    return adapt(model, again, classes_per_step, divisor=_DIVISOR)
+
+
+def make(config: SmpConfig, num_classes: int, encoder_weights: str | None = None) -> nn.Module:
+    """Make smp's module."""
+    smp = need("segmentation_models_pytorch", "smp")
+    if config.encoder.startswith("tu-"):
+        check_name(need("timm", "timm"), config.encoder.removeprefix("tu-"))
+    elif config.encoder not in smp.encoders.encoders:
+        hint = did_you_mean(config.encoder, smp.encoders.encoders)
+        raise NacreError(f"smp has no encoder {shown(config.encoder)}{hint}")
     try:
         model: nn.Module = smp.create_model(
             config.architecture,
             encoder_name=config.encoder,
-            encoder_weights=wanted if of_timm else None,
-            classes=num_outputs(config, classes_per_step),
-            **config.options,
+            encoder_weights=encoder_weights,
+            classes=num_classes,
         )
     except Exception as error:  # wrong names, weights that cannot be had
         reason = " ".join(str(error).split())[:300]
         raise NacreError(
-            f"smp cannot make {config.architecture} with the encoder {config.encoder!r} and "
+            f"smp cannot make {shown(config.architecture)} with the encoder {config.encoder!r} and "
             f"weights {config.weights!r}: {reason}"
         ) from error
-    if wanted and not of_timm:
-        _load_encoder(smp.encoders.encoders[config.encoder], model, config)
-    again = config.model_copy(update={"weights": "none"})
-    return adapt(model, again, classes_per_step, divisor=_DIVISOR)
+    return model
 
 
 def _load_encoder(about: dict[str, Any], model: Any, config: SmpConfig) -> None:
@@ -81,4 +93,4 @@ def _load_encoder(about: dict[str, Any], model: Any, config: SmpConfig) -> None:
         raise NacreError(f"{path} does not fit the encoder {config.encoder!r}: {reason}") from error
 
 
-KIND = Kind(SmpConfig, build, "segmentation_models.pytorch: Unet, FPN, DeepLabV3Plus, …")
+KIND = Kind(SmpConfig, build, "segmentation_models.pytorch: Unet, FPN, DeepLabV3Plus, …", make)

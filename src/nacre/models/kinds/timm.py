@@ -5,13 +5,14 @@ model: {kind: timm, name: convnext_tiny, weights: imagenet, decoder_channels: 12
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from nacre.errors import NacreError, did_you_mean
+from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.backbone import Backbone
 from nacre.models.config import HeadConfig
 from nacre.models.deeplab import DeepLab
@@ -34,9 +35,6 @@ class TimmConfig(HeadConfig):
         default="none",
         description="`none` (random), `imagenet` (timm's own, from the Hugging Face hub), a "
         "repository of the hub, or the path of a file",
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="what else timm.create_model is called with"
     )
 
 
@@ -76,10 +74,8 @@ def build(
 ) -> DeepLab:
     """Make our network on a backbone of timm."""
     timm = need("timm", "timm")
-    if not timm.is_model(config.name.split(".")[0]):
-        hint = did_you_mean(config.name, timm.list_models())
-        raise NacreError(f"model.name: timm has no network {config.name!r}{hint}")
-    options = dict(config.options)
+    check_name(timm, config.name)
+    options: dict[str, Any] = {}
     if config.output_stride is not None:
         options["output_stride"] = config.output_stride
     if load and config.weights != "none":
@@ -87,7 +83,7 @@ def build(
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(path)}}
     try:
         model = timm.create_model(config.name, features_only=True, **options)
-    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+    except Exception as error:  # whatever timm says to a stride or weights it does not take
         reason = " ".join(str(error).split())[:300]
         raise NacreError(f"model.name={config.name!r}: timm says {reason}") from error
     about = getattr(model, "pretrained_cfg", None) or {}
@@ -96,6 +92,16 @@ def build(
     network = under_head(backbone, config, classes_per_step, crop)
     network.uses_all_parameters = False
     return network
+
+
+def check_name(timm: Any, name: str) -> None:
+    """Refuse what is not the name of a network of timm, with or without a tag of its weights.
+
+    timm itself takes more for a name: a folder, a repository of the hub.
+    """
+    if not re.fullmatch(r"\w+(\.\w+)?", name) or not timm.is_model(name.partition(".")[0]):
+        hint = did_you_mean(name, timm.list_models())
+        raise NacreError(f"timm has no network {shown(name)}{hint}")
 
 
 def _weight_file(timm: Any, config: TimmConfig) -> Any:

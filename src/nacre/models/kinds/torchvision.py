@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from nacre.errors import NacreError, did_you_mean
+from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
 from nacre.utils.packages import need
@@ -33,32 +33,36 @@ def build(
     config: TorchvisionConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
 ) -> Adapter:
     """Make a network of torchvision."""
+    weights = "IMAGENET1K_V1" if load and config.weights == "imagenet" else None
+    model = make(config, num_outputs(config, classes_per_step), weights)
+    again = config.model_copy(update={"weights": "none"})
+    return adapt(model, again, classes_per_step)
+
+
+def make(
+    config: TorchvisionConfig, num_classes: int, backbone_weights: str | None = None
+) -> nn.Module:
+    """Make torchvision's module."""
     need("torchvision", "torchvision")
     models = need("torchvision.models", "torchvision")
     _check_name(config.name, models.list_models(models.segmentation))
-    weights = "IMAGENET1K_V1" if load and config.weights == "imagenet" else None
     try:
         model: nn.Module = models.get_model(
-            config.name,
-            weights=None,
-            weights_backbone=weights,
-            num_classes=num_outputs(config, classes_per_step),
-            **config.options,
+            config.name, weights=None, weights_backbone=backbone_weights, num_classes=num_classes
         )
-    except (OSError, TypeError, ValueError) as error:
+    except Exception as error:  # such as weights that cannot be had
         raise NacreError(
             f"torchvision cannot make {config.name}: {' '.join(str(error).split())[:300]}"
         ) from error
-    again = config.model_copy(update={"weights": "none"})
-    return adapt(model, again, classes_per_step)
+    return model
 
 
 def _check_name(name: str, known: Sequence[str]) -> None:
     if name not in known:
         raise NacreError(
-            f"model.name={name!r}: torchvision has no such segmentation network"
+            f"model.name={shown(name)}: torchvision has no such segmentation network"
             f"{did_you_mean(name, known)}; known: {', '.join(known)}"
         )
 
 
-KIND = Kind(TorchvisionConfig, build, "torchvision's deeplabv3, fcn and lraspp")
+KIND = Kind(TorchvisionConfig, build, "torchvision's deeplabv3, fcn and lraspp", make)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.models.io import load_model
+from nacre.models.io import read_info
 from nacre.report.numbers import percent
 from nacre.report.page.render import render
 from nacre.report.pictures.before_after import StepPictures, step_pictures
@@ -28,7 +28,7 @@ def write_learn_page(folder: Path, out: Path, *, pictures: int = 8) -> Path:
     if not (folder / "metrics.json").is_file():
         raise NacreError(f"{folder} is not finished: go on with  nacre learn --out {folder}")
     metrics = read_record(LearnMetrics, folder / "metrics.json")
-    _, info, _ = load_model(folder / "model.safetensors")
+    info = read_info(folder / "model.safetensors")
     missing = ""
     shown: StepPictures | None = None
     if pictures:
