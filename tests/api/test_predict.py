@@ -2,12 +2,14 @@
 
 import csv
 import json
+import ntpath
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import yaml
 from PIL import Image
 
 from nacre.api import predict
-from nacre.api.inputs import find_inputs
+from nacre.api.inputs import find_inputs, names_below
 from nacre.api.model import Model, load
 from nacre.api.predict import PredictOptions, predict_all
 from nacre.api.rasters import is_georeferenced
@@ -24,6 +26,7 @@ from nacre.data.image_io import read_mask
 from nacre.data.importers.run import ImportOptions, import_export
 from nacre.errors import NacreError
 from nacre.export.verify import noise_picture
+from nacre.utils.lock import locked
 from tiny_runs import StopAfter, tiny_run
 
 
@@ -78,6 +81,38 @@ def test_every_result_has_a_place_of_its_own_below_the_results(
     found = find_inputs(given, Path("seen"))
     stems = [one.stem for one in found]
     assert stems == ["a/b/x.jpg", "a/b/x.png", "a/b/x.png.webp", "far"]
+
+
+def test_inputs_on_two_drives_of_windows_have_names_of_their_own() -> None:
+    drives = [PureWindowsPath(one) for one in (r"C:\x\a.png", r"D:\a.png", r"\\host\share\a.png")]
+    names = [str(name) for name in names_below(drives)]
+    assert names == ["C/x/a.png", "D/a.png", "host\\share/a.png"]
+
+
+def test_labelme_names_an_image_on_another_drive_of_windows(
+    model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def relpath(path, start):
+        return ntpath.relpath(r"C:\a.png", r"D:\out")
+
+    monkeypatch.setattr(os.path, "relpath", relpath)
+    predict_all(model, [str(pictures / "a")], tmp_path / "seen", PredictOptions(("labelme",)))
+    shown = json.loads((tmp_path / "seen" / "labelme" / "x.json").read_text())["imagePath"]
+    assert shown == str(pictures / "a" / "x.png")
+
+
+def test_two_predictions_at_once_leave_each_others_files(
+    model, pictures: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "seen"
+    others = out / "masks" / ".x.png.abcdefgh"
+    others.parent.mkdir(parents=True)
+    others.touch()
+    with locked(out, "predict"):
+        assert predict_all(model, [str(pictures)], out, PredictOptions()).done == 4
+    assert others.exists()
+    predict_all(model, [str(pictures)], out, PredictOptions())
+    assert not list(out.rglob(".*"))
 
 
 def test_results_within_the_pictures_are_no_pictures(model, pictures: Path) -> None:

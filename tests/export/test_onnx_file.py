@@ -1,6 +1,7 @@
 """ONNX files: what torch says, at any size, or no file at all."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,3 +151,45 @@ def test_other_backbones_export_at_all_sizes(model, tmp_path: Path, backbone: st
     network = build_network(DeepLabConfig(backbone=backbone, norm=norm), info.steps, crop=96).eval()
     done = export_onnx(network, replace(info, crop=96), tmp_path / "model.onnx")
     assert done.comparison.agreement > 0.99
+
+
+@pytest.mark.parametrize(
+    ("lies", "says"),
+    [
+        ({"classes": ["background", "cat"]}, "it has 2 classes, 9 colors and 9 channels"),
+        ({"colors": [[0, 0, 0]]}, "it has 9 classes, 1 colors and 9 channels"),
+        ({"steps": [1]}, "9 colors and 1 channels"),
+        ({"classes": ["background"] * 9}, "two of its channels are the same class"),
+        ({"classes": list("abcdefghi")}, "its first channel is 'a', not 'background'"),
+        ({"predict_mode": "upside down"}, "predict_mode: input should be 'crop', 'full'"),
+        (
+            {"classes": ["background", "a"], "colors": [[0, 0, 0]] * 2, "steps": [2]},
+            "says that it has 2 classes, and its network has channel",
+        ),
+        (
+            {
+                "classes": ["background", *map(str, range(299))],
+                "colors": [[0, 0, 0]] * 300,
+                "steps": [300],
+            },
+            "classes: list should have at most 256 items",
+        ),
+    ],
+)
+def test_metadata_that_contradict_the_graph_are_refused(exported, tmp_path, lies, says) -> None:
+    graph = onnx.load(str(exported.path))
+    entry = next(one for one in graph.metadata_props if one.key == "nacre")
+    entry.value = json.dumps({**json.loads(entry.value), **lies})
+    onnx.save(graph, str(tmp_path / "lies.onnx"))
+    with pytest.raises(NacreError, match=re.escape(says)):
+        OnnxModel(tmp_path / "lies.onnx")
+
+
+def test_a_graph_that_takes_no_images_is_refused(exported, tmp_path) -> None:
+    graph = onnx.load(str(exported.path))
+    graph.graph.input[0].name = "other"
+    for node in graph.graph.node:
+        node.input[:] = ["other" if one == "picture" else one for one in node.input]
+    onnx.save(graph, str(tmp_path / "other.onnx"))
+    with pytest.raises(NacreError, match=r"other\.onnx does not take images"):
+        OnnxModel(tmp_path / "other.onnx")

@@ -1,9 +1,12 @@
 """The local server: pixels in, classes out, and nothing else that a request could ask for."""
 
+import contextlib
 import http.client
 import io
 import json
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,14 +25,20 @@ def opened(exported: Exported) -> OnnxModel:
     return OnnxModel(exported.path, threads=1)
 
 
-@pytest.fixture(scope="module")
-def port(opened: OnnxModel):
-    with ModelServer([Served("tiny", opened)], ("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+@contextlib.contextmanager
+def serving(model, at_once: int = 2):
+    with ModelServer([Served("tiny", model)], ("127.0.0.1", 0), at_once) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server.server_address[1]
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def port(opened: OnnxModel):
+    with serving(opened) as number:
+        yield number
 
 
 def ask(port: int, method: str, path: str, body: bytes | None = None, headers=None):
@@ -131,3 +140,190 @@ def test_a_small_file_that_unfolds_is_refused_before_it_does(port: int) -> None:
 def test_other_names_of_this_machine_are_refused(port: int) -> None:
     assert ask(port, "GET", "/", headers={"Host": "evil.example"})[0] == 403
     assert ask(port, "GET", "/", headers={"Host": f"localhost:{port}"})[0] == 200
+
+
+def send(port: int, content: bytes) -> tuple[int, bytes]:
+    """Send bytes as they are; return the status and all of the answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(content)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 "), answer[:100]
+    return int(answer.split()[1]), answer
+
+
+def post(*headers: str, query: str = "") -> bytes:
+    lines = [f"POST /classify{query} HTTP/1.1", "Host: localhost", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: [\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n", 400),
+        (b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/0.9\r\nHost: localhost\r\n\r\n", 505),
+        (b"GET / HTTP/3.0\r\nHost: localhost\r\n\r\n", 505),
+        (b"GET / HTTP/x.y\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET\r\n\r\n", 400),
+        (b"\x00\xff\r\n\r\n", 400),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
+        (b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n", 501),
+        (b"OPTIONS / HTTP/1.1\r\nHost: localhost\r\n\r\n", 501),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n", 403),
+        (post("Origin: null", "Content-Length: 0"), 403),
+        (post("Content-Length: 3", "Content-Length: 3") + b"abc", 400),
+        (post("Content-Length: 3", "Transfer-Encoding: chunked"), 400),
+        (post("Transfer-Encoding: chunked"), 411),
+        (post("Content-Length: " + "9" * 5000), 413),
+        (post("Content-Length: 0", query="?" + "&".join(["model=0"] * 9)), 400),
+        (post("Content-Length: 0", query="?count=5"), 400),
+    ],
+)
+def test_what_is_no_request_gets_one_plain_sentence(port, content, status, capfd) -> None:
+    found, answer = send(port, content)
+    assert found == status
+    head, _, text = answer.partition(b"\r\n\r\n")
+    assert b"X-Content-Type-Options: nosniff" in head
+    assert b"Content-Type: text/plain" in head
+    assert text
+    assert b"<" not in text
+    assert capfd.readouterr() == ("", "")
+
+
+def test_pages_of_this_server_may_ask_it(port: int) -> None:
+    own = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}
+    assert ask(port, "GET", "/models", headers=own)[0] == 200
+    assert ask(port, "GET", "/models", headers={**own, "Origin": "http://localhost"})[0] == 403
+
+
+def test_head_is_get_without_the_body(port: int) -> None:
+    status, body, answer = ask(port, "HEAD", "/")
+    assert (status, body) == (200, b"")
+    assert int(answer.getheader("Content-Length")) == len(ask(port, "GET", "/")[1])
+
+
+@pytest.mark.parametrize("begin", [b"GET / HT", post("Content-Length: 1000")])
+def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(opened, monkeypatch, begin) -> None:
+    monkeypatch.setattr(server_module, "SECONDS", 0.5)
+    with (
+        serving(opened) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=0.05) as connection,
+    ):
+        connection.sendall(begin)
+        until = time.monotonic() + 30
+        answer = None
+        while answer is None or not (answer == b"" or b"408 Request Timeout" in answer):
+            assert time.monotonic() < until, "it may go on for ever"
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                answer = connection.recv(1000)
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"x")
+
+
+def test_connections_have_a_limit(opened, monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS", 2)
+    with serving(opened) as port:
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as third:
+            assert third.recv(1000).startswith(b"HTTP/1.1 503 ")
+        for one in idle:
+            one.close()
+        wait_until(lambda: ask_or_none(port) == 200)
+
+
+def ask_or_none(port: int) -> int | None:
+    with contextlib.suppress(ConnectionError):
+        return ask(port, "GET", "/models")[0]
+    return None
+
+
+def wait_until(is_so) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_bodies_together_have_a_limit(opened, monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "BODIES", 100)
+    with serving(opened) as port:
+        status, _, answer = ask(port, "POST", "/classify?height=10&width=10", bytes(300))
+        assert (status, answer.getheader("Retry-After")) == (503, "1")
+        assert ask(port, "POST", "/classify?height=5&width=5", bytes(75))[0] == 200
+
+
+class Slow:
+    """A model that classifies images of some width when it is told to."""
+
+    def __init__(self, like: OnnxModel, slow_width: int) -> None:
+        self.metadata, self.slow_width = like.metadata, slow_width
+        self.go, self.seen = threading.Event(), 0
+
+    def classify(self, picture):
+        self.seen += 1
+        if picture.shape[1] == self.slow_width:
+            self.go.wait(60)
+        return np.zeros(picture.shape[:2], np.uint8)
+
+
+def ask_width(port: int, width: int) -> int:
+    return ask(port, "POST", f"/classify?height=1&width={width}", bytes(3 * width))[0]
+
+
+def test_the_queue_has_an_end(opened, monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "WAITING", 1)
+    model = Slow(opened, 7)
+    with serving(model, at_once=1) as port, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(ask_width, port, 7)
+        wait_until(lambda: model.seen == 1)
+        others = [pool.submit(ask_width, port, 8) for _ in range(3)]
+        wait_until(lambda: sum(one.done() for one in others) == 2)
+        model.go.set()
+        assert sorted([first.result(), *(one.result() for one in others)]) == [200, 200, 503, 503]
+
+
+def test_waiting_has_an_end(opened, monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "PATIENCE", 0.1)
+    model = Slow(opened, 7)
+    with serving(model, at_once=1) as port, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask_width, port, 7)
+        wait_until(lambda: model.seen == 1)
+        assert ask_width(port, 8) == 503
+        model.go.set()
+        assert first.result() == 200
+
+
+def test_large_images_leave_room_for_small_ones(opened, monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "LARGE", 50)
+    model = Slow(opened, 100)
+    with serving(model) as port, ThreadPoolExecutor(8) as pool:
+        large = [pool.submit(ask_width, port, 100) for _ in range(3)]
+        wait_until(lambda: model.seen == 1)
+        assert ask_width(port, 8) == 200
+        model.go.set()
+        assert [one.result() for one in large] == [200, 200, 200]
+
+
+def test_what_nobody_waits_for_is_not_computed(opened, capfd) -> None:
+    model = Slow(opened, 7)
+    with serving(model, at_once=1) as port, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask_width, port, 7)
+        wait_until(lambda: model.seen == 1)
+        with socket.create_connection(("127.0.0.1", port)) as leaving:
+            leaving.sendall(post("Content-Length: 3", query="?height=1&width=1") + b"abc")
+        last = pool.submit(ask_width, port, 8)
+        time.sleep(0.2)
+        model.go.set()
+        assert (first.result(), last.result()) == (200, 200)
+    assert model.seen == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_fails_is_one_line(opened, capfd) -> None:
+    model = Slow(opened, 7)
+    model.classify = lambda picture: [][1]
+    with serving(model) as port:
+        assert ask_width(port, 8) == 500
+    assert capfd.readouterr().err == "a request failed: IndexError: list index out of range\n"

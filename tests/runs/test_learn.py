@@ -17,7 +17,7 @@ from nacre.runs.event_file import read_events
 from nacre.runs.learn import extend_colors, find_start
 from nacre.runs.learn_config import default_method
 from nacre.runs.learn_plan import plan_learning
-from nacre.runs.records import Before, LearnMetrics, read_record
+from nacre.runs.records import Before, LearnMetrics, Measured, read_record
 from nacre.runs.run import run_scenario
 from nacre.training.automatic import FEW, Machine, choose
 from nacre.training.config import build_config
@@ -171,10 +171,12 @@ def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
         ("metrics.json", '{"step": 0}', "iou: missing"),
         ("metrics.json", '{"iou": {"cat": 7}}', "iou.cat: input should be less than or equal to 1"),
         ("before.json", '{"tests": [{"name": "x"}]}', "tests.0.images: missing"),
+        ("seen.json", '{"tests": 1.5}', "tests: input should be a valid list"),
+        ("seen.json", '{"classes": [-1]}', "classes.0: input should be a valid string"),
     ],
 )
 def test_files_of_a_step_are_checked_where_they_are_read(name, content, reason, tmp_path):
-    kinds = {"metrics.json": LearnMetrics, "before.json": Before}
+    kinds = {"metrics.json": LearnMetrics, "before.json": Before, "seen.json": Measured}
     (tmp_path / name).write_text(content)
     with pytest.raises(NacreError, match=f"{name} is not nacre's: .*{reason}"):
         read_record(kinds[name], tmp_path / name)

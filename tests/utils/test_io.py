@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nacre.errors import NacreError
-from nacre.utils.io import load_json, read_text, save_json, save_text
+from nacre.utils.io import load_json, read_text, remove_temporaries, save_json, save_text
 
 
 def test_a_failed_write_leaves_the_earlier_file(tmp_path):
@@ -16,6 +18,26 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path):
         save_json(path, {"x": float("nan")})
     assert load_json(path) == {"x": 1}
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_file_is_flushed_as_windows_wants_it(tmp_path, monkeypatch):
+    """Windows flushes a file only by a handle that may write."""
+
+    def fsync(handle):
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_text(tmp_path / "a.txt", "x")
+    assert (tmp_path / "a.txt").read_text() == "x"
+
+
+def test_only_temporaries_of_the_names_are_removed(tmp_path):
+    kept = [".a.json.abc", ".b.json.abcdefgh", "a.json.abcdefgh", ".a.json", ".x.png.abcdefgh.txt"]
+    for name in (*kept, ".a.json.abcdefgh", ".x.png.abcd_123"):
+        (tmp_path / name).touch()
+    remove_temporaries(tmp_path, ["a.json"], [".png"])
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):

@@ -1,4 +1,8 @@
+import errno
+import fcntl
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -35,3 +39,36 @@ def test_what_cannot_be_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NacreError, match="file cannot be a grid folder: File exists"):
         locked(tmp_path / "file", "grid").__enter__()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from nacre.utils.lock import locked
+with locked(Path(sys.argv[1]), "run"):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout.readline() == b"locked\n"
+            assert is_locked(tmp_path)
+        finally:
+            holder.kill()
+    assert not is_locked(tmp_path)
+    with locked(tmp_path, "run"):
+        pass
+    assert not list(tmp_path.iterdir()), "nothing is left"
+
+
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path, "run"):
+        pass

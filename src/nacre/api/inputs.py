@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 from nacre.data.image_io import IMAGE_SUFFIXES
 from nacre.errors import NacreError
@@ -43,8 +43,7 @@ def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
     found = [path for one in given for path in _paths(one, out.resolve())]
     # Without `..`: a result must lie below the folder of the results.
     paths = {Path(os.path.abspath(path)): path for path in found}
-    common = os.path.commonpath([path.parent for path in paths]) if paths else ""
-    names = [PurePosixPath(path.relative_to(common)) for path in paths]
+    names = names_below([*paths])
     # Those that share a stem are called by their whole name, which may be another one's stem.
     stems = Counter(str(_short(name)) for name in names)
     stems.update(str(name) for name in names)
@@ -52,6 +51,14 @@ def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
         Input(path, str(name), str(_short(name) if stems[str(_short(name))] == 1 else name))
         for path, name in zip(paths.values(), names, strict=True)
     ]
+
+
+def names_below(paths: Sequence[PurePath]) -> list[PurePosixPath]:
+    """Return absolute paths from the folder that all have in common, if there is one."""
+    if len({path.drive.lower() for path in paths}) > 1:  # drives of Windows
+        return [PurePosixPath(path.drive.strip(":\\"), *path.parts[1:]) for path in paths]
+    common = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    return [PurePosixPath(path.relative_to(common)) for path in paths]
 
 
 def _short(name: PurePosixPath) -> PurePosixPath:

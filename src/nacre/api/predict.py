@@ -7,6 +7,7 @@ A wish to stop is heard after the picture at hand; whatever was done by then is 
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from nacre.export.predictions import (
     write_mask,
     write_overlay,
 )
+from nacre.utils.io import remove_temporaries
+from nacre.utils.lock import InUse, locked
 from nacre.utils.progress import show_progress
 
 Pixels = npt.NDArray[np.uint8]
@@ -41,6 +44,7 @@ LEAST_WINDOW, MOST_WINDOW = 32, 65_536
 TOLERANCE = 1.0
 """Pixels that LabelMe polygons may be from the edges of regions."""
 
+_WRITTEN = {"masks": (".png", ".tif"), "overlays": (".jpg",), "labelme": (".json",)}
 FORMS = ("masks", "overlays", "labelme", "coco", "csv")
 
 
@@ -112,7 +116,7 @@ class _Results:
         forms = self.options.forms
         if "labelme" in forms:
             path = self.out / "labelme" / f"{stem}.json"
-            shown = os.path.relpath(picture or name, path.parent)
+            shown = _relative(picture or Path(name), path.parent)
             write_labelme(path, classes, self.legend, shown, TOLERANCE)
         if self.coco is not None:
             self.coco.add(name, classes)
@@ -127,6 +131,24 @@ class _Results:
         return {
             self.legend.classes[i]: int(self.counts[i]) / total for i in order if self.counts[i]
         }
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Return a path as seen from a folder; as it is where that cannot be."""
+    try:
+        return os.path.relpath(path, folder)
+    except ValueError:  # another drive of Windows
+        return str(path)
+
+
+def _tidy(out: Path) -> None:
+    """Remove what killed processes left of results."""
+    remove_temporaries(out, ["coco.json"])
+    for left in out.glob(".class-map.????????"):
+        shutil.rmtree(left, ignore_errors=True)
+    for form, suffixes in _WRITTEN.items():
+        for folder, _, _ in os.walk(out / form):
+            remove_temporaries(Path(folder), suffixes=suffixes)
 
 
 def predict_all(
@@ -148,7 +170,13 @@ def predict_all(
     inputs, model = find_inputs(given, out), model.fused()
     failed: list[str] = []
     stopped = False
-    with _Results(model, out, options) as results, show_progress("predicting") as progress:
+    with contextlib.ExitStack() as held:
+        # Two commands may write to one folder; what lies there may be the other one's then.
+        with contextlib.suppress(InUse):
+            held.enter_context(locked(out, "predict"))
+            _tidy(out)
+        results = held.enter_context(_Results(model, out, options))
+        progress = held.enter_context(show_progress("predicting"))
         for i, one in enumerate(inputs):
             try:
                 stopped = _predict(model, one, results, should_stop) or should_stop()

@@ -6,13 +6,14 @@ under ``names``, where other programs look for them.
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from nacre.errors import NacreError, describe_errors
+from nacre.errors import NacreError, describe_errors, shown
 from nacre.export.graph import ALIGNMENT
-from nacre.models.io import MOST_CLASSES, Channels, Level, Lineage, ModelInfo, Name
+from nacre.models.io import Channels, Level, Lineage, ModelInfo, Name
+from nacre.scenarios.classes import BACKGROUND
 from nacre.utils.io import parse_json
 from nacre.version import __version__
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 KEY = "nacre"
+MOST_CLASSES = 256
+"""That a class map of 8 bits can tell apart."""
+
 NOT_STATED = "not stated"
 
 Color = tuple[Level, Level, Level]
@@ -50,7 +54,7 @@ class Metadata:
     steps: Annotated[list[Channels], Field(min_length=1, max_length=MOST_CLASSES)]
     lineage: Lineage
     crop: Side
-    predict_mode: Word
+    predict_mode: Literal["crop", "full", "sliding"]
     form: Word
     license: Word = NOT_STATED
     alignment: Side = ALIGNMENT
@@ -90,9 +94,25 @@ def read_metadata(entries: dict[str, str], place: str) -> Metadata:
         place: The file, for an error.
     """
     try:
-        return TypeAdapter(Metadata).validate_python(parse_json(entries[KEY]))
+        metadata = TypeAdapter(Metadata).validate_python(parse_json(entries[KEY]))
+        reason = _contradiction(metadata)
+        if not reason:
+            return metadata
     except ValidationError as error:
         reason = describe_errors(error, Metadata)
     except (KeyError, ValueError) as error:
         reason = f"its metadata {'are missing' if isinstance(error, KeyError) else 'are no JSON'}"
     raise NacreError(f"{place} was not written by this version of `nacre export`: {reason}")
+
+
+def _contradiction(metadata: Metadata) -> str:
+    """Say what does not fit together; nothing if all does."""
+    classes = metadata.classes
+    counts = (len(classes), len(metadata.colors), sum(metadata.steps))
+    if len(set(counts)) > 1:
+        return f"it has {counts[0]} classes, {counts[1]} colors and {counts[2]} channels"
+    if classes[0] != BACKGROUND:
+        return f"its first channel is {shown(classes[0])}, not {BACKGROUND!r}"
+    if len(set(classes)) < len(classes):
+        return "two of its channels are the same class"
+    return ""

@@ -14,11 +14,11 @@ from torch import nn
 from nacre.errors import NacreError
 from nacre.export.graph import PictureToClasses, to_onnx
 from nacre.export.labeled import LabeledPictures, Pixels, mean_iou, measure_iou, open_labeled
-from nacre.export.metadata import describe, write_metadata
+from nacre.export.metadata import MOST_CLASSES, describe, write_metadata
 from nacre.export.runtime import open_session
 from nacre.export.verify import Comparison, compare, sizes_to_compare, torch_scores
 from nacre.models.io import ModelInfo
-from nacre.utils.io import save
+from nacre.utils.io import remove_temporaries, save
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -72,8 +72,9 @@ def export_onnx(
     Raises:
         NacreError: the graph differs from torch; nothing is written then.
     """
-    if len(info.classes) > 256:
+    if len(info.classes) > MOST_CLASSES:
         raise NacreError(f"{len(info.classes)} classes do not fit into a class map of 8 bits")
+    remove_temporaries(out.parent, [out.name])
     labeled = open_labeled(data, info, TESTED) if data is not None else None
     graph, comparison = _trace(network, info, form)
     del graph.graph.output[1]

@@ -7,10 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nacre.errors import NacreError
-from nacre.export.metadata import Metadata, read_metadata
+from nacre.export.metadata import read_metadata
 from nacre.utils.packages import need
 
 Pixels = npt.NDArray[np.uint8]
+
+_NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+"""What a file is tried on when it is opened."""
 
 
 def open_session(graph: bytes | Path, threads: int = 0) -> Any:
@@ -46,10 +49,24 @@ class OnnxModel:
             raise NacreError(f"no ONNX file at {path}")
         self.session = open_session(path, threads)
         entries = self.session.get_modelmeta().custom_metadata_map
-        self.metadata: Metadata = read_metadata(entries, str(path))
+        self.path, self.metadata = path, read_metadata(entries, str(path))
+        try:
+            found = self.classify(_NOISE)
+        except NacreError:
+            raise
+        except Exception as error:  # onnxruntime's own; the first line says what it lacks
+            reason = " ".join(str(error).split())[:300]
+            raise NacreError(f"{path} does not take images: {reason}") from error
+        if found.dtype != np.uint8 or found.shape != _NOISE.shape[:2]:
+            raise NacreError(f"{path} gives no class maps: {found.dtype} of {found.shape}")
 
     def classify(self, picture: Pixels) -> Pixels:
         """Return the channel of each pixel of a picture, height x width x RGB, as it is."""
         (classes,) = self.session.run(["classes"], {"picture": picture[None]})
         found: Pixels = classes[0]
+        if found.max() >= len(self.metadata.classes):
+            raise NacreError(
+                f"{self.path} says that it has {len(self.metadata.classes)} classes, and its "
+                f"network has channel {found.max()}"
+            )
         return found

@@ -1,23 +1,30 @@
 """`nacre serve`: the page against a small local server, for models that a browser cannot hold.
 
 Only the standard library. A request names a number of a model and a size, and brings pixels; no
-path, address or name in it is ever opened. Bodies are read up to a limit and no further.
+path, address or name in it is ever opened. One connection carries one request. Whatever a client
+does, it takes a bounded share: of time, connections, memory and waiting places.
 
     GET  /            the page
     GET  /models      what the models know, as JSON
     POST /classify    pixels in, class maps out: ?model=0&height=…&width=…[&count=…] with raw RGB,
                       or ?model=0 with a PNG, JPEG or WebP, which comes back as a palette PNG
+
+Errors are one sentence of plain text; 503 says by Retry-After when to ask again.
 """
 
+import contextlib
 import io
 import json
+import socket
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +41,30 @@ LARGEST_BODY = 64 << 20
 """Bytes of a request at most."""
 
 MOST_PIXELS = LARGEST_BODY // 3
-"""Pixels of a request at most, also of a picture that comes small and unfolds."""
+"""Pixels of a request at most, also of an image that comes small and unfolds."""
+
+LARGE = 4 << 20
+"""Pixels from which on a request is large: one such runs at a time, beside the small ones."""
+
+SECONDS = 30.0
+"""In which a request must have come, and in which its answer must have been taken."""
+
+CONNECTIONS = 64
+"""At the same time, at most."""
+
+BODIES = 4 * LARGEST_BODY
+"""Bytes of all requests that are read or wait, at most."""
+
+WAITING = 16
+"""Small requests that may wait to be classified, and as many large ones."""
+
+PATIENCE = 20.0
+"""Seconds that a request waits at most."""
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
-_SILENCE = 30
-"""Seconds that a client may be silent in the middle of a request."""
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+_VERSIONS = ("HTTP/1.0", "HTTP/1.1")
 
 
 class BadRequest(Exception):
@@ -47,6 +73,14 @@ class BadRequest(Exception):
     def __init__(self, reason: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(reason)
         self.status = status
+
+
+def _no_image() -> BadRequest:
+    return BadRequest("the body is no whole PNG, JPEG or WebP", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+
+
+def _busy() -> BadRequest:
+    return BadRequest("the server is busy; try again", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 @dataclass(frozen=True)
@@ -68,112 +102,267 @@ class Served:
         return Legend(tuple(said.classes), tuple((r, g, b) for r, g, b in said.colors))
 
 
+class _Places:
+    """The places of requests that are classified, and the queues before them."""
+
+    def __init__(self, at_once: int) -> None:
+        self.at_once, self.change = at_once, threading.Condition()
+        self.running, self.waiting = {True: 0, False: 0}, {True: 0, False: 0}
+
+    @contextlib.contextmanager
+    def take(self, is_large: bool) -> Iterator[None]:
+        """Wait for a place, among so many and so long; hold it meanwhile."""
+
+        def is_free() -> bool:
+            large_fits = not is_large or not self.running[True]
+            return large_fits and sum(self.running.values()) < self.at_once
+
+        with self.change:
+            if self.waiting[is_large] >= WAITING:
+                raise _busy()
+            self.waiting[is_large] += 1
+            came = self.change.wait_for(is_free, PATIENCE)
+            self.waiting[is_large] -= 1
+            if not came:
+                raise _busy()
+            self.running[is_large] += 1
+        try:
+            yield
+        finally:
+            with self.change:
+                self.running[is_large] -= 1
+                self.change.notify_all()
+
+
 class ModelServer(ThreadingHTTPServer):
     """Answers from a few models; each request has a thread, the models run so many at once.
 
     Args:
         models: What is served, in the order of their numbers.
         address: Host and port; port 0 takes a free one.
-        at_once: How many pictures are looked at at the same time.
+        at_once: How many requests are classified at the same time.
     """
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(
         self, models: Sequence[Served], address: tuple[str, int], at_once: int = 2
     ) -> None:
         super().__init__(address, _Handler)
-        self.models = list(models)
-        self.places = threading.BoundedSemaphore(at_once)
+        self.models, self.places = list(models), _Places(at_once)
+        self.connections = threading.Semaphore(CONNECTIONS)
+        self.room, self.room_lock = BODIES, threading.Lock()
         shown = [PageModel(one.name, one.model.metadata) for one in models]
         self.page = served_page(shown).encode()
         self.about = json.dumps([model.settings() for model in shown]).encode()
 
-    def classify(self, number: int, pictures: Pixels) -> Pixels:
-        """Return the class maps of pictures N,H,W,3 of one size."""
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give a connection a thread of its own, while there are not too many."""
+        if self.connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.send(
+                b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+                b"Content-Length: 0\r\n\r\n"
+            )
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say in one line what failed; nothing of a client that left."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            print(f"a request failed: {type(error).__name__}: {error}"[:300], file=sys.stderr)
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Keep room for a body."""
+        with self.room_lock:
+            if size > self.room:
+                raise _busy()
+            self.room -= size
+        try:
+            yield
+        finally:
+            with self.room_lock:
+                self.room += size
+
+    def model(self, number: int) -> Served:
+        """Return a model by its number."""
         if not 0 <= number < len(self.models):
             raise BadRequest(f"model {number}: there are {len(self.models)}, from 0")
-        model = self.models[number].model
-        with self.places:
-            return np.stack([model.classify(picture) for picture in pictures])
+        return self.models[number]
+
+
+class _Timed(io.RawIOBase):
+    """What a connection sends, until a moment.
+
+    A limit for every read alone would let a client send a byte now and then for ever.
+    """
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self.connection, self.until = connection, until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.connection.settimeout(max(0.001, self.until - time.monotonic()))
+        return self.connection.recv_into(buffer)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection; several requests may come over it."""
+    """One connection with one request."""
 
     server: ModelServer
     protocol_version = "HTTP/1.1"
-    timeout = _SILENCE
+    default_request_version = "HTTP/1.1"  # else a bad first line is answered without a status
+
+    def setup(self) -> None:
+        """Limit the time of the request."""
+        super().setup()
+        timed = _Timed(self.connection, time.monotonic() + SECONDS)
+        self.rfile = io.BufferedReader(timed)
+
+    def parse_request(self) -> bool:
+        """Read the first line and the headers; answer what is no request."""
+        if not super().parse_request():
+            return False
+        if self.request_version not in _VERSIONS:
+            self.request_version = self.default_request_version
+            self.send_error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+            return False
+        return True
 
     def do_GET(self) -> None:
         """Answer with the page or what the models know."""
-        path = urlsplit(self.path).path
-        if not self._is_own_name():
-            self._refuse(BadRequest("this server has another name", HTTPStatus.FORBIDDEN))
-        elif path == "/":
-            self._answer(self.server.page, "text/html; charset=utf-8")
-        elif path == "/models":
-            self._answer(self.server.about, "application/json")
-        else:
-            self._refuse(BadRequest("there is / and /models", HTTPStatus.NOT_FOUND))
+        self._respond(self._get)
+
+    do_HEAD = do_GET
 
     def do_POST(self) -> None:
         """Answer pixels with classes."""
+        self._respond(self._post)
+
+    def _respond(self, answer: Callable[[SplitResult], tuple[bytes, str]]) -> None:
         try:
-            if not self._is_own_name():
-                raise BadRequest("this server has another name", HTTPStatus.FORBIDDEN)
-            if urlsplit(self.path).path != "/classify":
-                raise BadRequest("pictures go to /classify", HTTPStatus.NOT_FOUND)
-            asked = _numbers(urlsplit(self.path).query)
-            body = self._body()
-            if "height" in asked or "width" in asked:
-                found = self.server.classify(asked.get("model", 0), _raw(body, asked))
-                self._answer(found.tobytes(), "application/octet-stream")
-            else:
-                self._answer(self._png(body, asked.get("model", 0)), "image/png")
+            self._check_sender()
+            content, kind = answer(_split(self.path))
         except BadRequest as error:
-            self._refuse(error)
+            self.send_error(error.status, str(error))
+        except Exception as error:
+            if not isinstance(error, OSError):  # else the client left
+                self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "the server could not do that")
+            raise
+        else:
+            self._answer(content, kind)
 
-    def _is_own_name(self) -> bool:
-        """Refuse names that another site made point to this machine."""
-        if self.server.server_address[0] not in ("127.0.0.1", "::1"):
-            return True
-        host = (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "").lower()
-        return host in ("localhost", "127.0.0.1", "::1")
+    def _get(self, address: SplitResult) -> tuple[bytes, str]:
+        if address.path == "/":
+            return self.server.page, "text/html; charset=utf-8"
+        if address.path == "/models":
+            return self.server.about, "application/json"
+        raise BadRequest("there is / and /models", HTTPStatus.NOT_FOUND)
 
-    def _png(self, body: bytes, number: int) -> bytes:
-        classes = self.server.classify(number, _decode(body)[None])[0]
+    def _post(self, address: SplitResult) -> tuple[bytes, str]:
+        if address.path != "/classify":
+            raise BadRequest("images go to /classify", HTTPStatus.NOT_FOUND)
+        asked = _numbers(address.query)
+        served = self.server.model(asked.get("model", 0))
+        size = self._body_size()
+        with self.server.hold(size):
+            body = self._body(size)
+            if "height" in asked or "width" in asked:
+                images = _raw(body, asked)
+                with self._turn(images.size // 3):
+                    found = np.stack([served.model.classify(image) for image in images])
+                return found.tobytes(), "application/octet-stream"
+            if "count" in asked:
+                raise BadRequest("count goes with height and width")
+            with _encoded(body) as image, self._turn(image.width * image.height):
+                classes = served.model.classify(_decode(image))
         file = io.BytesIO()
-        palette_image(classes, self.server.models[number].legend).save(file, "PNG")
-        return file.getvalue()
+        palette_image(classes, served.legend).save(file, "PNG")
+        return file.getvalue(), "image/png"
 
-    def _body(self) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdecimal():
+    @contextlib.contextmanager
+    def _turn(self, pixels: int) -> Iterator[None]:
+        """Wait for a place; whoever left meanwhile needs none."""
+        with self.server.places.take(pixels > LARGE):
+            self.connection.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                if not self.connection.recv(1, socket.MSG_PEEK):
+                    raise ConnectionAbortedError
+            yield
+
+    def _check_sender(self) -> None:
+        """Refuse names that another site made point to this machine, and pages of other sites."""
+        host = self.headers.get("Host", "").lower()
+        name = _split(f"//{host}").hostname or ""
+        if self.server.server_address[0] in _LOCAL and name not in _LOCAL:
+            raise BadRequest("this server has another name", HTTPStatus.FORBIDDEN)
+        origin = self.headers.get("Origin")
+        if origin is not None and _split(origin).netloc.lower() != host:
+            raise BadRequest("pages of other sites may not ask this server", HTTPStatus.FORBIDDEN)
+
+    def _body_size(self) -> int:
+        lengths = self.headers.get_all("Content-Length", [])
+        if len(lengths) > 1 or (lengths and "Transfer-Encoding" in self.headers):
+            raise BadRequest("the length of the body is given twice")
+        if not lengths or not lengths[0].isascii() or not lengths[0].isdecimal():
             raise BadRequest("Content-Length is missing", HTTPStatus.LENGTH_REQUIRED)
-        if int(length) > LARGEST_BODY:
+        if len(lengths[0]) > 20 or int(lengths[0]) > LARGEST_BODY:
             raise BadRequest(
-                f"{int(length):,} bytes are too many; {LARGEST_BODY:,} are the most",
+                f"{lengths[0][:20]} bytes are too many; {LARGEST_BODY:,} are the most",
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             )
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
+        return int(lengths[0])
+
+    def _body(self, size: int) -> bytes:
+        try:
+            body = self.rfile.read(size)
+        except TimeoutError as error:
+            raise BadRequest("the request took too long", HTTPStatus.REQUEST_TIMEOUT) from error
+        if len(body) < size:
             raise BadRequest("the body ended early")
         return body
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer with one sentence, also for what the standard library finds."""
+        status = HTTPStatus(code)
+        self._answer((message or status.phrase).encode(), "text/plain; charset=utf-8", status)
+        self._drop_rest()
+
+    def _drop_rest(self) -> None:
+        """Read what still comes: a client that is cut off while it sends sees no answer."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            left = LARGEST_BODY
+            while left > 0 and (part := self.rfile.read1(1 << 16)):
+                left -= len(part)
+
     def _answer(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.connection.settimeout(SECONDS)  # for all of the answer
         self.send_response(status)
+        self.send_header("Connection", "close")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.send_header("Retry-After", "1")
         self.end_headers()
-        self.wfile.write(content)
-
-    def _refuse(self, error: BadRequest) -> None:
-        # What was not read of the body would be taken for the next request.
-        self.close_connection = True
-        self._answer(str(error).encode(), "text/plain; charset=utf-8", error.status)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def version_string(self) -> str:
         """Say nothing of the software behind the server."""
@@ -183,12 +372,23 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep quiet: requests are the user's own."""
 
 
+def _split(address: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError as error:
+        raise BadRequest("an address in the request cannot be read") from error
+
+
 def _numbers(query: str) -> dict[str, int]:
     """Read a query of small whole numbers."""
+    try:
+        pairs = parse_qsl(query, max_num_fields=8)
+    except ValueError as error:
+        raise BadRequest("too many parameters") from error
     asked = {}
-    for name, value in parse_qsl(query, max_num_fields=8):
+    for name, value in pairs:
         if name not in ("model", "height", "width", "count"):
-            raise BadRequest(f"unknown parameter {name[:40]!r}")
+            raise BadRequest(f"unknown parameter {name[:40]!a}")
         if not value.isascii() or not value.isdecimal() or len(value) > 9:
             raise BadRequest(f"{name} must be a whole number")
         asked[name] = int(value)
@@ -207,17 +407,22 @@ def _raw(body: bytes, asked: dict[str, int]) -> Pixels:
     return np.frombuffer(body, np.uint8).reshape(count, height, width, 3)
 
 
-def _decode(body: bytes) -> Pixels:
-    """Decode a picture whose size is looked at before its pixels are."""
+def _encoded(body: bytes) -> Image.Image:
+    """Open an image; its size is looked at before its pixels are."""
     try:
-        with Image.open(io.BytesIO(body), formats=_FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise BadRequest(
-                    f"{image.width} x {image.height} pixels are too many",
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                )
-            return np.asarray(upright_rgb(image))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        image = Image.open(io.BytesIO(body), formats=_FORMATS)
+    except _UNREADABLE as error:
+        raise _no_image() from error
+    if image.width * image.height > MOST_PIXELS:
         raise BadRequest(
-            "the body is no whole PNG, JPEG or WebP", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        ) from error
+            f"{image.width} x {image.height} pixels are too many",
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        )
+    return image
+
+
+def _decode(image: Image.Image) -> Pixels:
+    try:
+        return np.asarray(upright_rgb(image))
+    except _UNREADABLE as error:
+        raise _no_image() from error

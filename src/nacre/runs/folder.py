@@ -14,6 +14,7 @@ resume.safetensors       the state in the middle of a step, while there is one
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -33,6 +34,7 @@ from nacre.runs.records import Fingerprint, Record, Starts, read_record
 from nacre.training.config import Recipe, RunConfig, differences, resolve_config
 from nacre.utils.affects import deciding
 from nacre.utils.io import remove_temporaries, save_json, save_text
+from nacre.utils.lock import NAME as LOCK
 from nacre.utils.lock import locked
 from nacre.utils.yaml_file import read_yaml
 from nacre.version import __version__
@@ -147,7 +149,7 @@ class RunFolder:
         if self.config.exists():
             self.check_kind(read_plain_config(self.path))
             self.check_same(config, fingerprint)
-        elif not self.config.exists() and any(self.path.iterdir()):
+        elif any(one.name != LOCK for one in self.path.iterdir()):
             raise NacreError(
                 f"{self.path} is not empty and not a run folder (it has no config.yaml); "
                 "choose another --out"
@@ -189,7 +191,7 @@ class RunFolder:
 
 def default_folder(config: RunConfig) -> Path:
     """Return where a run goes that was not told."""
-    scenario = config.scenario.removesuffix(".yaml").strip("./").replace("/", "_")
+    scenario = re.sub(r"[/\\:]", "_", config.scenario.removesuffix(".yaml").strip("./\\"))
     return Path("runs") / f"{scenario}-{config.method.name}-{config.seed}"
 
 

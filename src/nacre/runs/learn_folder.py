@@ -18,6 +18,7 @@ from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.runs.learn_config import LearnConfig, resolve_learn_config
 from nacre.runs.records import LearnFingerprint, Starts, read_record
 from nacre.training.config import differences
+from nacre.utils.io import remove_temporaries
 
 
 class LearnFolder(RunFolder):
@@ -42,6 +43,14 @@ class LearnFolder(RunFolder):
     def nothing_learned(self) -> bool:
         """Whether neither a model nor a part of the way to one is there yet."""
         return not self.resume.exists() and not self.model(0).exists()
+
+    def tidy(self) -> None:
+        """Remove what killed processes left, and the way to a model that is there."""
+        super().tidy()
+        if self.config.exists():
+            remove_temporaries(self.path, [self.before.name])
+        if self.model(0).exists():
+            self.resume.unlink(missing_ok=True)
 
     def check_kind(self, content: dict[str, Any]) -> None:
         """Refuse the folder of another command, whether or not something was learnt there."""

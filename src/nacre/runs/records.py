@@ -53,7 +53,10 @@ class Summary(Record):
     seed: Count
     groups: list[Annotated[list[Name], Field(min_length=1)]] = Field(min_length=1)
     conventions: dict[Name, Any]
+    classes: list[Name] = Field(min_length=1)
+    iou_by_step_and_class: list[list[Share | None]]
     forgetting: dict[Name, Change | None]
+    mean_forgetting_without_background: Change | None
     mean_iou_by_step: list[dict[Name, Share | None]] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -63,6 +66,9 @@ class Summary(Record):
                 f"`mean_iou_by_step` has {len(self.mean_iou_by_step)} steps and `groups` "
                 f"{len(self.groups)}"
             )
+        sizes = [len(row) for row in self.iou_by_step_and_class]
+        if sizes != [len(self.classes)] * len(self.mean_iou_by_step):
+            raise ValueError("`iou_by_step_and_class` has other steps or classes than the rest")
         return self
 
 
@@ -118,16 +124,6 @@ class LearnFingerprint(Record):
     tests: list[NamedData]
 
 
-class Measured(Record):
-    """The figures that the metrics of a step have in common, of a run or of `nacre learn`."""
-
-    step: Count
-    images: Count
-    iou: dict[Name, Share | None]
-    mean_iou: dict[Name, Share | None]
-    conventions: dict[Name, Any] = {}
-
-
 class TestSet(Record):
     """How a model tests on a folder of `nacre learn`: by class the IoU and the pixels for it."""
 
@@ -141,6 +137,18 @@ class TestSet(Record):
         if set(self.iou) != set(self.counts):
             raise ValueError("the classes of `iou` are not those of `counts`")
         return self
+
+
+class Measured(Record):
+    """The figures that the metrics of a step have in common, of a run or of `nacre learn`."""
+
+    step: Count
+    classes: list[Name] = Field(min_length=1, max_length=65_536)
+    images: Count
+    iou: dict[Name, Share | None]
+    mean_iou: dict[Name, Share | None]
+    conventions: dict[Name, Any] = {}
+    tests: list[TestSet] = []
 
 
 class Before(Record):
@@ -159,7 +167,6 @@ class Agreement(Record):
 class LearnMetrics(Measured):
     """How a model of `nacre learn` tests, beside the one it started from."""
 
-    classes: list[Name] = Field(min_length=2, max_length=65_536)
     new: list[Name]
     iou_before: dict[Name, Share | None]
     agreement: Agreement | None

@@ -35,7 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:  # Windows flushes only what may be written
             os.fsync(file.fileno())
         # mkstemp makes private files; a result should be as readable as any other new file.
         temporary.chmod(0o666 & ~_umask())
@@ -44,14 +44,18 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def remove_temporaries(folder: Path, names: Collection[str]) -> None:
+def remove_temporaries(
+    folder: Path, names: Collection[str] = (), suffixes: Collection[str] = ()
+) -> None:
     """Remove what killed processes left of files that they were writing.
 
     Args:
         folder: Where nobody writes now.
         names: Of the files that might have been written.
+        suffixes: Of the files that might have been written, where their names are not known.
     """
     known = [rf"\.{re.escape(name)}{_ADDED}" for name in names]
+    known += [rf"\..+{re.escape(suffix)}{_ADDED}" for suffix in suffixes]
     if any(name.endswith(".safetensors") for name in names):
         known.append(_SAFETENSORS)
     for left in folder.glob(".*"):

@@ -1,25 +1,20 @@
 """A lock on a folder: one process works in it. It is free again when that process is gone."""
 
 import contextlib
-import os
-import sys
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from nacre.errors import NacreError
 
-_held: set[int] = set()
+NAME = ".lock"
+"""The file in the folder that is locked; it goes when the work is done."""
 
 
-def _let_go() -> None:
-    """Close the locks in a forked helper: what outlives its parent must not hold them."""
-    for handle in _held:
-        os.close(handle)
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+class InUse(NacreError):
+    """A folder in which another process works."""
 
 
 @contextlib.contextmanager
@@ -30,47 +25,31 @@ def locked(path: Path, work: str) -> Iterator[None]:
         path: The folder.
         work: What is done in such a folder, by the command of that name: ``run`` or ``grid``.
     """
+    lock = FileLock(path / NAME)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        handle = _open(path)
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise InUse(f"{path} is in use: another `nacre {work}` works in it") from error
     except OSError as error:
-        raise NacreError(f"{path} cannot be a {work} folder: {error.strerror}") from error
-    if handle is None:
-        raise NacreError(f"{path} is in use: another `nacre {work}` works in it")
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
+            raise NacreError(f"{path} cannot be a {work} folder: {error.strerror}") from error
     try:
         yield
     finally:
-        _held.discard(handle)
-        if handle >= 0:
-            os.close(handle)
+        with contextlib.suppress(OSError):  # Windows removes it by itself
+            (path / NAME).unlink()
+        lock.release()
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process works in a folder now."""
+    if not (path / NAME).exists():
+        return False
     try:
-        handle = _open(path)
+        with FileLock(path / NAME, blocking=False):
+            return False
+    except Timeout:
+        return True
     except OSError:
         return False
-    if handle is not None and handle >= 0:
-        _held.discard(handle)
-        os.close(handle)
-    return handle is None
-
-
-def _open(path: Path) -> int | None:
-    """Lock a folder; None if another process has, -1 where there are no locks."""
-    if sys.platform == "win32":
-        return -1
-    import fcntl
-
-    handle = os.open(path, os.O_RDONLY)
-    _held.add(handle)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _held.discard(handle)
-        os.close(handle)
-        return None
-    except OSError:
-        pass  # some network file systems have no locks: there is nothing to hold on to
-    return handle

@@ -62,6 +62,22 @@ def test_metrics_of_another_kind_are_refused(make_run: Any) -> None:
         load_run(path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"classes": [-1]}, "classes.0: input should be a valid string"),
+        ({"classes": ["x"]}, "`iou_by_step_and_class` has other steps or classes"),
+        ({"iou_by_step_and_class": [[[[[]]]]]}, "iou_by_step_and_class.0.0"),
+        ({"mean_forgetting_without_background": 7}, "less than or equal to 1"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(make_run: Any, changes, says) -> None:
+    path = make_run("other") / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(NacreError, match=rf"metrics\.json is not nacre's: .*{says}"):
+        load_run(path.parent)
+
+
 def test_runs_that_differ_in_their_seed_are_one_row(make_run: Any) -> None:
     paths = [make_run("a", seed=2), make_run("b", seed=1)]
     (results,) = group_runs(load_runs(paths))
