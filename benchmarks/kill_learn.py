@@ -33,7 +33,7 @@ from partial_data import write_folder
 # Small, so that a step takes little more than what is done around its updates.
 WORLD = ScenesConfig(train=10, val=4, size=32, seed=3)
 VALUES = {
-    "model": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+    "model": {"backbone": "tiny", "decoder_channels": 8},
     "images": {"crop_size": 32, "augmentation": "flip"},
     # A save after every update, so that kills fall between, before and within them.
     "train": {"iterations": 10, "batch_size": 4, "checkpoint_minutes": 1e-6, "log_freq": 2},

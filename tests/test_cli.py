@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -179,9 +180,11 @@ def test_a_run_with_another_config_is_refused(nacre, finished):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes to signal")
+@pytest.mark.usefixtures("heard_signals")
 def test_ctrl_c_saves_and_says_how_to_go_on(nacre, config, finished, tmp_path):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "nacre", "run", "--config", str(config), "--out", str(out)]
+    often = Path(__file__).parent / "kills" / "often.py"  # so that it is met in the first step
+    command = [sys.executable, str(often), "10", "run", "--config", str(config), "--out", str(out)]
     command += ["--set", "train.num_workers=1"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

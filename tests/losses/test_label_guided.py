@@ -13,12 +13,10 @@ from torch import Tensor
 from loss_problems import SIZES, LossProblem, Size
 from nacre.losses import (
     IGNORE_INDEX,
-    compiled_strips,
     cross_entropy,
     distillation,
     upsample,
 )
-from nacre.losses import compile as compiling
 from nacre.losses.label_guided import (
     fused_label_guided_distillation,
     guided_probabilities,
@@ -160,24 +158,6 @@ def test_nothing_overflows() -> None:
     loss = fused_label_guided_distillation(a.logits, a.old, a.targets)
     torch.testing.assert_close(loss, label_guided_distillation(*a.both(), a.targets))
     assert torch.isfinite(torch.autograd.grad(loss, a.logits)[0]).all()
-
-
-def test_compiled_strips_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Traced and brought into the compiler's form, but run by torch: a C++ compiler takes a minute.
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling._compiled.cache_clear()
-    a = Problem()
-
-    def loss_and_gradient() -> list[Tensor]:
-        x = a.logits.clone().requires_grad_()
-        loss = fused_label_guided_distillation(x, a.old, a.targets, new_weight=0.3)
-        return [loss, torch.autograd.grad(loss, x)[0]]
-
-    expected = loss_and_gradient()
-    with compiled_strips():
-        actual = loss_and_gradient()
-    assert compiling._compiled.cache_info().misses == 1, "it was compiled"
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_nearest_targets_are_those_of_pytorch() -> None:

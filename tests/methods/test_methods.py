@@ -34,7 +34,7 @@ TWO_STEPS = {
 
 # Every method, and forms of some that learn otherwise
 CASES = {name: {"name": name} for name in METHODS} | {
-    "ewf-plop": {"name": "ewf", "base": "plop"},
+    "ewf-plop": {"name": "plop", "parts": {"fusion": "sqrt", "freeze_old_rows": True}},
     "ssul-branches": {"name": "ssul", "branches": True},
 }
 

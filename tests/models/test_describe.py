@@ -33,9 +33,7 @@ def test_memory_is_that_of_a_real_network(norm: str) -> None:
 # In half precision in-place ABN keeps the normalised branch of a block beside its sum.
 @pytest.mark.parametrize(("norm", "most"), [("abn", 0.75), ("iabn", 0.95)])
 def test_memory_in_half_precision_is_that_of_a_real_network(norm: str, most: float) -> None:
-    config = DeepLabConfig.model_validate(
-        {"backbone": "tiny", "norm": norm, "decoder_channels": 8, "atrous_rates": (1, 2, 3)}
-    )
+    config = DeepLabConfig.model_validate({"backbone": "tiny", "norm": norm, "decoder_channels": 8})
     network, images = build_network(config, 5, crop=64), torch.zeros(4, 3, 64, 64)
     described = describe(config, 5, crop=64, batch=4, precision=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
@@ -62,12 +60,6 @@ def test_in_place_keeps_less_in_a_whole_network() -> None:
     assert described.kept_inplace is not None
     assert described.kept == described.kept_plain
     assert described.kept_inplace < 0.65 * described.kept_plain
-
-
-def test_checkpointing_keeps_less() -> None:
-    plain = DeepLabConfig(backbone="resnet50", norm="iabn", decoder_channels=8)
-    thrifty = plain.model_copy(update={"grad_checkpointing": True})
-    assert describe(thrifty, 5, crop=64, batch=2).kept < describe(plain, 5, crop=64, batch=2).kept
 
 
 def test_the_papers_network() -> None:

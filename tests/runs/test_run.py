@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from nacre.errors import NacreError
-from nacre.losses import compile as compiling
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import Run, run_scenario
+from nacre.training import window
 from nacre.training.events import RunBegan, Trained
 from nacre.training.step import Interrupted
 from nacre.training.trainer import NotFinite, Trainer
@@ -131,7 +131,7 @@ def test_a_config_without_a_value_means_its_default(finished, tmp_path):
     shutil.copytree(finished, run)
     config = run / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
-    config.write_text("".join(line for line in lines if "compile_losses:" not in line))
+    config.write_text("".join(line for line in lines if "grad_clip_norm:" not in line))
     tiny_run(run)
 
 
@@ -160,7 +160,7 @@ def test_a_folder_in_which_nothing_was_learnt_can_be_claimed_anew(tmp_path):
     with pytest.raises(NacreError, match=r"nothing\.pth"):
         tiny_run(
             tmp_path / "run",
-            model={"backbone": "resnet18", "weights": "nothing.pth"} | {"atrous_rates": [1, 2, 3]},
+            model={"backbone": "resnet18", "weights": "nothing.pth"},
         )
     tiny_run(tmp_path / "run")
 
@@ -285,21 +285,9 @@ def test_a_copy_of_a_step_cut_short_is_not_taken_for_a_step(finished, tmp_path):
     same_bytes(finished, out)
 
 
-def test_losses_can_be_compiled(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling._compiled.cache_clear()
-    tiny_run(tmp_path / "run", train={"compile_losses": True, "epochs": 1})
-    assert compiling._compiled.cache_info().misses == 3, "once per step"
-    losses = [
-        [e.losses for e in read_events(run / "events.jsonl") if isinstance(e, Trained)]
-        for run in (finished, tmp_path / "run")
-    ]
-    for one, other in zip(*losses, strict=True):
-        assert other == pytest.approx(one, rel=1e-3)
-
-
-def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_path):
-    tiny_run(tmp_path / "run", train={"log_freq": 10})
+def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "LOG_EVERY", 10)
+    tiny_run(tmp_path / "run")
     events = read_events(tmp_path / "run" / "events.jsonl")
     iterations = next(event.iterations for event in events if isinstance(event, RunBegan))
     trained = [(event.step, event.iteration) for event in events if isinstance(event, Trained)]

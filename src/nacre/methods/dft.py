@@ -13,7 +13,6 @@ future classes are there from step 0 on, which needs to know how many there will
 at random when their step begins.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -29,7 +28,7 @@ class DftConfig(MethodConfig):
     name: Literal["dft"] = Field("dft", description="frozen network, new rows only")
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return what is frozen: all but the new rows."""
         return {"freeze": "decoder", "freeze_bn": True, "freeze_old_rows": True}
 

@@ -59,7 +59,7 @@ class Ilt(Method):
         if not self.num_old:
             return label_cross_entropy(batch, student)
         seen = require_teacher(teacher)
-        losses = label_losses(self.config, "plain", batch, student, seen)
+        losses = label_losses(self.config, batch, student, seen)
         distance = self._features(student) - self._features(seen)
         return losses | {"features": self.config.feature_weight * distance.square().mean()}
 

@@ -49,4 +49,4 @@ class Lwf(Method):
         """Return the cross-entropy, eq. 2, and the distillation, eq. 5 and 6."""
         if not self.num_old:
             return label_cross_entropy(batch, student)
-        return label_losses(self.config, "plain", batch, student, require_teacher(teacher))
+        return label_losses(self.config, batch, student, require_teacher(teacher))

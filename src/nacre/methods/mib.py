@@ -27,7 +27,6 @@ from torch import Tensor
 
 from nacre.methods.base import (
     Batch,
-    Distillation,
     DistillingConfig,
     Method,
     MethodConfig,
@@ -48,11 +47,7 @@ class MibConfig(DistillingConfig):
         10.0, ge=0, description="weight of the distillation (paper: 10; 100 in the task 15-1)"
     )
     ce: Bias = Field("unbiased", description="cross-entropy: unbiased (eq. 3, 4) or plain (eq. 2)")
-    kd: Distillation = Field(
-        "unbiased",
-        description="distillation: unbiased (eq. 7), plain (eq. 6) or full (all channels, guided "
-        "by the labels, LGKD)",
-    )
+    kd: Bias = Field("unbiased", description="distillation: unbiased (eq. 7) or plain (eq. 6)")
     init: Init = Field(
         "background", description="new classifiers: from the background's (eq. 8, 9) or random"
     )
@@ -93,4 +88,5 @@ class Mib(Method):
         """Return the cross-entropy, eq. 3 and 4, and the distillation, eq. 5 and 7."""
         if not self.num_old:
             return label_cross_entropy(batch, student)
-        return label_losses(self.config, self.config.ce, batch, student, require_teacher(teacher))
+        config, seen = self.config, require_teacher(teacher)
+        return label_losses(config, batch, student, seen, ce=config.ce, kd=config.kd)

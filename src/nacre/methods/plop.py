@@ -20,7 +20,6 @@ ADE20K it accepts every pixel. Its factors are 0.01 for features and 0.0005 for 
 and 0.00001 on ADE20K, for ResNet-101 with in-place ABN.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -40,7 +39,7 @@ class PodConfig(MethodConfig):
     )
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return PLOP's: pseudo-labels, and rows that start from the background's."""
         return {"pseudo_labels": "entropy", "init": "background"}
 

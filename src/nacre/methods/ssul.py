@@ -23,7 +23,6 @@ frozen with the old ones. On ADE20K its rate rises over the first tenth of a ste
 (`train.warmup_iterations`).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -63,7 +62,7 @@ class SsulConfig(MethodConfig):
         return self.saliency
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return what is frozen, and how pseudo-labels are made."""
         return {
             "freeze": "decoder",

@@ -9,7 +9,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,11 +28,9 @@ from nacre.methods import Batch, Method, Step, find_method
 from nacre.methods.parts import Shared
 from nacre.models.build import build_network
 from nacre.models.deeplab import DeepLab
-from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.network import Network
 from nacre.training.config import Recipe, TrainConfig
 from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearned
-from nacre.training.micro_batch import fitting_micro_batch
 from nacre.training.resume import Checkpoint
 from nacre.training.trainer import Trainer
 from nacre.training.window import LossWindow
@@ -115,20 +113,15 @@ def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: S
     """
     began = time.monotonic()
     train, device = recipe.train, session.dist.device
-    configure_backends(device, tf32=train.tf32, deterministic=train.deterministic)
+    configure_backends(device, tf32=train.precision != "float32")
     trainer = _prepare(spec, start, recipe, session)
     method, step = trainer.method, trainer.step
     session.checkpoint.restore(trainer)
     if trainer.iteration == 0:
         method.parts.survey(step)
         method.survey(step)
-    if train.micro_batch == "auto":
-        found = fitting_micro_batch(trainer, spec.sampler.local_batch, recipe.images.crop_size)
-        spec = replace(spec, sampler=replace(spec.sampler, micro_batch=found))
-        step = replace(step, open_batches=_opener(spec, train.num_workers, session.dist))
     session.recorder(_began(spec, trainer.iteration))
     _train(trainer, spec, session)
-    trainer.finish()
     # Statistics are to be those of the network that is kept: fusion comes first.
     method.parts.end_step(step)
     method.end_step(step)
@@ -190,8 +183,6 @@ def _grow(
         method.parts.remember(network)
         if method.needs_teacher:
             teacher = make_teacher(network, method.parts.shared)
-            if _folds(teacher, method, dist):
-                teacher = fuse_conv_bn(teacher)
         num_new = len(spec.class_names) - spec.num_old
         if not method.parts.grow(network, num_new):
             method.grow(network, num_new)
@@ -232,16 +223,6 @@ def make_teacher(network: Network, shared: Shared) -> Network:
         kept.append(network.head)
     teacher = copy.deepcopy(network, {id(module): module for module in kept})
     return teacher.eval().requires_grad_(False)
-
-
-def _folds(teacher: Network, method: Method, dist: Distributed) -> TypeGuard[DeepLab]:
-    """Whether the teacher's norms can go into its convolutions, which spares a GPU their traffic.
-
-    On a CPU they stay as they are, for the same bits as ever; features before an activation are
-    those of a norm, and what the student shares is not the teacher's to change.
-    """
-    own = method.parts.shared == "nothing" and not method.uses_stages
-    return dist.device.type == "cuda" and own and isinstance(teacher, DeepLab)
 
 
 def _one_epoch(sampler: StepSampler) -> StepSampler:
