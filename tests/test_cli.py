@@ -78,6 +78,17 @@ def test_help_teaches_by_example(nacre):
         assert "Example" in nacre(command, "--help").stdout, command
 
 
+def test_the_list_of_methods_does_not_load_torch():
+    code = (
+        "import sys; from nacre.cli import main; sys.argv = ['nacre', 'methods']\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "MiB" in done.stdout
+
+
 def test_help_and_import_do_not_load_torch():
     code = "import nacre, nacre.cli, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from nacre.data import dataset as dataset_file
 from nacre.errors import NacreError
 from nacre.models.io import find_model, load_model
+from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import Run, run_scenario
+from nacre.training import step as step_file
 from nacre.training import window
 from nacre.training.events import RunBegan, Trained
 from nacre.training.step import Interrupted
@@ -328,3 +331,19 @@ def test_without_hidden_classes_the_cross_entropy_of_a_run_is_the_plain_one(tmp_
 def test_a_step_knows_whether_its_pictures_may_come_again(setup, tmp_path):
     run = Run(tiny_config(scenario=f"scenes/4-4/{setup}"), tmp_path)
     assert run._spec(1).overlapped == (setup == "overlapped")
+
+
+def test_a_run_is_tested_again_as_it_was_tested(tmp_path, monkeypatch):
+    config = {"train": {"micro_batch": 2, "num_workers": 1}}
+    tiny_run(tmp_path / "run", **config)
+    opened = []
+
+    def spy(dataset, batch_size, rank, world_size, num_workers, *more):
+        opened.append((batch_size, num_workers))
+        return dataset_file.eval_batches(dataset, batch_size, rank, world_size, 0, *more)
+
+    monkeypatch.setattr(step_file, "eval_batches", spy)
+    again = evaluate_checkpoint(tmp_path / "run", {})
+    assert opened == [(2, 1)], "the run's own batches and processes"
+    metrics = json.loads((tmp_path / "run" / "step-2" / "metrics.json").read_text())
+    assert again["iou"] == metrics["iou"]

@@ -180,7 +180,7 @@ RELEASED = [
     ("ade20k/100-10/overlapped", "star", {"method.positive_weight": 30, "train.epochs": 100}),
     ("voc/15-1/overlapped", "dft", {"train.lr": 0.02, "train.incremental_lr": 0.0005}),
     ("ade20k/100-5/overlapped", "dft", {"train.epochs": 30, "train.incremental_lr": 0.05}),
-    ("ade20k/100-10b/overlapped", "ewf", {"method.weight": 100, "method.pod": 0.001}),
+    ("ade20k/100-10b/overlapped", "ewf", {"method.weight": 100}),
     ("voc/15-5/overlapped", "ssul", {"method.branches": True}),
 ]
 

@@ -128,12 +128,7 @@ class Method(ABC):
     """The base of all methods: says what is learnt; remembers nothing unless told to."""
 
     name: ClassVar[str]
-    title: ClassVar[str] = ""
-    """As tables write it; the name where there is none."""
-    summary: ClassVar[str]
-    paper: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]
-    regularizes: ClassVar[str] = "nothing"
     tunable: ClassVar[tuple[str, ...]] = ()
     """The keys of the config that weigh remembering against learning."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

@@ -37,10 +37,6 @@ class Dft(Method):
     """Cross-entropy on a frozen network: only new rows learn."""
 
     name = "dft"
-    title = "DFT"
-    summary = "a frozen network, of which only the new rows learn"
-    regularizes = "everything: it is frozen"
-    paper = "Revisiting CSS 2025 (DFT*)"
     Config = DftConfig
     train_presets = {
         "paper": {"lr": 0.02},

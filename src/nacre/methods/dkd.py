@@ -101,10 +101,6 @@ class Dkd(SigmoidMethod):
     """Distils logits and their positive and negative parts."""
 
     name = "dkd"
-    title = "DKD"
-    summary = "a sigmoid per class; logits and their positive and negative parts distilled"
-    regularizes = "outputs of old classes, and their parts"
-    paper = "Baek et al. 2022"
     Config = DkdConfig
     presets = {
         "paper ade20k": {"positive_weight": 35},

@@ -40,10 +40,6 @@ class Ewf(Method):
     """MiB whose steps end with a fusion of the weights."""
 
     name = "ewf"
-    title = "EWF"
-    summary = "mib, and a fusion of old and new weights after each step"
-    regularizes = "weights, after the step"
-    paper = "Xiao et al. 2023"
     Config = EwfConfig
     presets = {
         "paper ade20k/100-10": {"weight": 100},

@@ -115,10 +115,6 @@ class Graft(Method):
     """Exchanges the means of pictures for those of old classes."""
 
     name = "graft"
-    title = "Graft"
-    summary = "frozen backbone; means of old classes' features grafted onto new pictures"
-    regularizes = "features of old classes; outputs of old channels"
-    paper = "nacre's own"
     Config = GraftConfig
     # The network of the demo starts from nothing: four classes are not all that its features need.
     presets = {"demo": {"parts": {"freeze": "nothing", "freeze_bn": False}}}

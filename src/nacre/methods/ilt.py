@@ -41,10 +41,6 @@ class Ilt(Method):
     """Cross-entropy, plain distillation and a distance between features."""
 
     name = "ilt"
-    title = "ILT"
-    summary = "distillation of the old channels and of the features"
-    regularizes = "outputs of old channels, features"
-    paper = "Michieli and Zanuttigh 2019"
     Config = IltConfig
     # The features of lite0 end in no activation and are large: with the paper's 100, their distance
     # is all that is learnt.

@@ -36,10 +36,6 @@ class Lwf(Method):
     """Cross-entropy and plain distillation."""
 
     name = "lwf"
-    title = "LwF"
-    summary = "distillation of the old channels"
-    regularizes = "outputs of old channels"
-    paper = "Li and Hoiem 2017"
     Config = LwfConfig
     tunable = ("weight",)
     uses_teacher = True

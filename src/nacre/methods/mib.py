@@ -57,10 +57,6 @@ class Mib(Method):
     """Cross-entropy and distillation that know what the background may hide."""
 
     name = "mib"
-    title = "MiB"
-    summary = "losses and initialisation that model what the background hides"
-    regularizes = "outputs of old channels, unbiased"
-    paper = "Cermelli et al. 2020"
     Config = MibConfig
     # The one task for which the paper's figures were made with another weight.
     presets = {"paper voc/15-1": {"weight": 100}}

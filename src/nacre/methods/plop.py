@@ -54,10 +54,6 @@ class Plop(Method):
     """Cross-entropy on pseudo-labels and local POD."""
 
     name = "plop"
-    title = "PLOP"
-    summary = "pseudo-labels, and features held by the means of their bands"
-    regularizes = "features of all stages"
-    paper = "Douillard et al. 2021"
     Config: ClassVar[type[MethodConfig]] = PlopConfig
     presets = {"paper ade20k": {"pod": 0.001, "pod_logits": 0.00001}}
     train_presets = {"paper voc/10-1": {"incremental_epochs": 10}}

@@ -81,10 +81,6 @@ class Ssul(Method):
     """Sigmoids on a frozen network; what is unknown has a row of its own."""
 
     name = "ssul"
-    title = "SSUL"
-    summary = "a frozen network with a sigmoid per class and a row for what is unknown"
-    regularizes = "everything: it is frozen"
-    paper = "Cha et al. 2021"
     Config = SsulConfig
     train_presets = {
         "paper": {"lr": 0.01, "incremental_lr": 0.01, "backbone_lr_scale": 0.1},

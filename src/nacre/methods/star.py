@@ -105,10 +105,6 @@ class Star(SigmoidMethod):
     """Replays statistics of old classes and of the background."""
 
     name = "star"
-    title = "STAR"
-    summary = "a sigmoid per class; statistics of old classes' features are replayed"
-    regularizes = "features of old classes; their statistics"
-    paper = "Chen et al. 2023"
     Config = StarConfig
     presets = {
         "paper ade20k": {"positive_weight": 30},

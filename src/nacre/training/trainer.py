@@ -149,8 +149,8 @@ class Trainer:
             held = (peak_memory(self.dist.device) or 0) / 2**30
             raise NacreError(
                 f"out of memory on {self.dist.device} with {images} images at once ({held:.1f} GiB "
-                f"were held); set train.micro_batch below {images}, whose gradients add up to those "
-                "of train.batch_size, or model.norm=iabn, which keeps less of each image"
+                f"were held); set train.micro_batch below {images}, whose gradients add up to "
+                "those of train.batch_size, or model.norm=iabn, which keeps less of each image"
             ) from error
 
     def check_weights(self) -> None:
