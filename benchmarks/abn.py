@@ -32,7 +32,6 @@ from nacre.models.describe import kept_bytes
 SETTINGS: dict[str, dict[str, object]] = {
     "BN + leaky ReLU": {"norm": "abn"},
     "in-place ABN": {"norm": "iabn"},
-    "in-place ABN + checkpointing": {"norm": "iabn", "grad_checkpointing": True},
 }
 LAST = torch.channels_last
 

@@ -90,7 +90,7 @@ def test_every_module_gets_its_own_mode_back(fails):
     network.train()
     network.norm.eval()
     batches = [colored(0)[:1]] if fails else [colored(0)]  # images without labels cannot be counted
-    with pytest.raises(ValueError) if fails else contextlib.nullcontext():
+    with pytest.raises(ValueError, match="unpack") if fails else contextlib.nullcontext():
         evaluate(network, batches, CPU)
     assert (network.training, network.conv.training, network.norm.training) == (True, True, False)
 
