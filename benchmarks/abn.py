@@ -31,7 +31,6 @@ from nacre.models.deeplab import DeepLab
 SETTINGS: dict[str, dict[str, object]] = {
     "BN + leaky ReLU": {"norm": "abn"},
     "in-place ABN": {"norm": "iabn"},
-    "in-place ABN + checkpointing": {"norm": "iabn", "grad_checkpointing": True},
 }
 LAST = torch.channels_last
 

@@ -28,16 +28,18 @@ from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.models.io import load_model
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
+from nacre.training import resume
 from partial_data import write_folder
 
 # Small, so that a step takes little more than what is done around its updates.
 WORLD = ScenesConfig(train=10, val=4, size=32, seed=3)
 VALUES = {
-    "model": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+    "model": {"backbone": "tiny", "decoder_channels": 8},
     "images": {"crop_size": 32, "augmentation": "flip"},
-    # A save after every update, so that kills fall between, before and within them.
-    "train": {"iterations": 10, "batch_size": 4, "checkpoint_minutes": 1e-6, "log_freq": 2},
+    "train": {"iterations": 10, "batch_size": 4},
 }
+# A save after every update, so that kills fall between, before and within them.
+resume.CHECKPOINT_MINUTES = 1e-6
 
 
 def learn(data: Path, start: Path | None, out: Path) -> None:

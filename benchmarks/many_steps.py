@@ -69,7 +69,7 @@ def learn(data: Path, start: Path | None, out: Path, method: str, updates: int) 
         "train": {"iterations": updates, "batch_size": 8, "lr": 0.05, "incremental_lr": 0.02},
     }
     if start is None:
-        values["model"] = {"backbone": "tiny", "decoder_channels": 32, "atrous_rates": [1, 2, 4]}
+        values["model"] = {"backbone": "tiny", "decoder_channels": 32}
     began = time.process_time()
     plan_learning([data], find_start(start), values=values).learning(out)()
     seconds = time.process_time() - began

@@ -29,9 +29,8 @@ SCENARIOS = "scenes/4-4/overlapped,scenes/4-2-2/overlapped"
 METHODS = "ft,mib,lwf-mc"
 SETS = (
     "data.train=64 data.val=12 data.size=32 model.backbone=tiny model.decoder_channels=8 "
-    "model.atrous_rates=[1,2,3] images.crop_size=32 images.augmentation=flip train.batch_size=8 "
-    "train.epochs=20 train.lr=0.05 train.incremental_lr=0.01 train.log_freq=4 "
-    "train.checkpoint_minutes=0.05 train.device=cpu"
+    "images.crop_size=32 images.augmentation=flip train.batch_size=8 "
+    "train.epochs=20 train.lr=0.05 train.incremental_lr=0.01 train.device=cpu"
 )
 RUNS = 6
 PATIENCE = 3600

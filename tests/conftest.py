@@ -1,17 +1,46 @@
 """Shared by all tests: one thread per process, since they run in several; the real pictures."""
 
 import os
+import signal
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+from nacre.training import window
+from nacre.utils.signals import STOPS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch.utils.mkldnn  # torch.compile imports it, with warnings of its own
 
 torch.set_num_threads(1)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_update_is_told() -> None:
+    """Runs of a few updates have lines of events."""
+    window.LOG_EVERY = 1
+
+
+@pytest.fixture
+def heard_signals() -> Iterator[None]:
+    """Signals that nobody ignores: a shell has its background jobs ignore some, nohup others."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number, handler in before.items():
+        if handler is signal.SIG_IGN:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _data_root() -> Path:

@@ -32,13 +32,11 @@ from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.methods import METHODS
 from partial_data import LABELS, write_folder
 
-# Keys that are to become constants; whoever deletes one from nacre deletes it here.
-TO_BE_CONSTANT = {"atrous_rates": [1, 2, 3]}
 
 TREE = Path(__file__).resolve().parents[1]
 SCENARIO = "scenes/4-2-2/overlapped"
 RECIPE: dict[str, Any] = {
-    "model": {"backbone": "tiny", "decoder_channels": 8, **TO_BE_CONSTANT},
+    "model": {"backbone": "tiny", "decoder_channels": 8},
     "images": {"crop_size": 32, "augmentation": "flip"},
     "train": {"epochs": 3, "batch_size": 8, "lr": 0.005, "incremental_lr": 0.0005, "device": "cpu"},
 }

@@ -35,7 +35,7 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
     torch.manual_seed(5)
     kind = METHODS[name]
     config = kind.Config(name=name, **values)
-    model = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3), norm=norm)
+    model = DeepLabConfig(backbone="tiny", decoder_channels=8, norm=norm)
     network = build_network(model, OLD, SIDE).to(dist.device)
     first = [pictures([0, 0, 1, 2], seed) for seed in range(count)]
     places = [[x.to(dist.device) for x in sample] for sample in first]

@@ -75,6 +75,17 @@ def test_help_teaches_by_example(nacre):
         assert "Example" in nacre(command, "--help").stdout, command
 
 
+def test_the_list_of_methods_does_not_load_torch():
+    code = (
+        "import sys; from nacre.cli import main; sys.argv = ['nacre', 'methods']\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "MiB" in done.stdout
+
+
 def test_help_and_import_do_not_load_torch():
     code = "import nacre, nacre.cli, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -177,9 +188,11 @@ def test_a_run_with_another_config_is_refused(nacre, finished):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes to signal")
+@pytest.mark.usefixtures("heard_signals")
 def test_ctrl_c_saves_and_says_how_to_go_on(nacre, config, finished, tmp_path):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "nacre", "run", "--config", str(config), "--out", str(out)]
+    often = Path(__file__).parent / "kills" / "often.py"  # so that it is met in the first step
+    command = [sys.executable, str(often), "10", "run", "--config", str(config), "--out", str(out)]
     command += ["--set", "train.num_workers=1"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

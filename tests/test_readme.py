@@ -47,7 +47,7 @@ def test_four_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch):
 
     # What fits the machine is chosen for real pictures; here everything is tiny.
     tiny = {
-        "model": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+        "model": {"backbone": "tiny", "decoder_channels": 8},
         "images": {"crop_size": 32, "augmentation": "flip"},
         "train": {"iterations": 2, "batch_size": 4},
     }
@@ -90,7 +90,7 @@ def test_the_example_method_of_the_docs_is_a_method():
 
 
 SMALL = (
-    "--set model.backbone=tiny --set model.decoder_channels=8 --set model.atrous_rates=[1,2,3] "
+    "--set model.backbone=tiny --set model.decoder_channels=8 "
     "--set model.weights=none --set images.crop_size=32 --set train.iterations=3 "
     "--set train.batch_size=4"
 )

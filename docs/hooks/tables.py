@@ -19,6 +19,7 @@ from nacre.cli.app import app
 from nacre.data import DATASETS
 from nacre.methods import METHODS
 from nacre.methods.parts import PartsConfig
+from nacre.methods.table import ROWS
 from nacre.models.build import KINDS
 from nacre.training.config import RunConfig
 from nacre.utils.affects import affects
@@ -86,8 +87,8 @@ def config() -> Iterator[str]:
 def methods() -> Iterator[str]:
     """Yield the table of methods."""
     rows = [
-        (f"`{name}`", one.title or name, one.summary, one.regularizes, one.paper)
-        for name, one in METHODS.items()
+        (f"`{name}`", one.title, one.summary, one.regularizes, one.paper)
+        for name, one in ROWS.items()
     ]
     yield from table(("name", "in tables", "", "holds on to", "paper"), rows)
 

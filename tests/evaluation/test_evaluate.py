@@ -1,5 +1,7 @@
 """Counting over a whole test: in any precision, with the scores looked at once."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from nacre.errors import NacreError
 from nacre.evaluation.counts import ConfusionCounter
 from nacre.evaluation.evaluate import evaluate
+from nacre.evaluation.forgetting import report_forgetting
 from nacre.evaluation.metrics import confusion_matrix
 from nacre.models.network import Output
 from nacre.utils.device import Precision
@@ -78,3 +81,30 @@ def test_a_gpu_counts_in_several_matrices_what_a_cpu_counts_in_one(copies, monke
         counter.add_on_device(truth, predicted)
         expected += confusion_matrix(truth, predicted, 3)
     assert torch.equal(counter.total(), expected)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_module_gets_its_own_mode_back(fails):
+    network = ByColor()
+    network.norm = nn.BatchNorm2d(3)
+    network.train()
+    network.norm.eval()
+    batches = [colored(0)[:1]] if fails else [colored(0)]  # images without labels cannot be counted
+    with pytest.raises(ValueError, match="unpack") if fails else contextlib.nullcontext():
+        evaluate(network, batches, CPU)
+    assert (network.training, network.conv.training, network.norm.training) == (True, True, False)
+
+
+def test_a_report_of_forgetting_leaves_frozen_batch_norm_frozen():
+    before = ByColor().eval()
+    after = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    after.train()
+    after[1].eval()
+    images, truth = colored(0)
+    report_forgetting(before, after, [(images.float(), truth)])
+    assert [module.training for module in (before, after, after[0], after[1])] == [
+        False,
+        True,
+        True,
+        False,
+    ]

@@ -20,7 +20,7 @@ def test_windows_cover_a_side_and_overlap(length, window):
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(1)
-    config = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    config = DeepLabConfig(backbone="tiny", decoder_channels=8)
     return build_network(config, 4, 32).eval()
 
 

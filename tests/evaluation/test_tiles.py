@@ -12,7 +12,7 @@ from nacre.models.config import DeepLabConfig
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    config = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    config = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(config, [4], crop=32).eval()
     for conv in network.classifier.modules():
         if isinstance(conv, torch.nn.Conv2d):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # which a trainer would import in every trial
+from often import be_often
 from safetensors import safe_open
 
 import nacre.runs.run
@@ -27,10 +28,11 @@ from nacre.cli import main
 
 TINY = (
     "data.train=48 data.val=12 data.size=32 data.seed=3 model.backbone=tiny "
-    "model.decoder_channels=8 model.atrous_rates=[1,2,3] images.crop_size=32 "
-    "images.augmentation=flip train.epochs=1 train.batch_size=8 train.lr=0.05 "
-    "train.incremental_lr=0.01 train.log_freq=1 train.checkpoint_minutes=0.0002 train.device=cpu"
+    "model.decoder_channels=8 images.crop_size=32 images.augmentation=flip train.epochs=1 "
+    "train.batch_size=8 train.lr=0.05 train.incremental_lr=0.01 train.device=cpu"
 )
+OFTEN = 0.0002
+"""Minutes between two saves of a step."""
 
 
 def tiny(*more: str) -> list[str]:
@@ -68,8 +70,20 @@ def operations_below(folder: Path, before: Callable[[int], None]) -> None:
     sys.addaudithook(hook)
 
 
-def start(arguments: Sequence[str], log: Path, prepare: Callable[[], None] = lambda: None) -> int:
-    """Begin a command in a process and session of its own; return the process's number."""
+def start(
+    arguments: Sequence[str],
+    log: Path,
+    prepare: Callable[[], None] = lambda: None,
+    minutes: float = OFTEN,
+) -> int:
+    """Begin a command in a process and session of its own; return the process's number.
+
+    Args:
+        arguments: Of the command.
+        log: Where its output goes.
+        prepare: Called in the process before it begins.
+        minutes: Between two saves of a step.
+    """
     process = os.fork()
     if process:
         return process
@@ -85,6 +99,7 @@ def start(arguments: Sequence[str], log: Path, prepare: Callable[[], None] = lam
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         sys.argv = ["nacre", *arguments]
         torch.set_num_threads(1)
+        be_often(minutes)
         prepare()
         main()
         code = 0

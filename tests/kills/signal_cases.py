@@ -22,6 +22,9 @@ from pathlib import Path
 from killing import digest, events, leftovers, run_command, start, survivors, wait
 
 SAVED, ENDED = 130, 2
+SELDOM = 10.0
+"""Minutes between two saves of a step: what is saved is saved by the signal."""
+NACRE = [str(Path(__file__).with_name("often.py")), str(SELDOM)]
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def _is_there(out: Path, moment: str) -> bool:
 
 
 def _await(ready: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not ready():
         assert time.monotonic() < until, "it never came so far"
         time.sleep(0.002)
@@ -98,14 +101,19 @@ def _send(case: Case, process: int) -> None:
 def command(out: Path, workers: int) -> list[str]:
     """Return a run that is long enough to be met in training and in testing."""
     sizes = ("data.val=60", "train.epochs=4", f"train.num_workers={workers}")
-    return run_command("mib", out, *sizes, "train.checkpoint_minutes=10")
+    return run_command("mib", out, *sizes)
+
+
+def begin(out: Path, workers: int) -> int:
+    """Begin such a run; return its process."""
+    return start(command(out, workers), out.with_suffix(".log"), minutes=SELDOM)
 
 
 def try_case(case: Case, work: Path, reference: Path) -> list[str]:
     """Return what went wrong."""
     out = work / case.name.replace(" ", "-")
     log = out.with_suffix(".log")
-    process = start(command(out, case.workers), log)
+    process = begin(out, case.workers)
     _await(lambda: _is_there(out, case.moment))
     _send(case, process)
     code = wait(process)
@@ -116,7 +124,7 @@ def try_case(case: Case, work: Path, reference: Path) -> list[str]:
     is_saved = case.code == SAVED and case.moment == "training"
     if is_saved and not (out / "resume.safetensors").exists():
         faults.append("nothing was saved")
-    return faults + _go_on(out, reference, wait(start(command(out, case.workers), log)))
+    return faults + _go_on(out, reference, wait(begin(out, case.workers)))
 
 
 def _go_on(out: Path, reference: Path, code: int) -> list[str]:
@@ -136,7 +144,7 @@ def try_torchrun(target: str, work: Path, reference: Path) -> list[str]:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "-m", "nacre"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", *NACRE]
     everything = [*torchrun, *command(out, 2)]
     faults = []
     with log.open("ab") as file:
@@ -149,7 +157,7 @@ def try_torchrun(target: str, work: Path, reference: Path) -> list[str]:
         else:
             for one in _below(process.pid):
                 os.kill(one, signal.SIGTERM)
-        process.wait(60)
+        process.wait(240)
         if "interrupted; saved. Go on with:  torchrun --nproc-per-node 2" not in log.read_text():
             faults.append(f"not saved: {log.read_text()[-300:]}")
         if not (out / "resume.safetensors").exists():
@@ -184,10 +192,10 @@ def main(*words: str) -> None:
             name = f"SIGTERM to torchrun's {target}, workers 2"
             trials[name] = partial(try_torchrun, target, work, pair)
         chosen = {name: trial for name, trial in trials.items() if _is_meant(name, words)}
-        assert wait(start(command(alone, 0), alone.with_suffix(".log"))) == 0
+        assert wait(begin(alone, 0)) == 0
         if any("torchrun" in name for name in chosen):
             run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            run += ["--nproc-per-node", "2", "-m", "nacre", *command(pair, 2)]
+            run += ["--nproc-per-node", "2", *NACRE, *command(pair, 2)]
             subprocess.run(run, check=True, capture_output=True)
         bad = 0
         for name, trial in chosen.items():

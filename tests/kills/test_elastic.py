@@ -16,6 +16,8 @@ if sys.platform != "linux":
 sys.path.insert(0, str(Path(__file__).parent))
 from killing import digest, events, leftovers, run_command
 
+OFTEN = Path(__file__).with_name("often.py")
+
 
 def torchrun(out, restarts):
     with socket.socket() as server:
@@ -23,8 +25,8 @@ def torchrun(out, restarts):
         port = server.getsockname()[1]
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-    start += ["--max-restarts", str(restarts), "-m", "nacre"]
-    command = run_command("mib", out, "train.epochs=6", "train.checkpoint_minutes=0.002")
+    start += ["--max-restarts", str(restarts), str(OFTEN), "0.002"]
+    command = run_command("mib", out, "train.epochs=6")
     with out.with_suffix(".log").open("ab") as log:
         return subprocess.Popen([*start, *command], stdout=log, stderr=log)
 

@@ -6,9 +6,8 @@ import torch
 
 from fake_device import NEEDS, fake_device
 from nacre.losses import reference, sigmoid
-from nacre.losses.device_kernels import GuidedDeviceKernel, PlainKernel, weighted_exp
+from nacre.losses.device_kernels import PlainKernel, weighted_exp
 from nacre.losses.fused import _losses, fused_binary_losses, fused_losses
-from nacre.losses.label_guided import fused_label_guided_distillation, label_guided_distillation
 from nacre.losses.pseudo_labels import weighted_cross_entropy
 from nacre.losses.reference import upsample
 from nacre.ops import strip_upsample
@@ -57,20 +56,6 @@ def test_images_have_their_weights():
     loss.backward()
     expected.backward()
     torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-7)
-
-
-def test_the_guided_kernel_gives_what_upsampling_first_gives():
-    student, teacher, targets = problem(seed=2)
-    found, wanted = (student.clone().requires_grad_() for _ in range(2))
-    kernel = GuidedDeviceKernel(4, old_weight=0.5, new_weight=3.0, ignore_index=255)
-    divisors = {"kd": reference.pixel_count(student, targets, None, 255)}
-    loss = _losses(kernel, found, teacher, targets, divisors)["kd"]
-    full, old = upsample(wanted, (37, 37)), upsample(teacher, (37, 37))
-    expected = label_guided_distillation(full, old, targets, old_weight=0.5, new_weight=3.0)
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    loss.backward()
-    expected.backward()
-    torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_a_power_times_a_weight_takes_one_pass():
@@ -137,10 +122,6 @@ LOSSES = {
     ),
     "star": (fused_star, of_star),
     "plop": (lambda x, z, y: {"ce": weighted_cross_entropy(x, y, weights_of(x))}, of_plop),
-    "full": (
-        lambda x, z, y: {"kd": fused_label_guided_distillation(x, z, y)},
-        lambda x, z, y: label_guided_distillation(x, z, y),
-    ),
 }
 
 

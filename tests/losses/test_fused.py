@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.errors import NacreError
 from nacre.losses import (
     IGNORE_INDEX,
     binary_cross_entropy,
     binary_distillation,
     binary_mixed,
-    compiled_strips,
     cross_entropy,
     distillation,
     fused_binary_losses,
@@ -25,7 +23,6 @@ from nacre.losses import (
     unbiased_distillation,
     upsample,
 )
-from nacre.losses import compile as compile_module
 from nacre.ops import strip_upsample
 
 few = settings(max_examples=25, deadline=None)
@@ -414,55 +411,6 @@ def test_what_is_missing_is_told() -> None:
         fused_losses(a.logits, a.targets, kd="plain")
     with pytest.raises(AssertionError, match="need old_logits"):
         fused_binary_losses(a.logits, a.targets, distil=True)
-
-
-@pytest.mark.parametrize("name", ["ft", "mib", "lwf-mc", "lwf-mc-c"])
-def test_compiled_strips_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Traced and brought into the compiler's form, but run by torch: a C++ compiler takes a minute.
-    monkeypatch.setattr(compile_module, "BACKEND", "aot_eager")
-    compile_module._compiled.cache_clear()
-    fused, a = CASES[name][0], Problem()
-    values, gradient = values_and_gradient(fused, a)
-    with compiled_strips():
-        again, same = values_and_gradient(fused, a)
-    assert compile_module._compiled.cache_info().misses == 1, "it was compiled"
-    torch.testing.assert_close(again, values, rtol=1e-12, atol=0)
-    torch.testing.assert_close(same, gradient, rtol=1e-10, atol=1e-12)
-    values_and_gradient(fused, a)
-    assert compile_module._compiled.cache_info().hits == 0, "only where it is wanted"
-
-
-def test_strips_of_all_sizes_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = []
-
-    def keep(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    monkeypatch.setattr(compile_module, "BACKEND", keep)
-    monkeypatch.setattr(strip_upsample, "_CPU_STRIP_BYTES", 60_000)
-    compile_module._compiled.cache_clear()
-    torch.compiler.reset()
-    with compiled_strips():
-        for images, size in ((3, 37), (2, 37), (3, 25)):
-            x = torch.randn(images, 11, 5, 5, requires_grad=True)
-            z, y = torch.randn(images, 6, 5, 5), torch.randint(0, 11, (images, size, size)).byte()
-            sum(fused_losses(x, y, z, ce="unbiased", kd="unbiased").values()).backward()
-    assert len(graphs) == 1
-
-
-def test_what_cannot_be_compiled_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_a_compiler(*_: object) -> None:
-        raise OSError("no compiler")
-
-    monkeypatch.setattr(compile_module, "BACKEND", without_a_compiler)
-    compile_module._compiled.cache_clear()
-    a = Problem(num_old=2, new=7)
-    with (
-        compiled_strips(),
-        pytest.raises(NacreError, match=r"^train.compile_losses: .* cannot be comp"),
-    ):
-        fused_losses(a.logits, a.targets)
 
 
 @pytest.mark.parametrize("num_hidden", [1, 3])

@@ -1,4 +1,4 @@
-"""Label-guided distillation against a per-pixel reference, and the fused one against the plain."""
+"""Label-guided distillation against a per-pixel reference."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from torch import Tensor
 from loss_problems import SIZES, LossProblem, Size
 from nacre.losses import (
     IGNORE_INDEX,
-    compiled_strips,
     cross_entropy,
     distillation,
-    upsample,
 )
-from nacre.losses import compile as compiling
 from nacre.losses.label_guided import (
-    fused_label_guided_distillation,
     guided_probabilities,
     label_guided_distillation,
     nearest_targets,
 )
-from nacre.ops import strip_upsample as strips
 
 few = settings(max_examples=30, deadline=None)
 
@@ -78,36 +73,6 @@ def test_equals_the_mean_over_pixels(a: Problem, weights: tuple[float, float]) -
     assert float(actual) == pytest.approx(sum(values) / max(len(values), 1), rel=1e-10)
 
 
-@few
-@given(
-    a=problems,
-    weights=st.sampled_from([(1.0, 1.0), (5.0, 0.5), (1.0, 0.0)]),
-    strip_bytes=st.sampled_from([1, 2000, 1 << 20]),
-)
-def test_the_fused_one_equals_the_plain_one(
-    a: Problem, weights: tuple[float, float], strip_bytes: int
-) -> None:
-    options = {"old_weight": weights[0], "new_weight": weights[1]}
-    a.logits.requires_grad_()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
-        actual = fused_label_guided_distillation(a.logits, a.old, a.targets, **options)
-        (gradient,) = torch.autograd.grad(actual, a.logits)
-    expected = label_guided_distillation(*a.both(), a.targets, **options)
-    (by_autograd,) = torch.autograd.grad(expected, a.logits)
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(gradient, by_autograd, rtol=1e-9, atol=1e-12)
-
-
-def test_gradients_are_right() -> None:
-    a = Problem((2, 2), (4, 3), images=1)
-
-    def loss(x: Tensor) -> Tensor:
-        return fused_label_guided_distillation(x, a.old, a.targets, new_weight=0.3)
-
-    assert torch.autograd.gradcheck(loss, a.logits.requires_grad_(), check_batched_grad=False)
-
-
 def test_guided_probabilities_sum_to_one_and_never_give_a_new_pixel_to_the_background() -> None:
     a = Problem((11, 9))
     guided = guided_probabilities(a.old, a.targets, 5)
@@ -135,49 +100,21 @@ def test_without_new_classes_it_is_the_plain_distillation_summed_over_channels()
 def test_parts_of_a_batch_add_up_to_the_whole() -> None:
     a = Problem(images=3)
     num_pixels = (a.targets != IGNORE_INDEX).sum()
-    for function in (fused_label_guided_distillation, label_guided_distillation):
-        size = a.targets.shape[1:] if function is label_guided_distillation else (3, 4)
-        x, z = upsample(a.logits, size), upsample(a.old, size)  # type: ignore[arg-type]
-        parts = [
-            function(x[s], z[s], a.targets[s], num_pixels=num_pixels)
-            for s in (slice(0, 1), slice(1, 3))
-        ]
-        torch.testing.assert_close(parts[0] + parts[1], function(x, z, a.targets))
+    x, z = a.both()
+    parts = [
+        label_guided_distillation(x[s], z[s], a.targets[s], num_pixels=num_pixels)
+        for s in (slice(0, 1), slice(1, 3))
+    ]
+    torch.testing.assert_close(parts[0] + parts[1], label_guided_distillation(x, z, a.targets))
 
 
 def test_all_ignored_gives_zero() -> None:
-    a = Problem()
+    a = Problem((11, 9))
     a.targets.fill_(IGNORE_INDEX)
     x = a.logits.requires_grad_()
-    loss = fused_label_guided_distillation(x, a.old, a.targets)
+    loss = label_guided_distillation(x, a.old, a.targets)
     assert loss == 0
     assert (torch.autograd.grad(loss, x)[0] == 0).all()
-
-
-def test_nothing_overflows() -> None:
-    a = Problem()
-    a.logits, a.old = (a.logits.sign() * 1e4).requires_grad_(), a.old.sign() * 1e4
-    loss = fused_label_guided_distillation(a.logits, a.old, a.targets)
-    torch.testing.assert_close(loss, label_guided_distillation(*a.both(), a.targets))
-    assert torch.isfinite(torch.autograd.grad(loss, a.logits)[0]).all()
-
-
-def test_compiled_strips_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Traced and brought into the compiler's form, but run by torch: a C++ compiler takes a minute.
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling._compiled.cache_clear()
-    a = Problem()
-
-    def loss_and_gradient() -> list[Tensor]:
-        x = a.logits.clone().requires_grad_()
-        loss = fused_label_guided_distillation(x, a.old, a.targets, new_weight=0.3)
-        return [loss, torch.autograd.grad(loss, x)[0]]
-
-    expected = loss_and_gradient()
-    with compiled_strips():
-        actual = loss_and_gradient()
-    assert compiling._compiled.cache_info().misses == 1, "it was compiled"
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_nearest_targets_are_those_of_pytorch() -> None:

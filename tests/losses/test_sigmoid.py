@@ -15,9 +15,7 @@ from nacre.losses import (
     IGNORE_INDEX,
     binary_cross_entropy,
     binary_distillation,
-    compiled_strips,
 )
-from nacre.losses import compile as compiling
 from nacre.losses.sigmoid import (
     NO_CHANNEL,
     NOT_COUNTED,
@@ -213,24 +211,6 @@ def test_all_ignored_gives_zero_and_extreme_logits_stay_finite() -> None:
     assert torch.isfinite(torch.stack(list(losses.values()))).all()
     ignored = torch.full_like(a.targets, IGNORE_INDEX)
     assert fused_split_binary_losses(x, ignored, first_new=4)["bce"] == 0
-
-
-def test_compiled_strips_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Traced and brought into the compiler's form, but run by torch: a C++ compiler takes a minute.
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling._compiled.cache_clear()
-    a = Problem()
-
-    def losses_and_gradient() -> list[Tensor]:
-        x = a.logits.clone().requires_grad_()
-        losses = fused_split_binary_losses(x, a.targets, a.old, first_new=4, positive_weight=4.0)
-        return [*losses.values(), torch.autograd.grad(losses["bce"] + losses["kd"], x)[0]]
-
-    expected = losses_and_gradient()
-    with compiled_strips():
-        actual = losses_and_gradient()
-    assert compiling._compiled.cache_info().misses == 1, "it was compiled"
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 # ---------------------------------------------------------------- the unknown class

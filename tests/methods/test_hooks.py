@@ -42,7 +42,7 @@ class Watching(Ewc):
 
 def trainer_of(parts, scaler=None):
     torch.manual_seed(1)
-    config = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    config = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(config, 3, 32)
     method = Watching(EwcConfig(), 0)
     step = Step(
@@ -144,7 +144,7 @@ def test_a_step_0_that_has_more_is_as_good_as_ones_own(bases, tmp_path, method, 
 
 
 def test_what_only_later_steps_use_may_differ_from_the_base(bases, tmp_path):
-    changed = {"incremental_lr": 0.002, "incremental_epochs": 2, "log_freq": 5}
+    changed = {"incremental_lr": 0.002, "incremental_epochs": 2, "num_workers": 1}
     config = tiny_config(**SHORT, method="ft", train=changed)
     metrics = run_scenario(config, tmp_path / "run", base=bases / "ft")
     one, two = bases / "ft" / "step-0", tmp_path / "run" / "step-0"

@@ -387,11 +387,11 @@ def test_graft_is_mib_on_a_model_with_classes_of_another_method(unknown):
 
 
 def test_graft_learns_faster_where_the_backbone_is_frozen():
-    trainer, _, samples = second_step("graft", lr_scale=3)
+    trainer, _, samples = second_step("graft")
     trainer.update([samples[0]])
-    assert {group["lr"] for group in trainer.optimizer.param_groups} == {3 * trainer.lr}
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {2 * trainer.lr}
     learning = {"freeze": "nothing", "freeze_bn": False}
-    trainer, _, samples = second_step("graft", lr_scale=3, parts=learning)
+    trainer, _, samples = second_step("graft", parts=learning)
     trainer.update([samples[0]])
     assert {group["lr"] for group in trainer.optimizer.param_groups} == {trainer.lr}
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from nacre.errors import NacreError
-from nacre.methods import METHODS, Method, all_methods, find_method
+from nacre.methods import METHODS, Method, all_rows, find_method
 from nacre.methods._regularizer import normalize
 from nacre.methods.parts import NORMS
+from nacre.methods.table import ROWS
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
@@ -34,7 +35,7 @@ TWO_STEPS = {
 
 # Every method, and forms of some that learn otherwise
 CASES = {name: {"name": name} for name in METHODS} | {
-    "ewf-plop": {"name": "ewf", "base": "plop"},
+    "ewf-plop": {"name": "plop", "parts": {"fusion": "sqrt", "freeze_old_rows": True}},
     "ssul-branches": {"name": "ssul", "branches": True},
 }
 
@@ -180,12 +181,22 @@ def test_the_table_is_true_and_readable(name, capsys):
     assert method.Config().name == name
     assert issubclass(method, Method)
     console = Console(width=100)
-    console.print(methods_table(METHODS))
-    console.print(explain(method))
+    console.print(methods_table(ROWS))
+    console.print(explain(method, ROWS[name]))
     shown = capsys.readouterr().out
     assert name in shown
+    assert ROWS[name].title in shown
     for key in method.Config.model_fields:
         assert key == "name" or key in shown
+
+
+def test_every_method_of_the_package_is_in_the_table():
+    def below(kind):
+        return {kind, *(one for sub in kind.__subclasses__() for one in below(sub))}
+
+    found = [METHODS[name] for name in METHODS]  # which imports them all
+    ours = {one for one in below(Method) if one.__module__.startswith("nacre.methods")}
+    assert set(found) == {one for one in ours if "name" in vars(one)}
 
 
 def test_a_frozen_backbone_is_cheaper_than_fine_tuning():
@@ -204,7 +215,8 @@ def test_a_method_of_another_package_joins_through_an_entry_point(monkeypatch):
 
     monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: [Point()])
     assert find_method("mine") is METHODS["ft"]
-    assert set(all_methods()) == {*METHODS, "mine"}
+    assert set(all_rows()) == {*METHODS, "mine"}
+    assert all_rows()["mine"].summary.startswith("Cross-entropy alone")
 
 
 def test_a_broken_plug_in_breaks_only_itself(monkeypatch, caplog):
@@ -220,7 +232,7 @@ def test_a_broken_plug_in_breaks_only_itself(monkeypatch, caplog):
     points = [Point("broken", broken), Point("odd", lambda: 3), Point("mib", broken)]
     monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
     assert find_method("mib") is METHODS["mib"]
-    assert all_methods() == METHODS
+    assert all_rows() == ROWS
     assert "'broken' cannot be loaded from elsewhere:Mine: ImportError: no module" in caplog.text
     with pytest.raises(NacreError, match="'broken' cannot be loaded from elsewhere:Mine"):
         find_method("broken")

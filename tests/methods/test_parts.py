@@ -143,7 +143,7 @@ def test_background_of_which_no_sigmoid_is_sure_stays_background(name):
 
 
 def test_rows_of_another_method_are_dropped_and_missing_ones_are_named():
-    model = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    model = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(model, 3, 32)
     network.classifier.add_row("unknown")
     network.classifier.add_row("auxiliary")
@@ -225,5 +225,5 @@ def test_a_part_that_makes_no_sense_is_refused():
 def test_a_users_part_lies_over_the_methods_own():
     config = METHODS["plop"].Config(name="plop", parts={"fusion": 0.3})
     assert (config.parts.pseudo_labels, config.parts.fusion) == ("entropy", 0.3)
-    ewf = METHODS["ewf"].Config(name="ewf", base="plop")
-    assert (ewf.parts.pseudo_labels, ewf.parts.fusion) == ("entropy", "sqrt")
+    ewf = METHODS["ewf"].Config(name="ewf", parts={"fusion": 0.3})
+    assert (ewf.parts.freeze_old_rows, ewf.parts.fusion) == (True, 0.3)

@@ -9,12 +9,11 @@ from nacre.models.foreign.adapter import Adapter
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
 
 MODELS: dict[str, dict[str, Any]] = {
-    "deeplab": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+    "deeplab": {"backbone": "tiny", "decoder_channels": 8},
     "deeplab lite1": {
         "backbone": "lite1",
         "weights": "imagenet",
         "decoder_channels": 8,
-        "atrous_rates": [1, 2, 3],
     },
     "hf": {
         "kind": "hf",
@@ -34,7 +33,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "kind": "timm",
         "name": "resnet10t",
         "decoder_channels": 8,
-        "atrous_rates": [1, 2, 3],
         "output_stride": 8,
     },
     "smp": {

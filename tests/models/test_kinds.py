@@ -37,7 +37,7 @@ RUN: dict[str, Any] = {
     "scenario": "scenes/4-4/overlapped",
     "data": {"train": 16, "val": 6, "size": SIDE, "seed": 3},
     "images": {"crop_size": SIDE, "augmentation": "flip"},
-    "train": {"epochs": 1, "batch_size": 4, "lr": 0.0005, "incremental_lr": 0.0005, "log_freq": 1},
+    "train": {"epochs": 1, "batch_size": 4, "lr": 0.0005, "incremental_lr": 0.0005},
     "method": {"name": "mib"},
 }
 

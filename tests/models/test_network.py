@@ -116,7 +116,6 @@ def test_weights_that_are_not_there() -> None:
         {"backbone": "resnet19"},
         {"stride": 16},
         {"backbone": "tiny", "output_stride": 8},
-        {"backbone": "tiny", "grad_checkpointing": True},
         {"backbone": "lite0", "norm": "iabn"},
     ],
 )
@@ -147,28 +146,8 @@ def kept_bytes(**values: object) -> int:
     return sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in own)
 
 
-def test_in_place_norms_and_checkpointing_keep_less_in_a_whole_network() -> None:
-    plain, in_place = kept_bytes(norm="abn"), kept_bytes(norm="iabn")
-    assert in_place < 0.65 * plain
-    assert kept_bytes(norm="iabn", grad_checkpointing=True) < in_place
-
-
-@pytest.mark.parametrize("backbone", ["resnet18", "lite0"])
-def test_checkpointing_changes_nothing_but_memory(backbone: str) -> None:
-    states = []
-    for grad_checkpointing in (False, True):
-        torch.manual_seed(0)
-        config = DeepLabConfig(
-            backbone=backbone, decoder_channels=8, grad_checkpointing=grad_checkpointing
-        )
-        network = build_network(config, 5, crop=64)
-        network(images(64, 64)).logits.square().sum().backward()
-        grads = {name: p.grad for name, p in network.named_parameters()}
-        states.append(network.state_dict() | {f"d {name}": g for name, g in grads.items()})
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        assert value is not None, name
-        torch.testing.assert_close(states[1][name], value)
+def test_in_place_norms_keep_less_in_a_whole_network() -> None:
+    assert kept_bytes(norm="iabn") < 0.65 * kept_bytes(norm="abn")
 
 
 def test_networks_of_all_norms_train() -> None:

@@ -54,18 +54,19 @@ def outcome(work) -> str:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     shared_folder.PATIENCE_SECONDS = 0.5
-    config = tiny_config(train={"log_freq": 10})
-    often = tiny_config(train={"log_freq": 10, "checkpoint_minutes": 0.1 / 60, "epochs": 3})
+    config = tiny_config()
+    often = tiny_config(train={"epochs": 3})
     own = folder / f"of-rank-{RANK}"
     shared = folder / "shared"
     results = {"undisturbed": outcome(lambda: run_scenario(config, folder / "whole"))}
     clock, resume.time = resume.time, TremblingClock()
+    minutes, resume.CHECKPOINT_MINUTES = resume.CHECKPOINT_MINUTES, 0.1 / 60
     results["trembling clock"] = outcome(lambda: run_scenario(often, folder / "trembling"))
-    resume.time = clock
+    resume.time, resume.CHECKPOINT_MINUTES = clock, minutes
     stop = StopInTest(shared)
     results["stopped in a test"] = outcome(lambda: run_scenario(config, shared, should_stop=stop))
     results["tested then"] = str((shared / "step-0" / "metrics.json").exists())
-    other = tiny_config(train={"log_freq": 10}, seed=2)
+    other = tiny_config(seed=2)
     results["another config"] = outcome(lambda: run_scenario(other, shared))
     results["going on"] = outcome(lambda: run_scenario(config, shared))
     results["folders of their own"] = outcome(lambda: run_scenario(config, own / "run"))

@@ -146,7 +146,7 @@ def make_data(root):
 
 
 def folder_config(root, **changes):
-    train = {"epochs": 2, "batch_size": 2, "log_freq": 1, **changes.pop("train", {})}
+    train = {"epochs": 2, "batch_size": 2, **changes.pop("train", {})}
     values = {"scenario": "folder/1-1/overlapped", "data": {"name": "folder", "root": str(root)}}
     tiny = {key: value for key, value in TINY.items() if key != "data"}
     return build_config(overrides=deep_merge(tiny, {**values, "train": train, **changes}))
@@ -176,7 +176,7 @@ def test_a_run_goes_on_with_other_workers_and_moved_data(tmp_path, monkeypatch):
     reference = run_scenario(folder_config(root), tmp_path / "reference")
     stopped(folder_config(root), run)
     root.rename(moved)
-    changes = {"num_workers": 1, "device": "cpu", "log_freq": 3, "checkpoint_minutes": 1}
+    changes = {"num_workers": 1, "device": "cpu"}
     assert run_scenario(folder_config(moved, train=changes), run) == reference
     assert read_config(run).train.num_workers == 1
     for step in (0, 1):

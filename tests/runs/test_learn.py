@@ -29,7 +29,7 @@ from tiny_runs import StopAfter, tiny_config
 WORLD = ScenesConfig(train=40, val=12, size=32, seed=3)
 PETS, BIRDS, FISH = ["pearl", "starfish"], ["crate"], ["coral"]
 TINY = {
-    "model": {"backbone": "tiny", "decoder_channels": 8, "atrous_rates": [1, 2, 3]},
+    "model": {"backbone": "tiny", "decoder_channels": 8},
     "images": {"crop_size": 32, "augmentation": "flip"},
     "train": {
         "iterations": None,
@@ -37,7 +37,6 @@ TINY = {
         "batch_size": 8,
         "lr": 0.05,
         "incremental_lr": 0.01,
-        "log_freq": 1,
     },
 }
 
@@ -426,7 +425,7 @@ def test_an_option_of_another_method_is_refused_by_the_name_of_the_one_that_was_
     with pytest.raises(NacreError, match=r"method\.init: unknown.*\(of graft, as no method is"):
         plan_learning([data / "birds"], None, values=values)
     values["method"]["name"] = "graft"
-    with pytest.raises(NacreError, match=r"known here: name.*lr_scale$"):
+    with pytest.raises(NacreError, match=r"known here: name.*weight$"):
         plan_learning([data / "birds"], None, values=values)
 
 

@@ -35,9 +35,9 @@ def write_many(root, classes):
 
 
 TINY = {
-    "model": {"backbone": "tiny", "decoder_channels": 4, "atrous_rates": [1, 2, 3]},
+    "model": {"backbone": "tiny", "decoder_channels": 4},
     "images": {"crop_size": 32, "augmentation": "flip"},
-    "train": {"iterations": 2, "batch_size": 2, "log_freq": 1},
+    "train": {"iterations": 2, "batch_size": 2},
 }
 
 

@@ -23,7 +23,7 @@ def pair(tmp_path_factory):
         port = str(server.getsockname()[1])
     begun = folder / "of-rank-0" / "begun"  # the first process has one to go on with
     with pytest.raises(Interrupted):
-        run_scenario(tiny_config(train={"log_freq": 10}), begun, should_stop=StopAfter(3))
+        run_scenario(tiny_config(), begun, should_stop=StopAfter(3))
     script = Path(__file__).with_name("pair.py")
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     common["PYTHONPATH"] = os.pathsep.join([str(script.parents[1]), *filter(None, sys.path)])

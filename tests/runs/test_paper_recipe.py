@@ -50,11 +50,7 @@ def test_the_preset_is_the_papers(tmp_path):
     )
     assert (config.train.batch_size, config.train.epochs) == (24, 30)
     assert (config.train.lr, config.train.incremental_lr) == (0.01, 0.001)
-    assert (config.train.momentum, config.train.weight_decay, config.train.poly_power) == (
-        0.9,
-        1e-4,
-        0.9,
-    )
+    assert (config.train.nesterov, config.train.weight_decay) == (True, 1e-4)
     assert (config.images.crop_size, config.images.augmentation) == (512, "paper")
     assert config.method.model_dump()["weight"] == 10
 
@@ -66,7 +62,7 @@ def test_two_iterations_a_step_at_full_size(tmp_path):
 
     torch.set_num_threads(2)
     make_voc(tmp_path / "VOC2012")
-    config = paper_config(tmp_path / "VOC2012", epochs=1, micro_batch=2, log_freq=1)
+    config = paper_config(tmp_path / "VOC2012", epochs=1, micro_batch=2)
     run_scenario(config, tmp_path / "run")
     events = read_events(tmp_path / "run" / "events.jsonl")
     trained = [(one.step, one.iteration) for one in events if isinstance(one, Trained)]

@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from nacre.data import dataset as dataset_file
 from nacre.errors import NacreError
-from nacre.losses import compile as compiling
 from nacre.models.io import find_model, load_model
+from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import Run, run_scenario
+from nacre.training import step as step_file
+from nacre.training import window
 from nacre.training.events import RunBegan, Trained
 from nacre.training.step import Interrupted
 from nacre.training.trainer import NotFinite, Trainer
@@ -131,7 +134,7 @@ def test_a_config_without_a_value_means_its_default(finished, tmp_path):
     shutil.copytree(finished, run)
     config = run / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
-    config.write_text("".join(line for line in lines if "compile_losses:" not in line))
+    config.write_text("".join(line for line in lines if "grad_clip_norm:" not in line))
     tiny_run(run)
 
 
@@ -160,7 +163,7 @@ def test_a_folder_in_which_nothing_was_learnt_can_be_claimed_anew(tmp_path):
     with pytest.raises(NacreError, match=r"nothing\.pth"):
         tiny_run(
             tmp_path / "run",
-            model={"backbone": "resnet18", "weights": "nothing.pth"} | {"atrous_rates": [1, 2, 3]},
+            model={"backbone": "resnet18", "weights": "nothing.pth"},
         )
     tiny_run(tmp_path / "run")
 
@@ -285,21 +288,9 @@ def test_a_copy_of_a_step_cut_short_is_not_taken_for_a_step(finished, tmp_path):
     same_bytes(finished, out)
 
 
-def test_losses_can_be_compiled(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling._compiled.cache_clear()
-    tiny_run(tmp_path / "run", train={"compile_losses": True, "epochs": 1})
-    assert compiling._compiled.cache_info().misses == 3, "once per step"
-    losses = [
-        [e.losses for e in read_events(run / "events.jsonl") if isinstance(e, Trained)]
-        for run in (finished, tmp_path / "run")
-    ]
-    for one, other in zip(*losses, strict=True):
-        assert other == pytest.approx(one, rel=1e-3)
-
-
-def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_path):
-    tiny_run(tmp_path / "run", train={"log_freq": 10})
+def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "LOG_EVERY", 10)
+    tiny_run(tmp_path / "run")
     events = read_events(tmp_path / "run" / "events.jsonl")
     iterations = next(event.iterations for event in events if isinstance(event, RunBegan))
     trained = [(event.step, event.iteration) for event in events if isinstance(event, Trained)]
@@ -340,3 +331,19 @@ def test_without_hidden_classes_the_cross_entropy_of_a_run_is_the_plain_one(tmp_
 def test_a_step_knows_whether_its_pictures_may_come_again(setup, tmp_path):
     run = Run(tiny_config(scenario=f"scenes/4-4/{setup}"), tmp_path)
     assert run._spec(1).overlapped == (setup == "overlapped")
+
+
+def test_a_run_is_tested_again_as_it_was_tested(tmp_path, monkeypatch):
+    config = {"train": {"micro_batch": 2, "num_workers": 1}}
+    tiny_run(tmp_path / "run", **config)
+    opened = []
+
+    def spy(dataset, batch_size, rank, world_size, num_workers, *more):
+        opened.append((batch_size, num_workers))
+        return dataset_file.eval_batches(dataset, batch_size, rank, world_size, 0, *more)
+
+    monkeypatch.setattr(step_file, "eval_batches", spy)
+    again = evaluate_checkpoint(tmp_path / "run", {})
+    assert opened == [(2, 1)], "the run's own batches and processes"
+    metrics = json.loads((tmp_path / "run" / "step-2" / "metrics.json").read_text())
+    assert again["iou"] == metrics["iou"]

@@ -1,6 +1,7 @@
 import io
 import signal
 
+import pytest
 from rich.console import Console
 
 from nacre.terminal.progress import RunDisplay, one_line
@@ -81,6 +82,7 @@ def test_one_line_leaves_out_what_is_not_there():
     assert one_line({"new_without_background": 0.123}) == "mIoU without background: new 12.3"
 
 
+@pytest.mark.usefixtures("heard_signals")
 def test_the_first_signal_asks_to_stop_and_handlers_come_back():
     before = signal.getsignal(signal.SIGINT)
     with StopSignal() as stop:

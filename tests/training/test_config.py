@@ -146,7 +146,7 @@ def test_a_preset_does_not_let_a_penalty_overshoot(preset, method, most_importan
     hardness = config.method.weight * most_important
     theta = torch.ones(1, dtype=torch.float64, requires_grad=True)
     train = config.train
-    sgd = torch.optim.SGD([theta], train.incremental_lr, momentum=train.momentum, nesterov=True)
+    sgd = torch.optim.SGD([theta], train.incremental_lr, momentum=0.9, nesterov=train.nesterov)
     for _ in range(100):
         sgd.zero_grad()
         (hardness * theta**2).sum().backward()
@@ -180,7 +180,7 @@ RELEASED = [
     ("ade20k/100-10/overlapped", "star", {"method.positive_weight": 30, "train.epochs": 100}),
     ("voc/15-1/overlapped", "dft", {"train.lr": 0.02, "train.incremental_lr": 0.0005}),
     ("ade20k/100-5/overlapped", "dft", {"train.epochs": 30, "train.incremental_lr": 0.05}),
-    ("ade20k/100-10b/overlapped", "ewf", {"method.weight": 100, "method.pod": 0.001}),
+    ("ade20k/100-10b/overlapped", "ewf", {"method.weight": 100}),
     ("voc/15-5/overlapped", "ssul", {"method.branches": True}),
 ]
 

@@ -98,7 +98,7 @@ def test_several_processes_do_not_wait_in_in_place_norms(device, two_processes, 
 
 
 def test_a_test_of_many_batches_waits_once(device):
-    model = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    model = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(model, 5, 32).to("cuda")
     batch = torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 32, 32).byte()
     for window in (None, 24):

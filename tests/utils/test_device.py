@@ -11,7 +11,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 SWITCHES = (
     (torch.backends.cudnn, "benchmark"),
-    (torch.backends.cudnn, "deterministic"),
     (torch.backends.cudnn, "allow_tf32"),
     (torch.backends.cuda.matmul, "allow_tf32"),
 )
@@ -29,31 +28,24 @@ def flags():
 
 def test_a_gpu_looks_for_fast_kernels_and_the_losses_keep_their_digits(flags):
     torch.backends.cuda.matmul.allow_tf32 = True
-    configure_backends(CUDA, tf32=True, deterministic=False)
+    configure_backends(CUDA, tf32=True)
     assert torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
-    configure_backends(CUDA, tf32=False, deterministic=False)
+    configure_backends(CUDA, tf32=False)
     assert not torch.backends.cudnn.allow_tf32
 
 
-def test_deterministic_means_no_search_for_kernels(flags, monkeypatch):
-    monkeypatch.setattr(devices.os, "environ", environment := {})
-    configure_backends(CUDA, tf32=True, deterministic=True)
-    assert torch.backends.cudnn.deterministic
-    assert not torch.backends.cudnn.benchmark
-    assert torch.are_deterministic_algorithms_enabled()
-    assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    configure_backends(CUDA, tf32=True, deterministic=False)
-    assert torch.are_deterministic_algorithms_enabled(), "who asked for it elsewhere keeps it"
+def test_who_asked_for_the_same_result_every_time_gets_it(flags):
+    torch.use_deterministic_algorithms(True)
+    configure_backends(CUDA, tf32=True)
     assert not torch.backends.cudnn.benchmark
 
 
 def test_nothing_is_set_for_a_cpu(flags):
     before = torch.backends.cudnn.benchmark
-    configure_backends(CPU, tf32=False, deterministic=True)
+    configure_backends(CPU, tf32=False)
     assert torch.backends.cudnn.benchmark == before
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 from nacre.utils import signals
 from nacre.utils.signals import STOPS, StopSignal, held_back, leave_stops_to_parent
 
+pytestmark = pytest.mark.usefixtures("heard_signals")
+
 
 @pytest.mark.parametrize("number", STOPS)
 def test_the_first_signal_is_a_wish_that_is_heard_later(number):
@@ -74,8 +76,8 @@ me = os.getpid()
 if not os.fork():
     die_with_parent(me, signal.SIGKILL)
     print(os.getpid(), flush=True)
-    time.sleep(60)
-time.sleep(60)
+    time.sleep(600)
+time.sleep(600)
 """
 
 
@@ -85,7 +87,7 @@ def test_a_helper_dies_with_its_parent_however_that_dies():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         helper = int(parent.stdout.readline())
         parent.kill()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while _is_alive(helper):
         assert time.monotonic() < until, "the helper lives on"
         time.sleep(0.01)

@@ -92,7 +92,7 @@ def _carry_out(
     with contextlib.ExitStack() as while_running:
         mark = None
         if worker:
-            engine: Any = Local(made.jobs, made.cores)
+            engine: Any = Local(made.jobs)
         else:
             while_running.enter_context(locked(out, "grid"))
             mark = while_running.enter_context(marked(out))
@@ -100,9 +100,7 @@ def _carry_out(
         stop = while_running.enter_context(StopSignal())
         display = while_running.enter_context(GridDisplay(console))
         return until_interrupted(
-            lambda: run_grid(
-                runs, engine, mark=mark, retries=made.retries, should_stop=stop, show=display
-            ),
+            lambda: run_grid(runs, engine, mark=mark, should_stop=stop, show=display),
             "the same command",
         )
 

@@ -76,10 +76,11 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
 ) -> None:
     """List the methods, or explain one."""
-    from nacre.methods import all_methods, find_method
+    from nacre.methods import all_rows, find_method, find_row
     from nacre.terminal.methods import explain, methods_table
 
-    make_console().print(explain(find_method(name)) if name else methods_table(all_methods()))
+    shown = explain(find_method(name), find_row(name)) if name else methods_table(all_rows())
+    make_console().print(shown)
 
 
 @app.command(epilog="Examples:  nacre data voc --root VOC2012;  nacre data folder --root my-data")

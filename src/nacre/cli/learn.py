@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from nacre.cli.app import app, command_to_go_on, is_main_process, make_console, until_interrupted
-from nacre.cli.options import Config, Preset, Profile, Seed, Set, split_names
+from nacre.cli.options import Config, Preset, Seed, Set, split_names
 from nacre.errors import NacreError
 
 Data = Annotated[
@@ -61,7 +61,6 @@ def learn(
     config: Config = None,
     set_: Set = None,
     seed: Seed = None,
-    profile: Profile = None,
 ) -> None:
     """Add the new classes of some data to a model, or learn a first model."""
     values: dict[str, Any] = {
@@ -83,31 +82,24 @@ def learn(
         raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
     folder = out or Path("models") / "-".join(path.resolve().name for path in folders)
     given = {"tests": test or (), "preset": preset, "file": config, "assignments": set_ or ()}
-    _learn(folders, start, folder, {**given, "values": values}, profile)
+    _learn(folders, start, folder, {**given, "values": values})
 
 
-def _learn(
-    folders: list[Path], start: Path | None, out: Path, given: dict[str, Any], profile: int | None
-) -> None:
+def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, Any]) -> None:
     """Learn a step and show how it goes."""
     from nacre.utils.malloc import keep_freed_memory
 
     keep_freed_memory()
     from nacre.runs.learn import find_start
     from nacre.runs.learn_plan import plan_learning
-    from nacre.runs.profile import Profiler
     from nacre.terminal.learn import learn_table, plan_lines
     from nacre.terminal.progress import RunDisplay
-    from nacre.training.events import Observer
     from nacre.utils.signals import StopSignal
 
     plan = plan_learning(folders, find_start(start), **given)
     console = make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
-        observers: list[Observer] = [display]
-        if profile and is_main_process():
-            observers.append(Profiler(profile, out.with_name(f"{out.name}-profile")))
-        learning = plan.learning(out, observers=observers, should_stop=stop)
+        learning = plan.learning(out, observers=[display], should_stop=stop)
         console.print(plan_lines(learning.data, plan.how, plan.reasons))
         metrics = until_interrupted(learning, command_to_go_on("learn", "--out", str(out)))
     if is_main_process():

@@ -39,11 +39,6 @@ Set = Annotated[
     ),
 ]
 
-Profile = Annotated[
-    int | None,
-    typer.Option(min=1, max=10_000, help="Record so many updates; trace.json goes to OUT-profile."),
-]
-
 Track = Annotated[
     list[str] | None,
     typer.Option(help="Show it in tensorboard, wandb or trackio; may be repeated."),

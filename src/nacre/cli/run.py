@@ -12,7 +12,7 @@ from nacre.cli.app import (
     make_console,
     until_interrupted,
 )
-from nacre.cli.options import ConfigOptions, Profile, Track, takes_config
+from nacre.cli.options import ConfigOptions, Track, takes_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,6 @@ def run(
     options: ConfigOptions,
     out: Annotated[Path | None, typer.Option(help="The run's folder; made if need be.")] = None,
     track: Track = None,
-    profile: Profile = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show steps, method and network; learn nothing.")
     ] = False,
@@ -68,7 +67,6 @@ def run(
 
     keep_freed_memory()
     from nacre.runs.folder import default_folder
-    from nacre.runs.profile import Profiler
     from nacre.runs.run import run_scenario
     from nacre.runs.trackers import tracking
     from nacre.terminal.progress import RunDisplay
@@ -86,8 +84,6 @@ def run(
         RunDisplay(console) as display,
         tracking(folder, trackers) as observers,
     ):
-        if profile and is_main_process():
-            observers.append(Profiler(profile, folder.with_name(f"{folder.name}-profile")))
         summary = until_interrupted(
             lambda: run_scenario(
                 config,

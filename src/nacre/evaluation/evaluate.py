@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nacre.evaluation.counts import ConfusionCounter
 from nacre.evaluation.inference import predict_classes, sliding_classes
+from nacre.models.foreign.scoring_layers import undisturbed
 from nacre.models.network import Network
 from nacre.utils.device import FLOAT32, Precision
 
@@ -35,18 +36,16 @@ def evaluate(
     Raises:
         NacreError: The network's scores are not finite numbers.
     """
-    was_training = network.training
-    network.eval()
     counter = ConfusionCounter(network.num_classes, device)
-    for images, targets in batches:
-        images = images.to(device, non_blocking=True)
-        with precision.mixed(device):
-            if window is None:
-                size = (targets.shape[-2], targets.shape[-1])
-                predicted = predict_classes(network(images).scores, size, counter.check)
-            else:
-                predicted = sliding_classes(network, images, window, counter.check)
-        counter.add(targets.to(device, non_blocking=True), predicted)
-        on_images(len(images))
-    network.train(was_training)
+    with undisturbed(network):
+        for images, targets in batches:
+            images = images.to(device, non_blocking=True)
+            with precision.mixed(device):
+                if window is None:
+                    size = (targets.shape[-2], targets.shape[-1])
+                    predicted = predict_classes(network(images).scores, size, counter.check)
+                else:
+                    predicted = sliding_classes(network, images, window, counter.check)
+            counter.add(targets.to(device, non_blocking=True), predicted)
+            on_images(len(images))
     return counter.total()

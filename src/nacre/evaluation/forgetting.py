@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nacre.evaluation.inference import predict_classes
 from nacre.evaluation.metrics import confusion_matrix, iou_by_class
 from nacre.models.foreign.scores import scores_of
+from nacre.models.foreign.scoring_layers import undisturbed
 from nacre.models.network import Output
 
 Scorer = nn.Module | Callable[[Tensor], Any]
@@ -67,7 +68,10 @@ def report_forgetting(
     """
     own = seen = both = torch.zeros(0, 0, dtype=torch.int64)
     num_old = num_new = 0
-    with _evaluating(before), _evaluating(after):
+    with contextlib.ExitStack() as meanwhile:
+        for model in (before, after):
+            if isinstance(model, nn.Module):
+                meanwhile.enter_context(undisturbed(model))
         for images, targets in data:
             size = (targets.shape[-2], targets.shape[-1])
             old, new = (_scores(model(images)) for model in (before, after))
@@ -90,19 +94,6 @@ def report_forgetting(
 def _scores(output: Any) -> Tensor:
     """Return the scores of classes in what a network of ours or of others put out."""
     return output.scores if isinstance(output, Output) else scores_of(output)
-
-
-@contextlib.contextmanager
-def _evaluating(model: Scorer) -> Iterator[None]:
-    """Use a network in eval mode and leave it in the mode it was in."""
-    was = isinstance(model, nn.Module) and model.training
-    if isinstance(model, nn.Module):
-        model.eval()
-    try:
-        yield
-    finally:
-        if was and isinstance(model, nn.Module):
-            model.train()
 
 
 def _percent(value: float | None) -> str:

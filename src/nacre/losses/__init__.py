@@ -4,7 +4,6 @@ The functions of `reference` take full-resolution logits and are there to be rea
 and `fused_binary_losses` take low-resolution logits and are there to be fast.
 """
 
-from nacre.losses.compile import compiled_strips
 from nacre.losses.fused import fused_binary_losses, fused_losses
 from nacre.losses.reference import (
     binary_cross_entropy,
@@ -23,7 +22,6 @@ __all__ = [
     "binary_cross_entropy",
     "binary_distillation",
     "binary_mixed",
-    "compiled_strips",
     "cross_entropy",
     "distillation",
     "fused_binary_losses",

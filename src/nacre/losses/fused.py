@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nacre.losses.compile import as_wanted
 from nacre.losses.device_kernels import PlainKernel
 from nacre.losses.kernels import OldTargets, SigmoidKernel, SoftmaxKernel, StripKernel, Variant
 from nacre.losses.reference import at_least_float32, pixel_count
@@ -219,13 +218,12 @@ def _run(
     totals = [logits.new_zeros(()) for _ in range(kernel.terms)]
     gradients = [StripGradient(student) for _ in totals] if with_gradients else []
     scratch = logits.new_empty(0)
-    compute = as_wanted(kernel)
     for strip in student.strips():
         x = student.lines(strip)
         z = None if teacher is None else teacher.lines(strip)
-        scratch.resize_(x.shape)  # no slice of a larger one, for which a compiler would make two
+        scratch.resize_(x.shape)
         extra = () if by_image is None else (strip.repeat(by_image),)
-        values, found = compute(x, z, strip.lines(targets).long(), scratch, with_gradients, *extra)
+        values, found = kernel(x, z, strip.lines(targets).long(), scratch, with_gradients, *extra)
         for total, value in zip(totals, values, strict=True):
             total.add_(value)
         for gradient, part in zip(gradients, found, strict=True):

@@ -26,7 +26,6 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -200,14 +199,14 @@ class _Exponentials:
         out[:, 0] = b
         exponentials, into = self.exponentials[:, 1 : self.num_old], out[:, 1 : self.num_old]
         if add_to_old is None:
-            _into(into, torch.mul, exponentials, old.unsqueeze(1))
+            torch.mul(exponentials, old.unsqueeze(1), out=into)
         else:
-            _into(into, torch.addcmul, add_to_old, exponentials, old.unsqueeze(1))
+            torch.addcmul(add_to_old, exponentials, old.unsqueeze(1), out=into)
         exponentials, into = self.exponentials[:, self.num_old :], out[:, self.num_old :]
         if new is None:
             into.zero_()
         else:
-            _into(into, torch.mul, exponentials, new.unsqueeze(1))
+            torch.mul(exponentials, new.unsqueeze(1), out=into)
 
     def add(self, b: Tensor, old: Tensor, new: Tensor, *, out: Tensor) -> None:
         """Add each group's exponentials times a factor per pixel to what is there."""
@@ -293,7 +292,7 @@ class SigmoidKernel:
         t = x.new_empty(x.shape[0], 0, x.shape[2]) if z is None else z.sigmoid_()
 
         # log(1 + e^x) of all channels, then t x off for those that the teacher or the label name
-        softplus = _into(scratch, torch.logaddexp, x, x.new_zeros(()))
+        softplus = torch.logaddexp(x, x.new_zeros(()), out=scratch)
         by_pixel = softplus.sum(1)
         if left_out is not None:
             by_pixel -= sum_left_out(softplus, left_out) * label.is_background
@@ -357,12 +356,4 @@ def leave_out_(gradient: Tensor, left_out: Tensor, is_background: Tensor) -> Non
 
 def _dot(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
     """Sum of products over the channels."""
-    return _into(room, torch.mul, a, b).sum(1)
-
-
-def _into(room: Tensor, operation: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Carry out an operation in memory that is there already."""
-    if torch.compiler.is_compiling():
-        # The compiler takes no slices for `out`, and joins the copy with the operation.
-        return room.copy_(operation(*inputs))
-    return operation(*inputs, out=room)
+    return torch.mul(a, b, out=room).sum(1)

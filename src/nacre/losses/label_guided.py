@@ -15,30 +15,17 @@ anywhere, this one pushes new classes down wherever the label does not name them
 plain one (eq. 6) it sees all channels. With the weight 0 for new classes and on pixels labelled
 background alone it is the first term of ALIFE.
 
-The reference takes logits at the size of the targets. The fused one takes low-resolution logits
-and computes sums and gradients strip by strip as `nacre.losses.fused` does: with p' as above
-
-    loss L - sum p' x,  gradient q - p'        (L the log-sum-exp of all channels, times weight)
-
-LGKD itself stays at the resolution of the logits: with targets from `nearest_targets` nothing is
-upsampled, by either function.
+Logits have the size of the targets. LGKD stays at the resolution of the logits: with targets from
+`nearest_targets` nothing is upsampled.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from nacre.losses.device_kernels import GuidedDeviceKernel
-from nacre.losses.fused import _losses
-from nacre.losses.kernels import Sums, _dot
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
-
-_BITS = math.log2(math.e)
 
 
 def label_guided_distillation(
@@ -97,40 +84,6 @@ def guided_probabilities(
     return guided.scatter_add_(1, targets.long().unsqueeze(1) * is_new, moved)
 
 
-def fused_label_guided_distillation(
-    logits: Tensor,
-    old_logits: Tensor,
-    targets: Tensor,
-    *,
-    old_weight: float = 1.0,
-    new_weight: float = 1.0,
-    num_pixels: float | Tensor | None = None,
-    ignore_index: int = IGNORE_INDEX,
-) -> Tensor:
-    """`label_guided_distillation` of upsampled logits, straight from low-resolution ones.
-
-    Args:
-        logits: the student's, N,C,h,w.
-        old_logits: the teacher's, N,K,h,w (h and w may differ from the student's).
-        targets: N,H,W, and the rest as in `label_guided_distillation`.
-        old_weight: weight of pixels with an old target.
-        new_weight: weight of pixels with a new one.
-        num_pixels: what the sum over the pixels is divided by.
-        ignore_index: the target of pixels that do not count.
-    """
-    ignore_index = ignore_value(targets, ignore_index)
-    logits = at_least_float32(logits)
-    teacher = old_logits.detach().to(logits.dtype)
-    count = pixel_count(logits, targets, num_pixels, ignore_index)
-    weights = (teacher.shape[1], old_weight, new_weight, ignore_index)
-    if logits.is_cuda:
-        on_device = GuidedDeviceKernel(*weights)
-        return _losses(on_device, logits, teacher, targets, {"kd": count})["kd"]
-    # The kernel works in bits; the divisor brings its result back to nats.
-    kernel = GuidedKernel(*weights)
-    return _losses(kernel, logits * _BITS, teacher * _BITS, targets, {"kd": count * _BITS})["kd"]
-
-
 def nearest_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
     """Targets N,H,W at a smaller size: of each cell the one at its top left corner."""
     rows, columns = (
@@ -138,42 +91,3 @@ def nearest_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
         for small, large in zip(size, targets.shape[1:], strict=True)
     )
     return targets[:, rows.unsqueeze(1), columns]
-
-
-@dataclass(frozen=True)
-class GuidedKernel:
-    """The label-guided distillation of a strip, in bits; a `StripKernel`."""
-
-    num_old: int
-    old_weight: float
-    new_weight: float
-    ignore_index: int
-    terms = 1
-
-    def __call__(
-        self, x: Tensor, z: Tensor | None, targets: Tensor, scratch: Tensor, gradients: bool
-    ) -> Sums:
-        """Sum up the loss over a strip, as `StripKernel` says."""
-        assert z is not None
-        old = slice(0, self.num_old)
-        counted = targets != self.ignore_index
-        is_new = counted & (targets >= self.num_old)
-        weights = torch.where(is_new, self.new_weight, self.old_weight).to(x.dtype).mul_(counted)
-        index = (targets * is_new).unsqueeze(1)
-        p = z.sub_(z.amax(1, keepdim=True)).exp2_()
-        p.mul_((weights / p.sum(1)).unsqueeze(1))
-        moved = p[:, 0] * is_new
-
-        p_times_x = _dot(x[:, old], p, scratch[:, old])
-        p_times_x += moved * (x.gather(1, index).squeeze(1) - x[:, 0])
-        peak = x.amax(1)
-        q = x.sub_(peak.unsqueeze(1)).exp2_()
-        sums = q.sum(1)
-        value = ((sums.log2() + peak) * weights - p_times_x).sum()
-        if not gradients:
-            return [value], []
-        q.mul_((weights / sums).unsqueeze(1))
-        q[:, old].sub_(p)
-        q[:, 0].add_(moved)
-        q.scatter_add_(1, index, -moved.unsqueeze(1))
-        return [value], [q]

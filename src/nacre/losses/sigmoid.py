@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nacre.losses.fused import _losses
-from nacre.losses.kernels import Sums, _dot, _into, leave_out_, sum_left_out
+from nacre.losses.kernels import Sums, _dot, leave_out_, sum_left_out
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
@@ -243,7 +243,7 @@ class SplitSigmoidKernel:
         own = torch.where(is_new, channel, 0).unsqueeze(1)
         counts, hits = counted.to(x.dtype), is_new.to(x.dtype)
 
-        softplus = _into(scratch, torch.logaddexp, x, x.new_zeros(()))
+        softplus = torch.logaddexp(x, x.new_zeros(()), out=scratch)
         positive = (self.positive_weight - 1) * softplus.gather(1, own).squeeze(1)
         positive -= self.positive_weight * x.gather(1, own).squeeze(1)
         of_new = softplus[:, new].sum(1)

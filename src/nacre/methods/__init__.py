@@ -1,32 +1,23 @@
 """The methods, one file each, and the table that names them.
 
 A method from another package joins the table through the entry point group ``nacre.methods``
-(name = the method's name, object = its class); one test file runs over the whole table.
+(name = the method's name, object = its class); one test file runs over the whole table. A method,
+and torch with it, is imported when it is first asked for: a list of all is shown at once.
 """
 
+import inspect
 import logging
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
 
 from nacre.errors import NacreError, unknown_name
-from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step
-from nacre.methods.dft import Dft
-from nacre.methods.dkd import Dkd
-from nacre.methods.ewc import Ewc
-from nacre.methods.ewf import Ewf
-from nacre.methods.ft import FineTuning
-from nacre.methods.graft import Graft
-from nacre.methods.ilt import Ilt
-from nacre.methods.joint import Joint
-from nacre.methods.lgkd import Lgkd
-from nacre.methods.lwf import Lwf
-from nacre.methods.lwf_mc import LwfMc, LwfMcC, LwfMcD
-from nacre.methods.mib import Mib
-from nacre.methods.pi import Pi
-from nacre.methods.plop import Plop
-from nacre.methods.rw import Rw
-from nacre.methods.ssul import Ssul
-from nacre.methods.star import Star
+from nacre.methods.table import ROWS, MethodRow
 from nacre.utils.plugins import load_registered, registered
+
+if TYPE_CHECKING:
+    from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step
 
 __all__ = [
     "METHODS",
@@ -35,8 +26,9 @@ __all__ = [
     "MethodConfig",
     "ParamGroup",
     "Step",
-    "all_methods",
+    "all_rows",
     "find_method",
+    "find_row",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -44,52 +36,67 @@ _LOG = logging.getLogger(__name__)
 GROUP = "nacre.methods"
 """The entry points under which other packages register methods."""
 
-# In the order of the paper's tables, then by year; tables and pages show them so.
-METHODS: dict[str, type[Method]] = {
-    "ft": FineTuning,
-    "pi": Pi,
-    "ewc": Ewc,
-    "rw": Rw,
-    "lwf": Lwf,
-    "lwf-mc": LwfMc,
-    "lwf-mc-d": LwfMcD,
-    "lwf-mc-c": LwfMcC,
-    "ilt": Ilt,
-    "mib": Mib,
-    "plop": Plop,
-    "ssul": Ssul,
-    "dkd": Dkd,
-    "ewf": Ewf,
-    "lgkd": Lgkd,
-    "star": Star,
-    "dft": Dft,
-    "graft": Graft,
-    "joint": Joint,
-}
+
+class _Methods(Mapping[str, "type[Method]"]):
+    """Our methods by name, each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> "type[Method]":
+        module, _, kind = ROWS[name].place.partition(":")
+        found: type[Method] = getattr(import_module(module), kind)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ROWS)
+
+    def __len__(self) -> int:
+        return len(ROWS)
 
 
-def all_methods() -> dict[str, type[Method]]:
+METHODS = _Methods()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("nacre.methods.base"), name)
+
+
+def all_rows() -> dict[str, MethodRow]:
     """Return our methods and those that installed packages register, as far as these load."""
-    found = dict(METHODS)
-    for name, point in registered(GROUP, METHODS).items():
+    found = dict(ROWS)
+    for name, point in registered(GROUP, ROWS).items():
         try:
-            found[name] = _load(point)
+            found[name] = _row(_load(point))
         except NacreError as error:
             _LOG.warning("%s", error)
     return found
 
 
-def find_method(name: str) -> type[Method]:
+def find_row(name: str) -> MethodRow:
+    """Return how lists and tables name a method."""
+    return ROWS[name] if name in ROWS else _row(find_method(name))
+
+
+def find_method(name: str) -> "type[Method]":
     """Return a method by name; what other packages register is loaded only when it is meant."""
-    if name in METHODS:
+    if name in ROWS:
         return METHODS[name]
-    others = registered(GROUP, METHODS)
+    others = registered(GROUP, ROWS)
     if name not in others:
-        raise unknown_name("method", name, [*METHODS, *others])
+        raise unknown_name("method", name, [*ROWS, *others])
     return _load(others[name])
 
 
-def _load(point: EntryPoint) -> type[Method]:
+def _row(method: "type[Method]") -> MethodRow:
+    """Return a method of another package: its docstring says what it does."""
+    summary = (inspect.getdoc(method) or "").partition("\n")[0].removesuffix(".")
+    place = f"{method.__module__}:{method.__name__}"
+    return MethodRow(place, method.name, summary, regularizes="", paper="")
+
+
+def _load(point: EntryPoint) -> "type[Method]":
+    from nacre.methods.base import Method
+
     def fits(found: object) -> bool:
         return isinstance(found, type) and issubclass(found, Method)
 

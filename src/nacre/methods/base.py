@@ -38,7 +38,6 @@ from torch import Tensor
 
 from nacre.losses.fused import fused_losses
 from nacre.losses.kernels import Variant
-from nacre.losses.label_guided import fused_label_guided_distillation
 from nacre.losses.pseudo_labels import weighted_cross_entropy
 from nacre.methods.parts import ParamGroup, Parts, PartsConfig, fill_parts
 from nacre.methods.step import Batch, Step
@@ -48,7 +47,6 @@ from nacre.utils.config import Config
 
 __all__ = [
     "Batch",
-    "Distillation",
     "DistillingConfig",
     "Method",
     "MethodConfig",
@@ -58,8 +56,6 @@ __all__ = [
     "label_losses",
     "require_teacher",
 ]
-
-Distillation = Literal["plain", "unbiased", "full"]
 
 
 class MethodConfig(Config):
@@ -79,12 +75,8 @@ class MethodConfig(Config):
         return None
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parts that the method has on unless a user says otherwise.
-
-        Args:
-            values: What else was set.
-        """
+    def own_parts(cls) -> dict[str, Any]:
+        """Return the parts that the method has on unless a user says otherwise."""
         return {}
 
     @classmethod
@@ -97,12 +89,12 @@ class MethodConfig(Config):
     def _fill_parts(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        parts = fill_parts(values.get("parts", {}), cls.own_parts(values))
+        parts = fill_parts(values.get("parts", {}), cls.own_parts())
         return {**values, "parts": parts}
 
     @model_validator(mode="after")
     def _refuse_parts(self) -> "MethodConfig":
-        own = PartsConfig(**self.own_parts({}))
+        own = PartsConfig(**self.own_parts())
         for key, reason in self.refused_parts().items():
             if getattr(self.parts, key) != getattr(own, key):
                 raise ValueError(f"parts.{key} cannot be set for {self.name}: {reason}")
@@ -122,11 +114,6 @@ class DistillingConfig(MethodConfig):
     """
 
     weight: float = Field(1.0, ge=0, description="weight of the distillation")
-    kd: Distillation = Field(
-        "plain",
-        description="distillation: plain (eq. 6), unbiased (eq. 7) or full (all channels, guided "
-        "by the labels, LGKD)",
-    )
     average: Literal["classes", "pixels"] = Field(
         "classes",
         description="distillation: mean over old classes and pixels, or pixels alone (eq. 5)",
@@ -141,12 +128,7 @@ class Method(ABC):
     """The base of all methods: says what is learnt; remembers nothing unless told to."""
 
     name: ClassVar[str]
-    title: ClassVar[str] = ""
-    """As tables write it; the name where there is none."""
-    summary: ClassVar[str]
-    paper: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]
-    regularizes: ClassVar[str] = "nothing"
     tunable: ClassVar[tuple[str, ...]] = ()
     """The keys of the config that weigh remembering against learning."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -279,28 +261,27 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
 
 
 def label_losses(
-    config: DistillingConfig, ce: Variant, batch: Batch, student: Output, teacher: Output
+    config: DistillingConfig,
+    batch: Batch,
+    student: Output,
+    teacher: Output,
+    *,
+    ce: Variant = "plain",
+    kd: Variant = "plain",
 ) -> dict[str, Tensor]:
     """Return the cross-entropy and the weighted distillation of the old channels, `ce` and `kd`."""
-    # Without a background that hid the new classes, only the old ones are compared (eq. 6)
-    kd = config.kd if student.has_background else "plain"
     losses = fused_losses(
         student.logits,
         batch.targets,
         teacher.logits,
         ce=batch.ce(ce),
-        kd=None if kd == "full" else kd,
+        # Without a background that hid the new classes, only the old ones are compared (eq. 6)
+        kd=kd if student.has_background else "plain",
         hidden=batch.hidden,
         num_pixels=batch.num_valid_pixels,
     )
-    num_old = teacher.logits.shape[1]
-    if kd == "full":
-        targets, pixels = batch.sure_targets(num_old), batch.num_valid_pixels
-        guided = fused_label_guided_distillation(
-            student.logits, teacher.logits, targets, num_pixels=pixels
-        )
-        losses["kd"] = guided / num_old
-    return {"ce": losses["ce"], "kd": config.distillation_weight(num_old) * losses["kd"]}
+    weight = config.distillation_weight(teacher.logits.shape[1])
+    return {"ce": losses["ce"], "kd": weight * losses["kd"]}
 
 
 def require_teacher(teacher: Output | None) -> Output:

@@ -13,7 +13,6 @@ future classes are there from step 0 on, which needs to know how many there will
 at random when their step begins.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -29,7 +28,7 @@ class DftConfig(MethodConfig):
     name: Literal["dft"] = Field("dft", description="frozen network, new rows only")
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return what is frozen: all but the new rows."""
         return {"freeze": "decoder", "freeze_bn": True, "freeze_old_rows": True}
 
@@ -38,10 +37,6 @@ class Dft(Method):
     """Cross-entropy on a frozen network: only new rows learn."""
 
     name = "dft"
-    title = "DFT"
-    summary = "a frozen network, of which only the new rows learn"
-    regularizes = "everything: it is frozen"
-    paper = "Revisiting CSS 2025 (DFT*)"
     Config = DftConfig
     train_presets = {
         "paper": {"lr": 0.02},

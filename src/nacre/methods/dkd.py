@@ -14,12 +14,11 @@ pixel negative, and new rows start as copies of it (`parts.init=auxiliary`). Aft
 is frozen, and only new rows decay. The backbone's rate is a tenth of the others', as the presets
 `paper` and `small` have it (the released scripts' 0.001 is the backbone's).
 
-g is 2 in step 0 and 1 later on VOC, 35 on ADE20K. In the released implementation pixels with the
-label 255 are negatives; here they are what `conventions.border` says. On ADE20K its rate rises over
-the first fifth of a step, which `train.warmup_iterations` does where one knows that number.
+g is 1 on VOC and 35 on ADE20K, but at least 2 in step 0. In the released implementation pixels with
+the label 255 are negatives; here they are what `conventions.border` says. On ADE20K its rate rises
+over the first fifth of a step, which `train.warmup_iterations` does where one knows that number.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -38,6 +37,8 @@ SLOW_BACKBONE: dict[str, dict[str, Any]] = {
     "small": {"backbone_lr_scale": 0.1},
 }
 """Presets of `train` for methods whose backbone learns at a tenth of the rate."""
+BASE_POSITIVE_WEIGHT = 2.0
+"""The least weight of a class's own pixels in step 0."""
 
 
 class SigmoidConfig(MethodConfig):
@@ -59,10 +60,14 @@ class DkdConfig(SigmoidConfig):
     weight: float = Field(5.0, ge=0, description="weight of the distillation of logits")
     decomposed_weight: float = Field(5.0, ge=0, description="weight of those of their parts")
     positive_weight: float = Field(1.0, gt=0, description="weight of a new class's own pixels")
-    base_positive_weight: float = Field(2.0, gt=0, description="the same in step 0")
+
+    @property
+    def base_positive_weight(self) -> float:
+        """The weight of a class's own pixels in step 0."""
+        return max(self.positive_weight, BASE_POSITIVE_WEIGHT)
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return DKD's: batch norm frozen, and the auxiliary row."""
         return {"freeze_bn": True, "init": "auxiliary"}
 
@@ -96,13 +101,9 @@ class Dkd(SigmoidMethod):
     """Distils logits and their positive and negative parts."""
 
     name = "dkd"
-    title = "DKD"
-    summary = "a sigmoid per class; logits and their positive and negative parts distilled"
-    regularizes = "outputs of old classes, and their parts"
-    paper = "Baek et al. 2022"
     Config = DkdConfig
     presets = {
-        "paper ade20k": {"positive_weight": 35, "base_positive_weight": 35},
+        "paper ade20k": {"positive_weight": 35},
         # At the demo's rate a network of four classes goes out of bounds with frozen batch norm.
         "demo": {"parts": {"freeze_bn": False}},
     }

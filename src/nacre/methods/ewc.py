@@ -44,10 +44,6 @@ class Ewc(ParameterRegularizer):
     """Holds parameters by their Fisher information."""
 
     name = "ewc"
-    title = "EWC"
-    summary = "holds parameters whose gradients were large"
-    regularizes = "parameters with large gradients"
-    paper = "Kirkpatrick et al. 2017"
     Config = EwcConfig
     presets = {"small": {"weight": 50}, "demo": {"weight": 8}}
     persistent_state = frozenset({"fisher"})

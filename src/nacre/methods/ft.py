@@ -19,9 +19,6 @@ class FineTuning(Method):
     """Cross-entropy alone: learns the new classes and forgets the old ones."""
 
     name = "ft"
-    title = "FT"
-    summary = "cross-entropy alone; forgets"
-    paper = "baseline FT"
     Config = FineTuningConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:

@@ -29,14 +29,14 @@ A network may be anyone's whose backbone stands apart (`Network.maps`): where th
 maps, f is all of them, each with its own cells, and a vector has the means of all.
 
 On features that stay as they are decoder and classifier bear twice the later learning rate
-(`lr_scale`).
+(`LR_SCALE`).
 
 A backbone that has not seen many pictures before step 0 must go on learning (`parts.freeze=nothing`
 and `parts.freeze_bn=false`, as the preset demo has it). What is kept is then carried along by the
 affine map that the step's own pictures show between the features before and after it (`Drift`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -85,6 +85,8 @@ INSIDE = 0.7
 """The share of a cell from which on it is a class's."""
 GREATEST = 5.0
 """What the weights of picture and graft may add up to."""
+LR_SCALE = 2.0
+"""Learning rate after step 0 over the config's, where the backbone is frozen."""
 FEWEST = 8
 """Pictures without which there are no grafts: around the means of so few all is theirs."""
 UNKNOWN = -1
@@ -102,12 +104,9 @@ class GraftConfig(MethodConfig):
         0.75, ge=0, description="weight of a grafted old class over that of a new one"
     )
     weight: float = Field(10.0, ge=0, description="weight of the distillation")
-    lr_scale: float = Field(
-        2.0, gt=0, description="rate after step 0 over the config's, where the backbone is frozen"
-    )
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return what stays as it is unless it is told otherwise: backbone and batch norm."""
         return {"freeze": "backbone", "freeze_bn": True}
 
@@ -116,10 +115,6 @@ class Graft(Method):
     """Exchanges the means of pictures for those of old classes."""
 
     name = "graft"
-    title = "Graft"
-    summary = "frozen backbone; means of old classes' features grafted onto new pictures"
-    regularizes = "features of old classes; outputs of old channels"
-    paper = "nacre's own"
     Config = GraftConfig
     # The network of the demo starts from nothing: four classes are not all that its features need.
     presets = {"demo": {"parts": {"freeze": "nothing", "freeze_bn": False}}}
@@ -148,7 +143,7 @@ class Graft(Method):
         """Let decoder and classifier learn faster on features that stay as they are."""
         if self.parts.shared == "nothing":
             return groups
-        return [{**group, "lr_scale": self.config.lr_scale * group["lr_scale"]} for group in groups]
+        return [{**group, "lr_scale": LR_SCALE * group["lr_scale"]} for group in groups]
 
     def begin_step(self, step: Step) -> None:
         """Find the classes of which grafts are drawn: none if of one class nothing is known."""

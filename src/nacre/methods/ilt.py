@@ -41,10 +41,6 @@ class Ilt(Method):
     """Cross-entropy, plain distillation and a distance between features."""
 
     name = "ilt"
-    title = "ILT"
-    summary = "distillation of the old channels and of the features"
-    regularizes = "outputs of old channels, features"
-    paper = "Michieli and Zanuttigh 2019"
     Config = IltConfig
     # The features of lite0 end in no activation and are large: with the paper's 100, their distance
     # is all that is learnt.
@@ -59,7 +55,7 @@ class Ilt(Method):
         if not self.num_old:
             return label_cross_entropy(batch, student)
         seen = require_teacher(teacher)
-        losses = label_losses(self.config, "plain", batch, student, seen)
+        losses = label_losses(self.config, batch, student, seen)
         distance = self._features(student) - self._features(seen)
         return losses | {"features": self.config.feature_weight * distance.square().mean()}
 

@@ -25,9 +25,6 @@ class Joint(Method):
     """Cross-entropy on a scenario whose steps are merged into one."""
 
     name = "joint"
-    title = "Joint"
-    summary = "all classes at once, with all labels; the upper bound"
-    paper = "baseline Joint"
     Config = JointConfig
     is_joint = True
 

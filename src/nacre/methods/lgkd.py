@@ -40,10 +40,6 @@ class Lgkd(Plop):
     """PLOP with a distillation of all channels that the labels guide."""
 
     name = "lgkd"
-    title = "LGKD"
-    summary = "plop, and a distillation of all channels that the labels guide"
-    regularizes = "features of all stages, outputs"
-    paper = "Yang et al. 2023"
     Config = LgkdConfig
     presets = {
         "paper ade20k": {"pod": 0.001, "pod_logits": 0.00001},

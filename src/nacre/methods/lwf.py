@@ -36,10 +36,6 @@ class Lwf(Method):
     """Cross-entropy and plain distillation."""
 
     name = "lwf"
-    title = "LwF"
-    summary = "distillation of the old channels"
-    regularizes = "outputs of old channels"
-    paper = "Li and Hoiem 2017"
     Config = LwfConfig
     tunable = ("weight",)
     uses_teacher = True
@@ -49,4 +45,4 @@ class Lwf(Method):
         """Return the cross-entropy, eq. 2, and the distillation, eq. 5 and 6."""
         if not self.num_old:
             return label_cross_entropy(batch, student)
-        return label_losses(self.config, "plain", batch, student, require_teacher(teacher))
+        return label_losses(self.config, batch, student, require_teacher(teacher))

@@ -57,9 +57,8 @@ class LwfMcDConfig(_SigmoidConfig):
 
 
 class _Binary(Method):
-    """What the three have in common: the paper, the teacher, and step 0."""
+    """What the three have in common: the teacher, and step 0."""
 
-    paper = "Rebuffi et al. 2017"
     uses_teacher = True
     step_0 = "binary cross-entropy"
 
@@ -83,9 +82,6 @@ class LwfMc(_Binary):
     """Binary cross-entropy to the labels and to the teacher, weighted."""
 
     name = "lwf-mc"
-    title = "LwF-MC"
-    summary = "distillation with a sigmoid per class"
-    regularizes = "outputs of old channels"
     Config = LwfMcConfig
     tunable = ("weight",)
     config: LwfMcConfig
@@ -124,9 +120,6 @@ class LwfMcC(_Mixed):
     """The background's target is the label's."""
 
     name = "lwf-mc-c"
-    title = "LwF-MC-C"
-    summary = "lwf-mc with the background from the labels"
-    regularizes = "outputs of old classes"
     Config = LwfMcCConfig
     old_targets = "teacher_but_background"
 
@@ -135,8 +128,5 @@ class LwfMcD(_Mixed):
     """The background's target is the teacher's."""
 
     name = "lwf-mc-d"
-    title = "LwF-MC-D"
-    summary = "lwf-mc with the background from the teacher"
-    regularizes = "outputs of old channels"
     Config = LwfMcDConfig
     old_targets = "teacher"

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from nacre.methods.base import (
     Batch,
-    Distillation,
     DistillingConfig,
     Method,
     MethodConfig,
@@ -48,11 +47,7 @@ class MibConfig(DistillingConfig):
         10.0, ge=0, description="weight of the distillation (paper: 10; 100 in the task 15-1)"
     )
     ce: Bias = Field("unbiased", description="cross-entropy: unbiased (eq. 3, 4) or plain (eq. 2)")
-    kd: Distillation = Field(
-        "unbiased",
-        description="distillation: unbiased (eq. 7), plain (eq. 6) or full (all channels, guided "
-        "by the labels, LGKD)",
-    )
+    kd: Bias = Field("unbiased", description="distillation: unbiased (eq. 7) or plain (eq. 6)")
     init: Init = Field(
         "background", description="new classifiers: from the background's (eq. 8, 9) or random"
     )
@@ -62,10 +57,6 @@ class Mib(Method):
     """Cross-entropy and distillation that know what the background may hide."""
 
     name = "mib"
-    title = "MiB"
-    summary = "losses and initialisation that model what the background hides"
-    regularizes = "outputs of old channels, unbiased"
-    paper = "Cermelli et al. 2020"
     Config = MibConfig
     # The one task for which the paper's figures were made with another weight.
     presets = {"paper voc/15-1": {"weight": 100}}
@@ -93,4 +84,5 @@ class Mib(Method):
         """Return the cross-entropy, eq. 3 and 4, and the distillation, eq. 5 and 7."""
         if not self.num_old:
             return label_cross_entropy(batch, student)
-        return label_losses(self.config, self.config.ce, batch, student, require_teacher(teacher))
+        config, seen = self.config, require_teacher(teacher)
+        return label_losses(config, batch, student, seen, ce=config.ce, kd=config.kd)

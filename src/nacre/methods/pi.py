@@ -48,10 +48,6 @@ class Pi(ParameterRegularizer):
     """Holds parameters by what their movement gained."""
 
     name = "pi"
-    title = "PI"
-    summary = "holds parameters whose movement lowered the loss"
-    regularizes = "parameters that lowered the loss"
-    paper = "Zenke et al. 2017"
     Config = PiConfig
     presets = {"small": {"weight": 50}, "demo": {"weight": 8}}
     persistent_state = frozenset({"score"})

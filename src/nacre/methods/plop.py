@@ -20,7 +20,6 @@ ADE20K it accepts every pixel. Its factors are 0.01 for features and 0.0005 for 
 and 0.00001 on ADE20K, for ResNet-101 with in-place ABN.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -40,7 +39,7 @@ class PodConfig(MethodConfig):
     )
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return PLOP's: pseudo-labels, and rows that start from the background's."""
         return {"pseudo_labels": "entropy", "init": "background"}
 
@@ -55,10 +54,6 @@ class Plop(Method):
     """Cross-entropy on pseudo-labels and local POD."""
 
     name = "plop"
-    title = "PLOP"
-    summary = "pseudo-labels, and features held by the means of their bands"
-    regularizes = "features of all stages"
-    paper = "Douillard et al. 2021"
     Config: ClassVar[type[MethodConfig]] = PlopConfig
     presets = {"paper ade20k": {"pod": 0.001, "pod_logits": 0.00001}}
     train_presets = {"paper voc/10-1": {"incremental_epochs": 10}}

@@ -54,10 +54,6 @@ class Rw(ParameterRegularizer):
     """Holds parameters by their Fisher information and by what their movement gained."""
 
     name = "rw"
-    title = "RW"
-    summary = "ewc and a score along the path of learning"
-    regularizes = "parameters, both ways"
-    paper = "Chaudhry et al. 2018"
     Config = RwConfig
     presets = {"small": {"weight": 10}, "demo": {"weight": 1.6}}
     persistent_state = frozenset({"fisher", "walk_score"})

@@ -23,7 +23,6 @@ frozen with the old ones. On ADE20K its rate rises over the first tenth of a ste
 (`train.warmup_iterations`).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -63,7 +62,7 @@ class SsulConfig(MethodConfig):
         return self.saliency
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return what is frozen, and how pseudo-labels are made."""
         return {
             "freeze": "decoder",
@@ -82,10 +81,6 @@ class Ssul(Method):
     """Sigmoids on a frozen network; what is unknown has a row of its own."""
 
     name = "ssul"
-    title = "SSUL"
-    summary = "a frozen network with a sigmoid per class and a row for what is unknown"
-    regularizes = "everything: it is frozen"
-    paper = "Cha et al. 2021"
     Config = SsulConfig
     train_presets = {
         "paper": {"lr": 0.01, "incremental_lr": 0.01, "backbone_lr_scale": 0.1},

@@ -23,7 +23,6 @@ learns, at a tenth of the rate. The two distances are means over a micro-batch
 (`train.micro_batch`), all else is over the batch.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -60,6 +59,10 @@ from nacre.models.network import Network, Output
 
 SURE = 0.5
 """The teacher says a class where its logit is above this."""
+CONTRAST = 0.05
+"""Weight of the distance to old prototypes."""
+NEW_ROWS_LR = 10.0
+"""Learning rate of new rows over the decoder's."""
 _SURE_SIGMOID = float(torch.tensor(SURE).sigmoid())
 _NUMBERS = ("statistics.count", "statistics.background", "seen.counts")
 
@@ -69,12 +72,10 @@ class StarConfig(SigmoidConfig):
 
     name: Literal["star"] = Field("star", description="replay of class statistics")
     weight: float = Field(5.0, ge=0, description="weight of old classes' features")
-    contrast: float = Field(0.05, ge=0, description="weight of the distance to old prototypes")
     positive_weight: float = Field(4.0, gt=0, description="weight of a class's own pixels")
-    new_rows_lr: float = Field(10.0, gt=0, description="new rows' rate, times the decoder's")
 
     @classmethod
-    def own_parts(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own_parts(cls) -> dict[str, Any]:
         """Return STAR's: batch norm and old rows frozen."""
         return {"freeze_bn": True, "freeze_old_rows": True}
 
@@ -104,10 +105,6 @@ class Star(SigmoidMethod):
     """Replays statistics of old classes and of the background."""
 
     name = "star"
-    title = "STAR"
-    summary = "a sigmoid per class; statistics of old classes' features are replayed"
-    regularizes = "features of old classes; their statistics"
-    paper = "Chen et al. 2023"
     Config = StarConfig
     presets = {
         "paper ade20k": {"positive_weight": 30},
@@ -149,8 +146,7 @@ class Star(SigmoidMethod):
             return groups
         rows = {id(value) for value in classifier_of(step.network).heads[-1].parameters()}
         new, rest = split_groups(groups, rows)
-        faster = self.config.new_rows_lr
-        return rest + [{**group, "lr_scale": faster * group["lr_scale"]} for group in new]
+        return rest + [{**group, "lr_scale": NEW_ROWS_LR * group["lr_scale"]} for group in new]
 
     @torch.no_grad()
     def survey(self, step: Step) -> None:
@@ -200,7 +196,7 @@ class Star(SigmoidMethod):
             "bce": labeled / replay.divisor,
             "background": replay.background_weight * again / targets.numel() / replay.divisor,
             "features": self.config.weight * self._hold_features(batch, student, seen),
-            "contrast": self.config.contrast * self._contrast(student, targets),
+            "contrast": CONTRAST * self._contrast(student, targets),
         }
 
     def penalties(self, step: Step) -> dict[str, Tensor]:

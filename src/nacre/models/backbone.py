@@ -6,9 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 Color = tuple[float, float, float]
 
@@ -21,14 +19,14 @@ class Backbone(nn.Module):
         stride: input pixels per feature; sizes that it does not divide are rounded up.
         mean: of the pixels that its weights expect, RGB in 0..1.
         std: of the pixels that its weights expect, RGB in 0..1.
-        grad_checkpointing: whether blocks are computed again in the backward pass.
+        atrous_rates: of the head over it, where they are not those of its stride.
     """
 
     channels: int
     stride: int
     mean: Color
     std: Color
-    grad_checkpointing: bool = False
+    atrous_rates: tuple[int, int, int] | None = None
 
     @abstractmethod
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -51,12 +49,9 @@ class Backbone(nn.Module):
         return x, x
 
     def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-        """Pass features through blocks, keeping only what goes in if `grad_checkpointing` is on."""
+        """Pass features through blocks."""
         for block in blocks:
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = block(x)
+            x = block(x)
         return x
 
 

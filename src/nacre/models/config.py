@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.backbones import BACKBONES, NormName
 from nacre.utils.config import Config
-
-Rate = Annotated[int, Field(ge=1, le=1024)]
 
 
 class ModelConfig(Config):
@@ -47,11 +45,6 @@ class HeadConfig(ModelConfig):
     decoder_channels: int = Field(
         default=256, ge=1, le=8192, description="channels of each branch of the head"
     )
-    atrous_rates: tuple[Rate, Rate, Rate] | None = Field(
-        default=None,
-        description="of the head's 3x3 convolutions; by default 6, 12, 18 at output stride 16, "
-        "and in proportion at others",
-    )
 
 
 class DeepLabConfig(HeadConfig):
@@ -67,11 +60,6 @@ class DeepLabConfig(HeadConfig):
         description="what the backbone starts from: `none` (random), `imagenet` (from a package, "
         "a cache or the internet), a repository of the Hugging Face hub, or the path of a file",
     )
-    grad_checkpointing: bool = Field(
-        default=False,
-        description="keep only the input of each block of the backbone and compute the rest "
-        "again in the backward pass: less memory, about a third more time",
-    )
 
     @field_validator("backbone")
     @classmethod
@@ -86,8 +74,6 @@ class DeepLabConfig(HeadConfig):
         row, name = BACKBONES[self.backbone], self.backbone
         if row.strides is None and self.output_stride is not None:
             raise ValueError(f"output_stride cannot be chosen for backbone {name!r}: leave it out")
-        if row.strides is None and self.grad_checkpointing:
-            raise ValueError(f"grad_checkpointing is not needed by backbone {name!r}: leave it out")
         if self.norm not in row.norms:
             allowed = " or ".join(repr(norm) for norm in row.norms)
             raise ValueError(

@@ -62,6 +62,7 @@ class Tiny(Backbone):
     """
 
     stride = 8
+    atrous_rates = (1, 2, 4)  # scenes are 64 pixels wide: maps of 8 x 8
     # Generated scenes have no colour that is more frequent than another.
     mean = (0.5, 0.5, 0.5)
     std = (0.25, 0.25, 0.25)

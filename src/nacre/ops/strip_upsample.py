@@ -86,7 +86,6 @@ class StripUpsampler:
         if self._wide_source != (strip.images, sources):
             self._widen(strip.images, sources)
         lines = weights.shape[0] * self._wide.shape[1]
-        # No slice of a larger buffer: a compiler would make two versions of what takes it.
         self._strip.resize_(lines, *self._wide.shape[2:])
         torch.mm(weights, self._wide.flatten(1), out=self._strip.view(weights.shape[0], -1))
         return self._strip

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nacre.data.dataset import eval_batches
 from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
@@ -17,7 +16,8 @@ from nacre.runs.learn_data import open_folders
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config
-from nacre.utils.device import choose_device, choose_precision
+from nacre.training.step import batches_to_test
+from nacre.utils.device import choose_precision
 from nacre.utils.distributed import init_distributed
 
 
@@ -44,14 +44,14 @@ def evaluate_checkpoint(
         changed = deep_merge(changed, parse_assignment(text))
     config = resolve_config(changed)
     data = open_scenario(config)
-    device = choose_device(config.train.device)
+    dist = init_distributed(config.train.device)
     step = len(info.steps) - 1
     _check_classes(path, info.classes, data, step)
-    batches = eval_batches(data.eval_dataset(step), config.train.batch_size, 0, 1, 0)
-    precision = choose_precision(config.train.precision, device)
-    confusion = evaluate(
-        network.to(device), batches, device, window=config.test_window, precision=precision
-    )
+    batches = batches_to_test(data.eval_dataset(step), config.train, dist, lambda: False)
+    precision = choose_precision(config.train.precision, dist.device)
+    network.to(dist.device)
+    counts = evaluate(network, batches, dist.device, window=config.test_window, precision=precision)
+    confusion = dist.sum(counts)
     metrics = compute_metrics(data.scenario.classes, data.scenario.groups, step, confusion)
     return metrics | {
         "images": len(data.eval_dataset(step)),

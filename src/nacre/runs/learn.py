@@ -98,7 +98,7 @@ class Learning:
         self.precision = choose_precision(config.train.precision, self.dist.device)
         self.observers, self.should_stop = list(observers), should_stop
         self.recorder = Recorder()
-        self.checkpoint = Checkpoint(self.folder.resume, self.dist, config.train.checkpoint_minutes)
+        self.checkpoint = Checkpoint(self.folder.resume, self.dist)
         self.index = len(start.info.steps) if start else 0
         self.data = self._open()
         self.spec = self._spec()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nacre.methods import find_method
+from nacre.methods import find_row
 from nacre.methods.parts import Shared
 from nacre.models.build import is_own_network
 from nacre.runs.learn import Learning, Start
@@ -50,7 +50,7 @@ def _how(config: LearnConfig) -> str:
     named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
     stays = f"; {named} {'stay' if kept[1:] else 'stays'} as before" if kept else ""
     name = config.method.name
-    return f"learnt by {find_method(name).title or name}{stays}"
+    return f"learnt by {find_row(name).title}{stays}"
 
 
 def _was_taken(choice: Choice, config: LearnConfig) -> bool:

@@ -72,7 +72,7 @@ class Run:
         self.num_steps = num_steps or self.data.num_steps
         self.observers, self.should_stop = list(observers), should_stop
         self.recorder = Recorder()
-        self.checkpoint = Checkpoint(self.folder.resume, self.dist, config.train.checkpoint_minutes)
+        self.checkpoint = Checkpoint(self.folder.resume, self.dist)
 
     def learn_steps(self) -> dict[str, Any]:
         """Learn and test the steps that are not there yet; return the last one's metrics."""

@@ -69,7 +69,7 @@ def step_sampler(
         rank=rank,
         world_size=world_size,
         # What fits a GPU is found when the step's networks are there.
-        micro_batch=None if train.micro_batch == "auto" else train.micro_batch,
+        micro_batch=train.micro_batch,
         total=train.iterations,
         shares=shares,
     )

@@ -21,6 +21,8 @@ from nacre.utils.signals import PARENT
 from nacre.utils.system import CORES
 
 LOOK_SECONDS = 0.5
+RETRIES = 3
+"""New attempts at a run that a signal or a dying machine ended."""
 _MOOD_SECONDS = 15.0
 _STOPPED = 130
 """How a run ends that was told to stop and has saved."""

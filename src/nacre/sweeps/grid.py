@@ -27,12 +27,6 @@ TrackerName = Literal["tensorboard", "wandb", "trackio"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class RayConfig(Config):
-    """Where Ray is."""
-
-    address: str = Field("auto", description="of the cluster; auto finds one of this machine")
-
-
 class GridConfig(Config):
     """What a grid is made of: every combination is a run."""
 
@@ -48,17 +42,7 @@ class GridConfig(Config):
     jobs: int | None = Field(
         None, ge=1, le=1024, description="runs at a time on a machine; one per GPU, else one"
     )
-    gpus: int | None = Field(
-        None, ge=0, le=64, description="GPUs of a run on Ray or SLURM; one where there are any"
-    )
-    cores: int | None = Field(
-        None, ge=1, le=4096, description="cores of a run; else an equal share, on Ray one"
-    )
-    retries: int = Field(
-        3, ge=0, le=1000, description="new attempts at a run that a signal or a machine ended"
-    )
     track: tuple[TrackerName, ...] = Field((), description="trackers, as `nacre run --track`")
-    ray: RayConfig = Field(default_factory=RayConfig, description="for `--on ray`")
     slurm: dict[str, Any] = Field(
         default_factory=dict, description="for `--on slurm`: parameters of submitit's executor"
     )

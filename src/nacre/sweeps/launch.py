@@ -15,7 +15,7 @@ import yaml
 from nacre.errors import NacreError
 from nacre.runs.folder import with_absolute_paths
 from nacre.sweeps.board import Board, check, is_worked_on
-from nacre.sweeps.carry import Outcome, RunTask
+from nacre.sweeps.carry import RETRIES, Outcome, RunTask
 from nacre.sweeps.engines.engine import Engine, Handle
 from nacre.sweeps.grid import Job
 from nacre.utils.claim import BEAT_SECONDS, Claim, Watch, read_claim, remove_claims, take
@@ -30,8 +30,8 @@ GRID = "grid"
 class _Attempts:
     """The runs that an engine has now."""
 
-    def __init__(self, board: Board, engine: Engine, retries: int) -> None:
-        self.board, self.engine, self.retries = board, engine, retries
+    def __init__(self, board: Board, engine: Engine) -> None:
+        self.board, self.engine = board, engine
         self.handles: dict[int, tuple[Job, Handle]] = {}
 
     def begin_next(self) -> None:
@@ -70,7 +70,7 @@ class _Attempts:
     def _conclude(self, job: Job, outcome: Outcome) -> None:
         if outcome.end in ("done", "failed"):
             job.state, job.problem = outcome.end, outcome.problem
-        elif outcome.end == "ended early" and job.attempts > self.retries:
+        elif outcome.end == "ended early" and job.attempts > RETRIES:
             job.state, job.problem = "failed", outcome.problem
         else:
             job.state = "waiting"
@@ -93,7 +93,6 @@ def run_grid(
     engine: Engine,
     *,
     mark: Claim | None = None,
-    retries: int = 3,
     should_stop: Callable[[], bool] = lambda: False,
     show: Callable[[Sequence[Job]], None] = lambda jobs: None,
 ) -> bool:
@@ -103,12 +102,11 @@ def run_grid(
         jobs: The runs.
         engine: Carries them out.
         mark: The grid's own claim, by which runs on other machines know that it lives.
-        retries: New attempts at a run that a signal or a dying machine ended.
         should_stop: Whether the user wants to stop; the runs save.
         show: Receives the runs again and again.
     """
     board = Board(jobs)
-    attempts = _Attempts(board, engine, retries)
+    attempts = _Attempts(board, engine)
     looked = float("-inf")
     try:
         while board.is_open or attempts.handles:

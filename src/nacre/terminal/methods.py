@@ -1,4 +1,4 @@
-"""The methods for people: a table of all, a screen about one.
+"""The methods for people: a table of all, without torch, and a screen about one.
 
 The cost beside fine-tuning is an estimate. Time: an update is a forward pass and a backward pass
 that takes as long as two; a teacher adds a forward pass, a third of that. A frozen backbone has no
@@ -13,58 +13,54 @@ and methods that hold parameters say what they add themselves.
 
 import inspect
 import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nacre.methods.base import Method
-from nacre.methods.parts import PartsConfig
+from nacre.methods.table import MethodRow
+
+if TYPE_CHECKING:
+    from nacre.methods import Method
 
 TEACHER_TIME = 4 / 3
 FROZEN_TIME = 1 / 3
 
-ABOUT_COST = (
-    "time: an update beside fine-tuning's; forward is 1, backward 2, a teacher's forward 1 more; "
-    "a frozen backbone leaves the forward, and all but it is not counted; "
-    "passes over parameters alone are not counted. "
-    "memory: times the size of the parameters, beside fine-tuning's 3 (they, gradients, momentum) "
-    "and its activations."
-)
 
-
-def methods_table(methods: dict[str, type[Method]]) -> RenderableType:
+def methods_table(rows: Mapping[str, MethodRow]) -> RenderableType:
     """Return all methods as a table."""
-    table = Table(title="methods", title_justify="left", caption=ABOUT_COST, caption_justify="left")
-    for column in ("name", "regularises", "paper"):
+    caption = "`nacre methods NAME` has the equations, the cost and the keys of one."
+    table = Table(title="methods", title_justify="left", caption=caption, caption_justify="left")
+    for column in ("name", "in tables", "what it does", "paper"):
         table.add_column(column)
-    for column in ("weight", "time", "memory"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, method in methods.items():
-        row = (method.regularizes, method.paper, _weights(method))
-        table.add_row(name, *row, time_factor(method), extra_memory(method))
+    for name, row in rows.items():
+        table.add_row(name, row.title, row.summary, row.paper)
     return table
 
 
-def time_factor(method: type[Method]) -> str:
+def time_factor(method: "type[Method]") -> str:
     """Return how long an update after step 0 takes beside fine-tuning's."""
     if method.Config(name=method.name).parts.freeze != "nothing":
         return f"x {FROZEN_TIME:.2f}"
     return f"x {TEACHER_TIME if method.uses_teacher else 1:.2f}"
 
 
-def extra_memory(method: type[Method]) -> str:
+def extra_memory(method: "type[Method]") -> str:
     """Return what a method keeps on the device, in sizes of the parameters."""
     return f"+ {method.extra_param_copies + method.uses_teacher}"
 
 
-def explain(method: type[Method]) -> RenderableType:
+def explain(method: "type[Method]", row: MethodRow) -> RenderableType:
     """Return what a method is, with its equations, what it costs and what can be set."""
-    about = inspect.getdoc(sys.modules[method.__module__]) or method.summary
+    from nacre.methods.parts import PartsConfig
+
+    about = inspect.getdoc(sys.modules[method.__module__]) or row.summary
     cost = f"{time_factor(method)} the time of fine-tuning, {extra_memory(method)} x parameters"
-    title = Text(f"{method.name}: {method.summary}", "bold")
+    title = Text(f"{method.name}: {row.summary}", "bold")
     parts: list[RenderableType] = [title, Text(_paragraphs(about))]
-    parts += [Text(f"\nPaper: {method.paper}\nCost: {cost} (an estimate)")]
+    parts += [Text(f"\nPaper: {row.paper}\nCost: {cost} (an estimate)")]
     options = Table(title=f"\n--set method.…  for {method.name}", title_justify="left")
     for column in ("key", "default", "what it is"):
         options.add_column(column)
@@ -76,11 +72,6 @@ def explain(method: type[Method]) -> RenderableType:
         if key not in refused:
             options.add_row(f"parts.{key}", str(getattr(own, key)), field.description)
     return Group(*parts, options)
-
-
-def _weights(method: type[Method]) -> str:
-    defaults = {method.Config.model_fields[key].default for key in method.tunable}
-    return ", ".join(f"{value:g}" for value in defaults) or "–"
 
 
 def _paragraphs(text: str) -> str:

@@ -29,9 +29,8 @@ from nacre.utils.config import Config
 from nacre.utils.yaml_file import MAX_DEPTH, parse_yaml, read_yaml
 
 ConfigValues = dict[str, Any]
-PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
+PrecisionName = Literal["auto", "float32", "tf32", "bfloat16", "float16"]
 PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
-_TEST_BATCH = 8
 
 
 class TrainConfig(OptimConfig):
@@ -54,10 +53,11 @@ class TrainConfig(OptimConfig):
     batch_size: int = Field(
         24, ge=1, le=65_536, description="images per update, over all processes together"
     )
-    micro_batch: Annotated[int, Field(ge=1, le=65_536)] | Literal["auto"] | None = Field(
+    micro_batch: int | None = Field(
         None,
-        description="images a process holds at once; gradients add up to `batch_size`; auto: what "
-        "fits the GPU",
+        ge=1,
+        le=65_536,
+        description="images a process holds at once; gradients add up to `batch_size`",
     )
     lr: float = Field(0.01, gt=0, le=1e6, description="learning rate of step 0")
     incremental_lr: float = Field(
@@ -73,30 +73,12 @@ class TrainConfig(OptimConfig):
         json_schema_extra=LATER,
     )
     precision: PrecisionName = Field(
-        "auto", description="auto: bfloat16 or float16 on CUDA, float32 elsewhere"
+        "auto",
+        description="auto: bfloat16 or float16 on CUDA, float32 elsewhere; tf32: float32 with "
+        "convolutions in TF32 on CUDA; float32: no TF32 either",
     )
     device: str = Field(
         "auto", description="auto, cpu, cuda, cuda:1, mps", json_schema_extra=NOTHING
-    )
-    compile_losses: bool = Field(
-        False,
-        description="compile the losses with torch.compile, for long runs on a GPU",
-        json_schema_extra=NOTHING,
-    )
-    compile_network: bool = Field(
-        False,
-        description="compile the networks with torch.compile, for long runs on one GPU",
-        json_schema_extra=NOTHING,
-    )
-    tf32: bool = Field(
-        True,
-        description="TF32 in the convolutions of a GPU, where they are not in half precision",
-        json_schema_extra=NOTHING,
-    )
-    deterministic: bool = Field(
-        False,
-        description="only kernels of a GPU that give the same result every time; slower",
-        json_schema_extra=NOTHING,
     )
     num_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
         "auto",
@@ -104,27 +86,10 @@ class TrainConfig(OptimConfig):
         "else 0",
         json_schema_extra=NOTHING,
     )
-    checkpoint_minutes: float = Field(
-        10,
-        gt=0,
-        le=1e6,
-        description="minutes between saves within a step",
-        json_schema_extra=NOTHING,
-    )
-    log_freq: int = Field(
-        10,
-        ge=1,
-        le=1_000_000,
-        description="iterations between two lines of events",
-        json_schema_extra=NOTHING,
-    )
 
     def test_batch(self, world_size: int) -> int:
         """Return how many images a process tests at once, which takes less memory than learning."""
-        local = max(1, self.batch_size // world_size)
-        if self.micro_batch == "auto":
-            return min(local, _TEST_BATCH)
-        return self.micro_batch or local
+        return self.micro_batch or max(1, self.batch_size // world_size)
 
 
 class Recipe(Config):

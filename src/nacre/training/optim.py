@@ -1,10 +1,9 @@
-"""Optimiser, schedule and the mean of the weights over time, as a config says.
+"""Optimiser and schedule, as a config says.
 
     lr(iteration) = lr * warm-up * decay
     warm-up = min(1, (iteration + 1) / warmup_iterations)
-    decay   = (1 - iteration / iterations) ** poly_power             poly, the paper's
+    decay   = (1 - iteration / iterations) ** 0.9                    poly, the paper's
             = (1 + cos(pi * iteration / iterations)) / 2             cosine
-    ema     = d * ema + (1 - d) * weights,  d = min(ema_decay, (1 + iteration) / (10 + iteration))
 
 The defaults are the paper's: SGD with Nesterov momentum, one learning rate and one weight decay for
 all parameters. Every group of parameters has an `lr_scale`, its learning rate over the step's.
@@ -12,7 +11,7 @@ all parameters. Every group of parameters has an `lr_scale`, its learning rate o
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -27,28 +26,25 @@ from nacre.utils.tensor_file import Tensors
 ParamGroup = dict[str, Any]
 """torch's: `params` and what is other for them, such as `weight_decay` or `lr_scale`."""
 
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
+MOMENTUM = 0.9
+POLY_POWER = 0.9
 
 
 class OptimConfig(Config):
     """How parameters are updated; the defaults are the paper's."""
 
     optimizer: Literal["sgd", "adamw"] = Field(
-        "sgd", description="sgd: with Nesterov momentum; adamw: for transformers"
+        "sgd", description="sgd: with momentum 0.9; adamw: for transformers"
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of sgd")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="of adamw: memory of the gradients and of their squares"
+    nesterov: bool = Field(
+        True,
+        description="Nesterov momentum in sgd, as in the paper's released implementation; false: "
+        "plain momentum, as in its text",
     )
-    weight_decay: float = Field(1e-4, ge=0, le=1000, description="weight decay")
-    weight_decay_on: Literal["all", "weights"] = Field(
-        "all", description="all parameters, or weights alone: not norms, biases and other vectors"
-    )
+    weight_decay: float = Field(1e-4, ge=0, le=1000, description="weight decay of all parameters")
     lr_schedule: Literal["poly", "cosine"] = Field(
         "poly", description="how the learning rate falls, per iteration"
     )
-    poly_power: float = Field(0.9, ge=0, le=100, description="power of the poly schedule")
     warmup_iterations: int = Field(
         0,
         ge=0,
@@ -57,12 +53,6 @@ class OptimConfig(Config):
     )
     backbone_lr_scale: float = Field(
         1.0, gt=0, le=1000, description="learning rate of the backbone, times that of the rest"
-    )
-    ema_decay: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="a step ends with the mean of its weights over time, with this memory",
     )
 
 
@@ -79,37 +69,32 @@ def make_optimizer(
     """
     groups = param_groups(network, config) if groups is None else groups
     # One kernel for all parameters, which also sees by itself that the loss scale was too large.
-    fused = {"fused": True} if next(network.parameters()).is_cuda else {}
+    fused = True if next(network.parameters()).is_cuda else None
     if config.optimizer == "adamw":
-        return AdamW(groups, lr=lr, betas=config.betas, weight_decay=config.weight_decay, **fused)
+        return AdamW(groups, lr=lr, weight_decay=config.weight_decay, fused=fused)
     return SGD(
         groups,
         lr=lr,
-        momentum=config.momentum,
+        momentum=MOMENTUM,
         weight_decay=config.weight_decay,
-        nesterov=config.momentum > 0,
-        **fused,
+        nesterov=config.nesterov,
+        fused=fused,
     )
 
 
 def param_groups(network: Network, config: OptimConfig) -> list[ParamGroup]:
-    """Divide the parameters of a network by learning rate and weight decay.
+    """Divide the parameters of a network by learning rate.
 
     Raises:
         NacreError: the backbone has a rate of its own, and the network does not say what it is.
     """
     backbone = {id(one) for one in _backbone(network, config)}
-    found: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    found: dict[float, list[nn.Parameter]] = {}
     for parameter in network.parameters():
-        if not parameter.requires_grad:
-            continue
-        scale = config.backbone_lr_scale if id(parameter) in backbone else 1.0
-        decays = config.weight_decay_on == "all" or parameter.ndim > 1
-        found.setdefault((scale, decays), []).append(parameter)
-    return [
-        {"params": params, "lr_scale": scale, **({} if decays else {"weight_decay": 0.0})}
-        for (scale, decays), params in found.items()
-    ]
+        if parameter.requires_grad:
+            scale = config.backbone_lr_scale if id(parameter) in backbone else 1.0
+            found.setdefault(scale, []).append(parameter)
+    return [{"params": params, "lr_scale": scale} for scale, params in found.items()]
 
 
 def _backbone(network: Network, config: OptimConfig) -> list[nn.Parameter]:
@@ -140,7 +125,7 @@ def decay(config: OptimConfig, iteration: int, iterations: int) -> float:
     if config.lr_schedule == "cosine":
         return (1 + math.cos(math.pi * iteration / iterations)) / 2
     left: float = 1 - iteration / iterations
-    return left**config.poly_power
+    return left**POLY_POWER
 
 
 def optimizer_state(optimizer: Optimizer, network: nn.Module) -> Tensors:
@@ -185,36 +170,3 @@ def lie_as(patterns: Mapping[str, Tensor], tensors: Tensors) -> Tensors:
         return torch.empty_like(pattern, dtype=value.dtype, device=value.device).copy_(value)
 
     return {name: laid(name, value) for name, value in tensors.items()}
-
-
-class WeightAverage:
-    """The exponential moving average of a network's weights and statistics.
-
-    Args:
-        network: followed.
-        decay: memory; less of it in the first iterations.
-    """
-
-    def __init__(self, network: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self.tensors = {name: value.clone() for name, value in _moving(network).items()}
-
-    @torch.no_grad()
-    def update(self, network: nn.Module, iteration: int) -> None:
-        """Follow the network after so many updates."""
-        share = 1 - min(self.decay, (1 + iteration) / (10 + iteration))
-        current = _moving(network)
-        torch._foreach_lerp_(
-            list(self.tensors.values()), [current[name] for name in self.tensors], share
-        )
-
-    @torch.no_grad()
-    def copy_to(self, network: nn.Module) -> None:
-        """Give a network the mean."""
-        for name, value in _moving(network).items():
-            value.copy_(self.tensors[name])
-
-
-def _moving(network: nn.Module) -> Tensors:
-    state: Tensors = network.state_dict()
-    return {name: value for name, value in state.items() if value.is_floating_point()}

@@ -29,7 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # Generated scenes and a tiny network: what `nacre demo` learns.
     "demo": {
-        "model": {"backbone": "tiny", "decoder_channels": 32, "atrous_rates": [1, 2, 4]},
+        "model": {"backbone": "tiny", "decoder_channels": 32},
         "images": {"crop_size": 64, "augmentation": "flip"},
         "train": {"epochs": 4, "incremental_epochs": 3, "lr": 0.2, "incremental_lr": 0.06},
     },

@@ -15,6 +15,9 @@ from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 RESUME = "resume"
 RANDOM = "random."
 
+CHECKPOINT_MINUTES = 10.0
+"""Minutes between two saves within a step."""
+
 
 class Checkpoint:
     """Saves and restores a trainer in the middle of a step.
@@ -25,11 +28,10 @@ class Checkpoint:
     Args:
         path: The file.
         dist: The processes; the main one writes.
-        minutes: Between two saves.
     """
 
-    def __init__(self, path: Path, dist: Distributed, minutes: float) -> None:
-        self.path, self.dist, self.minutes = path, dist, minutes
+    def __init__(self, path: Path, dist: Distributed) -> None:
+        self.path, self.dist = path, dist
         self.restart()
 
     def restart(self) -> None:
@@ -39,7 +41,7 @@ class Checkpoint:
     @property
     def is_due(self) -> bool:
         """Whether the main process's clock says that it is time to save."""
-        return self.dist.is_main and time.monotonic() - self.saved > 60 * self.minutes
+        return self.dist.is_main and time.monotonic() - self.saved > 60 * CHECKPOINT_MINUTES
 
     def save(self, trainer: Trainer) -> None:
         """Write the trainer's state."""

@@ -31,7 +31,6 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.training.config import Recipe, TrainConfig
 from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearned
-from nacre.training.micro_batch import fitting_micro_batch
 from nacre.training.resume import Checkpoint
 from nacre.training.trainer import Trainer
 from nacre.training.window import LossWindow
@@ -114,20 +113,15 @@ def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: S
     """
     began = time.monotonic()
     train, device = recipe.train, session.dist.device
-    configure_backends(device, tf32=train.tf32, deterministic=train.deterministic)
+    configure_backends(device, tf32=train.precision != "float32")
     trainer = _prepare(spec, start, recipe, session)
     method, step = trainer.method, trainer.step
     session.checkpoint.restore(trainer)
     if trainer.iteration == 0:
         method.parts.survey(step)
         method.survey(step)
-    if train.micro_batch == "auto":
-        found = fitting_micro_batch(trainer, spec.sampler.local_batch, recipe.images.crop_size)
-        spec = replace(spec, sampler=replace(spec.sampler, micro_batch=found))
-        step = replace(step, open_batches=_opener(spec, train.num_workers, session.dist))
     session.recorder(_began(spec, trainer.iteration))
     _train(trainer, spec, session)
-    trainer.finish()
     # Statistics are to be those of the network that is kept: fusion comes first.
     method.parts.end_step(step)
     method.end_step(step)

@@ -1,7 +1,7 @@
 """The trainer: from a batch to updated parameters, for one step.
 
     for each batch:                       (micro-batches fit the device; their gradients add up)
-        lr = lr0 * (1 - iteration / iterations) ** power     (`nacre.training.optim` has others)
+        lr = lr0 * (1 - iteration / iterations) ** 0.9       (`nacre.training.optim` has others)
         for each micro-batch:
             batch = method.relabel(batch, student(images), teacher(images))
             losses = method.losses(batch, student(images), teacher(images))
@@ -28,17 +28,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nacre.data.dataset import Sample
 from nacre.errors import NacreError, SaidElsewhere
-from nacre.losses.compile import compiled_strips
 from nacre.methods import Batch, Method, Step
-from nacre.models.compile import compile_networks
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
 from nacre.scenarios.classes import ignore_value
 from nacre.training.config import TrainConfig
 from nacre.training.optim import (
-    WeightAverage,
-    lie_as,
     lie_as_parameters,
     load_optimizer_state,
     make_optimizer,
@@ -86,32 +82,13 @@ class Trainer:
             if network is not None:
                 network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.student: Callable[..., Output] = self.network
-        self.teacher: Callable[..., Output] | None = self.step.teacher
-        if self.config.compile_network:
-            self._compile()
         if self.dist.world_size > 1:
             self.student = self._across_processes()
         groups = param_groups(self.network, self.config)
         groups = self.method.param_groups(self.step, groups)
         self.optimizer = make_optimizer(self.network, self.config, self.lr, groups)
-        ema_decay = self.config.ema_decay
-        self.average = WeightAverage(self.network, ema_decay) if ema_decay else None
         device = self.dist.device.type
         self.scaler = torch.amp.GradScaler(device, enabled=self.precision.needs_scaling)
-
-    def _compile(self) -> None:
-        """Have the networks compiled, each into one graph per step: classes are constants in it."""
-        network, teacher = self.network, self.step.teacher
-        is_ours = isinstance(network, DeepLab) and not network.backbone.grad_checkpointing
-        if self.dist.world_size > 1 or not is_ours:
-            raise NacreError(
-                "train.compile_network is for one process and nacre's own networks without "
-                "model.grad_checkpointing: train.compile_network=false does without"
-            )
-        if teacher is None or self.method.parts.shared != "nothing":
-            (self.student,) = compile_networks(network)
-        else:
-            self.student, self.teacher = compile_networks(network, teacher)
 
     def _across_processes(self) -> torch.nn.Module:
         """Wrap the network so that gradients are added over the processes."""
@@ -148,7 +125,9 @@ class Trainer:
         count = len(micro_batches)
         for i, sample in enumerate(micro_batches):
             with self._accumulating(is_last=i + 1 == count), self._explaining(len(sample[0])):
-                losses = self._backward(sample, num_valid, count)
+                losses = self._losses(sample, num_valid)
+                total = torch.stack(list(losses.values())).sum() / count
+                torch.autograd.backward(self.scaler.scale(total))
             for name, value in losses.items():
                 part = value.detach() / count
                 totals[name] = totals[name] + part if name in totals else part
@@ -159,20 +138,7 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.iteration += 1
-        if self.average is not None:
-            self.average.update(self.network, self.iteration)
         return totals
-
-    def _backward(self, sample: Sample, num_valid: float, count: int) -> dict[str, Tensor]:
-        """Add the gradients of a micro-batch, one of so many, to those that are there."""
-        losses = self._losses(sample, num_valid)
-        total = torch.stack(list(losses.values())).sum() / count
-        torch.autograd.backward(self.scaler.scale(total))
-        return losses
-
-    def find_gradients(self, sample: Sample) -> None:
-        """Find the gradients of a batch and do nothing with them: does it fit the device?"""
-        self._backward(sample, float(_num_valid(sample[1])), 1)
 
     @contextlib.contextmanager
     def _explaining(self, images: int) -> Iterator[None]:
@@ -183,15 +149,9 @@ class Trainer:
             held = (peak_memory(self.dist.device) or 0) / 2**30
             raise NacreError(
                 f"out of memory on {self.dist.device} with {images} images at once ({held:.1f} GiB "
-                "were held); train.micro_batch=auto finds how many fit, whose gradients add up to "
-                "those of train.batch_size, and model.norm=iabn or model.grad_checkpointing=true "
-                "keep less of each image"
+                f"were held); set train.micro_batch below {images}, whose gradients add up to "
+                "those of train.batch_size, or model.norm=iabn, which keeps less of each image"
             ) from error
-
-    def finish(self) -> None:
-        """End the step: its network is the mean of the weights over time, where that is kept."""
-        if self.average is not None:
-            self.average.copy_to(self.network)
 
     def check_weights(self) -> None:
         """Refuse to keep weights that are no numbers: the loss saw only those before the update.
@@ -230,7 +190,6 @@ class Trainer:
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         parts = {
             "optimizer": optimizer_state(self.optimizer, self.network),
-            "average": self.average.tensors if self.average else {},
             "method": self.method.state(),
             "parts": self.method.parts.state,
         }
@@ -240,15 +199,13 @@ class Trainer:
 
     def load_state(self, tensors: Tensors, iteration: int, scaler: dict[str, float]) -> None:
         """Take back what `state` returned at an iteration."""
-        kinds = ("network", "optimizer", "average", "method", "parts")
+        kinds = ("network", "optimizer", "method", "parts")
         split: dict[str, Tensors] = {kind: {} for kind in kinds}
         for key, value in tensors.items():
             kind, _, name = key.partition(".")
             split[kind][name] = value
         self.network.load_state_dict(split["network"])
         load_optimizer_state(self.optimizer, self.network, split["optimizer"])
-        if self.average is not None:
-            self.average.tensors = lie_as(self.average.tensors, split["average"])
         self.method.load_state(lie_as_parameters(self.network, split["method"]))
         self.method.parts.state = split["parts"]
         if scaler:
@@ -264,9 +221,8 @@ class Trainer:
         with self._mixed():
             student: Output = self.student(images, with_stages=self.method.uses_stages)
         teacher = self._ask_teacher(images, student)
-        with compiled_strips(self.config.compile_losses):
-            batch = self.method.relabel(batch, student, teacher)
-            losses = self.method.losses(batch, student, teacher)
+        batch = self.method.relabel(batch, student, teacher)
+        losses = self.method.losses(batch, student, teacher)
         return losses | self.method.parts.losses(batch, student)
 
     def _penalize(self) -> dict[str, Tensor]:
@@ -311,8 +267,7 @@ class Trainer:
             return None
         with torch.no_grad(), self._mixed():
             if shared == "nothing":
-                assert self.teacher is not None
-                return self.teacher(images, with_stages=self.method.uses_stages)
+                return teacher(images, with_stages=self.method.uses_stages)
             if shared == "backbone":
                 return teacher.decode_maps(teacher.maps(student), images, student)
             assert isinstance(teacher, DeepLab)

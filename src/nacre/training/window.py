@@ -20,6 +20,9 @@ from nacre.utils.device import peak_memory
 
 T = TypeVar("T")
 
+LOG_EVERY = 10
+"""Iterations between two lines of events."""
+
 _MOST = 100
 """Updates whose losses are held on the device at once."""
 
@@ -54,8 +57,7 @@ class LossWindow:
         return self._is_last(self.trainer.iteration)
 
     def _is_last(self, iteration: int) -> bool:
-        trainer = self.trainer
-        return iteration % trainer.config.log_freq == 0 or iteration >= trainer.step.iterations
+        return iteration % LOG_EVERY == 0 or iteration >= self.trainer.step.iterations
 
     def loading(self, batches: Iterable[T]) -> Iterator[T]:
         """Pass batches on, counting how long they are waited for."""

@@ -79,6 +79,8 @@ FLOAT32 = Precision(torch.float32, "float32")
 
 def choose_precision(wanted: str, device: torch.device) -> Precision:
     """Return the precision a config asks for; ``auto`` goes by what the device is good at."""
+    if wanted == "tf32":
+        return Precision(torch.float32, "float32 with TF32 convolutions: as configured")
     if wanted != "auto":
         return Precision(getattr(torch, wanted), f"{wanted}: as configured")
     if device.type != "cuda":
@@ -88,8 +90,8 @@ def choose_precision(wanted: str, device: torch.device) -> Precision:
     return Precision(torch.float16, "float16 with a loss scale: the GPU has no native bfloat16")
 
 
-def configure_backends(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
-    """Set what decides how fast a GPU computes and whether always the same.
+def configure_backends(device: torch.device, *, tf32: bool) -> None:
+    """Set what decides how fast a GPU computes.
 
     The losses' matrix products stay in float32 whatever else was asked for: with the ten bits of
     TF32 the upsampled logits would be too coarse for a log-sum-exp.
@@ -97,19 +99,12 @@ def configure_backends(device: torch.device, *, tf32: bool, deterministic: bool)
     Args:
         device: Where to; nothing is set for others than CUDA.
         tf32: Whether convolutions of float32 may use TF32.
-        deterministic: Whether only kernels may be used that give the same result every time.
     """
     if device.type != "cuda":
         return
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = tf32
-    if deterministic:
-        torch.backends.cudnn.deterministic = True
-        # cuBLAS reads it when it is first used.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Where torch knows no such kernel it says so; the scatters of the losses never meet.
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    # Whoever asked torch for the same result every time, here or elsewhere, gets it.
+    # Whoever asked torch for the same result every time gets it.
     torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
 

@@ -15,7 +15,7 @@ from nacre.report.pictures.predict import TestImage, predict_masks
 def unknowing() -> DeepLab:
     """A network to which everything is unknown."""
     torch.manual_seed(0)
-    model = DeepLabConfig(backbone="tiny", decoder_channels=8, atrous_rates=(1, 2, 3))
+    model = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(model, 3, 32).eval()
     assert isinstance(network, DeepLab)
     with torch.no_grad():

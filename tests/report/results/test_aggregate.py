@@ -96,7 +96,7 @@ def test_devices_and_workers_do_not_make_two_rows(make_run: Any) -> None:
 def test_a_config_written_before_an_option_was_there_is_the_same(make_run: Any) -> None:
     paths = [make_run("a"), make_run("b", seed=2)]
     config = paths[0] / "config.yaml"
-    lines = [line for line in config.read_text().splitlines() if "momentum" not in line]
+    lines = [line for line in config.read_text().splitlines() if "nesterov" not in line]
     config.write_text("\n".join(lines))
     (results,) = group_runs(load_runs(paths))
     assert len(results.rows) == 1

@@ -4,6 +4,7 @@ import pytest
 
 from nacre.sweeps import carry
 from nacre.sweeps.carry import RunTask
+from nacre.sweeps.engines import local
 from nacre.sweeps.engines.local import Local, visible_gpus
 from nacre.utils import system
 from nacre.utils.claim import take
@@ -48,11 +49,11 @@ def test_each_run_has_a_gpu_of_its_own_and_a_share_of_the_cores(task):
 
 
 def test_more_runs_than_gpus_share_them(task):
-    engine = Local(4, cores=2, gpus=["0", "1"])
+    engine = Local(4, gpus=["0", "1"])
     handles = [engine.begin(task(f"run-{at}"), None) for at in range(4)]
     given = [handle.carrier.process.env["CUDA_VISIBLE_DEVICES"] for handle in handles]
     assert given == ["0", "1", "0", "1"]
-    assert handles[0].carrier.task.cores == 2
+    assert handles[0].carrier.task.cores == max(1, usable_cores() // 4)
 
 
 def test_without_gpus_there_is_one_run_at_a_time_and_nothing_is_hidden(task):
@@ -87,7 +88,8 @@ def test_a_run_has_threads_for_its_cores_unless_a_user_says_fewer(task, monkeypa
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if said:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
-    handle = Local(1, cores=2, gpus=[]).begin(task("run"), None)
+    monkeypatch.setattr(local, "usable_cores", lambda: 2)
+    handle = Local(1, gpus=[]).begin(task("run"), None)
     assert carry.environment_of(handle.carrier.task)["OMP_NUM_THREADS"] == threads
 
 

@@ -117,15 +117,15 @@ def carried_out(ray, out, grid=None, **more):
     jobs = make_jobs(made, out)
     with marked(out) as mark:
         engine = open_engine("ray", made, mark, out)
-        finished = run_grid(jobs, engine, mark=mark, retries=made.retries, **more)
+        finished = run_grid(jobs, engine, mark=mark, **more)
     return finished, jobs
 
 
-def test_runs_are_tasks_with_gpus_cores_and_retries(ray, tmp_path):
-    finished, jobs = carried_out(ray, tmp_path, {**GRID, "cores": 3, "retries": 7})
+def test_runs_are_tasks_with_a_gpu_a_core_and_retries(ray, tmp_path):
+    finished, jobs = carried_out(ray, tmp_path)
     assert finished
     assert [job.state for job in jobs] == ["done", "done"]
-    assert ray.options == {"num_gpus": 1, "num_cpus": 3, "max_retries": 7}
+    assert ray.options == {"num_gpus": 1, "num_cpus": 1, "max_retries": 3}
     assert not ray.is_there, "it parted from the cluster"
     assert not list(tmp_path.rglob("*claim*"))
 
@@ -136,7 +136,7 @@ def test_what_ray_gives_up_is_handed_in_again_a_few_times(ray, tmp_path):
     assert [job.state for job in jobs] == ["done", "done"]
     assert len(ray.tasks) == 4
     ray.is_there, ray.losses = True, 10
-    _, jobs = carried_out(ray, tmp_path / "again", {**GRID, "methods": ["ft"], "retries": 1})
+    _, jobs = carried_out(ray, tmp_path / "again", {**GRID, "methods": ["ft"]})
     assert jobs[0].state == "failed"
     assert jobs[0].problem == "Ray could not carry it out: The worker died unexpectedly"
 

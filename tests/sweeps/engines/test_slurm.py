@@ -55,8 +55,8 @@ def test_jobs_ask_for_what_the_grid_says_and_are_taken_back_when_it_stops(
 ):
     monkeypatch.setenv("FAKE_SLURM_HOLDS", "1")
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
-    means = {"partition": "gpu", "time": 90, "qos": "low"}
-    grid = check_grid({**GRID, "methods": ["ft", "joint"], "cores": 6, "gpus": 2, "slurm": means})
+    means = {"partition": "gpu", "time": 90, "qos": "low", "cpus_per_task": 6, "gpus_per_node": 2}
+    grid = check_grid({**GRID, "methods": ["ft", "joint"], "slurm": means})
     jobs = make_jobs(grid, tmp_path / "grid")
     asked = iter([False, False])
     with marked(tmp_path / "grid") as mark:
@@ -117,8 +117,8 @@ def test_a_job_that_must_go_has_its_run_save_and_can_be_sent_again(tmp_path, mon
 
 @pytest.mark.slow
 def test_a_preempted_job_is_queued_again_and_ends_as_if_nothing_had_been(slurm, tmp_path):
-    values = {**VALUES, "train": {**VALUES["train"], "epochs": 40, "checkpoint_minutes": 60}}
-    grid = check_grid({**GRID, "gpus": 0, "config": values})
+    values = {**VALUES, "train": {**VALUES["train"], "epochs": 40}}
+    grid = check_grid({**GRID, "slurm": {"gpus_per_node": 0}, "config": values})
     (job,) = make_jobs(grid, tmp_path / "grid")
     preempted = []
 

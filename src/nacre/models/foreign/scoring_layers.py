@@ -111,7 +111,7 @@ def scoring_layer(model: nn.Module, name: str) -> ScoringLayer:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Use a network in eval mode without gradients and leave it in the mode it was in."""
+    """Use a network in eval mode without gradients; each of its modules gets its own mode back."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

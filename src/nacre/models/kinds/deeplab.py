@@ -28,7 +28,6 @@ def build(
 ) -> DeepLab:
     """Make our network."""
     backbone = BACKBONES[config.backbone].make(config.output_stride or 16, NORMS[config.norm])
-    backbone.grad_checkpointing = config.grad_checkpointing
     if load:
         load_backbone(backbone, config.backbone, config.weights)
     return under_head(backbone, config, classes_per_step, crop)
@@ -41,7 +40,7 @@ def under_head(
     head = DeepLabHead(
         backbone.channels,
         width=config.decoder_channels,
-        atrous_rates=config.atrous_rates or default_atrous_rates(backbone.stride),
+        atrous_rates=backbone.atrous_rates or default_atrous_rates(backbone.stride),
         window=None if crop is None else -(-crop // backbone.stride),
         norm=NORMS[config.norm],
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.methods import METHODS, find_method
+from nacre.methods import METHODS, find_method, find_row
 from nacre.report.results.runs import RunResult, load_runs
 from nacre.training.config import RunConfig
 
@@ -132,7 +132,7 @@ def average(values: Sequence[float | None]) -> float | None:
 def shown_name(method: str) -> str:
     """Return a method's title; its name where its package is not installed."""
     try:
-        return find_method(method).title or method
+        return find_row(method).title
     except NacreError:
         return method
 

@@ -132,8 +132,10 @@ def published_name(row: Row) -> str:
     if row.method == "mib" and not config.get("memory"):
         switches = tuple(str(config.get(f"method.{key}")) for key in ("ce", "kd", "init"))
         return ABLATION.get((switches[0], switches[1], switches[2]), row.name)
-    title = method_title(row.runs[0])
-    return f"PLOP + {title}" if config.get("method.base") == "plop" else title
+    fused = config.get("method.parts.fusion") == "sqrt"
+    if row.method == "plop" and fused and config.get("method.parts.freeze_old_rows"):
+        return "PLOP + EWF"
+    return method_title(row.runs[0])
 
 
 def _number(table: str) -> str:

@@ -33,5 +33,5 @@ def open_engine(name: str, grid: "GridConfig", mark: Claim, out: Path) -> Engine
     if name == "local":
         from nacre.sweeps.engines.local import Local
 
-        return Local(grid.jobs, grid.cores)
+        return Local(grid.jobs)
     raise unknown_name("engine", name, ENGINES)

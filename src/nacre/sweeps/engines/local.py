@@ -16,18 +16,15 @@ class Local:
 
     Args:
         jobs: How many at a time; one per GPU by default, one where there is none.
-        cores: Of each; an equal share by default.
         gpus: What may be used, as CUDA names them; all that are visible by default.
     """
 
     begins_at_once = True
 
-    def __init__(
-        self, jobs: int | None = None, cores: int | None = None, gpus: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, jobs: int | None = None, gpus: Sequence[str] | None = None) -> None:
         self.gpus = visible_gpus() if gpus is None else list(gpus)
         self.capacity = jobs or max(1, len(self.gpus))
-        self.cores = cores or max(1, usable_cores() // self.capacity)
+        self.cores = max(1, usable_cores() // self.capacity)
         self.places: dict[int, Carrier] = {}
 
     def begin(self, task: RunTask, seen: Seen | None) -> "LocalHandle | None":

@@ -1,7 +1,8 @@
-"""Runs as tasks of a Ray cluster, with GPUs and cores; Ray finds a machine for each.
+"""Runs as tasks of a Ray cluster, with a core and, if there are any, a GPU each.
 
-When a machine or the process of a task dies, Ray begins the task again elsewhere, and the run goes
-on from its folder. Needs the package ``ray`` (the extra of the same name).
+Ray finds a machine for each. When a machine or the process of a task dies, Ray begins the task
+again elsewhere, and the run goes on from its folder. Needs the package ``ray`` (the extra of the
+same name).
 """
 
 import time
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nacre.errors import NacreError
-from nacre.sweeps.carry import CarryOut, GridMark, Outcome, RunTask
+from nacre.sweeps.carry import RETRIES, CarryOut, GridMark, Outcome, RunTask
 from nacre.utils.claim import Claim, Seen
 from nacre.utils.packages import need
 
@@ -27,25 +28,23 @@ class Ray:
     def __init__(self, grid: "GridConfig", mark: Claim) -> None:
         self.ray = need("ray", "ray")
         try:
-            self.ray.init(address=grid.ray.address, log_to_driver=False, logging_level="ERROR")
+            self.ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise NacreError(
-                f"ray.address: there is no Ray cluster at {grid.ray.address!r} ({reason}); "
-                "`ray start --head` makes one of this machine"
+                f"--on ray: there is no Ray cluster here ({reason}); `ray start --head` makes one "
+                "of this machine, RAY_ADDRESS names another"
             ) from error
         there = self.ray.cluster_resources()
-        gpus = grid.gpus if grid.gpus is not None else min(1, int(there.get("GPU", 0)))
-        self.cores = grid.cores or 1
+        gpus = min(1, int(there.get("GPU", 0)))
         self.capacity = 1 << 30 if grid.jobs is None else grid.jobs
         self.mark = GridMark(mark.place.absolute(), mark.note.token)
-        self.function = self.ray.remote(
-            num_gpus=gpus, num_cpus=self.cores, max_retries=grid.retries
-        )(_carry_out)
+        means = {"num_gpus": gpus, "num_cpus": 1, "max_retries": RETRIES}
+        self.function = self.ray.remote(**means)(_carry_out)
 
     def begin(self, task: RunTask, seen: Seen | None) -> "RayHandle":
         """Hand a run in; Ray begins it where there is room."""
-        task = replace(task, cores=self.cores, grid=self.mark)
+        task = replace(task, cores=1, grid=self.mark)
         return RayHandle(self.ray, self.function.remote(task))
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a task on another machine needs no torch of its own
     from nacre.sweeps.grid import GridConfig
 
 _STOP_SECONDS = 120.0
-_DEFAULTS = {"job_name": "nacre", "time": 24 * 60}
+_DEFAULTS = {"job_name": "nacre", "time": 24 * 60, "gpus_per_node": 1}
 _MOST_TIMEOUTS = 1000
 _ASK_SECONDS = 30
 
@@ -30,7 +30,7 @@ class Slurm:
 
     def __init__(self, grid: "GridConfig", mark: Claim, out: Path) -> None:
         submitit = need("submitit", "slurm")
-        self.cores = grid.cores
+        self.cores = grid.slurm.get("cpus_per_task")
         self.capacity = 1 << 30 if grid.jobs is None else grid.jobs
         self.mark = GridMark(mark.place.absolute(), mark.note.token)
         folder = (out / "slurm").absolute()
@@ -40,13 +40,10 @@ class Slurm:
             raise NacreError(f"--on slurm: {error}") from error
         # How it stands with a job that left no result is asked for more often than every 10 min.
         self.executor.job_class.watcher.delay_s = _ASK_SECONDS
-        means = {
-            "gpus_per_node": 1 if grid.gpus is None else grid.gpus,
-            "cpus_per_task": self.cores,
-        }
-        means = {key: value for key, value in means.items() if value}
+        # No GPU is asked for by not asking: some clusters refuse a request of 0.
+        means = {key: value for key, value in {**_DEFAULTS, **grid.slurm}.items() if value != 0}
         try:
-            self.executor.update_parameters(**{**_DEFAULTS, **means, **grid.slurm})
+            self.executor.update_parameters(**means)
         except (ValueError, TypeError) as error:
             raise NacreError(f"slurm: {' '.join(str(error).split())[:600]}") from error
         self.handles: list[SlurmHandle] = []
