@@ -7,7 +7,7 @@ python tests/kills/count.py tune --kills 30      at random moments of a search
 python tests/kills/count.py grid --kills 12      at random moments of a grid, the real command
 
 Every run goes on after its kills and must end as an uninterrupted one: the same tensors, metrics
-and events, nothing left over, no process alive a second after its parent was killed, no start
+and events, nothing left over, no process alive when its parent has been dead for a while, no start
 refused. The exit code says whether all did.
 """
 

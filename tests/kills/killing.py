@@ -110,7 +110,7 @@ def start(
         os._exit(code)
 
 
-def wait(process: int, seconds: float = 120) -> int:
+def wait(process: int, seconds: float = 240) -> int:
     """Return how a process ended: its exit code, or minus the signal."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -134,7 +134,7 @@ def kill_after(process: int, seconds: float) -> int:
         timer.join()
 
 
-def survivors(session: int, seconds: float = 1.0) -> list[int]:
+def survivors(session: int, seconds: float = 20.0) -> list[int]:
     """Return the processes of a session that are alive a while after its leader died."""
     until = time.monotonic() + seconds
     while alive := _members(session):

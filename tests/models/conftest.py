@@ -45,7 +45,7 @@ def in_two_processes(
         ]
         try:
             for worker in workers:
-                _, errors = worker.communicate(timeout=120)
+                _, errors = worker.communicate(timeout=240)
                 assert worker.returncode == 0, errors
         finally:
             for worker in workers:

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -140,7 +139,7 @@ GRID = f"""
 import os, subprocess, sys, time
 env = {{**os.environ, {PARENT!r}: str(os.getpid())}}
 subprocess.Popen([sys.executable, "-c", {CHILD!r}], env=env, start_new_session=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -151,7 +150,5 @@ def test_the_runs_of_a_killed_grid_save_and_end():
         os.close(write)
         with os.fdopen(read) as said:
             assert said.readline() == "ready\n"
-            began = time.monotonic()
             grid.kill()
             assert said.read() == "saved\n"
-    assert time.monotonic() - began < 50

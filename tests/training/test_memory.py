@@ -23,7 +23,7 @@ def small_device(monkeypatch, most):
 def test_too_little_memory_is_a_sentence_with_what_to_set(monkeypatch):
     trainer, _, samples = second_step("ft", count=1)
     small_device(monkeypatch, 3)
-    with pytest.raises(NacreError, match=r"with 4 images at once .* micro_batch below 4,"):
+    with pytest.raises(NacreError, match=r"with 4 images at once .*micro_batch below 4,"):
         trainer.update([samples[0]])
 
 

@@ -10,7 +10,7 @@ import time
 from nacre.utils.workers import worker_pool
 with worker_pool(2, lambda forked: None, "read masks") as pool:
     print(*pool._processes, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -21,7 +21,7 @@ def test_processes_of_a_pass_die_with_it():
         helpers = index_pass.stdout.readline().split()
         index_pass.kill()
     assert len(helpers) == 2
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while any(map(_is_alive, helpers)):
         assert time.monotonic() < until, "they live on"
         time.sleep(0.01)

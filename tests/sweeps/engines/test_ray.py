@@ -160,7 +160,7 @@ def test_without_a_cluster_it_says_how_to_make_one(ray, tmp_path):
     ray.is_there = False
     with (
         marked(tmp_path) as mark,
-        pytest.raises(NacreError, match=r"there is no Ray cluster at 'auto' .*`ray start --head`"),
+        pytest.raises(NacreError, match=r"there is no Ray cluster here .*`ray start --head`"),
     ):
         open_engine("ray", check_grid(GRID), mark, tmp_path)
 
