@@ -32,7 +32,6 @@ from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.methods import METHODS
 from partial_data import LABELS, write_folder
 
-
 TREE = Path(__file__).resolve().parents[1]
 SCENARIO = "scenes/4-2-2/overlapped"
 RECIPE: dict[str, Any] = {
@@ -41,7 +40,10 @@ RECIPE: dict[str, Any] = {
     "train": {"epochs": 3, "batch_size": 8, "lr": 0.005, "incremental_lr": 0.0005, "device": "cpu"},
 }
 DATA = {"train": 48, "val": 12, "size": 32, "seed": 3}
-FORMS = {"ewf-plop": {"name": "ewf", "base": "plop"}, "ssul-branches": {"branches": True}}
+FORMS: dict[str, dict[str, Any]] = {
+    "ewf-plop": {"name": "plop", "parts": {"fusion": "sqrt", "freeze_old_rows": True}},
+    "ssul-branches": {"branches": True},
+}
 EXPORTS = ("coco_cvat", "yolo", "labelme", "cvat_xml")
 
 Results = dict[str, Any]
@@ -84,7 +86,7 @@ def methods() -> Results:
 def variants() -> Results:
     """Learn with other parts of the program: data setups, augmentations, optimizers, networks."""
     lite0 = {"model": {"backbone": "lite0", "weights": "imagenet", "decoder_channels": 8}}
-    adamw = {"optimizer": "adamw", "lr": 0.001, "lr_schedule": "cosine", "ema_decay": 0.9}
+    adamw = {"optimizer": "adamw", "lr": 0.001, "lr_schedule": "cosine"}
     return {
         **_run(Path("variants/disjoint"), scenario="scenes/4-2-2/disjoint"),
         **_run(Path("variants/adamw"), train=adamw, images={"augmentation": "deeplab"}),

@@ -156,7 +156,9 @@ def test_two_processes_learn_what_one_does(run, by_two):
         torch.testing.assert_close(value, networks[1][key], rtol=1e-4, atol=1e-4)
     for kind in kind_of(name).persistent_state:
         one, two = (require_state(state, kind) for _, _, state in pairs)
-        assert (one - two).norm() < 0.01 * one.norm(), kind
+        # A score along the path is divided by squares of small movements, where rounding shows.
+        near = 0.05 if kind == "walk_score" else 0.01
+        assert (one - two).norm() < near * one.norm(), kind
         assert one.norm() > 0
     tested = [
         json.loads((find_model(path).parent / "metrics.json").read_text())
