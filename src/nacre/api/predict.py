@@ -20,7 +20,7 @@ from nacre.api.inputs import Input, find_inputs
 from nacre.api.model import Model, to_rgb
 from nacre.api.rasters import Raster, is_georeferenced, open_raster, write_geotiff
 from nacre.api.video import VideoWriter, read_frames
-from nacre.errors import NacreError, shown, unknown_name
+from nacre.errors import NacreError, unknown_name
 from nacre.evaluation.tiles import tiled_classes
 from nacre.export.class_map import ClassMap, count_classes, make_class_map, row_strips
 from nacre.export.predictions import (
@@ -69,7 +69,7 @@ class PredictOptions:
             raise NacreError(f"no form to write: give one or more of {', '.join(FORMS)}")
         if self.window is not None and not LEAST_WINDOW <= self.window <= MOST_WINDOW:
             raise NacreError(
-                f"windows of {shown(self.window)} pixels: give {LEAST_WINDOW} to {MOST_WINDOW:,}"
+                f"windows of {self.window} pixels: give {LEAST_WINDOW} to {MOST_WINDOW:,}"
             )
 
 

@@ -8,6 +8,7 @@ import typer
 
 from nacre.cli.app import app, echo, make_console
 from nacre.cli.options import split_names
+from nacre.errors import shown
 
 if TYPE_CHECKING:
     from nacre.api.predict import Summary
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 def _whole_number(text: str) -> int:
     """Read digits alone: Python would take 1_000 for 1000, too."""
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(text)
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise typer.BadParameter(f"{shown(text)} is not a whole number of pixels.")
     return int(text)
 
 
