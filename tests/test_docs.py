@@ -22,6 +22,7 @@ import nacre
 from nacre.cli.app import app
 from nacre.data import DATASETS
 from nacre.errors import NacreError
+from nacre.methods import METHODS
 from nacre.methods.table import ROWS
 from nacre.scenarios.scenario import ScenarioFile, read_scenario
 from nacre.sweeps.grid import check_grid
@@ -134,6 +135,7 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
 def fields_of(key: str) -> list[FieldInfo]:
     """All fields that a config key may mean: a method's and a data set's depend on which it is."""
     models: list[type[BaseModel]] = [RunConfig]
+    assert all(METHODS.values())  # a method's config is known once the method is imported
     *sections, last = key.split(".")
     for section in sections:
         inner = [model.model_fields[section] for model in models if section in model.model_fields]
