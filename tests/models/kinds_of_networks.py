@@ -38,7 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "smp": {
         "kind": "smp",
         "architecture": "Unet",
-        "encoder": "mobilenet_v2",
+        "encoder": "resnet18",
     },
     "torchvision": {
         "kind": "torchvision",

@@ -167,8 +167,8 @@ def test_padded_pictures_are_seen_as_the_network_sees_them(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_a_start_of_another_precision_is_learnt_in_float32(dtype: Any, tmp_path: Path) -> None:
     mine = Small(conv()).to(dtype)
-    save_start(tmp_path / "start.safetensors", mine, old=list("abcd"))
-    network, _, _ = load_model(tmp_path / "start.safetensors")
+    needed = save_start(tmp_path / "start.safetensors", mine, old=list("abcd"))
+    network, _, _ = load_model(tmp_path / "start.safetensors", network=needed)
     assert {one.dtype for one in network.parameters()} == {torch.float32}
     assert {one.dtype for one in mine.parameters()} == {dtype}  # the given one stays as it is
     assert network(torch.zeros(1, 3, 32, 32)).logits.dtype == torch.float32
