@@ -265,7 +265,10 @@ def try_torchrun(target: str, out: Path, reference: Path) -> list[str]:
                 os.kill(one, _TERM)
         code = agent.wait(240)
         faults = []
-        if not is_killed:
+        if is_killed:
+            begun = (out / "run.json").read_text().count('"time"')
+            faults += [] if begun == 2 else [f"begun {begun} times"]
+        else:
             if "interrupted; saved. Go on with:  torchrun" not in log.read_text():
                 faults.append(f"not saved: {log.read_text()[-300:]}")
             code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode

@@ -16,7 +16,13 @@ def run(*arguments: str) -> None:
 
 
 def test_what_was_killed_ends_as_if_undisturbed():
-    run("run", "learn", "predict", "export", "--kills", "3")
+    run("run", "learn", "predict", "--kills", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_an_export_that_was_killed_ends_as_if_undisturbed():
+    run("export", "--kills", "2")
 
 
 def test_a_signal_loses_nothing_and_a_kill_leaves_nobody():
