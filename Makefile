@@ -24,7 +24,7 @@ golden: $(VENV)/.dev
 	$(BIN)/python tests/golden.py $(if $(BASE),--base $(BASE))
 
 fuzz: $(VENV)/.dev
-	NACRE_FUZZ=3 $(BIN)/python -m pytest tests/fuzz -s --timeout 7200
+	NACRE_FUZZ=20 $(BIN)/python -m pytest tests/fuzz -s --timeout 7200
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks

@@ -142,6 +142,12 @@ def test_a_missing_package_is_one_sentence(without_package, package) -> None:
         needed_by(b"")
 
 
+def test_what_a_killed_export_left_is_removed(model, tmp_path: Path, trace_once) -> None:
+    (tmp_path / ".m.onnx.abcd_123").touch()
+    export_onnx(*model, tmp_path / "m.onnx")
+    assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["lite0", "resnet18"])
 def test_other_backbones_export_at_all_sizes(model, tmp_path: Path, backbone: str) -> None:

@@ -46,21 +46,23 @@ class Outcome:
     errors: str
 
 
-def call(*arguments: object) -> Outcome:
-    """Run a command and judge it."""
+def run(*arguments: object) -> Outcome:
+    """Run a command with these arguments and judge it."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    failure = ""
-    code: Any = 0
-    with _streams(out, err), _time_limit():
+    failure, code = "", Any
+    given, sys.argv = sys.argv, ["nacre", *map(str, arguments)]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _time_limit():
         try:
             main()
+            code = 0
         except SystemExit as end:
             code = end.code or 0
         except Hang:
             failure = f"more than {SECONDS} s"
         except BaseException:
             failure = traceback.format_exc(limit=-4)
+    sys.argv = given
     taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     errors = _text(err)
     return Outcome(code, failure or _judge(code, errors, _text(out), taken), errors)
@@ -83,33 +85,11 @@ def _judge(code: Any, errors: str, output: str, taken: int) -> str:
 
 
 @contextlib.contextmanager
-def arguments(*given: object) -> Iterator[None]:
-    """Let these be the arguments of the command line."""
-    before, sys.argv = sys.argv, ["nacre", *map(str, given)]
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-def run(*given: object) -> Outcome:
-    """Run a command with these arguments and judge it."""
-    with arguments(*given):
-        return call()
-
-
-@contextlib.contextmanager
-def _streams(out: io.TextIOWrapper, err: io.TextIOWrapper) -> Iterator[None]:
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        yield
-
-
-@contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Hang
 
-    before = [signal.signal(one, stop) for one in (signal.SIGALRM, signal.SIGPROF)]
+    before = {one: signal.signal(one, stop) for one in (signal.SIGALRM, signal.SIGPROF)}
     signal.alarm(WAITING)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
@@ -117,8 +97,8 @@ def _time_limit() -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGALRM, before[0])
-        signal.signal(signal.SIGPROF, before[1])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _text(stream: io.TextIOWrapper) -> str:

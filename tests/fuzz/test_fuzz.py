@@ -1,35 +1,45 @@
 """Bad input of every kind, made from the config's own schema and from the files that are read.
 
 A key that is added to a config, a file that is added to a run and an option that is added to a
-command are tried without a word here. ``make fuzz`` tries all of it, the plain suite a sample.
+command are tried without a word here. Each kind draws its cases; a failure names the seed, and
+NACRE_SEED=… draws the same again. NACRE_FUZZ=20 draws twenty times as many (`make fuzz`).
 """
 
+import contextlib
 import ctypes
+import functools
+import io
 import json
 import os
 import random
 import re
+import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer.main
 from guard import run
 from pydantic import BaseModel
-from values import BAD_YAML, as_other_thing, damage_bytes, damage_tree
+from values import BAD_YAML, OTHER_THINGS, damage_bytes, damage_tree
 from world import SMALL, Reader, World, read_plain, write_plain
 
 from nacre.cli import app
 from nacre.errors import NacreError
+from nacre.export import server
+from nacre.export.metadata import Metadata
 from nacre.methods import METHODS
 from nacre.runs.learn_config import build_learn_config
 from nacre.training.automatic import Choice
 from nacre.training.config import build_config
 
 EFFORT = int(os.environ.get("NACRE_FUZZ", "1"))
+SEED = int(os.environ.get("NACRE_SEED", random.SystemRandom().randrange(10**6)))
 SCENES = "scenes/4-4/overlapped"
 NEVER = ("demo", "serve")
 """Commands that would take minutes or wait for visitors where their values happen to be right."""
@@ -43,7 +53,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """All valid samples; the working folder is a fresh one."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("here"))
-    yield World(tmp_path_factory.mktemp("world"))
+    made = World(tmp_path_factory.mktemp("world"))
+    (made.root / "loop").symlink_to(made.root / "loop")
+    os.mkfifo(made.root / "pipe")
+    yield made
     os.chdir(before)
 
 
@@ -55,6 +68,7 @@ def keys(config: BaseModel, prefix: str = "") -> Iterator[str]:
             yield from keys(value, f"{prefix}{key}.")
 
 
+@functools.cache
 def all_keys() -> list[tuple[str, str]]:
     """Return every key of every method's config, with the method."""
     found: dict[str, str] = {}
@@ -65,66 +79,33 @@ def all_keys() -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def fail_with(failures: list[str]) -> None:
-    assert not failures, f"{len(failures)} failures:\n" + "\n".join(failures[:30])
+def try_key(world: World, rng: random.Random) -> tuple[str, str]:
+    key, method = rng.choice(all_keys())
+    value = rng.choice(BAD_YAML)
+    given = ("--set", f"method={method}", "--set", f"{key}={value}")
+    return f"{method} {key}={value[:40]!r}", run("plan", SCENES, *SMALL, *given).failure
 
 
-def test_every_key_of_every_config_refuses_what_it_cannot_be(world):
-    cases = [(key, method, value) for key, method in all_keys() for value in BAD_YAML]
-    rng = random.Random(0)
-    chosen = cases if EFFORT > 1 else rng.sample(cases, 120)
-    failures = []
-    for key, method, value in chosen:
-        given = ("--set", f"method={method}", "--set", f"{key}={value}")
-        outcome = run("plan", SCENES, *SMALL, *given)
-        if outcome.failure:
-            failures.append(f"{method} {key}={value[:40]!r}: {outcome.failure}")
-    print(f"{len(chosen)} keys and values")
-    fail_with(failures)
-
-
-def test_every_key_of_a_step_refuses_what_it_cannot_be():
+def try_key_of_a_step(world: World, rng: random.Random) -> tuple[str, str]:
     """`nacre learn` would learn with what is right; its config is put together here alone."""
-    choice = Choice({}, [])
-    step = build_learn_config(start=None, automatic=choice, overrides={"data": ["x"]})
-    failures = []
-    for key in keys(step):
-        for value in BAD_YAML if EFFORT > 1 else random.Random(key).sample(BAD_YAML, 8):
-            given = {"start": None, "automatic": choice, "overrides": {"data": ["x"]}}
-            try:
-                build_learn_config(assignments=[f"{key}={value}"], **given)
-            except NacreError:
-                pass
-            except Exception as error:
-                failures.append(f"{key}={value[:40]!r}: {error!r:.200}")
-    fail_with(failures)
+    given = {"start": None, "automatic": Choice({}, []), "overrides": {"data": ["x"]}}
+    key, value = rng.choice(list(keys(build_learn_config(**given)))), rng.choice(BAD_YAML)
+    failure = ""
+    try:
+        build_learn_config(assignments=[f"{key}={value}"], **given)
+    except NacreError:
+        pass
+    except Exception as error:
+        failure = f"{error!r:.200}"
+    return f"{key}={value[:40]!r}", failure
 
 
-def test_every_number_refuses_true(world):
-    failures = []
-    for key, method in all_keys():
-        given = {"scenario": SCENES, "method": {"name": method}}
-        value = build_config(overrides=given)
-        for part in key.split("."):
-            value = getattr(value, part)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            outcome = run("plan", SCENES, "--set", f"method={method}", "--set", f"{key}=true")
-            if outcome.code != 2 or "true" not in outcome.errors:
-                failures.append(f"{key}=true: {outcome.code} {outcome.errors}")
-    fail_with(failures)
-
-
-def commands() -> dict[str, Any]:
+def try_option(world: World, rng: random.Random) -> tuple[str, str]:
     group: Any = typer.main.get_command(app)
-    return {name: one for name, one in group.commands.items() if name not in NEVER}
-
-
-def bad_arguments(world: World) -> tuple[str, ...]:
-    loop = world.root / "loop"
-    if not loop.is_symlink():
-        loop.symlink_to(loop)
-        os.mkfifo(world.root / "pipe")
-    odd = (
+    name = rng.choice([one for one in group.commands if one not in NEVER])
+    command = group.commands[name]
+    takes = [one for one in command.params if not getattr(one, "is_flag", False)]
+    odd = [
         "",
         ".",
         "..",
@@ -136,39 +117,16 @@ def bad_arguments(world: World) -> tuple[str, ...]:
         "1e999",
         "\udce9",
         "\x1b[2J",
-    )
+    ]
     places = ("loop", "pipe", "picture.png", "picture.png/x", "data", "index.csv")
-    long = ("x" * 300, "x/" * 3000, "9" * 400, "/dev/zero", "/proc/self/mem", "/nowhere/x")
-    return (*odd, *long, *(str(world.root / one) for one in places))
-
-
-def test_every_option_of_every_command_takes_anything(world):
-    failures = []
-    count = 0
-    rng = random.Random(1)
-    bad = bad_arguments(world)
-    for name, command in commands().items():
-        values = bad if EFFORT > 1 else rng.sample(bad, 1 if name in LEARNING else 2)
-        for parameter in command.params:
-            if getattr(parameter, "is_flag", False):
-                continue
-            for value in values:
-                arguments = _arguments(command, parameter.name, value, world)
-                enter_empty_folder(world)
-                outcome = run(name, *arguments)
-                count += 1
-                if outcome.failure:
-                    failures.append(f"{name} {arguments!r:.200}: {outcome.failure}")
-                    print(failures[-1], flush=True)
-    print(f"{count} command lines")
-    fail_with(failures)
-
-
-def enter_empty_folder(world: World) -> None:
-    """Let neither `.` nor `..` hold what earlier commands wrote."""
+    odd += ["x" * 300, "x/" * 3000, "9" * 400, "/dev/zero", "/proc/self/mem", "/nowhere/x"]
+    value = rng.choice([*odd, *(str(world.root / one) for one in places)])
+    arguments = _arguments(command, rng.choice(takes).name, value, world)
+    # Neither `.` nor `..` holds what earlier commands wrote.
     inner = Path(tempfile.mkdtemp(dir=world.root)) / "inner"
     inner.mkdir()
     os.chdir(inner)
+    return f"{name} {arguments!r:.300}", run(name, *arguments).failure
 
 
 def _arguments(command: Any, wanted: str | None, value: str, world: World) -> list[str]:
@@ -195,67 +153,151 @@ def _arguments(command: Any, wanted: str | None, value: str, world: World) -> li
     return arguments
 
 
-def damaged(reader: Reader, rng: random.Random) -> Iterator[str]:
-    """Damage a file in one way after another, and say how; it is whole again at the end."""
+def try_file(kind: str, world: World, rng: random.Random) -> tuple[str, str]:
+    """Damage one of the files whose name fits, let a command read it, and make it whole again."""
+    readers = [one for one in world.readers() if re.search(kind, one.name)]
+    reader = rng.choice(readers)
     whole = reader.path.read_bytes()
-    plain = read_plain(reader.path)
     try:
-        cases = list(damage_bytes(whole, rng, 4 * EFFORT))
-        for name, content in cases if EFFORT > 1 else rng.sample(cases, 2):
-            reader.path.write_bytes(content)
-            yield name
-        reader.path.write_bytes(whole)
-        if plain is not None:
-            for name, changed in damage_tree(plain, 3 if EFFORT == 1 else 12 * EFFORT, rng):
-                reader.path.write_bytes(whole)
-                write_plain(reader.path, changed)
-                yield name
-        reader.path.write_bytes(whole)
-        others = as_other_thing(reader.path)
-        for name in others:
-            if EFFORT > 1 or rng.random() < 0.2:
-                yield name
+        how = _damage(reader, whole, rng)
+        command = rng.choice(reader.commands)
+        outcome = run(*(reader.path if one == "{file}" else one for one in command))
     finally:
         if reader.path.is_dir() and not reader.path.is_symlink():
             reader.path.rmdir()
         reader.path.unlink(missing_ok=True)
         reader.path.write_bytes(whole)
+    return f"{reader.name}, {how}: {command[0]}", outcome.failure
 
 
-def test_every_file_that_is_read_may_be_damaged(world):
+def _damage(reader: Reader, whole: bytes, rng: random.Random) -> str:
+    plain = read_plain(reader.path)
+    if plain is not None and rng.random() < 0.6:
+        how, changed = damage_tree(plain, rng)
+        write_plain(reader.path, changed)
+        return how
+    if rng.random() < 0.9:
+        state = rng.getstate()[1][-1]
+        reader.path.write_bytes(damage_bytes(whole, rng))
+        return f"bytes ({state})"
+    how = rng.choice(list(OTHER_THINGS))
+    reader.path.unlink()
+    OTHER_THINGS[how](reader.path)
+    return how
+
+
+class Zeros:
+    """A model that finds the background everywhere."""
+
+    metadata = Metadata(["background", "cat"], [(0, 0, 0), (9, 9, 9)], [2], [], 16, "crop", "fp32")
+
+    def classify(self, picture: Any) -> Any:
+        return np.zeros(picture.shape[:2], np.uint8)
+
+
+REQUESTS = [
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n\r\n",
+    b"POST /classify?model=0&height=2&width=2&count=1 HTTP/1.1\r\nHost: 127.0.0.1:80\r\n"
+    b"Content-Type: application/octet-stream\r\nContent-Length: 12\r\n\r\n" + bytes(12),
+    b"POST /classify HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 70\r\nConnection: close\r\n\r\n"
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde\0\0\0\x0cIDATx\x9cc\xf8"
+    b"\xcf\xc0\0\0\3\1\1\0\xc9\xfe\x92\xef\0\0\0\0IEND\xaeB`\x82",
+]
+WORDS = [*(b"\r\n", b"\n", b"\0", b" ", b":", b"[", b"%", b"&", b"=", b"-1", b"9" * 5000, b"\xff")]
+
+
+def try_request(world: World, rng: random.Random) -> tuple[str, str]:
+    """Send a server a damaged request; it answers by HTTP or not at all, and lives."""
+    request = rng.choice(REQUESTS)
+    if rng.random() < 0.6:
+        at = rng.randrange(len(request))
+        request = request[:at] + rng.choice(WORDS) * rng.choice((1, 1, 9)) + request[at:]
+    else:
+        request = damage_bytes(request, rng)
+    with serving() as port, contextlib.redirect_stderr(io.StringIO()) as said:
+        answer = send(port, request)
+        alive = send(port, b"GET /models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    if not alive.startswith(b"HTTP/1.1 200 OK"):
+        return repr(request[:300]), f"afterwards {alive[:80]!r}"
+    status = re.match(rb"(HTTP/1\.1 100 Continue\r\n\r\n)?HTTP/1\.1 [2345]\d\d ", answer)
+    wrong = answer and (not status or b" 500 " in answer[:20] or b"Error response" in answer)
+    return repr(request[:300]), f"answered {answer[:200]!r}" if wrong else said.getvalue()
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "SECONDS", 0.2)
+        with server.ModelServer([server.Served("m", Zeros())], ("127.0.0.1", 0)) as made:
+            thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+            thread.start()
+            yield made.server_address[1]
+            made.shutdown()
+            thread.join()
+
+
+def send(port: int, content: bytes) -> bytes:
+    answer = b""
+    with (
+        contextlib.suppress(ConnectionError),
+        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+    ):
+        connection.sendall(content)
+        while part := connection.recv(65536):
+            answer += part
+    return answer
+
+
+KINDS: dict[str, tuple[int, Callable[[World, random.Random], tuple[str, str]]]] = {
+    "keys": (60, try_key),
+    "keys of a step": (200, try_key_of_a_step),
+    "options": (40, try_option),
+    "configs, lists, images": (20, lambda *a: try_file(r"^[^/]*\.(yaml|csv|png)|^lists", *a)),
+    "data folders": (20, lambda *a: try_file("^data/", *a)),
+    "files of runs": (30, lambda *a: try_file(r"^(run|learnt)/.*\.(json|yaml|jsonl|csv)", *a)),
+    "model files": (30, lambda *a: try_file(r"\.safetensors$", *a)),
+    "videos": (15, lambda *a: try_file(r"^film\.", *a)),
+    "GeoTIFF": (20, lambda *a: try_file(r"^map\.tif$", *a)),
+    "requests": (60, try_request),
+}
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_input_is_answered_by_one_sentence(world, kind):
+    count, attempt = KINDS[kind]
+    rng, failures = random.Random(f"{SEED} {kind}"), []
+    for _ in range(count * EFFORT):
+        what, failure = attempt(world, rng)
+        if failure:
+            failures.append(f"{what}: {failure}")
+            print(failures[-1], flush=True)
+    shown = "\n".join(failures[:30])
+    assert not failures, f"NACRE_SEED={SEED} NACRE_FUZZ={EFFORT}: {len(failures)}:\n{shown}"
+
+
+def test_every_number_refuses_true(world):
     failures = []
-    count = 0
-    rng = random.Random(2)
-    for reader in world.readers():
-        for how in damaged(reader, rng):
-            chosen = reader.commands if EFFORT > 1 else [rng.choice(reader.commands)]
-            for command in chosen:
-                arguments = [reader.path if one == "{file}" else one for one in command]
-                if command[0] == "run" and "metrics" in reader.name and EFFORT == 1:
-                    continue  # a step that seems untested is tested again
-                outcome = run(*arguments)
-                count += 1
-                if outcome.failure:
-                    failures.append(f"{reader.name}, {how}: {command[0]}: {outcome.failure}")
-                    print(failures[-1], flush=True)
-    print(f"{count} damaged files")
-    fail_with(failures)
-
-
-def drop_privileges() -> None:
-    """Make this process one to which the permissions of files apply, even if root began it."""
-    if os.geteuid() == 0:
-        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-        assert ctypes.CDLL(None).capset(header, none) == 0
+    for key, method in all_keys():
+        value = build_config(overrides={"scenario": SCENES, "method": {"name": method}})
+        for part in key.split("."):
+            value = getattr(value, part)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            outcome = run("plan", SCENES, "--set", f"method={method}", "--set", f"{key}=true")
+            if outcome.code != 2 or "true" not in outcome.errors:
+                failures.append(f"{key}=true: {outcome.code} {outcome.errors}")
+    assert not failures, "\n".join(failures)
 
 
 def run_without_privileges(commands: list[tuple[object, ...]]) -> list[tuple[int, str, str]]:
-    """Run commands in a process of its own; return their code, failure and errors."""
+    """Run commands in a process to which permissions apply; return code, failure and errors."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            drop_privileges()
+            if os.geteuid() == 0:
+                header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+                assert ctypes.CDLL(None).capset(header, none) == 0
             outcomes = [run(*command) for command in commands]
             with os.fdopen(writing, "w") as file:
                 json.dump([(one.code, one.failure, one.errors) for one in outcomes], file)
@@ -274,6 +316,7 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
     closed.mkdir(mode=0)
     fixed.mkdir(mode=0o555)
     picture = world.root / "picture.png"
+    step = ("--config", world.root / "step.yaml")
     commands = [
         ("data", "folder", "--root", closed / "data"),
         ("plan", "folder/1-1/overlapped", "--root", closed / "data"),
@@ -284,7 +327,7 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("run", SCENES, *SMALL, "--base", closed / "run", "--out", tmp_path / "a"),
         ("learn", closed / "data", "--out", tmp_path / "b"),
         ("learn", world.data, "--start", closed / "model", "--out", tmp_path / "c"),
-        ("learn", world.data, "--config", world.root / "step.yaml", "--out", fixed / "d"),
+        ("learn", world.data, *step, "--out", fixed / "d"),
         ("log", closed / "model"),
         ("table", closed),
         ("report", closed / "run", "--out", tmp_path / "e"),
@@ -302,10 +345,9 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("import", world.data, "--to", fixed / "h"),
     ]
     failures = []
-    for command, (code, failure, errors) in zip(
-        commands, run_without_privileges(commands), strict=True
-    ):
+    outcomes = run_without_privileges(commands)
+    for command, (code, failure, errors) in zip(commands, outcomes, strict=True):
         # A long path may be broken over the lines of a box.
         if failure or code != 2 or not re.search("closed|fixed", re.sub(r"[\s│]", "", errors)):
             failures.append(f"{command!r:.150}: {code} {failure} {errors}")
-    fail_with(failures)
+    assert not failures, "\n".join(failures)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
+import rasterio
 import yaml
 from PIL import Image
 
@@ -83,6 +85,20 @@ class World:
         grid = {"scenarios": ["scenes/4-4/overlapped"], "methods": ["ft"], "seeds": [1], "jobs": -1}
         (root / "grid.yaml").write_text(yaml.safe_dump(grid))
         Image.new("RGB", (20, 16), "red").save(root / "picture.png")
+        pixels = np.random.default_rng(1).integers(0, 255, (40, 48, 3), np.uint8)
+        profile = {"driver": "GTiff", "height": 40, "width": 48, "count": 3, "dtype": "uint8"}
+        place = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
+        with rasterio.open(
+            root / "map.tif", "w", crs="EPSG:32632", transform=place, **profile
+        ) as file:
+            file.write(pixels.transpose(2, 0, 1))
+        for name in ("film.mp4", "film.mkv"):
+            with av.open(str(root / name), "w") as video:
+                stream = video.add_stream("mpeg4", rate=5)
+                stream.height, stream.width, stream.pix_fmt = 40, 48, "yuv420p"
+                for _ in range(3):
+                    video.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+                video.mux(stream.encode())
 
     def readers(self) -> Iterator[Reader]:
         """Yield every file; those of runs and data folders are found, not listed."""
@@ -96,6 +112,9 @@ class World:
             "lists/train-0.npy": ((*voc, "--lists", self.root / "lists"),),
             "grid.yaml": (("grid", "{file}", "--list", "--out", out),),
             "picture.png": (("predict", self.run, "{file}", "--out", out),),
+            "map.tif": (("predict", self.run, "{file}", "--window", "32", "--out", out),),
+            "film.mp4": (("predict", self.run, "{file}", "--out", out),),
+            "film.mkv": (("predict", self.run, "{file}", "--out", out),),
         }
         for name, commands in listed.items():
             yield Reader(name, self.root / name, commands)

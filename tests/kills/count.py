@@ -1,35 +1,34 @@
-"""Kill runs, grids and searches hundreds of times and count what comes of it.
+"""Kill commands and send them signals, and count what comes of it.
 
-python tests/kills/count.py operations           before every file operation of a run
-python tests/kills/count.py base                 the same with --base
-python tests/kills/count.py moments --kills 200  at random moments, methods and workers in turn
-python tests/kills/count.py tune --kills 30      at random moments of a search
-python tests/kills/count.py grid --kills 12      at random moments of a grid, the real command
+python tests/kills/count.py                   the whole table: an hour
+python tests/kills/count.py --kills 3 predict  what is called so, killed three times
 
-Every run goes on after its kills and must end as an uninterrupted one: the same tensors, metrics
-and events, nothing left over, no process alive when its parent has been dead for a while, no start
-refused. The exit code says whether all did.
+A command that was killed is given again, and must end as an undisturbed one: the same tensors,
+figures, masks and events, nothing left over, no process alive 20 s after its parent was killed,
+no start refused. A signal must save what can be saved. The exit code says whether all did.
 """
 
 import argparse
-import collections
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from killing import (
-    digest,
-    events,
+    await_,
+    children,
+    compare,
     kill_after,
-    leftovers,
     operations_below,
     run_command,
     start,
@@ -37,10 +36,128 @@ from killing import (
     tiny,
     wait,
 )
+from PIL import Image
 
 from nacre.sweeps.tune import tune as search
 
-Faults = list[str]
+SAVED, ENDED = 130, 2
+LONGER = ("data.val=60", "train.epochs=4")
+"""Runs that can be met in training and in testing."""
+
+SELDOM = 10.0
+"""Minutes between two saves of a step: what is saved is saved by the signal."""
+
+NACRE = str(Path(__file__).with_name("often.py"))
+
+
+def _measure_anything() -> None:
+    """So tiny a network learns nothing of the new classes; the search needs figures to compare."""
+    search.accuracy = lambda metrics: float(metrics["mean_iou"]["all_with_background"])
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is killed: before each of its file operations, or at random moments."""
+
+    arguments: Callable[[Path, Path], list[str]]
+    kills: int = 1000
+    at_moments: bool = False
+    prepare: Callable[[], None] = lambda: None
+
+
+def _grid(out: Path) -> list[str]:
+    names = "scenes/4-4/overlapped,scenes/4-2-2/overlapped"
+    return ["grid", "--scenarios", names, "--methods", "ft,mib", "--jobs", "2", "--out", str(out)]
+
+
+def _moments(method: str, workers: int, _: Path, out: Path) -> list[str]:
+    return run_command(out, f"train.num_workers={workers}", method=method)
+
+
+COMMANDS = {
+    "run": Command(lambda work, out: run_command(out)),
+    "base": Command(lambda work, out: [*run_command(out), "--base", str(work / "model")]),
+    "learn": Command(
+        lambda work, out: [
+            *["learn", str(work / "data"), "--start", str(work / "model"), "--out", str(out)],
+            *["--set", "train.iterations=6", "--set", "train.batch_size=4"],
+            *["--set", "images.crop_size=32"],
+        ]
+    ),
+    "predict": Command(
+        lambda work, out: [
+            *["predict", str(work / "model"), str(work / "data" / "images"), "--out", str(out)],
+            *["--as", "masks,overlays,labelme,coco,csv"],
+        ]
+    ),
+    "export": Command(
+        lambda work, out: ["export", str(work / "model"), "--out", str(out / "m.onnx")]
+    ),
+    "tune": Command(
+        lambda work, out: [
+            *["tune", "scenes/4-4/overlapped", "--method", "lwf", "--out", str(out), *tiny()]
+        ],
+        kills=30,
+        at_moments=True,
+        prepare=_measure_anything,
+    ),
+    "grid": Command(lambda work, out: [*_grid(out), *tiny()], kills=12, at_moments=True),
+} | {
+    f"moments of {method} with {workers} workers": Command(
+        partial(_moments, method, workers), kills=40, at_moments=True
+    )
+    for method, workers in (("mib", 0), ("rw", 0), ("mib", 2), ("pi", 0), ("lwf-mc", 2))
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A signal: what is sent, to whom, when, and how the run must end."""
+
+    numbers: tuple[int, ...]
+    workers: int = 0
+    target: str = "process"
+    moment: str = "training"
+    code: int = SAVED
+    says: str = "interrupted; saved"
+
+
+_TERM, _INT, _KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
+SIGNALS = {
+    f"signal {name} to the {target}, workers {workers}": Case(
+        (getattr(signal, name),), workers, target
+    )
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    for target in ("process", "group")
+    for workers in (0, 2)
+} | {
+    "signal SIGTERM twice to the group": Case((_TERM, _TERM), 2, "group"),
+    "signal SIGINT, then SIGTERM": Case((_INT, _TERM), 2),
+    "signal SIGTERM in testing": Case((_TERM,), moment="testing"),
+    "signal SIGTERM in testing to the group": Case((_TERM,), 2, "group", "testing"),
+    "signal SIGHUP in testing": Case((signal.SIGHUP,), moment="testing"),
+    "signal SIGTERM at the start": Case((_TERM,), moment="start", says="interrupted"),
+    "signal SIGKILL": Case((_KILL,), 2, code=-_KILL, says=""),
+    "signal SIGQUIT": Case((signal.SIGQUIT,), 2, code=-signal.SIGQUIT, says=""),
+    "signal SIGKILL to a worker": Case(
+        (_KILL,), 2, "worker", code=ENDED, says="a process that loads pictures died"
+    ),
+    "signal SIGTERM to a worker": Case((_TERM,), 2, "worker", code=0, says="after the last"),
+}
+TORCHRUN = ("agent", "group", "tree", "rank")
+
+
+def make_inputs(work: Path) -> None:
+    """Make a model and a data folder."""
+    for name in ("images", "masks"):
+        (work / "data" / name).mkdir(parents=True)
+    for i in range(6):
+        pixels = np.random.default_rng(i).integers(0, 255, (32, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(work / "data" / "images" / f"p{i}.png")
+        mask = (pixels[..., 0] > 100).astype(np.uint8)
+        Image.fromarray(mask).save(work / "data" / "masks" / f"p{i}.png")
+    (work / "data" / "classes.yaml").write_text("classes: {1: weed}\nbackground: 0\n")
+    whole(run_command(work / "model", method="rw"), work / "model")
 
 
 def whole(arguments: list[str], out: Path, prepare: Callable[[], None] = lambda: None) -> float:
@@ -51,180 +168,151 @@ def whole(arguments: list[str], out: Path, prepare: Callable[[], None] = lambda:
     return time.monotonic() - began
 
 
-def compare(out: Path, reference: Path, code: int) -> Faults:
-    """Return what is wrong with a folder whose command has gone on to its end."""
-    if code != 0:
-        return [f"refused: {out.with_suffix('.log').read_text().splitlines()[-1]}"]
-    faults = [f"left over: {left}" for left in leftovers(out)]
-    if digest(out) != digest(reference):
-        faults.append("other tensors or metrics")
-    for run in sorted(path.parent for path in reference.rglob("events.jsonl")):
-        if events(out / run.relative_to(reference)) != events(run):
-            faults.append(f"other events in {run.relative_to(reference)}")
-    return faults
-
-
-def kill_at(number: int, target: int) -> None:
-    """Kill this process if it is at this operation."""
-    if number == target:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def operations(work: Path, kills: int, with_base: bool) -> tuple[int, int, list[Faults]]:
-    """Kill a run before each of its file operations, or before so many spread over all."""
-    reference, base = work / "reference", work / "base"
-    whole(run_command("rw", base), base)
-    command = partial(run_command, "mib", base=base if with_base else None)
-    whole(command(reference), reference)
-    counted = work / "counted"
-    log = work / "count.txt"
-    wait(start(command(counted), counted.with_suffix(".log"),
-               lambda: operations_below(counted, lambda n: log.write_text(str(n)))))  # fmt: skip
-    total = int(log.read_text())
-    chosen = range(1, total + 1)
-    if kills < total:
-        chosen = range(1, total + 1, -(-total // kills))
-    results = []
-    for target in chosen:
-        out = work / f"at-{target}"
-        prepare = partial(operations_below, out, partial(kill_at, target=target))
-        killed = wait(start(command(out), out.with_suffix(".log"), prepare))
-        faults = [] if killed == -signal.SIGKILL else [f"operation {target} ended with {killed}"]
-        faults += compare(out, reference, wait(start(command(out), out.with_suffix(".log"))))
-        results.append(faults)
+def kill_command(command: Command, name: str, work: Path, kills: int) -> tuple[int, list[str]]:
+    """Kill a command again and again; return how often, and what was wrong afterwards."""
+    reference, rng = work / f"{name}-whole", random.Random(name)
+    arguments = partial(command.arguments, work)
+    seconds = whole(arguments(reference), reference, command.prepare)
+    if command.at_moments:
+        places = [rng.uniform(0, 0.7 * seconds) for _ in range(kills)]
+    else:
+        total = _count_operations(arguments, work / f"{name}-counted")
+        places = sorted(rng.sample(range(1, total + 1), min(kills, total)))
+    faults = []
+    while places:
+        out = work / f"{name}-{len(places)}"
+        log = out.with_suffix(".log")
+        for place in [places.pop() for _ in range(3 if command.at_moments and places[2:] else 1)]:
+            at = f"{name} at {place}: "
+            if command.at_moments:
+                process = start(arguments(out), log, command.prepare)
+                if kill_after(process, float(place)) != -signal.SIGKILL:
+                    break
+            else:
+                process = start(arguments(out), log, partial(operations_below, out, int(place)))
+                faults += [at + "was not killed"] * (wait(process) != -signal.SIGKILL)
+            if name != "grid":  # whose runs save first
+                faults += [f"{at}alive: {one}" for one in survivors(process, out)]
+        code = wait(start(arguments(out), log, command.prepare), 300)
+        faults += [at + fault for fault in compare(out, reference, code)]
+        faults += [f"{at}alive: {one}" for one in survivors(process, out)]
         shutil.rmtree(out, ignore_errors=True)
-    return len(chosen), total, results
+    return kills, faults
 
 
-def _with_workers(method: str, workers: str, out: Path) -> list[str]:
-    return run_command(method, out, f"train.num_workers={workers}")
+def _count_operations(arguments: Callable[[Path], list[str]], out: Path) -> int:
+    count = out.with_suffix(".count")
+    prepare = partial(operations_below, out, count)
+    whole(arguments(out), out, prepare)
+    return len(count.read_text())
 
 
-def moments(work: Path, kills: int, kinds: list[tuple[str, str]]) -> tuple[int, list[Faults]]:
-    """Kill runs of several methods at random moments, each up to four times."""
-    rng = random.Random(1)
-    done, results = 0, []
-    seconds: dict[str, float] = {}
-    while done < kills:
-        method, workers = kinds[len(results) % len(kinds)]
-        name = f"{method}-{workers}"
-        reference, out = work / name, work / f"{name}-{len(results)}"
-        command = partial(_with_workers, method, workers)
-        if name not in seconds:
-            seconds[name] = whole(command(reference), reference)
-        faults: Faults = []
-        for _ in range(rng.randint(1, 4)):
-            process = start(command(out), out.with_suffix(".log"))
-            if kill_after(process, rng.uniform(0, seconds[name])) != -signal.SIGKILL:
-                break
-            done += 1
-            faults += [f"alive: {one}" for one in survivors(process)]
-        faults += compare(out, reference, wait(start(command(out), out.with_suffix(".log"))))
-        results.append(faults)
-        shutil.rmtree(out, ignore_errors=True)
-    return done, results
+def _is_there(out: Path, moment: str) -> bool:
+    if moment == "start":
+        return out.exists()
+    if moment == "testing":
+        return (out / "step-0" / "model.safetensors").exists()
+    path = out / "events.jsonl"
+    return path.exists() and path.read_text().count('"train"') > 2
 
 
-def _measure_anything() -> None:
-    """So tiny a network learns nothing of the new classes; the search needs figures to compare."""
-    search.accuracy = lambda metrics: float(metrics["mean_iou"]["all_with_background"])
+def try_signal(case: Case, out: Path, reference: Path) -> list[str]:
+    """Send a run a signal, let it go on, and return what was wrong."""
+    log = out.with_suffix(".log")
+    command = run_command(out, *LONGER, f"train.num_workers={case.workers}")
+    process = start(command, log, minutes=SELDOM)
+    await_(lambda: _is_there(out, case.moment), log)
+    if case.target == "worker":
+        await_(lambda: bool(children(process)), log)
+    for number in case.numbers:
+        if case.target == "group":
+            os.killpg(process, number)
+        else:
+            os.kill(children(process)[0] if case.target == "worker" else process, number)
+        time.sleep(0.05)
+    code = wait(process)
+    faults = [] if code == case.code else [f"ended with {code}: {log.read_text()[-200:]}"]
+    if case.says not in log.read_text():
+        faults.append(f"did not say {case.says!r}: {log.read_text()[-200:]}")
+    faults += [f"alive: {one}" for one in survivors(process, out)]
+    if (case.code, case.moment) == (SAVED, "training"):
+        faults += [] if (out / "resume.safetensors").exists() else ["nothing was saved"]
+    return faults + compare(out, reference, wait(start(command, log, minutes=SELDOM)))
 
 
-def tuning(work: Path, kills: int) -> tuple[int, list[Faults]]:
-    """Kill searches for a weight at random moments."""
-    rng = random.Random(2)
-    reference = work / "reference"
-
-    def command(out: Path) -> list[str]:
-        common = ["tune", "scenes/4-4/overlapped", "--method", "lwf", "--out", str(out)]
-        return [*common, *tiny()]
-
-    seconds = whole(command(reference), reference, _measure_anything)
-    done, results = 0, []
-    while done < kills:
-        out = work / f"tune-{len(results)}"
-        faults: Faults = []
-        for _ in range(rng.randint(2, 5)):
-            process = start(command(out), out.with_suffix(".log"), _measure_anything)
-            if kill_after(process, rng.uniform(0, 0.7 * seconds)) != -signal.SIGKILL:
-                break
-            done += 1
-            faults += [f"alive: {one}" for one in survivors(process)]
-        last = start(command(out), out.with_suffix(".log"), _measure_anything)
-        faults += compare(out, reference, wait(last, 300))
-        results.append(faults)
-        shutil.rmtree(out, ignore_errors=True)
-    return done, results
-
-
-def grids(work: Path, kills: int) -> tuple[int, list[Faults]]:
-    """Kill grids of four runs at random moments; their runs must end with them, and save."""
-    rng = random.Random(3)
-    reference = work / "reference"
-    names = "scenes/4-4/overlapped,scenes/4-2-2/overlapped"
-
-    def command(out: Path) -> list[str]:
-        options = ["--scenarios", names, "--methods", "ft,mib", "--jobs", "2", "--out", str(out)]
-        return [sys.executable, "-m", "nacre", "grid", *options, *tiny()]
-
-    def begin(out: Path) -> subprocess.Popen[bytes]:
-        with out.with_suffix(".log").open("ab") as log:
-            return subprocess.Popen(command(out), stdout=log, stderr=log)
-
-    began = time.monotonic()
-    assert begin(reference).wait() == 0, reference.with_suffix(".log").read_text()
-    seconds = time.monotonic() - began
-    done, results = 0, []
-    while done < kills:
-        out = work / f"grid-{len(results)}"
-        faults: Faults = []
-        for _ in range(3):
-            process = begin(out)
-            try:
-                process.wait(rng.uniform(0, 0.6 * seconds))
-                break
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                done += 1
-        faults += compare(out, reference, begin(out).wait())
-        alive = [one for one in Path("/proc").glob("[0-9]*/cmdline") if str(out) in _text(one)]
-        results.append(faults + [f"alive: {one}" for one in alive])
-        shutil.rmtree(out, ignore_errors=True)
-    return done, results
+def try_torchrun(target: str, out: Path, reference: Path) -> list[str]:
+    """Stop two processes by a signal, or kill one of them, which torchrun begins again."""
+    log, is_killed = out.with_suffix(".log"), target == "rank"
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    command += ["--max-restarts", "3" if is_killed else "0"]
+    command += [NACRE, "0.002" if is_killed else str(SELDOM)]
+    command += run_command(out, *LONGER, "train.num_workers=2")
+    with log.open("ab") as file:
+        agent = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+        sign = '"saved"' if is_killed else '"train"'
+        await_(lambda: (out / "events.jsonl").exists()
+               and sign in (out / "events.jsonl").read_text(), log)  # fmt: skip
+        if is_killed:
+            os.kill(children(agent.pid)[1], _KILL)
+        elif target == "group":
+            os.killpg(agent.pid, _TERM)
+        else:
+            for one in [agent.pid] if target == "agent" else _below(agent.pid):
+                os.kill(one, _TERM)
+        code = agent.wait(240)
+        faults = []
+        if is_killed:
+            begun = (out / "run.json").read_text().count('"time"')
+            faults += [] if begun == 2 else [f"begun {begun} times"]
+        else:
+            if "interrupted; saved. Go on with:  torchrun" not in log.read_text():
+                faults.append(f"not saved: {log.read_text()[-300:]}")
+            code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+    return faults + compare(out, reference, code)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+def _below(process: int) -> list[int]:
+    return [one for child in children(process) for one in _below(child)] + [process]
 
 
 def main() -> None:
-    """Kill, count and print."""
+    """Try all that is called by one of the words, and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("operations", "base", "moments", "tune", "grid"))
-    parser.add_argument("--kills", type=int, default=10**6, help="how many, about")
-    arguments = parser.parse_args()
-    kills = arguments.kills
+    parser.add_argument("names", nargs="*", help="of commands and signals; all unless given")
+    parser.add_argument("--kills", type=int, help="of each command, at most")
+    given = parser.parse_args()
+    everything = [*COMMANDS, *SIGNALS, *(f"torchrun {one}" for one in TORCHRUN)]
+    bad = 0
     with tempfile.TemporaryDirectory(prefix="nacre-kills-") as folder:
-        work, note = Path(folder), ""
-        if arguments.what in ("operations", "base"):
-            done, total, results = operations(work, kills, arguments.what == "base")
-            note = f" (of {total} file operations)"
-        elif arguments.what == "moments":
-            kinds = [("mib", "0"), ("rw", "0"), ("mib", "2"), ("pi", "0"), ("lwf-mc", "2")]
-            done, results = moments(work, min(kills, 1000), kinds)
-        else:
-            kind = {"tune": tuning, "grid": grids}[arguments.what]
-            done, results = kind(work, min(kills, 1000))
-    bad = collections.Counter(fault for faults in results for fault in faults)
-    fine = sum(not faults for faults in results)
-    print(f"{arguments.what}: {done} kills{note}, {fine} of {len(results)} ended as undisturbed")
-    for fault, count in bad.most_common():
-        print(f"  {count} x {fault}")
+        work = Path(folder)
+        make_inputs(work)
+        for name in given.names or everything:
+            bad += bool(faults := _try(name, work, given.kills))
+            print(f"{name}: {'; '.join(faults) or 'as undisturbed'}", flush=True)
     sys.exit(bool(bad))
+
+
+def _try(name: str, work: Path, kills: int | None) -> list[str]:
+    if name in COMMANDS:
+        command = COMMANDS[name]
+        return kill_command(command, name, work, min(kills or 1000, command.kills))[1]
+    pair = name.startswith("torchrun ")
+    reference, out = work / ("pair" if pair else "alone"), work / name.replace(" ", "-")
+    if not reference.exists():
+        if pair:
+            alone = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            alone += ["--nproc-per-node", "2", NACRE, str(SELDOM)]
+            alone += run_command(reference, *LONGER, "train.num_workers=2")
+            subprocess.run(alone, check=True, capture_output=True)
+        else:
+            whole(run_command(reference, *LONGER), reference)
+    if pair:
+        return try_torchrun(name.partition(" ")[2], out, reference)
+    return try_signal(SIGNALS[name], out, reference)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import nacre.terminal.progress
 import nacre.terminal.tune  # noqa: F401  # all that a command imports when it is needed
 from nacre.cli import main
 
-TINY = (
+SETTINGS = (
     "data.train=48 data.val=12 data.size=32 data.seed=3 model.backbone=tiny "
     "model.decoder_channels=8 images.crop_size=32 images.augmentation=flip train.epochs=1 "
     "train.batch_size=8 train.lr=0.05 train.incremental_lr=0.01 train.device=cpu"
@@ -37,15 +37,16 @@ OFTEN = 0.0002
 
 def tiny(*more: str) -> list[str]:
     """Return the options of runs that take a second."""
-    return [part for text in (*TINY.split(), *more) for part in ("--set", text)]
+    return [part for text in (*SETTINGS.split(), *more) for part in ("--set", text)]
 
 
-def run_command(method: str, out: Path, *more: str, base: Path | None = None) -> list[str]:
+def run_command(out: Path, *more: str, method: str = "mib") -> list[str]:
     """Return the arguments of a tiny `nacre run`."""
     command = ["run", "scenes/4-2-2/overlapped", "--method", method, "--out", str(out)]
-    return [*command, *tiny(*more), *(["--base", str(base)] if base else [])]
+    return [*command, *tiny(*more)]
 
 
+RESULTS = ("metrics.json", "tuning.json", "coco.json")
 # File operations that Python's audit hooks report; `open` only when it may write.
 _OPERATIONS = {
     "open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate",
@@ -53,10 +54,9 @@ _OPERATIONS = {
 }  # fmt: skip
 
 
-def operations_below(folder: Path, before: Callable[[int], None]) -> None:
-    """Call ``before`` with the number of every file operation below a folder from now on."""
-    count = 0
-    place = str(folder)
+def operations_below(folder: Path, target: int | Path) -> None:
+    """Kill this process before its n-th file operation below a folder, or count them in a file."""
+    count, place = 0, str(folder)
 
     def hook(event: str, values: tuple[Any, ...]) -> None:
         nonlocal count
@@ -65,8 +65,13 @@ def operations_below(folder: Path, before: Callable[[int], None]) -> None:
         if event == "open" and not (values[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             return
         count += 1
-        before(count)
+        if isinstance(target, Path):
+            os.write(handle, b".")
+        elif count == target:
+            os.kill(os.getpid(), signal.SIGKILL)
 
+    if isinstance(target, Path):
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     sys.addaudithook(hook)
 
 
@@ -134,53 +139,74 @@ def kill_after(process: int, seconds: float) -> int:
         timer.join()
 
 
-def survivors(session: int, seconds: float = 20.0) -> list[int]:
-    """Return the processes of a session that are alive a while after its leader died."""
+def survivors(session: int, out: Path, seconds: float = 20.0) -> list[int]:
+    """Return the processes of a session or about a folder that are alive after a while."""
     until = time.monotonic() + seconds
-    while alive := _members(session):
+    while alive := [one for one in Path("/proc").glob("[0-9]*") if _belongs(one, session, out)]:
         if time.monotonic() > until:
-            return alive
+            return [int(one.name) for one in alive]
         time.sleep(0.02)
     return []
 
 
-def _members(session: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
+def _belongs(process: Path, session: int, out: Path) -> bool:
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        words = (process / "cmdline").read_text().split("\0")
+    except OSError:
+        return False
+    return fields[0] not in "ZX" and (int(fields[3]) == session or str(out) in words)
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that a process started."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(one) for one in text.split()]
+
+
+def await_(ready: Callable[[], bool], log: Path) -> None:
+    """Wait until something is so."""
+    until = time.monotonic() + 240
+    while not ready():
+        assert time.monotonic() < until, f"it never came so far: {log.read_text()[-500:]}"
+        time.sleep(0.002)
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Return the sha256 of the results below a folder: tensors, figures, masks, graphs."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        content = b""
+        if path.name == "model.safetensors":
+            with safe_open(path, framework="np") as file:
+                for name in sorted(file.keys()):
+                    content += name.encode() + file.get_tensor(name).tobytes()
+        elif path.name in RESULTS or path.suffix in (".png", ".jpg", ".csv", ".onnx"):
+            content = path.read_bytes()
+        elif path.name == "events.jsonl":
+            content = repr(_learning(path)).encode()
+        else:
             continue
-        if int(fields[3]) == session and fields[0] not in "ZX":
-            found.append(int(path.parent.name))
+        found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
     return found
 
 
-def digest(folder: Path) -> str:
-    """Return the sha256 of all tensors and metrics below a folder of runs."""
-    whole = hashlib.sha256()
-    for path in sorted(folder.rglob("model.safetensors")):
-        whole.update(str(path.relative_to(folder)).encode())
-        with safe_open(path, framework="np") as file:
-            for name in sorted(file.keys()):
-                whole.update(name.encode() + file.get_tensor(name).tobytes())
-    for path in sorted([*folder.rglob("metrics.json"), *folder.rglob("tuning.json")]):
-        whole.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return whole.hexdigest()
-
-
-def events(run: Path) -> list[tuple[Any, ...]]:
+def _learning(path: Path) -> list[tuple[str, ...]]:
     """Return what a run's events say of its learning, whatever interrupted it."""
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     keys = ("event", "step", "iteration", "losses", "mean_iou")
     kept = [one for one in lines if one["event"] in ("train", "learnt", "end")]
     return [tuple(str(one.get(key)) for key in keys) for one in kept]
 
 
-def leftovers(folder: Path) -> list[str]:
-    """Return what a finished run should not leave, or lacks."""
-    hidden = [str(path.relative_to(folder)) for path in folder.rglob(".*")]
-    stale = [str(path.relative_to(folder)) for path in folder.rglob("resume.safetensors")]
-    models = folder.rglob("model.safetensors")
-    lacking = [f"no {path}" for path in models if not path.with_suffix(".json").exists()]
-    return hidden + stale + lacking
+def compare(out: Path, reference: Path, code: int) -> list[str]:
+    """Return what is wrong with a folder whose command has gone on to its end."""
+    if code != 0:
+        return [f"refused: {out.with_suffix('.log').read_text()[-300:]}"]
+    files = [path for path in out.rglob("*") if path.is_file() or path.name.startswith(".")]
+    names = {str(path.relative_to(out)) for path in files}
+    wanted = {str(path.relative_to(reference)) for path in reference.rglob("*") if path.is_file()}
+    faults = [f"left over: {name}" for name in sorted(names - wanted) if ".log" not in name]
+    faults += [f"no {name}" for name in sorted(wanted - names)]
+    other = digest(out).items() ^ digest(reference).items()
+    return faults + [f"other content: {name}" for name in sorted({name for name, _ in other})]

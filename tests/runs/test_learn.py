@@ -163,6 +163,16 @@ def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_what_killed_processes_left_of_a_step_is_removed(pets, data, tmp_path):
+    out = tmp_path / "step"
+    learning(data / "birds", out, start=pets)()
+    names = {path.name for path in out.iterdir()}
+    for left in (".before.json.abcd_123", "resume.safetensors"):
+        (out / left).touch()
+    learning(data / "birds", out, start=pets)()
+    assert {path.name for path in out.iterdir()} == names
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [

@@ -1,6 +1,6 @@
 import json
 import shutil
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from nacre.errors import NacreError
 from nacre.models.io import find_model, load_model
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.event_file import read_events
-from nacre.runs.folder import RunFolder
+from nacre.runs.folder import RunFolder, default_folder
 from nacre.runs.run import Run, run_scenario
 from nacre.training import step as step_file
 from nacre.training import window
@@ -34,6 +34,17 @@ def same_bytes(one: Path, other: Path) -> None:
             a, b = one / f"step-{step}" / name, other / f"step-{step}" / name
             assert a.read_bytes() == b.read_bytes(), (step, name)
     assert (one / "metrics.json").read_bytes() == (other / "metrics.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "name"),
+    [("scenes/4-2-2/overlapped", "scenes_4-2-2_overlapped"), ("C:\\x\\my.yaml", "C__x_my")],
+)
+def test_a_run_that_was_not_told_goes_below_runs(scenario, name):
+    config = tiny_config().model_copy(update={"scenario": scenario})
+    folder = default_folder(config)
+    assert folder == Path("runs") / f"{name}-mib-1"
+    assert PureWindowsPath(folder).drive == ""
 
 
 def test_a_run_leaves_what_it_promises(finished):
