@@ -46,7 +46,7 @@ def kind_of(case):
 
 def values_of(case):
     """Two steps; for rw, which looks back every tenth iteration, more than ten iterations each."""
-    train = {**TWO_STEPS["train"], "epochs": 3 if case == "rw" else 1}
+    train = {**TWO_STEPS["train"], "epochs": 2 if case == "rw" else 1}
     return {**TWO_STEPS, "train": train, "method": CASES[case]}
 
 
