@@ -183,7 +183,7 @@ def test_tied_weights_and_transposed_scores_are_learned_fused_and_loaded() -> No
     }
     model = nacre.learn("cracks", start=mine, old=["a", "b"], out="up", method="mib", config=config)
     assert model.path is not None
-    taught = load_model(model.path)[0].model  # type: ignore[attr-defined]
+    taught = load_model(model.path, network=Up())[0].model  # type: ignore[attr-defined]
     assert taught.up.weight.shape == (8, 4, 2, 2)
     assert taught.other.weight is taught.one.weight
     assert not torch.equal(taught.one.weight, mine.one.weight)
