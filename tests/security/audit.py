@@ -20,7 +20,16 @@ STARTS = {
     "subprocess.Popen",
     "webbrowser.open",
 }
-CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate"}
+CHANGES = {
+    "os.link": [(1, 3)],
+    "os.mkdir": [(0, 2)],
+    "os.remove": [(0, 1)],
+    "os.rename": [(0, 2), (1, 3)],
+    "os.rmdir": [(0, 1)],
+    "os.symlink": [(1, 2)],
+    "os.truncate": [(0, 2)],
+}
+"""Where the arguments have what is changed, and the open folder that it is relative to, if any."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 CURIOUS = {"antigravity", "this"}
 """Modules of the standard library that do something when they are imported; nobody needs them."""
@@ -66,7 +75,8 @@ class Watch:
         elif event == "pickle.find_class":
             self.report(f"pickle: {args!r}")
         elif event in CHANGES:
-            self._change(event, args[0])
+            for path, folder in CHANGES[event]:
+                self._change(event, _within(args[path], args[folder : folder + 1]))
 
     def _open(self, path: Any, mode: Any, flags: Any) -> None:
         if not isinstance(path, str | bytes):
@@ -97,6 +107,13 @@ class Watch:
     def _change(self, event: str, path: Any) -> None:
         if isinstance(path, str | bytes) and not _is_below(path, self.writable):
             self.report(f"write: {event} {path!r}")
+
+
+def _within(path: Any, folder: tuple[Any, ...]) -> Any:
+    """Return a path that is relative to an open folder as a whole one."""
+    if isinstance(path, str | bytes) and folder and isinstance(folder[0], int) and folder[0] >= 0:
+        return os.path.join(os.readlink(f"/proc/self/fd/{folder[0]}"), os.fsdecode(path))
+    return path
 
 
 def _is_below(path: str | bytes, folders: Sequence[Path]) -> bool:
