@@ -67,7 +67,7 @@ def test_a_side_that_fails_stops_the_other_and_is_shown(tmp_path, monkeypatch):
     assert sides[folders[0]].returncode == -signal.SIGTERM
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_results_are_the_same_again_and_a_changed_one_is_found(tmp_path):
     saved, again = tmp_path / "saved.json", tmp_path / "again.json"

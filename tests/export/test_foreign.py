@@ -33,6 +33,7 @@ def clear(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_is_exported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     done = export_onnx(Adapter(clear(Unet())), about(), tmp_path / "unet.onnx")
@@ -40,7 +41,7 @@ def test_a_network_of_ones_own_is_exported(tmp_path: Path) -> None:
     assert any(height % 32 for height, _ in done.comparison.sizes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["one size", "segformer"])
 def test_more_networks_are_exported(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -121,6 +121,7 @@ def test_a_graph_that_differs_at_one_odd_size_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_half_the_bits_make_a_smaller_file_and_say_what_they_cost(
     model, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +149,7 @@ def test_what_a_killed_export_left_is_removed(model, tmp_path: Path, trace_once)
     assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("backbone", ["lite0", "resnet18"])
 def test_other_backbones_export_at_all_sizes(model, tmp_path: Path, backbone: str) -> None:
     _, info = model

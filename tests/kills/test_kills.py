@@ -15,6 +15,8 @@ def run(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_was_killed_ends_as_if_undisturbed():
     run("run", "learn", "predict", "--kills", "2")
 
@@ -25,11 +27,13 @@ def test_an_export_that_was_killed_ends_as_if_undisturbed():
     run("export", "--kills", "2")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_signal_loses_nothing_and_a_kill_leaves_nobody():
     run("signal SIGTERM to the group, workers 2", "signal SIGKILL")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(7200)
 def test_all_kills_and_signals():
     run()

@@ -148,6 +148,8 @@ def test_the_saved_model_says_what_the_metrics_say(run):
     assert evaluate_checkpoint(out, {})["iou"] == metrics["iou"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_processes_learn_what_one_does(run, by_two):
     name, out = run
     pairs = [load_model(find_model(path)) for path in (out, by_two / name)]

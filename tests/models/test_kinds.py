@@ -123,6 +123,7 @@ def interrupt(config: RunConfig, folder: RunFolder) -> None:
     assert folder.resume.exists(), "stopped in the middle of a step"
 
 
+@pytest.mark.slow
 def test_it_resumes_exactly(run: Any, tmp_path: Path) -> None:
     name, out = run
     again = RunFolder(tmp_path / "run")
@@ -131,6 +132,8 @@ def test_it_resumes_exactly(run: Any, tmp_path: Path) -> None:
     assert find_model(again.path).read_bytes() == find_model(out).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_processes_learn_what_one_does(run: Any, by_two: Path) -> None:
     name, out = run
     if name not in BY_TWO:
@@ -188,6 +191,7 @@ def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_itera
     run_scenario(build_config(overrides=named), tmp_path / "named")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAFTS)
 def test_means_of_old_classes_are_grafted_onto_the_maps_of_any_backbone(
     name: str, tmp_path: Path

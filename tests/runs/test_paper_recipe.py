@@ -55,7 +55,7 @@ def test_the_preset_is_the_papers(tmp_path):
     assert config.method.model_dump()["weight"] == 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_two_iterations_a_step_at_full_size(tmp_path):
     import torch

@@ -33,6 +33,7 @@ def learn_a_little(scenario, data, tmp_path):
     return json.loads((tmp_path / "run" / "metrics.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["4-2", "4-1"])
 def test_voc_animals(task, voc_part, tmp_path):
     metrics = learn_a_little(f"voc-animals-{task}", {"root": str(voc_part)}, tmp_path)

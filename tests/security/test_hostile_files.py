@@ -22,9 +22,8 @@ from models.file_server import Site, serving
 from security.world import AUTO_MAP, OURS, REMOTE, SEGFORMER, World, headers
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.timeout(
-    1200
-)  # a minute of computing, in one fixture, on a busy machine too
+# A minute of computing, in one fixture, on a busy machine too
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 HERE = Path(__file__).parent
 COMMANDS = ("predict", "log", "export", "learn", "eval", "serve", "hub")
@@ -257,7 +256,7 @@ def test_a_users_own_config_runs_no_code_either(results: Results) -> None:
     assert_harmless(built)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(14_400)
 def test_every_header_by_every_command(ground: Range) -> None:
     """Open all by all; a command that only reads the header may print what it says."""

@@ -164,7 +164,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
 def test_a_worker_that_is_killed_leaves_its_run_to_the_others(tmp_path):
     def work(out):

@@ -115,7 +115,7 @@ def test_a_job_that_must_go_has_its_run_save_and_can_be_sent_again(tmp_path, mon
     sent.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_preempted_job_is_queued_again_and_ends_as_if_nothing_had_been(slurm, tmp_path):
     values = {**VALUES, "train": {**VALUES["train"], "epochs": 40}}
     grid = check_grid({**GRID, "slurm": {"gpus_per_node": 0}, "config": values})
