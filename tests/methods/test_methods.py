@@ -46,8 +46,9 @@ def kind_of(case):
 
 def values_of(case):
     """Two steps; for rw, which looks back every tenth iteration, more than ten iterations each."""
-    train = {**TWO_STEPS["train"], "epochs": 2 if case == "rw" else 1}
-    return {**TWO_STEPS, "train": train, "method": CASES[case]}
+    train = {**TWO_STEPS["train"], "epochs": 3 if case == "rw" else 1}
+    # With seed 1 one of rw's activations comes so near to 0 that rounding decides about its sign.
+    return {**TWO_STEPS, "train": train, "method": CASES[case], "seed": 2 if case == "rw" else 1}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -158,9 +159,7 @@ def test_two_processes_learn_what_one_does(run, by_two):
         torch.testing.assert_close(value, networks[1][key], rtol=1e-4, atol=1e-4)
     for kind in kind_of(name).persistent_state:
         one, two = (require_state(state, kind) for _, _, state in pairs)
-        # A score along the path is divided by squares of small movements, where rounding shows.
-        near = 0.05 if kind == "walk_score" else 0.01
-        assert (one - two).norm() < near * one.norm(), kind
+        assert (one - two).norm() < 0.01 * one.norm(), kind
         assert one.norm() > 0
     tested = [
         json.loads((find_model(path).parent / "metrics.json").read_text())
