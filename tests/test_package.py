@@ -80,7 +80,8 @@ def test_learn_predict_export_and_report_run_from_an_install(built, tmp_path, pa
     assert (config["model"]["backbone"], config["model"]["weights"]) == ("lite0", "imagenet")
     nacre("learn", "birds", "--start", "first", "--out", "second", *SMALL)
     nacre("predict", "second", "birds/images", "--out", "seen")
-    assert len(list((tmp_path / "seen" / "masks").rglob("*.png"))) == 18
+    images = list((tmp_path / "birds" / "images").iterdir())
+    assert len(list((tmp_path / "seen" / "masks").rglob("*.png"))) == len(images)
     nacre("export", "second", "--out", "model.onnx")
     assert (tmp_path / "model.onnx").stat().st_size > 1_000_000
     nacre("report", "second", "--out", "report")
