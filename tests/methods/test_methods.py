@@ -47,7 +47,8 @@ def kind_of(case):
 def values_of(case):
     """Two steps; for rw, which looks back every tenth iteration, more than ten iterations each."""
     train = {**TWO_STEPS["train"], "epochs": 3 if case == "rw" else 1}
-    # With seed 1 one of rw's activations comes so near to 0 that rounding decides about its sign.
+    # With seed 1 the Fisher of rw differs by 2.5 % between one process and two; why is not known
+    # yet. The code before `tiny` had its own rates gives the same figure with these rates.
     return {**TWO_STEPS, "train": train, "method": CASES[case], "seed": 2 if case == "rw" else 1}
 
 
