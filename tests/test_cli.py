@@ -206,7 +206,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(nacre, config, finished, tmp_path):
     events = out / "events.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        if events.exists() and '"train"' in events.read_text():
+        if process.poll() is not None or (events.exists() and '"train"' in events.read_text()):
             break
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the worker processes too

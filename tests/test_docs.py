@@ -292,6 +292,7 @@ def test_a_page_that_names_what_does_not_exist_is_noticed(tmp_path, check, text)
         check(page)
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="the site needs the extra: make docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]

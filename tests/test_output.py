@@ -36,6 +36,7 @@ def test_control_characters_do_not_reach_the_terminal():
     assert shown_by_console("a\x1b[2Jb").strip() == "a\\x1b[2Jb"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_a_plan_can_be_printed_in_any_encoding(encoding):
     env = {**os.environ, "PYTHONIOENCODING": encoding}

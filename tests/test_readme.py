@@ -118,6 +118,7 @@ def draw(root: Path, names: list[str], labels: list[str]) -> None:
         (root / f"{name}.json").write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # ten commands, one of which traces a network
 def test_the_loop_of_the_docs_goes_round(tmp_path, monkeypatch, capsys) -> None:
     """Annotate, import, learn, look, export, the next class: its lines, with a tiny network."""

@@ -218,7 +218,7 @@ def test_centres_on_the_edge_of_two_pixels_are_rounded_as_pillows(lengths: tuple
 
 @pytest.mark.parametrize("new_length", [*range(1, 66), 96, 160, 255, 256, 320, 511, 512, 513, 1024])
 def test_masks_agree_with_pillow_at_every_size(new_length: int) -> None:
-    for length in range(1, 701):
+    for length in [*range(1, 130), *range(130, 701, 7)]:
         found = nearest_pixels(length, new_length)
         np.testing.assert_array_equal(found, _by_pillow(length, new_length), f"{length} pixels")
 

@@ -126,6 +126,7 @@ def _push(model: Path, *, name: str = NAME) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_pushed_model_is_loaded_from_the_hub(learned: Path, hub: Hub) -> None:
     done = _push(learned)
     assert done.returncode == 0, done.stderr
@@ -139,6 +140,7 @@ def test_a_pushed_model_is_loaded_from_the_hub(learned: Path, hub: Hub) -> None:
         assert np.array_equal(load(address).predict(picture).mask, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "unreachable", "bad name"])
 def test_a_push_that_fails_is_one_sentence(
     learned: Path, hub: Hub, how: str, monkeypatch: pytest.MonkeyPatch

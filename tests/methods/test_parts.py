@@ -170,6 +170,7 @@ SOFTMAX = [name for name in STEPWISE if not METHODS[name].Config.has_sigmoids]
 KINDS = [(name, kind) for name in SOFTMAX for kind in ("entropy", "released")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [*KINDS, *((one, "probability") for one in STEPWISE)])
 def test_every_method_learns_from_pseudo_labels(name, kind):
     before, trainer = learn(name, parts={"pseudo_labels": kind, "threshold": 0.34})

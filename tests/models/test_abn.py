@@ -198,6 +198,7 @@ def shares(in_two_processes: Callable[..., Any]) -> Any:
     return in_two_processes(_share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES) + 2))
 def test_two_processes_equal_one(shares: list[dict[str, Any]], number: int) -> None:
     """On CPUs, and as on GPUs, where torch's own function joins them."""
@@ -212,12 +213,14 @@ def test_two_processes_equal_one(shares: list[dict[str, Any]], number: int) -> N
             np.testing.assert_allclose(share[key], whole[key], rtol=1e-5, err_msg=key)
 
 
+@pytest.mark.slow
 def test_variance_survives_a_mean_far_from_zero(shares: list[dict[str, Any]]) -> None:
     expected = 0.9 + 0.1 * FAR_FROM_ZERO.double().var().item()
     for share in shares:
         assert share["far"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_value_in_each_of_two_processes_is_enough(shares: list[dict[str, Any]]) -> None:
     assert [share["one each"] for share in shares] == pytest.approx([-0.01, 1], abs=1e-3)
     for share in shares:

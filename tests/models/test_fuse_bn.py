@@ -52,6 +52,7 @@ class Predict(nn.Module):
         return self.network.predict(images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backbone", "norm"),
     [

@@ -260,6 +260,7 @@ def shares(in_two_processes: Callable[..., Any]) -> Any:
     return in_two_processes(_share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_two_processes_equal_one(shares: list[Any], number: int) -> None:
     whole = _case(*CASES[number], slice(None))
@@ -275,6 +276,7 @@ def test_two_processes_equal_one(shares: list[Any], number: int) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
+@pytest.mark.slow
 def test_data_parallel_training_equals_one_process(shares: list[Any]) -> None:
     whole = _train_block(Block(), pixels(4, 4, 5, 6))
     assert len(whole) == 8

@@ -31,6 +31,7 @@ LEARN = Path(__file__).with_name("learn_kinds.py")
 SIDE = 64
 GRAFTS = ["hf, graft", "smp, graft", "torchvision, graft"]
 NAMES = [name for name in MODELS if name != "deeplab"] + GRAFTS
+LARGE = [name for name in NAMES if name.startswith("smp")]
 BY_TWO = [name for name in NAMES if not name.startswith("deeplab")]
 
 RUN: dict[str, Any] = {
@@ -63,7 +64,10 @@ def need(name: str) -> None:
         pytest.skip("torchvision, timm and smp are not installed: make test does it")
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in NAMES],
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A finished run of two steps with each kind."""
     need(request.param)

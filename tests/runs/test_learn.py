@@ -468,6 +468,7 @@ def test_no_two_classes_get_one_color():
     assert len(set(colors)) == 5
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does(pets, data, tmp_path):
     script = tmp_path / "learn.py"
     script.write_text(

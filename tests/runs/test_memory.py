@@ -134,6 +134,7 @@ def test_a_folder_in_which_nothing_was_learnt_can_keep_others(tmp_path):
     assert not (out / "exemplars.csv").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path):
     train = {**TINY["train"], "lr": 0.0005, "incremental_lr": 0.0005}
     values = {"scenario": "scenes/4-4/overlapped", "train": train, **MEMORY}

@@ -13,6 +13,8 @@ from nacre.runs.run import run_scenario
 from nacre.training.step import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):

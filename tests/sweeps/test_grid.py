@@ -68,6 +68,7 @@ def test_another_seed_has_a_step_0_of_its_own(tmp_path):
     assert [job.base is None for job in jobs] == [True, True, False, False]
 
 
+@pytest.mark.slow
 def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1]})
     jobs = make_jobs(grid, tmp_path)

@@ -11,8 +11,8 @@ import sys
 from rich.console import Console
 from nacre.terminal.output import Output
 console = Console(file=Output(sys.stdout))
-for line in range(20000):
-    console.print(f"line {line}")
+for line in range(500):  # more than a pipe holds
+    console.print(f"line {line}" + 99 * "\\nmore")
 print("all done", file=sys.stderr)
 """
 

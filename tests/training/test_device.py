@@ -45,6 +45,7 @@ def waits_of_updates(device: FakeDevice, trainer, samples, count=2):
     return dict(device.waits - before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPWISE)
 def test_no_update_of_any_method_waits_for_the_device(device, name):
     trainer, _, samples = second_step(name, dist=CUDA, count=1, train={"precision": "bfloat16"})
@@ -52,6 +53,7 @@ def test_no_update_of_any_method_waits_for_the_device(device, name):
     assert device.kernels["convolution"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ewc", "rw"])
 def test_a_loss_scale_and_clipping_wait_for_nothing(device, name):
     train = {"precision": "float16", "grad_clip_norm": 1.0}
@@ -87,6 +89,7 @@ def two_processes(device, monkeypatch):
     return Distributed(0, 2, torch.device("cuda", 0))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_several_processes_do_not_wait_in_in_place_norms(device, two_processes, monkeypatch):
     model = DeepLabConfig(backbone="resnet18", decoder_channels=8, norm="iabn")
@@ -115,6 +118,7 @@ def config(method, **changes):
     return tiny_config(scenario="scenes/4-4/overlapped", method=method, data=data, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("device", "precision"), [("cuda", "float16"), ("mps", "float32")], indirect=["device"]

@@ -49,6 +49,7 @@ def pair(*words: str) -> list[subprocess.CompletedProcess[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_after_a_real_run_no_thread_of_the_group_is_left(tmp_path):
     ended = pair("run", str(tmp_path / "run"))
     assert [(one.returncode, one.stdout.split()) for one in ended] == [(0, ["threads:"])] * 2, ended

@@ -28,6 +28,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only the C library of Linux can be told")
 @pytest.mark.skipif(
     HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(),

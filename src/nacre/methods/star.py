@@ -211,7 +211,8 @@ class Star(SigmoidMethod):
         )
         new = slice(self.num_old, None)
         classifier = classifier_of(step.network)
-        logits = drawn @ classifier.weight(new).t() + classifier.bias(new)
+        weight = classifier.weight(new)
+        logits = drawn.to(weight) @ weight.t() + classifier.bias(new)
         return {"replay": sum_of_negatives(logits) / replay.cells_per_batch / replay.divisor}
 
     @torch.no_grad()

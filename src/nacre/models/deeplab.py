@@ -11,6 +11,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from nacre.losses.reference import at_least_float32
 from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
 from nacre.models.head import DeepLabHead
@@ -81,10 +82,10 @@ class DeepLab(Network):
     ) -> Output:
         """Return the output that follows from the head's features."""
         # Half precision is too coarse for the log-sum-exp of the losses
-        logits = self.classifier(decoder_features).float()
+        logits = at_least_float32(self.classifier(decoder_features))
         extra = self.classifier.score_extra(decoder_features)
         unknown, auxiliary = (
-            value if value is None else value.float()
+            value if value is None else at_least_float32(value)
             for value in (extra.get("unknown"), extra.get("auxiliary"))
         )
         return Output(logits, features, decoder_features, stages, unknown, auxiliary)

@@ -32,7 +32,7 @@ class Output:
     """What a network says of a batch.
 
     Attributes:
-        logits: N,C,h,w at the backbone's stride, in float32.
+        logits: N,C,h,w at the backbone's stride, in float32 at least.
         features: N,K,h,w, the backbone's output.
         decoder_features: N,K,h,w, the head's output, of which the logits are made.
         stages: the backbone's features at the end of each stage, before its last activation, if

@@ -22,6 +22,8 @@ from nacre.export.runtime import OnnxModel
 from nacre.export.server import ModelServer, Served
 from nacre.export.verify import noise_picture
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def opened(exported: Exported) -> OnnxModel:

@@ -72,6 +72,7 @@ def _share(rank: int) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(in_two_processes: Callable[..., Any]) -> None:
     module = network()
     whole = trained(module, images())

@@ -172,6 +172,7 @@ def test_the_scores_of_transformers_are_made_of_maps(name: str) -> None:
     its_scores_are_made_of_its_backbones_maps(trained(TRANSFORMERS[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("foreign_libraries")
 @pytest.mark.parametrize("name", NEED_TORCHVISION)
 def test_the_scores_of_smp_and_torchvision_are_made_of_maps(name: str) -> None:
