@@ -78,6 +78,6 @@ def test_dilations_reach_equally_far_at_every_stride() -> None:
 def test_pooling_for_all_sizes_is_pooling(window: int, size: tuple[int, int]) -> None:
     head = DeepLabHead(6, width=4, window=window).eval()
     x = torch.randn(2, 6, *size)
-    wanted = head._pool(x).expand_as(x)
-    head.any_size = True
-    assert torch.allclose(head._pool(x), wanted, atol=1e-6)
+    wanted = head.pool(x).expand_as(x)
+    head.pool.any_size = True
+    assert torch.allclose(head.pool(x), wanted, atol=1e-6)

@@ -21,7 +21,7 @@ from nacre.losses.reference import upsample
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.fuse_bn import fuse_conv_bn
-from nacre.models.head import DeepLabHead
+from nacre.models.head import WindowPool
 from nacre.models.lite import SameConv2d
 from nacre.utils.packages import need
 
@@ -49,7 +49,7 @@ class PictureToClasses(nn.Module):
         for module in inner.modules():
             if isinstance(module, SameConv2d):
                 module.aligned = True
-            elif isinstance(module, DeepLabHead):
+            elif isinstance(module, WindowPool):
                 module.any_size = True
             elif isinstance(module, Adapter):
                 _leave_padding(module)

@@ -2,6 +2,7 @@
 
     freeze           after step 0 the backbone does not learn, or backbone and decoder: what is
                      frozen has no backward pass, and the teacher takes its features over
+    freeze_step_0    in step 0, too, the backbone stays as its weights are
     freeze_bn        after step 0 batch norm keeps its statistics, scale and shift
     freeze_old_rows  after step 0 the rows of old classes and of the background do not learn
     fusion           at the end of a step W = (1 - a) W_old + a W_new for all that is old (EWF),
@@ -73,6 +74,9 @@ class PartsConfig(Config):
     freeze: Shared = Field(
         "nothing", description="what does not learn after step 0: backbone, or decoder (both)"
     )
+    freeze_step_0: bool = Field(
+        False, description="freeze the backbone in step 0 too: it stays as its weights are"
+    )
     freeze_bn: bool = Field(False, description="keep batch norm as step 0 left it")
     freeze_old_rows: bool = Field(
         False, description="keep the classifier's old rows, the background's too"
@@ -131,7 +135,11 @@ class Parts:
     @property
     def shared(self) -> Shared:
         """Up to where the student computes what its teacher does."""
-        return self.config.freeze if self.num_old else "nothing"
+        if not self.num_old:
+            return "nothing"
+        if self.config.freeze == "nothing" and self.config.freeze_step_0:
+            return "backbone"
+        return self.config.freeze
 
     @property
     def needs(self) -> frozenset[Part]:
@@ -139,7 +147,7 @@ class Parts:
         config = self.config
         ours = config.freeze == "decoder" or config.freeze_old_rows or config.init == "auxiliary"
         wanted: list[Part] = ["classifier"] if ours else []
-        wanted += ["backbone"] if config.freeze != "nothing" else []
+        wanted += ["backbone"] if config.freeze != "nothing" or config.freeze_step_0 else []
         return frozenset(wanted)
 
     def remember(self, network: Network) -> None:
@@ -176,18 +184,22 @@ class Parts:
             step.network.classifier.keep_rows(self.extra_rows)
         if self.config.init == "auxiliary":
             classifier_of(step.network).add_row("auxiliary")
-        if not step.num_old:
-            return
         for module in self._frozen(step.network):
             module.requires_grad_(False)
             for norm in _norms(module):
                 norm.eval()
-        if self.config.freeze != "nothing":
+        if self._freezes_backbone:
             backbone_of(step.network).eval()  # others drop paths, too
 
+    @property
+    def _freezes_backbone(self) -> bool:
+        return self.config.freeze_step_0 or bool(self.num_old and self.config.freeze != "nothing")
+
     def _frozen(self, network: Network) -> Iterator[nn.Module]:
-        if self.config.freeze != "nothing":
+        if self._freezes_backbone:
             yield backbone_of(network)
+        if not self.num_old:
+            return
         if self.config.freeze == "decoder":
             yield deeplab(network).head
         if self.config.freeze_bn:
@@ -266,6 +278,8 @@ class Parts:
         found = []
         if self.config.init == "auxiliary":
             found.append("an auxiliary row")
+        if self.config.freeze_step_0:
+            found.append("a frozen backbone")
         return found
 
 

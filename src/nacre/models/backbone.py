@@ -19,6 +19,7 @@ class Backbone(nn.Module):
         stride: input pixels per feature; sizes that it does not divide are rounded up.
         mean: of the pixels that its weights expect, RGB in 0..1.
         std: of the pixels that its weights expect, RGB in 0..1.
+        stages: channels and stride of each stage, where `forward_stages` may be decoded.
         atrous_rates: of the head over it, where they are not those of its stride.
     """
 
@@ -26,6 +27,7 @@ class Backbone(nn.Module):
     stride: int
     mean: Color
     std: Color
+    stages: tuple[tuple[int, int], ...] = ()
     atrous_rates: tuple[int, int, int] | None = None
 
     @abstractmethod

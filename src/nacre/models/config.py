@@ -55,6 +55,11 @@ class DeepLabConfig(HeadConfig):
         default="resnet101",
         description=f"the network that makes the features: {', '.join(BACKBONES)}",
     )
+    decoder: Literal["aspp", "light"] = Field(
+        default="aspp",
+        description="aspp: DeepLabv3's, the paper's; light: for small machines, of several stages, "
+        "with logits at half the output stride",
+    )
     weights: str = Field(
         default="none",
         description="what the backbone starts from: `none` (random), `imagenet` (from a package, "

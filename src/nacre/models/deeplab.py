@@ -1,6 +1,6 @@
-"""Our network: backbone, DeepLabv3 head and growing classifier, from pixels to logits.
+"""Our network: backbone, head (DeepLabv3's or a light one) and growing classifier.
 
-logits = classifier(head(backbone((pixels / 255 - mean) / std)))
+From pixels to logits: logits = classifier(head(backbone((pixels / 255 - mean) / std)))
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from nacre.losses.reference import at_least_float32
 from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
 from nacre.models.head import DeepLabHead
+from nacre.models.light import LightDecoder
 from nacre.models.network import Init, Network, Output, Part
 
 
@@ -23,14 +24,16 @@ class DeepLab(Network):
 
     Args:
         backbone: makes features; says which normalisation of pixels it expects.
-        head: takes the backbone's features.
+        head: takes the backbone's features, or some of its stages.
         classifier: takes the head's output.
     """
 
     pixel_scale: Tensor
     pixel_shift: Tensor
 
-    def __init__(self, backbone: Backbone, head: DeepLabHead, classifier: Classifier) -> None:
+    def __init__(
+        self, backbone: Backbone, head: DeepLabHead | LightDecoder, classifier: Classifier
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -39,7 +42,7 @@ class DeepLab(Network):
         # Constants of the backbone and not of a checkpoint, hence not persistent
         self.register_buffer("pixel_scale", (1 / (255 * std)).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", (-mean / std).view(3, 1, 1), persistent=False)
-        self.stride = backbone.stride
+        self.stride = head.stride if isinstance(head, LightDecoder) else backbone.stride
 
     @property
     def num_classes(self) -> int:
@@ -59,23 +62,31 @@ class DeepLab(Network):
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
         x = torch.addcmul(self.pixel_shift, images.to(self.pixel_scale.dtype), self.pixel_scale)
-        if not with_stages:
+        if not (with_stages or self.head.reads):
             return self.decode(self.backbone(x))
         features, stages = self.backbone.forward_stages(x)
         return self.decode(features, stages)
 
     def maps(self, output: Output) -> tuple[Tensor, ...]:
-        """Return the backbone's features."""
-        return (output.features.detach(),)
+        """Return the backbone's features, or the stages that the head takes."""
+        read = tuple(output.stages[i] for i in self.head.reads) or (output.features,)
+        return tuple(one.detach() for one in read)
 
     def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
         """Return the output that follows from other features."""
-        (features,) = maps
-        return self.decode(features, tuple(stage.detach() for stage in output.stages))
+        stages = [stage.detach() for stage in output.stages]
+        for place, one in zip(self.head.reads, maps, strict=False):
+            stages[place] = one
+        features = output.features.detach() if self.head.reads else maps[0]
+        return self.decode(features, tuple(stages))
 
     def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
         """Return the output that follows from the backbone's features."""
-        return self.classify(self.head(features), features, stages)
+        if isinstance(self.head, LightDecoder):
+            decoded = self.head(tuple(stages[i] for i in self.head.reads))
+        else:
+            decoded = self.head(features)
+        return self.classify(decoded, features, stages)
 
     def classify(
         self, decoder_features: Tensor, features: Tensor, stages: tuple[Tensor, ...] = ()

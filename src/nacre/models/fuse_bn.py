@@ -40,7 +40,8 @@ def fuse_conv_bn(network: DeepLab) -> DeepLab:
     The copy cannot be trained: none of its parameters takes a gradient.
     """
     fused = copy.deepcopy(network).eval().requires_grad_(False)
-    _fuse_head(fused.head)
+    if isinstance(fused.head, DeepLabHead):
+        _fuse_head(fused.head)
     for conv, norm, name in _pairs(fused):
         scale, shift = _affine(norm)
         _scale(conv, scale, shift)

@@ -33,12 +33,10 @@ class DeepLabHead(nn.Module):
         atrous_rates: of the three 3x3 convolutions.
         window: features per side of the training crop; None always pools over the whole image.
         norm: makes the normalisation layers.
-
-    Attributes:
-        any_size: Pool by operations that hold for all sizes, for a graph that is traced once.
     """
 
-    any_size = False
+    reads: tuple[int, ...] = ()
+    """Stages of the backbone that it takes; it takes the features alone."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class DeepLabHead(nn.Module):
     ) -> None:
         super().__init__()
         self.channels = width
-        self.window = window
+        self.pool = WindowPool(window)
         self.branches = nn.ModuleList(
             [
                 nn.Conv2d(in_channels, width, 1, bias=False),
@@ -67,22 +65,34 @@ class DeepLabHead(nn.Module):
         self.pooled_norm = norm(width)
         self.pooled_reduce = nn.Conv2d(width, width, 1, bias=False)
         self.norm = norm(width)
-        self._initialize()
-
-    def _initialize(self) -> None:
-        gain = nn.init.calculate_gain("leaky_relu", 0.01)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.xavier_normal_(module.weight, gain)
+        initialize_head(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features of the same size that have seen their surroundings."""
         y = self.branches_norm(torch.cat([branch(x) for branch in self.branches], dim=1))
-        z = self.pooled_reduce(self.pooled_norm(self.pooled(self._pool(x))))
+        z = self.pooled_reduce(self.pooled_norm(self.pooled(self.pool(x))))
         out: Tensor = self.norm(self.reduce(y) + z)
         return out
 
-    def _pool(self, x: Tensor) -> Tensor:
+
+class WindowPool(nn.Module):
+    """The mean over a crop in training, and over a window of the crop's size around it in eval.
+
+    Args:
+        window: features per side of the training crop; None always pools over the whole image.
+
+    Attributes:
+        any_size: Pool by operations that hold for all sizes, for a graph that is traced once.
+    """
+
+    any_size = False
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__()
+        self.window = window
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return N,K,1,1, or N,K,h,w in eval."""
         if self.training or self.window is None:
             return x.mean((2, 3), keepdim=True)
         if self.any_size:
@@ -95,8 +105,16 @@ class DeepLabHead(nn.Module):
         return F.pad(pooled, padding, mode="replicate")
 
 
+def initialize_head(head: nn.Module) -> None:
+    """Draw the weights of all convolutions of a head."""
+    gain = nn.init.calculate_gain("leaky_relu", 0.01)
+    for module in head.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.xavier_normal_(module.weight, gain)
+
+
 def _pool_any_size(x: Tensor, window: int) -> Tensor:
-    """Pool as `DeepLabHead` does, by two products that hold for sizes not known yet.
+    """Pool as `WindowPool` does, by two products that hold for sizes not known yet.
 
     A graph that is traced once and used at many sizes cannot ask which is smaller, the window or
     the picture; the mean along a side is a matrix whose content says so.

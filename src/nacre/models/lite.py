@@ -128,7 +128,13 @@ class Lite(Backbone):
         self.conv_stem = SameConv2d(3, _STEM, 3, 2, bias=False)
         self.bn0 = _norm(_STEM)
         self.blocks = nn.Sequential(*_blocks(size, stride))
-        self.channels = _round_channels(_STAGES[-1][-1], _FACTORS[size][0])
+        width = _FACTORS[size][0]
+        self.channels = _round_channels(_STAGES[-1][-1], width)
+        found, reached = [], 2  # the stem halves the image
+        for _, _, step, _, channels in _STAGES:
+            reached = min(reached * step, stride)
+            found.append((_round_channels(channels, width), reached))
+        self.stages = tuple(found)
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:

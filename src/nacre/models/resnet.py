@@ -136,7 +136,7 @@ class ResNet(Backbone):
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = norm(width)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        in_channels = width
+        in_channels, stages = width, []
         for number, (blocks, (step, dilation)) in enumerate(
             zip(_BLOCKS[depth], _STAGES[stride], strict=True)
         ):
@@ -146,7 +146,8 @@ class ResNet(Backbone):
                 stage.append(block(in_channels, width << number, first, dilation, norm))
                 in_channels = (width << number) * block.expansion
             self.add_module(f"layer{number + 1}", stage)
-        self.channels = in_channels
+            stages.append((in_channels, min(4 << number, stride)))
+        self.channels, self.stages = in_channels, tuple(stages)
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.head import DeepLabHead, default_atrous_rates
 from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.kinds.base import Kind
+from nacre.models.light import LightDecoder
 from nacre.models.weights import load_backbone
 
 NORMS: dict[NormName, NormFactory] = {
@@ -37,16 +38,25 @@ def under_head(
     backbone: Backbone, config: HeadConfig, classes_per_step: Sequence[int], crop: int | None
 ) -> DeepLab:
     """Put the head and a classifier on a backbone."""
-    head = DeepLabHead(
+    norm = NORMS[config.norm]
+    head: DeepLabHead | LightDecoder
+    if isinstance(config, DeepLabConfig) and config.decoder == "light":
+        head = LightDecoder(backbone, width=config.decoder_channels, crop=crop, norm=norm)
+    else:
+        head = _deeplab_head(backbone, config, crop)
+    network = DeepLab(backbone, head, Classifier(head.channels, list(classes_per_step)))
+    network.config = config
+    return network
+
+
+def _deeplab_head(backbone: Backbone, config: HeadConfig, crop: int | None) -> DeepLabHead:
+    return DeepLabHead(
         backbone.channels,
         width=config.decoder_channels,
         atrous_rates=backbone.atrous_rates or default_atrous_rates(backbone.stride),
         window=None if crop is None else -(-crop // backbone.stride),
         norm=NORMS[config.norm],
     )
-    network = DeepLab(backbone, head, Classifier(head.channels, list(classes_per_step)))
-    network.config = config
-    return network
 
 
 KIND = Kind(DeepLabConfig, build, "ours: a backbone of nacre under the paper's head")
