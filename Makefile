@@ -18,7 +18,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow and not nightly'
 
 golden: $(VENV)/.dev
 	$(BIN)/python tests/golden.py $(if $(BASE),--base $(BASE))

@@ -50,7 +50,10 @@ def test_wheel_and_sdist_hold_the_package_and_nothing_else(built):
         assert sum(one.size for one in archive.getmembers()) < 10_000_000
 
 
-@pytest.mark.parametrize("pattern", ["nacre_seg-*.whl", "nacre_seg-*.tar.gz"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["nacre_seg-*.whl", pytest.param("nacre_seg-*.tar.gz", marks=pytest.mark.nightly)],
+)
 def test_learn_predict_export_and_report_run_from_an_install(built, tmp_path, pattern):
     (package,) = built.glob(pattern)
     run(sys.executable, "-m", "venv", tmp_path / "env")

@@ -1,14 +1,9 @@
 """One set of tests over the whole table of methods: a new method gets them for free."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from nacre.errors import NacreError
 from nacre.methods import METHODS, Method, all_rows, find_method
@@ -22,9 +17,8 @@ from nacre.terminal.methods import explain, methods_table, time_factor
 from nacre.training.config import deep_merge
 from nacre.training.events import Trained
 from nacre.training.step import Interrupted
+from one_and_two import assert_equal_runs, learn_by_one_and_two
 from tiny_runs import TINY, tiny_config
-
-LEARN_ALL = Path(__file__).with_name("learn_all.py")
 
 TWO_STEPS = {
     "scenario": "scenes/4-4/overlapped",
@@ -59,18 +53,9 @@ def run(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
-    """Folders of the same runs in float64, carried out by one process and by two."""
-    folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launch += ["--master-port", str(20000 + os.getpid() % 20000)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for folder, how in zip(folders, ([sys.executable], launch), strict=True):
-        for name in CASES:
-            (folder / f"{name}.yaml").write_text(json.dumps(deep_merge(TINY, values_of(name))))
-        command = [*how, str(LEARN_ALL), str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-    return folders
+    """Folders of the same runs, carried out by one process and by two."""
+    configs = {name: deep_merge(TINY, values_of(name)) for name in CASES}
+    return learn_by_one_and_two(configs, tmp_path_factory.mktemp("both"))
 
 
 def test_losses_are_finite_and_named(run):
@@ -153,15 +138,7 @@ def test_the_saved_model_says_what_the_metrics_say(run):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_learn_what_one_does(name, by_two):
-    paths = [find_model(folder / name) for folder in by_two]
-    one, two = (load_file(path) for path in paths)
-    assert one.keys() == two.keys()
-    for key, value in one.items():
-        # What starts at 0 and hardly moves is compared with 1e-6.
-        size = max(float(value.double().norm()), 1e-6)
-        assert float((value.double() - two[key].double()).norm()) <= 1e-9 * size, key
-    tested = [json.loads((path.parent / "metrics.json").read_text()) for path in paths]
-    assert tested[0]["confusion"] == tested[1]["confusion"], "every test image counts exactly once"
+    assert_equal_runs(by_two, name)
 
 
 @pytest.mark.parametrize("name", METHODS)

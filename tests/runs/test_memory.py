@@ -1,19 +1,13 @@
 """A memory of old pictures: what is kept, what their labels are, and that nothing leaks."""
 
 import csv
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from nacre.data.dataset import UnionDataset
 from nacre.errors import NacreError
-from nacre.models.io import find_model, load_model
+from nacre.models.io import find_model
 from nacre.runs.base import step_0_key
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
@@ -21,10 +15,10 @@ from nacre.runs.scenario_data import open_scenario, step_hidden
 from nacre.training.config import deep_merge
 from nacre.training.events import StepBegan
 from nacre.training.step import Interrupted
+from one_and_two import assert_equal_runs, learn_by_one_and_two
 from tiny_runs import TINY, StopAfter, tiny_config
 
 MEMORY = {"memory": 6}
-LEARN_ALL = Path(__file__).parents[1] / "methods" / "learn_all.py"
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +130,6 @@ def test_a_folder_in_which_nothing_was_learnt_can_keep_others(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path):
-    train = {**TINY["train"], "lr": 0.0005, "incremental_lr": 0.0005}
-    values = {"scenario": "scenes/4-4/overlapped", "train": train, **MEMORY}
-    run_scenario(tiny_config(**values), tmp_path / "one")
-    (tmp_path / "two.yaml").write_text(json.dumps(deep_merge(TINY, values)))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*launch, str(LEARN_ALL), str(tmp_path)], check=True, env=env, timeout=240)
-    one, two = (load_model(find_model(tmp_path / k))[0].state_dict() for k in ("one", "two"))
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-4)
+    values = {"scenario": "scenes/4-4/overlapped", **MEMORY}
+    folders = learn_by_one_and_two({"memory": deep_merge(TINY, values)}, tmp_path)
+    assert_equal_runs(folders, "memory")
