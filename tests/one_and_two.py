@@ -25,17 +25,20 @@ TINY_NORM = 1e-6
 """What starts at 0 and hardly moves is compared with this."""
 
 
-def learn_by_one_and_two(configs: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Carry out runs by one process and by two; return both folders."""
+def learn_by_one_and_two(
+    configs: Mapping[str, Any], folder: Path, script: Path = Path(__file__)
+) -> list[Path]:
+    """Carry out runs by one process and by two, each as the script does; return both folders."""
     folders = [folder / "one", folder / "two"]
     # A port that is asked for, not drawn: two sessions of tests would otherwise meet.
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     for place, how in zip(folders, ([sys.executable], launch), strict=True):
         place.mkdir()
         for name, values in configs.items():
             (place / f"{name}.yaml").write_text(json.dumps(values))
-        command = [*how, str(Path(__file__)), str(place)]
+        command = [*how, str(script), str(place)]
         done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
     return folders
@@ -53,15 +56,16 @@ def assert_equal_runs(folders: list[Path], name: str) -> None:
     assert tested[0]["confusion"] == tested[1]["confusion"], "every test image counts exactly once"
 
 
-def _learn_all(folder: Path) -> None:
+def learn_all(folder: Path) -> None:
+    """Carry out the run of every config in a folder, and end the process."""
     build = step.build_network
     step.build_network = lambda *given: build(*given).double()
     torch.set_default_dtype(torch.float64)
     for path in sorted(folder.glob("*.yaml")):
         run_scenario(build_config(file=path), path.with_suffix(""))
+    leave_distributed()
+    exit_process(0)
 
 
 if __name__ == "__main__":
-    _learn_all(Path(sys.argv[1]))
-    leave_distributed()
-    exit_process(0)
+    learn_all(Path(sys.argv[1]))
