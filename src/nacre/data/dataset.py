@@ -64,7 +64,8 @@ class TrainDataset(Dataset[Sample]):
         """Return the image and its targets in an epoch."""
         epoch, i = key
         name = self.names[i]
-        rng = np.random.default_rng([self.seed, epoch, zlib.crc32(name.encode())])
+        view = self.config.view_of(epoch)
+        rng = np.random.default_rng([self.seed, view, zlib.crc32(name.encode())])
         image, mask = self.source.image("train", name), self.source.mask("train", name)
         if self.saliency is not None:
             mask = self.saliency.mark(mask, name)
@@ -79,6 +80,7 @@ class UnionDataset(Dataset[Sample]):
 
     def __init__(self, parts: Sequence[TrainDataset]) -> None:
         self.parts = list(parts)
+        self.config = parts[0].config
         self.names = [name for part in parts for name in part.names]
         self._ends = np.cumsum([len(part) for part in parts])
 

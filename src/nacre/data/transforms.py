@@ -55,11 +55,23 @@ class ImagesConfig(Config):
         description="paper: random area and aspect, as the paper's released implementation; "
         "deeplab: random scale 0.5 to 2, as the paper's text; flip: no scaling; all with flips",
     )
+    views: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="augmented views of an image, which come again in later epochs; by default "
+        "every epoch has a new one. Of a frozen backbone the features of each view are kept in "
+        "memory, so that an epoch costs the decoder alone",
+    )
     eval_mode: EvalMode = Field(
         "crop",
         description="crop: shorter side to `crop_size`, then the centre, as the paper; full: whole "
         "pictures at their own size; sliding: the same through windows of `crop_size`",
     )
+
+    def view_of(self, epoch: int) -> int:
+        """Return which view of its images an epoch shows."""
+        return epoch if self.views is None else epoch % self.views
 
     @property
     def test_window(self) -> int | None:

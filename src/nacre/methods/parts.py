@@ -188,15 +188,16 @@ class Parts:
             module.requires_grad_(False)
             for norm in _norms(module):
                 norm.eval()
-        if self._freezes_backbone:
+        if self.freezes_backbone:
             backbone_of(step.network).eval()  # others drop paths, too
 
     @property
-    def _freezes_backbone(self) -> bool:
+    def freezes_backbone(self) -> bool:
+        """Whether the backbone does not learn in this step."""
         return self.config.freeze_step_0 or bool(self.num_old and self.config.freeze != "nothing")
 
     def _frozen(self, network: Network) -> Iterator[nn.Module]:
-        if self._freezes_backbone:
+        if self.freezes_backbone:
             yield backbone_of(network)
         if not self.num_old:
             return

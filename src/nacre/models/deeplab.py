@@ -59,21 +59,53 @@ class DeepLab(Network):
         """The backbone."""
         return self.backbone
 
-    def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
-        """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
-        x = torch.addcmul(self.pixel_shift, images.to(self.pixel_scale.dtype), self.pixel_scale)
+    def forward(
+        self, images: Tensor, *, with_stages: bool = False, kept: tuple[Tensor, ...] = ()
+    ) -> Output:
+        """Return low-resolution logits and features of N,3,H,W RGB images in 0..255.
+
+        Args:
+            images: the images.
+            with_stages: whether to return the features of all stages.
+            kept: what `read_maps` returned of these images, if it is known already.
+        """
+        if kept:
+            return self.decode_kept(kept)
+        x = self._normalize(images)
         if not (with_stages or self.head.reads):
             return self.decode(self.backbone(x))
         features, stages = self.backbone.forward_stages(x)
         return self.decode(features, stages)
 
+    def _normalize(self, images: Tensor) -> Tensor:
+        pixels = images.to(self.pixel_scale.dtype)
+        return torch.addcmul(self.pixel_shift, pixels, self.pixel_scale)
+
+    @torch.no_grad()
+    def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return what the head reads of the backbone, of images in 0..255."""
+        features, stages = self.backbone.forward_stages(self._normalize(images))
+        return tuple(stages[i] for i in self.head.reads) or (features,)
+
+    def decode_kept(self, kept: tuple[Tensor, ...]) -> Output:
+        """Return the output that follows from what `read_maps` returned."""
+        decoded = self.head(kept) if isinstance(self.head, LightDecoder) else self.head(kept[0])
+        output = self.classify(decoded, kept[-1])
+        output.backbone = kept
+        return output
+
     def maps(self, output: Output) -> tuple[Tensor, ...]:
         """Return the backbone's features, or the stages that the head takes."""
+        if output.backbone is not None:
+            kept: tuple[Tensor, ...] = output.backbone
+            return kept
         read = tuple(output.stages[i] for i in self.head.reads) or (output.features,)
         return tuple(one.detach() for one in read)
 
     def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
         """Return the output that follows from other features."""
+        if output.backbone is not None:
+            return self.decode_kept(tuple(maps))
         stages = [stage.detach() for stage in output.stages]
         for place, one in zip(self.head.reads, maps, strict=False):
             stages[place] = one

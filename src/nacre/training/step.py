@@ -31,6 +31,7 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.training.config import Recipe, TrainConfig
 from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearned
+from nacre.training.kept_features import View, keep_features
 from nacre.training.resume import Checkpoint
 from nacre.training.trainer import Trainer
 from nacre.training.window import LossWindow
@@ -144,7 +145,8 @@ def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
         overlapped=spec.overlapped,
     )
     lr = recipe.train.incremental_lr if spec.num_old else recipe.train.lr
-    trainer = Trainer(step, method, recipe.train, lr, session.precision)
+    kept = keep_features(step.network, method, recipe.images.views)
+    trainer = Trainer(step, method, recipe.train, lr, session.precision, kept)
     method.begin_step(step)
     return trainer
 
@@ -256,8 +258,10 @@ def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:
     pin = session.dist.device.type == "cuda"
     workers = count_workers(trainer.config.num_workers, session.dist.device)
     batches = train_batches(spec.dataset, spec.sampler, trainer.iteration, workers, pin)
+    shown = _views(spec, trainer)
     for batch in window.loading(batches):
-        window.add(trainer.update(batch, measure=window.closes_next))
+        views = [next(shown) for _ in batch] if trainer.kept is not None else ()
+        window.add(trainer.update(batch, measure=window.closes_next, views=views))
         record(Iterated(spec.index, trainer.iteration))
         if window.is_due:
             record(window.close())
@@ -270,6 +274,13 @@ def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:
             record(Saved(spec.index, trainer.iteration))
             if stop:
                 raise Interrupted
+
+
+def _views(spec: StepSpec, trainer: Trainer) -> Iterator[list[View]]:
+    """Yield which views of which images each micro-batch from the present one on holds."""
+    config = spec.dataset.config
+    for keys in spec.sampler.starting_at(trainer.iteration):
+        yield [(config.view_of(epoch), image) for epoch, image in keys]
 
 
 def batches_to_test(

@@ -18,9 +18,9 @@ student (`Parts.shared`).
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
 from nacre.scenarios.classes import ignore_value
 from nacre.training.config import TrainConfig
+from nacre.training.kept_features import KeptFeatures, View
 from nacre.training.optim import (
     lie_as_parameters,
     load_optimizer_state,
@@ -60,6 +61,7 @@ class Trainer:
         config: With which recipe.
         lr: The step's first learning rate.
         precision: In which numbers.
+        kept: Features of a frozen backbone, where views of images come again.
     """
 
     step: Step
@@ -67,6 +69,7 @@ class Trainer:
     config: TrainConfig
     lr: float
     precision: Precision
+    kept: KeptFeatures | None = None
 
     def __post_init__(self) -> None:
         """Make the optimizer and, for several processes, the wrapper that adds gradients."""
@@ -108,7 +111,13 @@ class Trainer:
         """Whether the last update was made."""
         return self.iteration >= self.step.iterations
 
-    def update(self, micro_batches: list[Sample], *, measure: bool = False) -> dict[str, Tensor]:
+    def update(
+        self,
+        micro_batches: list[Sample],
+        *,
+        measure: bool = False,
+        views: Sequence[Sequence[View]] = (),
+    ) -> dict[str, Tensor]:
         """Learn from one batch; return its named losses, on the device.
 
         Nothing here waits for the device: to read a loss (see `nacre.training.window`) would mean
@@ -117,6 +126,7 @@ class Trainer:
         Args:
             micro_batches: The batch.
             measure: Whether to measure the gradient, which is left in `grad_norm`.
+            views: Which views the micro-batches hold, where features are kept.
         """
         set_lr(self.optimizer, self.config, self.lr, self.iteration, self.step.iterations)
         self.optimizer.zero_grad(set_to_none=True)
@@ -125,7 +135,7 @@ class Trainer:
         count = len(micro_batches)
         for i, sample in enumerate(micro_batches):
             with self._accumulating(is_last=i + 1 == count), self._explaining(len(sample[0])):
-                losses = self._losses(sample, num_valid)
+                losses = self._losses(sample, num_valid, views[i] if views else ())
                 total = torch.stack(list(losses.values())).sum() / count
                 torch.autograd.backward(self.scaler.scale(total))
             for name, value in losses.items():
@@ -212,14 +222,17 @@ class Trainer:
             self.scaler.load_state_dict(scaler)
         self.iteration = iteration
 
-    def _losses(self, sample: Sample, num_valid: float) -> dict[str, Tensor]:
+    def _losses(self, sample: Sample, num_valid: float, views: Sequence[View]) -> dict[str, Tensor]:
         device = self.dist.device
         images = sample[0].to(device, non_blocking=True, memory_format=self.layout)
         targets = sample[1].to(device, non_blocking=True)
         batch = Batch(images, targets, num_valid, self._hidden(sample))
         self.last_image = images[:1]
         with self._mixed():
-            student: Output = self.student(images, with_stages=self.method.uses_stages)
+            asked: dict[str, Any] = {"with_stages": self.method.uses_stages}
+            if self.kept is not None:
+                asked["kept"] = self.kept.of(views, images)
+            student: Output = self.student(images, **asked)
         teacher = self._ask_teacher(images, student)
         batch = self.method.relabel(batch, student, teacher)
         losses = self.method.losses(batch, student, teacher)
