@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import re
 import signal
@@ -193,3 +194,12 @@ def test_workers_that_ended_as_they_should_are_not_dead(scenes):
     joined(training_set(scenes), order(), workers=2)
     with pytest.raises(ConnectionResetError), explain_worker_crash():
         raise ConnectionResetError
+
+
+def test_an_error_that_is_kept_keeps_no_process_alive(scenes):
+    before = {process.pid for process in multiprocessing.active_children()}
+    with pytest.raises(NacreError) as caught:
+        joined(training_set(Damaged(scenes.config)), order(), workers=1)
+    assert caught.value.__cause__ is not None
+    started = [one for one in multiprocessing.active_children() if one.pid not in before]
+    assert not started, "at its end Python would wait for them, and they hear no signal"

@@ -4,6 +4,7 @@ The augmentation of an image depends on (seed, epoch, image), so that neither wo
 nor the number of training processes nor a restart changes what is learnt from.
 """
 
+import traceback
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -181,6 +182,9 @@ def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:
             batches = iter(loader)
         yield from batches
     except NacreError as error:
+        # Whoever keeps the error would keep the loader, whose processes then outlive the program.
+        del batches
+        traceback.clear_frames(error.__traceback__)
         last = str(error).strip().splitlines()[-1]
         raise NacreError(last.rpartition("NacreError: ")[2]) from error
 
