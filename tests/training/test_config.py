@@ -70,6 +70,20 @@ def test_the_papers_weight_for_15_1():
     assert build_config(preset="paper", overrides=lwf).method.name == "lwf"
 
 
+@pytest.mark.parametrize("task", ["19-1", "15-5", "15-1"])
+def test_the_ablation_changes_one_thing_at_a_time(task):
+    def row(**method):
+        raw = {"scenario": f"voc/{task}/overlapped", "data": {"root": "x"}, "method": method}
+        return build_config(preset="paper", overrides=raw).to_dict()
+
+    lwf, whole = row(name="lwf"), row(name="mib")
+    ce, kd = row(name="mib", kd="plain", init="random"), row(name="mib", init="random")
+    assert ce["method"]["weight"] == lwf["method"]["weight"] == 100
+    assert kd["method"]["weight"] == whole["method"]["weight"] == (100 if task == "15-1" else 10)
+    assert differences(kd, whole) == ["method.init: 'random' -> 'background'"]
+    assert row(name="mib", kd="plain", init="random", weight=3)["method"]["weight"] == 3
+
+
 def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
     raw = {
         **SCENES,

@@ -226,8 +226,9 @@ def build_config(
     if preset is not None:
         scenario = written.get("scenario")
         known = read_scenario(scenario) if isinstance(scenario, str) else None
-        method = str(read_section(written, "method").get("name", "mib"))
-        written = deep_merge(preset_values(preset, known, method), written)
+        chosen = read_section(written, "method")
+        method = str(chosen.get("name", "mib"))
+        written = deep_merge(preset_values(preset, known, method, chosen), written)
     return resolve_config(written)
 
 

@@ -1,5 +1,7 @@
 """Presets: named values that lie under a user's own config."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from nacre.data import find_dataset
@@ -36,8 +38,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset_values(name: str, scenario: ScenarioFile | None, method: str = "mib") -> dict[str, Any]:
-    """Return a preset as plain config values for a scenario and a method."""
+def preset_values(
+    name: str,
+    scenario: ScenarioFile | None,
+    method: str = "mib",
+    chosen: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return a preset as plain config values for a scenario and a method.
+
+    Args:
+        name: The preset.
+        scenario: The scenario, if one is named.
+        method: The method's name.
+        chosen: The values of the method that a user set: a variant may have weights of its own.
+    """
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     values = dict(PRESETS[name])
@@ -49,10 +63,9 @@ def preset_values(name: str, scenario: ScenarioFile | None, method: str = "mib")
         epochs = find_dataset(scenario.data, "data set in the scenario:").paper_epochs
         if name == "paper" and epochs is not None:
             values["train"] = {**values["train"], "epochs": epochs}
-    own: dict[str, Any] = {}
     kind = find_method(method)
+    own = kind.preset_values(places, chosen)
     for place in places:
-        own |= kind.presets.get(place, {})
         values["train"] = {**values["train"], **kind.train_presets.get(place, {})}
     if own:
         values["method"] = {"name": method, **own}

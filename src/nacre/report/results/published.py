@@ -13,6 +13,9 @@ orders a and b. Our rows are found by method; the rows of the ablation by the th
     LwF + CE                mib with kd=plain, init=random
     LwF + CE + KD           mib with init=random
     MiB (CE + KD + init)    mib
+
+The paper does not print the weights of the two rows in the middle: `nacre.methods.mib` says which
+they have under the preset `paper`, and why.
 """
 
 import csv
