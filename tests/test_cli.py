@@ -243,10 +243,48 @@ def test_a_dry_run_says_what_would_be_learned_and_learns_nothing(
 
 def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
     given = ["scenes/4-2-2/overlapped", "--preset", "paper", "--set", "data.train=20"]
+    given += ["--set", "model.weights=none"]
     shown = nacre("run", *given, "--dry-run").stdout
     # a 1x1 and three 3x3 convolutions of 2048 to 256 channels, and three 1x1 of them
     head = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
     assert f"backbone 42,500,160, head {head:,}, classifier {9 * 257:,}" in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "scenes/4-2-2/overlapped"],
+        ["run", "scenes/4-2-2/overlapped", "--dry-run"],
+        ["tune", "scenes/4-2-2/overlapped", "--method", "mib"],
+        ["grid", "--scenarios", "scenes/4-2-2/overlapped", "--methods", "ft,mib"],
+    ],
+    ids=" ".join,
+)
+def test_the_papers_preset_without_weights_is_refused_before_anything_begins(
+    words, nacre, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = nacre(*words, "--preset", "paper", code=2)
+    assert (
+        "preset 'paper' starts from ImageNet weights, and model.weights is not set" in done.stderr
+    )
+    assert "in-place ABN release" in done.stderr
+    missing = ["--preset", "paper", "--set", "model.weights=gone.pth", "--set", "data.train=24"]
+    if "--dry-run" not in words:
+        done = nacre(*words, *missing, code=2)
+        assert "there is no weight file gone.pth; set model.weights to the path of" in done.stderr
+    assert not list(tmp_path.rglob("config.yaml"))
+    assert not list(tmp_path.rglob("*.log"))
+
+
+def test_a_first_model_by_the_papers_preset_says_what_it_starts_from(nacre, tmp_path):
+    from nacre.data.sources.scenes_render import ScenesConfig
+    from partial_data import write_folder
+
+    write_folder(tmp_path / "pets", ["pearl"], world=ScenesConfig(train=12, val=4, size=32))
+    out = tmp_path / "model"
+    done = nacre("learn", tmp_path / "pets", "--preset", "paper", "--out", out, code=2)
+    assert "model.weights is not set" in done.stderr
 
 
 def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):

@@ -27,6 +27,7 @@ from nacre.methods.table import ROWS
 from nacre.scenarios.scenario import ScenarioFile, read_scenario
 from nacre.sweeps.grid import check_grid
 from nacre.training.config import RunConfig
+from nacre.training.presets import PAPER_PRESETS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -198,6 +199,29 @@ def test_grids_scenarios_and_configs_in_yaml_are_read(page):
                 assert not unknown, f"{section}: {unknown}"
 
 
+def names_weights(words: list[str]) -> bool:
+    return any(word.startswith("model.weights=") for word in words)
+
+
+@each_page
+def test_examples_with_the_papers_preset_say_what_the_network_starts_from(page):
+    for words, _ in calls(page):
+        if any(preset in words for preset in PAPER_PRESETS):
+            assert names_weights(words), f"nacre {shlex.join(words)}"
+    for block in blocks(page, "yaml"):
+        content = yaml.safe_load(block)
+        if isinstance(content, dict) and content.get("preset") in PAPER_PRESETS:
+            assert "weights" in content["config"]["model"], block
+
+
+def test_examples_of_the_help_with_the_papers_preset_say_what_the_network_starts_from():
+    for command in COMMANDS.values():
+        for example in (command.epilog or "").split(";  "):
+            words = example.split()
+            if any(preset in words for preset in PAPER_PRESETS):
+                assert names_weights(words), example
+
+
 @each_page
 def test_scenarios_exist(page):
     pattern = rf"\b(?:{'|'.join(DATASETS)})/\d[\w-]*/[a-z]+"
@@ -273,6 +297,11 @@ ROTTEN = {
         "```yaml\nscenarios: [scenes/4-4/overlapped]\nmethod: mib\n```",
         "```yaml\ndata: folder\nsteps: [[cat]]\nset-up: disjoint\n```",
         "```yaml\nmodel: {backbones: tiny}\n```",
+    ],
+    test_examples_with_the_papers_preset_say_what_the_network_starts_from: [
+        "nacre run voc/15-5/overlapped --root VOC2012 --preset paper",
+        "```yaml\nscenarios: [voc/15-5/overlapped]\nmethods: [mib]\npreset: paper\n"
+        "config: {model: {norm: bn}}\n```",
     ],
     test_scenarios_exist: ["`voc/15-5/overlaped`"],
     test_files_and_modules_exist: ["`nacre/methods/mob.py`", "`nacre.losses.equation`"],

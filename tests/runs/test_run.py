@@ -171,12 +171,20 @@ def test_a_scenario_file_changed_between_two_starts_is_noticed(tmp_path):
 
 
 def test_a_folder_in_which_nothing_was_learnt_can_be_claimed_anew(tmp_path):
-    with pytest.raises(NacreError, match=r"nothing\.pth"):
-        tiny_run(
-            tmp_path / "run",
-            model={"backbone": "resnet18", "weights": "nothing.pth"},
-        )
+    damaged = tmp_path / "damaged.pth"
+    damaged.write_bytes(b"no weights")
+    with pytest.raises(NacreError, match=r"damaged\.pth is damaged"):
+        tiny_run(tmp_path / "run", model={"backbone": "resnet18", "weights": str(damaged)})
+    assert (tmp_path / "run" / "config.yaml").exists()
     tiny_run(tmp_path / "run")
+
+
+def test_weights_that_are_not_there_are_refused_before_the_data_are_read(tmp_path):
+    config = tiny_config(model={"backbone": "resnet101", "weights": "nothing.pth"})
+    run = Run(config, tmp_path / "run", data=object(), num_steps=1)
+    sentence = r"there is no weight file nothing\.pth; set model\.weights to .*in-place ABN release"
+    with pytest.raises(NacreError, match=sentence):
+        run.learn_steps()
 
 
 def test_a_file_is_not_a_run_folder(tmp_path):

@@ -23,7 +23,7 @@ from nacre.scenarios.classes import UnlabeledRule
 from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.optim import OptimConfig
-from nacre.training.presets import preset_values
+from nacre.training.presets import check_weights, preset_values
 from nacre.utils.affects import LATER, NOTHING
 from nacre.utils.config import Config
 from nacre.utils.yaml_file import MAX_DEPTH, parse_yaml, read_yaml
@@ -228,6 +228,7 @@ def build_config(
         known = read_scenario(scenario) if isinstance(scenario, str) else None
         chosen = read_section(written, "method")
         method = str(chosen.get("name", "mib"))
+        check_weights(preset, read_section(written, "model"))
         written = deep_merge(preset_values(preset, known, method, chosen), written)
     return resolve_config(written)
 

@@ -5,8 +5,9 @@ from types import MappingProxyType
 from typing import Any
 
 from nacre.data import find_dataset
-from nacre.errors import unknown_name
+from nacre.errors import NacreError, unknown_name
 from nacre.methods import find_method
+from nacre.models.backbones import weight_sources
 from nacre.scenarios.scenario import ScenarioFile
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -36,6 +37,25 @@ PRESETS: dict[str, dict[str, Any]] = {
         "train": {"epochs": 4, "incremental_epochs": 3, "lr": 0.2, "incremental_lr": 0.06},
     },
 }
+
+
+PAPER_PRESETS = ("paper",)
+"""The presets whose network starts from ImageNet weights, which a user has to name."""
+
+
+def check_weights(preset: str, model: Mapping[str, Any]) -> None:
+    """Refuse a preset of the paper that would start at random without a word.
+
+    Raises:
+        NacreError: the user's section `model` does not say what the network starts from.
+    """
+    if preset in PAPER_PRESETS and "weights" not in model:
+        papers = PRESETS["paper"]["model"]["backbone"] if "kind" not in model else ""
+        backbone = str(model.get("backbone", papers))
+        raise NacreError(
+            f"preset {preset!r} starts from ImageNet weights, and model.weights is not set; set it "
+            f"to {weight_sources(backbone)}; `none` is a random start"
+        )
 
 
 def preset_values(
