@@ -17,6 +17,7 @@ from nacre.training import window
 from nacre.training.events import RunBegan, Trained
 from nacre.training.step import Interrupted
 from nacre.training.trainer import NotFinite, Trainer
+from nacre.utils import device as devices
 from nacre.utils.device import memory_layout
 from tiny_runs import StopAfter, tiny_config, tiny_run
 
@@ -350,6 +351,18 @@ def test_without_hidden_classes_the_cross_entropy_of_a_run_is_the_plain_one(tmp_
 def test_a_step_knows_whether_its_pictures_may_come_again(setup, tmp_path):
     run = Run(tiny_config(scenario=f"scenes/4-4/{setup}"), tmp_path)
     assert run._spec(1).overlapped == (setup == "overlapped")
+
+
+def test_a_test_alone_keeps_tf32_out_of_float32_too(tmp_path, monkeypatch):
+    config = tiny_config(train={"precision": "float32"})
+    run_scenario(config, tmp_path / "run")
+    told = []
+    monkeypatch.setattr(devices, "configure_backends", lambda device, tf32: told.append(tf32))
+    evaluate_checkpoint(tmp_path / "run", {})
+    assert told == [False]
+    (tmp_path / "run" / "step-2" / "metrics.json").unlink()
+    run_scenario(config, tmp_path / "run")
+    assert told == [False, False]
 
 
 def test_a_run_is_tested_again_as_it_was_tested(tmp_path, monkeypatch):

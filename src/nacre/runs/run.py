@@ -37,7 +37,7 @@ from nacre.training.events import (
 )
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, batches_to_test, learn_step
-from nacre.utils.device import choose_precision, sizes_vary
+from nacre.utils.device import set_precision, sizes_vary
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
 
@@ -68,7 +68,7 @@ class Run:
     ) -> None:
         self.config, self.folder, self.base = config, RunFolder(out), base
         self.dist = init_distributed(config.train.device)
-        self.precision = choose_precision(config.train.precision, self.dist.device)
+        self.precision = set_precision(config.train.precision, self.dist.device)
         self.data = data or open_scenario(config)
         self.num_steps = num_steps or self.data.num_steps
         self.observers, self.should_stop = list(observers), should_stop
