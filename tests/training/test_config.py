@@ -11,7 +11,7 @@ from nacre.training.config import (
     parse_assignment,
     resolve_config,
 )
-from nacre.training.presets import PRESETS
+from nacre.training.presets import PAPER_PRESETS, PRESETS
 
 SCENES = {"scenario": "scenes/4-2-2/overlapped"}
 AT_RANDOM = {"model": {"weights": "none"}}
@@ -89,6 +89,7 @@ def test_the_ablation_changes_one_thing_at_a_time(task):
     "given",
     [
         {"preset": "paper", "overrides": SCENES},
+        {"preset": "text", "overrides": SCENES},
         {"preset": "paper", "overrides": {**SCENES, "model": {"backbone": "resnet101"}}},
         {"preset": "paper", "overrides": SCENES, "assignments": ["model.norm=bn"]},
     ],
@@ -97,7 +98,7 @@ def test_the_papers_preset_never_starts_at_random_unless_told_to(given):
     with pytest.raises(NacreError) as caught:
         build_config(**given)
     message = str(caught.value)
-    assert message.startswith("preset 'paper' starts from ImageNet weights")
+    assert message.startswith(f"preset {given['preset']!r} starts from ImageNet weights")
     for source in ("in-place ABN release", "torchvision's or timm's", "resnet101-63fe2227.pth"):
         assert source in message
     said = {**given, "assignments": [*given.get("assignments", []), "model.weights=none"]}
@@ -111,6 +112,32 @@ def test_other_networks_under_the_papers_preset_say_what_they_start_from_too():
     ):
         with pytest.raises(NacreError, match=f"model.weights is not set; set it to .*{source}"):
             build_config(preset="paper", overrides={**SCENES, "model": model})
+
+
+RECIPE = {"images.augmentation: 'paper' -> 'deeplab'", "train.nesterov: True -> False"}
+AVERAGE = "method.average: 'classes' -> 'pixels'"
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        *[(name, set()) for name in ("ft", "pi", "ewc", "rw", "lwf-mc", "joint", "plop")],
+        ("lwf", {AVERAGE}),
+        ("ilt", {AVERAGE, "method.layer: 'backbone' -> 'decoder'"}),
+        ("mib", {AVERAGE}),
+    ],
+)
+@pytest.mark.parametrize(
+    "scenario", ["voc/15-5/disjoint", "voc/15-1/overlapped", "ade20k/100-10b/partition"]
+)
+def test_text_is_the_papers_preset_but_for_what_the_released_code_does_otherwise(
+    scenario, method, own
+):
+    raw = {"scenario": scenario, "method": method, "data": {"root": "x"}, **AT_RANDOM}
+    released, text = (
+        build_config(preset=one, overrides=raw).to_dict() for one in ("paper", "text")
+    )
+    assert set(differences(released, text)) == RECIPE | own
 
 
 def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
@@ -173,7 +200,7 @@ def test_every_preset_is_valid(preset, data):
     if data != "scenes":
         raw["data"] = {"root": "x"}
     config = build_config(preset=preset, overrides=raw)
-    if preset == "paper":
+    if preset in PAPER_PRESETS:
         assert config.train.epochs == (60 if data == "ade20k" else 30)
 
 

@@ -40,6 +40,7 @@ class Lwf(Method):
 
     name = "lwf"
     Config = LwfConfig
+    presets = {"text": {"average": "pixels"}}
     tunable = ("weight",)
     uses_teacher = True
     config: LwfConfig

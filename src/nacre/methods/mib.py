@@ -70,7 +70,7 @@ class Mib(Method):
     name = "mib"
     Config = MibConfig
     # The one task for which the paper's figures were made with another weight.
-    presets = {"paper voc/15-1": {"weight": 100}}
+    presets = {"paper voc/15-1": {"weight": 100}, "text": {"average": "pixels"}}
     tunable = ("weight",)
     uses_teacher = True
     unsure = "kept"  # the unbiased cross-entropy knows what background may be

@@ -34,7 +34,7 @@ PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
 
 
 class TrainConfig(OptimConfig):
-    """How a step is learnt; the defaults are the paper's."""
+    """How a step is learned; the preset `paper` has the paper's values, the defaults not all."""
 
     epochs: int = Field(30, ge=1, le=100_000, description="passes over a step's images")
     incremental_epochs: int | None = Field(
