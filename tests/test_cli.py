@@ -251,6 +251,22 @@ def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
 
 
 @pytest.mark.parametrize(
+    ("kind", "figure"),
+    [("voc", "69.0"), ("ade20k", "34.6"), ("ablation", "27.2"), ("lwf-mc", "60.5")],
+)
+def test_the_papers_tables_are_shown_without_runs(kind, figure, nacre):
+    shown = nacre("table", "--kind", kind, "--paper").stdout
+    assert figure in shown
+    assert "copied from the paper" in shown
+
+
+def test_a_table_of_nothing_is_refused(nacre):
+    assert "no runs: name run folders, or add --paper" in nacre("table", code=2).stderr
+    done = nacre("table", "--paper", code=2)
+    assert "the paper has no figures after every step" in done.stderr
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["run", "scenes/4-2-2/overlapped"],
