@@ -260,6 +260,19 @@ def test_the_papers_tables_are_shown_without_runs(kind, figure, nacre):
     assert "copied from the paper" in shown
 
 
+def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(nacre):
+    from nacre.runs.learn_config import default_method
+
+    ours, other = default_method({}), default_method({"kind": "hf", "name": "x"})
+    assert (ours, other) == ("graft", "mib")
+    shown = " ".join(nacre("learn", "--help").stdout.replace("│", " ").split())
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    part = readme.partition("## Add a class")[2].partition("\n## ")[0]
+    for text in (shown, part):
+        assert ours in text
+        assert f"--method {other}" in text
+
+
 def test_a_table_of_nothing_is_refused(nacre):
     assert "no runs: name run folders, or add --paper" in nacre("table", code=2).stderr
     done = nacre("table", "--paper", code=2)

@@ -41,8 +41,16 @@ OTHERS = {"--max-restarts", "--nproc-per-node", "--rdzv-backend", "--shutdown-ti
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def included(page: Path) -> str:
+    """The text of a page with the files that it includes whole, as the site shows it."""
     text = page.read_text(encoding="utf-8")
+    return re.sub(
+        r'^--8<-- "([^":]+)"$', lambda found: (ROOT / found[1]).read_text("utf-8"), text, flags=re.M
+    )
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    text = included(page)
     found = re.findall(rf"^( *)```{language}\b[^\n]*\n(.*?)^\1```", text, flags=re.M | re.S)
     return [block for _, block in found]
 
@@ -197,6 +205,24 @@ def test_grids_scenarios_and_configs_in_yaml_are_read(page):
             if isinstance(content[section], dict):
                 unknown = [key for key in content[section] if not fields_of(f"{section}.{key}")]
                 assert not unknown, f"{section}: {unknown}"
+
+
+def test_the_page_of_the_paper_shows_every_grid_of_it():
+    shown = blocks(ROOT / "docs" / "paper.md", "yaml")
+    files = sorted((ROOT / "examples").glob("paper-*.yaml"))
+    assert len(files) == 5
+    for file in files:
+        assert any(block.strip() == file.read_text("utf-8").strip() for block in shown), file.name
+
+
+def test_commands_in_the_comments_of_grids_exist(tmp_path):
+    for file in sorted((ROOT / "examples").glob("paper-*.yaml")):
+        lines = re.findall(r"^#   (nacre .*)$", file.read_text("utf-8"), flags=re.M)
+        assert [line.split()[1] for line in lines] == ["grid", "table"]
+        assert f"examples/{file.name}" in lines[0]
+        page = tmp_path / "page.md"
+        page.write_text("```sh\n" + "\n".join(lines) + "\n```\n")
+        test_commands_and_their_options_exist(page)
 
 
 def names_weights(words: list[str]) -> bool:
