@@ -243,10 +243,77 @@ def test_a_dry_run_says_what_would_be_learned_and_learns_nothing(
 
 def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
     given = ["scenes/4-2-2/overlapped", "--preset", "paper", "--set", "data.train=20"]
+    given += ["--set", "model.weights=none"]
     shown = nacre("run", *given, "--dry-run").stdout
     # a 1x1 and three 3x3 convolutions of 2048 to 256 channels, and three 1x1 of them
     head = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
     assert f"backbone 42,500,160, head {head:,}, classifier {9 * 257:,}" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "figure"),
+    [("voc", "69.0"), ("ade20k", "34.6"), ("ablation", "27.2"), ("lwf-mc", "60.5")],
+)
+def test_the_papers_tables_are_shown_without_runs(kind, figure, nacre):
+    shown = nacre("table", "--kind", kind, "--paper").stdout
+    assert figure in shown
+    assert "copied from the paper" in shown
+
+
+def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(nacre):
+    from nacre.runs.learn_config import default_method
+
+    ours, other = default_method({}), default_method({"kind": "hf", "name": "x"})
+    assert (ours, other) == ("graft", "mib")
+    shown = " ".join(nacre("learn", "--help").stdout.replace("│", " ").split())
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    part = readme.partition("## Add a class")[2].partition("\n## ")[0]
+    for text in (shown, part):
+        assert ours in text
+        assert f"--method {other}" in text
+
+
+def test_a_table_of_nothing_is_refused(nacre):
+    assert "no runs: name run folders, or add --paper" in nacre("table", code=2).stderr
+    done = nacre("table", "--paper", code=2)
+    assert "the paper has no figures after every step" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "scenes/4-2-2/overlapped"],
+        ["run", "scenes/4-2-2/overlapped", "--dry-run"],
+        ["tune", "scenes/4-2-2/overlapped", "--method", "mib"],
+        ["grid", "--scenarios", "scenes/4-2-2/overlapped", "--methods", "ft,mib"],
+    ],
+    ids=" ".join,
+)
+def test_the_papers_preset_without_weights_is_refused_before_anything_begins(
+    words, nacre, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = nacre(*words, "--preset", "paper", code=2)
+    assert (
+        "preset 'paper' starts from ImageNet weights, and model.weights is not set" in done.stderr
+    )
+    assert "in-place ABN release" in done.stderr
+    missing = ["--preset", "paper", "--set", "model.weights=gone.pth", "--set", "data.train=24"]
+    if "--dry-run" not in words:
+        done = nacre(*words, *missing, code=2)
+        assert "there is no weight file gone.pth; set model.weights to the path of" in done.stderr
+    assert not list(tmp_path.rglob("config.yaml"))
+    assert not list(tmp_path.rglob("*.log"))
+
+
+def test_a_first_model_by_the_papers_preset_says_what_it_starts_from(nacre, tmp_path):
+    from nacre.data.sources.scenes_render import ScenesConfig
+    from partial_data import write_folder
+
+    write_folder(tmp_path / "pets", ["pearl"], world=ScenesConfig(train=12, val=4, size=32))
+    out = tmp_path / "model"
+    done = nacre("learn", tmp_path / "pets", "--preset", "paper", "--out", out, code=2)
+    assert "model.weights is not set" in done.stderr
 
 
 def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):

@@ -27,6 +27,7 @@ from nacre.methods.table import ROWS
 from nacre.scenarios.scenario import ScenarioFile, read_scenario
 from nacre.sweeps.grid import check_grid
 from nacre.training.config import RunConfig
+from nacre.training.presets import PAPER_PRESETS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,8 +41,16 @@ OTHERS = {"--max-restarts", "--nproc-per-node", "--rdzv-backend", "--shutdown-ti
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def included(page: Path) -> str:
+    """The text of a page with the files that it includes whole, as the site shows it."""
     text = page.read_text(encoding="utf-8")
+    return re.sub(
+        r'^--8<-- "([^":]+)"$', lambda found: (ROOT / found[1]).read_text("utf-8"), text, flags=re.M
+    )
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    text = included(page)
     found = re.findall(rf"^( *)```{language}\b[^\n]*\n(.*?)^\1```", text, flags=re.M | re.S)
     return [block for _, block in found]
 
@@ -198,6 +207,47 @@ def test_grids_scenarios_and_configs_in_yaml_are_read(page):
                 assert not unknown, f"{section}: {unknown}"
 
 
+def test_the_page_of_the_paper_shows_every_grid_of_it():
+    shown = blocks(ROOT / "docs" / "paper.md", "yaml")
+    files = sorted((ROOT / "examples").glob("paper-*.yaml"))
+    assert len(files) == 5
+    for file in files:
+        assert any(block.strip() == file.read_text("utf-8").strip() for block in shown), file.name
+
+
+def test_commands_in_the_comments_of_grids_exist(tmp_path):
+    for file in sorted((ROOT / "examples").glob("paper-*.yaml")):
+        lines = re.findall(r"^#   (nacre .*)$", file.read_text("utf-8"), flags=re.M)
+        assert [line.split()[1] for line in lines] == ["grid", "table"]
+        assert f"examples/{file.name}" in lines[0]
+        page = tmp_path / "page.md"
+        page.write_text("```sh\n" + "\n".join(lines) + "\n```\n")
+        test_commands_and_their_options_exist(page)
+
+
+def names_weights(words: list[str]) -> bool:
+    return any(word.startswith("model.weights=") for word in words)
+
+
+@each_page
+def test_examples_with_the_papers_preset_say_what_the_network_starts_from(page):
+    for words, _ in calls(page):
+        if any(preset in words for preset in PAPER_PRESETS):
+            assert names_weights(words), f"nacre {shlex.join(words)}"
+    for block in blocks(page, "yaml"):
+        content = yaml.safe_load(block)
+        if isinstance(content, dict) and content.get("preset") in PAPER_PRESETS:
+            assert "weights" in content["config"]["model"], block
+
+
+def test_examples_of_the_help_with_the_papers_preset_say_what_the_network_starts_from():
+    for command in COMMANDS.values():
+        for example in (command.epilog or "").split(";  "):
+            words = example.split()
+            if any(preset in words for preset in PAPER_PRESETS):
+                assert names_weights(words), example
+
+
 @each_page
 def test_scenarios_exist(page):
     pattern = rf"\b(?:{'|'.join(DATASETS)})/\d[\w-]*/[a-z]+"
@@ -273,6 +323,11 @@ ROTTEN = {
         "```yaml\nscenarios: [scenes/4-4/overlapped]\nmethod: mib\n```",
         "```yaml\ndata: folder\nsteps: [[cat]]\nset-up: disjoint\n```",
         "```yaml\nmodel: {backbones: tiny}\n```",
+    ],
+    test_examples_with_the_papers_preset_say_what_the_network_starts_from: [
+        "nacre run voc/15-5/overlapped --root VOC2012 --preset paper",
+        "```yaml\nscenarios: [voc/15-5/overlapped]\nmethods: [mib]\npreset: paper\n"
+        "config: {model: {norm: bn}}\n```",
     ],
     test_scenarios_exist: ["`voc/15-5/overlaped`"],
     test_files_and_modules_exist: ["`nacre/methods/mob.py`", "`nacre.losses.equation`"],

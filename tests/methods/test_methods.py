@@ -26,6 +26,8 @@ TWO_STEPS = {
 }
 
 
+UPDATES = 12
+
 # Every method, and forms of some that learn otherwise
 CASES = {name: {"name": name} for name in METHODS} | {
     "ewf-plop": {"name": "plop", "parts": {"fusion": "sqrt", "freeze_old_rows": True}},
@@ -53,8 +55,9 @@ def run(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
-    """Folders of the same runs, carried out by one process and by two."""
-    configs = {name: deep_merge(TINY, values_of(name)) for name in CASES}
+    """Folders of the same runs of 12 updates a step, carried out by one process and by two."""
+    updates = {"train": {"iterations": UPDATES}}
+    configs = {name: deep_merge(TINY, deep_merge(values_of(name), updates)) for name in CASES}
     return learn_by_one_and_two(configs, tmp_path_factory.mktemp("both"))
 
 
@@ -137,7 +140,12 @@ def test_the_saved_model_says_what_the_metrics_say(run):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_learn_what_one_does(name, by_two):
+def test_two_processes_learn_what_one_does_over_12_updates_of_every_step(name, by_two):
+    for folder in by_two:
+        events = read_events(folder / name / "events.jsonl")
+        last = {event.step: event.iteration for event in events if isinstance(event, Trained)}
+        steps = (0,) if kind_of(name).is_joint else (0, 1)
+        assert last == dict.fromkeys(steps, UPDATES)
     assert_equal_runs(by_two, name)
 
 

@@ -12,10 +12,11 @@ from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.methods import find_method
 from nacre.models.build import build_network
 from nacre.models.io import ModelInfo, save_model
+from nacre.report.results import deviations
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.scenario import Scenario, make_scenario, read_scenario
-from nacre.training.config import RunConfig, build_config
+from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.training.events import Recorder, RunBegan, StepBegan, StepLearned, Trained
 from nacre.utils.io import save_json
 
@@ -38,17 +39,32 @@ def make_config(method: Any, seed: int, scenario: str = SCENARIO, **overrides: A
     return build_config(preset="demo", overrides=values | overrides)
 
 
+def make_paper_config(method: Any, seed: int, scenario: str, **overrides: Any) -> RunConfig:
+    """Return what the preset `paper` makes of a scenario and a method."""
+    values = {"scenario": scenario, "method": method, "seed": seed, "data": {"root": "x"}}
+    values = deep_merge({**values, "model": {"weights": "resnet101.pth"}}, overrides)
+    return build_config(preset="paper", overrides=values)
+
+
 def write_run(
-    path: Path, method: Any = "mib", seed: int = 1, *, networks: bool = False, **overrides: Any
+    path: Path,
+    method: Any = "mib",
+    seed: int = 1,
+    *,
+    networks: bool = False,
+    make: Callable[..., RunConfig] = make_config,
+    fingerprint: dict[str, Any] | None = None,
+    **overrides: Any,
 ) -> Path:
     """Write a finished run whose confusion matrices are drawn from its method and seed."""
-    config = make_config(method, seed, **overrides)
+    config = make(method, seed, **overrides)
     scenario = scenario_of(config)
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     images = {"images": 3, "sha256": "0" * 64}
     learnt = {**images, "classes": {"1": "a class"}}
-    folder.bind_config(config, {"background": 0, "steps": [learnt], "tests": [images]})
+    some = {"background": 0, "steps": [learnt], "tests": [images]}
+    folder.bind_config(config, fingerprint or some)
     folder.append_start({"device": "cpu", "seed": seed, "precision": "float32: no GPU"})
     _write_events(folder, config, len(scenario.classes.steps))
     draw = torch.Generator().manual_seed(seed * 100 + len(config.method.name))
@@ -119,6 +135,37 @@ def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, ste
         config=config.to_dict(),
     )
     save_model(folder.model(step), network, info, {})
+
+
+def released_images(scenario: str, *, joint: bool = False) -> dict[str, Any]:
+    """Return the fingerprint of a run on the released images of a scenario."""
+    data, task, setup = scenario.split("/")
+    lists = deviations.ALL_IMAGES[data] if joint else None
+    steps = {0: lists} if lists else deviations._released_lists()[data, task, setup]
+    tests = deviations.TEST_IMAGES[data]
+    return {
+        "background": 0,
+        "steps": [{**_images(steps[step]), "classes": {"1": "a class"}} for step in sorted(steps)],
+        "tests": [_images(tests)] * len(steps),
+    }
+
+
+def _images(noted: tuple[int, str]) -> dict[str, Any]:
+    return {"images": noted[0], "sha256": noted[1]}
+
+
+@pytest.fixture
+def make_paper_run(tmp_path: Path) -> MakeRun:
+    """Write a run as the preset `paper` has it, on the released images."""
+
+    def make(name: str, method: Any, scenario: str, **more: Any) -> Path:
+        images = released_images(scenario, joint=method == "joint")
+        given = {"fingerprint": images, **more}
+        return write_run(
+            tmp_path / name, method, scenario=scenario, make=make_paper_config, **given
+        )
+
+    return make
 
 
 @pytest.fixture

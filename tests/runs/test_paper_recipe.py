@@ -38,6 +38,7 @@ def make_voc(root):
 
 def paper_config(root, **train):
     values = {"scenario": "voc/15-5/overlapped", "data": {"root": str(root)}, "train": train}
+    values["model"] = {"weights": "none"}
     return build_config(preset="paper", overrides=values)
 
 

@@ -17,6 +17,7 @@ from nacre.training import window
 from nacre.training.events import RunBegan, Trained
 from nacre.training.step import Interrupted
 from nacre.training.trainer import NotFinite, Trainer
+from nacre.utils import device as devices
 from nacre.utils.device import memory_layout
 from tiny_runs import StopAfter, tiny_config, tiny_run
 
@@ -171,12 +172,20 @@ def test_a_scenario_file_changed_between_two_starts_is_noticed(tmp_path):
 
 
 def test_a_folder_in_which_nothing_was_learnt_can_be_claimed_anew(tmp_path):
-    with pytest.raises(NacreError, match=r"nothing\.pth"):
-        tiny_run(
-            tmp_path / "run",
-            model={"backbone": "resnet18", "weights": "nothing.pth"},
-        )
+    damaged = tmp_path / "damaged.pth"
+    damaged.write_bytes(b"no weights")
+    with pytest.raises(NacreError, match=r"damaged\.pth is damaged"):
+        tiny_run(tmp_path / "run", model={"backbone": "resnet18", "weights": str(damaged)})
+    assert (tmp_path / "run" / "config.yaml").exists()
     tiny_run(tmp_path / "run")
+
+
+def test_weights_that_are_not_there_are_refused_before_the_data_are_read(tmp_path):
+    config = tiny_config(model={"backbone": "resnet101", "weights": "nothing.pth"})
+    run = Run(config, tmp_path / "run", data=object(), num_steps=1)
+    sentence = r"there is no weight file nothing\.pth; set model\.weights to .*in-place ABN release"
+    with pytest.raises(NacreError, match=sentence):
+        run.learn_steps()
 
 
 def test_a_file_is_not_a_run_folder(tmp_path):
@@ -342,6 +351,18 @@ def test_without_hidden_classes_the_cross_entropy_of_a_run_is_the_plain_one(tmp_
 def test_a_step_knows_whether_its_pictures_may_come_again(setup, tmp_path):
     run = Run(tiny_config(scenario=f"scenes/4-4/{setup}"), tmp_path)
     assert run._spec(1).overlapped == (setup == "overlapped")
+
+
+def test_a_test_alone_keeps_tf32_out_of_float32_too(tmp_path, monkeypatch):
+    config = tiny_config(train={"precision": "float32"})
+    run_scenario(config, tmp_path / "run")
+    told = []
+    monkeypatch.setattr(devices, "configure_backends", lambda device, tf32: told.append(tf32))
+    evaluate_checkpoint(tmp_path / "run", {})
+    assert told == [False]
+    (tmp_path / "run" / "step-2" / "metrics.json").unlink()
+    run_scenario(config, tmp_path / "run")
+    assert told == [False, False]
 
 
 def test_a_run_is_tested_again_as_it_was_tested(tmp_path, monkeypatch):

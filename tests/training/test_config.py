@@ -11,9 +11,10 @@ from nacre.training.config import (
     parse_assignment,
     resolve_config,
 )
-from nacre.training.presets import PRESETS
+from nacre.training.presets import PAPER_PRESETS, PRESETS
 
 SCENES = {"scenario": "scenes/4-2-2/overlapped"}
+AT_RANDOM = {"model": {"weights": "none"}}
 
 
 def test_the_scenario_and_the_method_choose_their_configs():
@@ -64,10 +65,79 @@ def test_values_set_for_a_method_stay_with_the_method_that_is_asked_for(tmp_path
 
 def test_the_papers_weight_for_15_1():
     for task, weight in (("15-1", 100), ("15-5", 10)):
-        raw = {"scenario": f"voc/{task}/overlapped", "data": {"root": "x"}}
+        raw = {"scenario": f"voc/{task}/overlapped", "data": {"root": "x"}, **AT_RANDOM}
         assert build_config(preset="paper", overrides=raw).method.model_dump()["weight"] == weight
     lwf = {**raw, "scenario": "voc/15-1/overlapped", "method": {"name": "lwf"}}
     assert build_config(preset="paper", overrides=lwf).method.name == "lwf"
+
+
+@pytest.mark.parametrize("task", ["19-1", "15-5", "15-1"])
+def test_the_ablation_changes_one_thing_at_a_time(task):
+    def row(**method):
+        raw = {"scenario": f"voc/{task}/overlapped", "data": {"root": "x"}, "method": method}
+        return build_config(preset="paper", overrides={**raw, **AT_RANDOM}).to_dict()
+
+    lwf, whole = row(name="lwf"), row(name="mib")
+    ce, kd = row(name="mib", kd="plain", init="random"), row(name="mib", init="random")
+    assert ce["method"]["weight"] == lwf["method"]["weight"] == 100
+    assert kd["method"]["weight"] == whole["method"]["weight"] == (100 if task == "15-1" else 10)
+    assert differences(kd, whole) == ["method.init: 'random' -> 'background'"]
+    assert row(name="mib", kd="plain", init="random", weight=3)["method"]["weight"] == 3
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"preset": "paper", "overrides": SCENES},
+        {"preset": "text", "overrides": SCENES},
+        {"preset": "paper", "overrides": {**SCENES, "model": {"backbone": "resnet101"}}},
+        {"preset": "paper", "overrides": SCENES, "assignments": ["model.norm=bn"]},
+    ],
+)
+def test_the_papers_preset_never_starts_at_random_unless_told_to(given):
+    with pytest.raises(NacreError) as caught:
+        build_config(**given)
+    message = str(caught.value)
+    assert message.startswith(f"preset {given['preset']!r} starts from ImageNet weights")
+    for source in ("in-place ABN release", "torchvision's or timm's", "resnet101-63fe2227.pth"):
+        assert source in message
+    said = {**given, "assignments": [*given.get("assignments", []), "model.weights=none"]}
+    assert build_config(**said).model.weights == "none"
+
+
+def test_other_networks_under_the_papers_preset_say_what_they_start_from_too():
+    for model, source in (
+        ({"backbone": "lite0", "norm": "bn"}, "efficientnet-lite0"),
+        ({"kind": "timm", "name": "mobilenetv2_100"}, r"docs/networks\.md"),
+    ):
+        with pytest.raises(NacreError, match=f"model.weights is not set; set it to .*{source}"):
+            build_config(preset="paper", overrides={**SCENES, "model": model})
+
+
+RECIPE = {"images.augmentation: 'paper' -> 'deeplab'", "train.nesterov: True -> False"}
+AVERAGE = "method.average: 'classes' -> 'pixels'"
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        *[(name, set()) for name in ("ft", "pi", "ewc", "rw", "lwf-mc", "joint", "plop")],
+        ("lwf", {AVERAGE}),
+        ("ilt", {AVERAGE, "method.layer: 'backbone' -> 'decoder'"}),
+        ("mib", {AVERAGE}),
+    ],
+)
+@pytest.mark.parametrize(
+    "scenario", ["voc/15-5/disjoint", "voc/15-1/overlapped", "ade20k/100-10b/partition"]
+)
+def test_text_is_the_papers_preset_but_for_what_the_released_code_does_otherwise(
+    scenario, method, own
+):
+    raw = {"scenario": scenario, "method": method, "data": {"root": "x"}, **AT_RANDOM}
+    released, text = (
+        build_config(preset=one, overrides=raw).to_dict() for one in ("paper", "text")
+    )
+    assert set(differences(released, text)) == RECIPE | own
 
 
 def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
@@ -126,11 +196,11 @@ def test_differences_name_the_place_and_both_values():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("data", ["scenes", "voc", "ade20k"])
 def test_every_preset_is_valid(preset, data):
-    raw = {"scenario": f"{data}/4-2-2/overlapped"}
+    raw = {"scenario": f"{data}/4-2-2/overlapped", **AT_RANDOM}
     if data != "scenes":
         raw["data"] = {"root": "x"}
     config = build_config(preset=preset, overrides=raw)
-    if preset == "paper":
+    if preset in PAPER_PRESETS:
         assert config.train.epochs == (60 if data == "ade20k" else 30)
 
 
@@ -142,7 +212,7 @@ def test_unknown_preset():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize(("method", "most_important"), [("ewc", 1), ("pi", 1), ("rw", 2)])
 def test_a_preset_does_not_let_a_penalty_overshoot(preset, method, most_important):
-    config = build_config(preset=preset, overrides={**SCENES, "method": method})
+    config = build_config(preset=preset, overrides={**SCENES, **AT_RANDOM, "method": method})
     hardness = config.method.weight * most_important
     theta = torch.ones(1, dtype=torch.float64, requires_grad=True)
     train = config.train
@@ -187,7 +257,7 @@ RELEASED = [
 
 @pytest.mark.parametrize(("scenario", "method", "values"), RELEASED)
 def test_preset_paper_has_the_released_scripts_values(scenario, method, values):
-    raw = {"scenario": scenario, "method": method, "data": {"root": "somewhere"}}
+    raw = {"scenario": scenario, "method": method, "data": {"root": "somewhere"}, **AT_RANDOM}
     plain = build_config(preset="paper", overrides=raw).to_dict()
     assert {key: plain[key.split(".")[0]][key.split(".")[1]] for key in values} == values
 
@@ -200,13 +270,14 @@ def test_presets_of_methods_name_presets_and_tasks_that_exist():
             data, _, task = where.partition("/")
             task = task or {"voc": "15-5", "ade20k": "100-10"}.get(data, "")
             raw = {"scenario": f"{data}/{task}/overlapped", "data": {"root": "somewhere"}}
-            build_config(preset=preset, overrides={**(raw if where else SCENES), "method": name})
+            values = {**(raw if where else SCENES), **AT_RANDOM, "method": name}
+            build_config(preset=preset, overrides=values)
 
 
 def test_pixels_nobody_annotated_are_background_only_where_the_paper_says_so():
     def border(scenario, **conventions):
         data = {} if scenario.startswith("scenes") else {"root": "somewhere"}
-        raw = {"scenario": scenario, "data": data, "conventions": conventions}
+        raw = {"scenario": scenario, "data": data, "conventions": conventions, **AT_RANDOM}
         return build_config(preset="paper", overrides=raw).conventions.border
 
     assert border("voc/15-5/overlapped") == border("ade20k/100-50/partition") == "background"
@@ -217,6 +288,7 @@ def test_pixels_nobody_annotated_are_background_only_where_the_paper_says_so():
 
 
 def test_the_papers_recipe_is_in_float32_unless_told_otherwise():
-    assert build_config(preset="paper", overrides=SCENES).train.precision == "float32"
-    mixed = build_config(preset="paper", assignments=["train.precision=auto"], overrides=SCENES)
+    raw = {**SCENES, **AT_RANDOM}
+    assert build_config(preset="paper", overrides=raw).train.precision == "float32"
+    mixed = build_config(preset="paper", assignments=["train.precision=auto"], overrides=raw)
     assert mixed.train.precision == "auto"

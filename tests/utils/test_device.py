@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from nacre.utils import device as devices
-from nacre.utils.device import choose_device, configure_backends, count_workers, sizes_vary
+from nacre.utils.device import (
+    choose_device,
+    configure_backends,
+    count_workers,
+    set_precision,
+    sizes_vary,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -34,6 +40,17 @@ def test_a_gpu_looks_for_fast_kernels_and_the_losses_keep_their_digits(flags):
     assert not torch.backends.cuda.matmul.allow_tf32
     configure_backends(CUDA, tf32=False)
     assert not torch.backends.cudnn.allow_tf32
+
+
+def test_float32_is_float32_in_convolutions_and_in_matrix_products(flags):
+    for place, name in SWITCHES:
+        setattr(place, name, True)
+    assert set_precision("float32", CUDA).dtype == torch.float32
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert set_precision("tf32", CUDA).dtype == torch.float32
+    assert torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_who_asked_for_the_same_result_every_time_gets_it(flags):

@@ -51,7 +51,7 @@ def grid(
     from nacre.errors import unknown_name
     from nacre.sweeps.board import Board
     from nacre.sweeps.engines import ENGINES
-    from nacre.sweeps.grid import make_jobs
+    from nacre.sweeps.grid import check_weights, make_jobs
 
     if on not in ENGINES:
         raise unknown_name("engine", on, ENGINES)
@@ -63,6 +63,7 @@ def grid(
         Board(runs).look()
         _print(runs, json)
         return
+    check_weights(runs)
     console = _console(quiet=json)
     if not _carry_out(runs, made, out, on, worker, console):
         echo("interrupted; saved. The same command goes on.", err=True)

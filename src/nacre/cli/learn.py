@@ -20,7 +20,8 @@ LearnMethod = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="See `nacre methods`; graft unless given, and mib for networks without our head.",
+        help="By default graft, our own, which freezes the backbone and replays features of old "
+        "classes; mib (the paper's) for networks without our head. --method mib asks for MiB.",
     ),
 ]
 Classes = Annotated[
@@ -45,6 +46,7 @@ Test = Annotated[
 @app.command(
     epilog="Examples:  nacre learn pets/ --out models/pets;  "
     "nacre learn birds/ --start models/pets --out models/pets-birds;  "
+    "nacre learn birds/ --start models/pets --method mib --out models/pets-birds-mib;  "
     "nacre learn --out models/pets  goes on with what was interrupted"
 )
 def learn(

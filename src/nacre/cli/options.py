@@ -20,7 +20,7 @@ Root = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
 
 MethodName = Annotated[str | None, typer.Option(help="See `nacre methods`.")]
 
-Preset = Annotated[str | None, typer.Option(help="paper, small or demo.")]
+Preset = Annotated[str | None, typer.Option(help="paper, text, small or demo.")]
 
 Seed = Annotated[int | None, typer.Option(min=0, help="1 unless given.")]
 

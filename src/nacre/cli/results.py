@@ -37,24 +37,35 @@ def _notify(line: str) -> None:
 
 
 @app.command(
-    epilog="Examples:  nacre table runs/grid;  nacre table runs/grid --kind voc --paper --as latex"
+    epilog="Examples:  nacre table runs/grid;  nacre table runs/grid --kind voc --paper --as latex;"
+    "  nacre table --kind classes --paper"
 )
 def table(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run folders, or folders that hold them; none: the paper's alone."),
+    ] = None,
     kind: Annotated[
         str,
         typer.Option(
-            help="steps, last, classes; the paper's: voc, ade20k, ablation, lwf-mc; later."
+            help="steps; last: after the last step; classes: by class, as the supplement; the "
+            "paper's: voc (Table 1), ade20k (2), ablation (3), lwf-mc (supplement); later: since "
+            "2020."
         ),
     ] = "steps",
-    paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            help="The paper's figures beside ours; rows that are not run as the paper have a *."
+        ),
+    ] = False,
     background: Annotated[bool, typer.Option(help="Count the background in means.")] = False,
     as_: Annotated[
         str, typer.Option("--as", help="terminal, markdown, latex or csv.")
     ] = "terminal",
 ) -> None:
-    """Make the paper's tables from run folders."""
-    from nacre.errors import unknown_name
+    """Make the paper's tables from run folders, or show the paper's own."""
+    from nacre.errors import NacreError, unknown_name
     from nacre.report.results.aggregate import load_results
     from nacre.report.tables.kinds import make_tables
     from nacre.report.tables.render import to_csv, to_latex, to_markdown
@@ -63,7 +74,10 @@ def table(
     forms = ("terminal", "markdown", "latex", "csv")
     if as_ not in forms:
         raise unknown_name("form", as_, forms)
-    tables = make_tables(load_results(runs, _notify), kind, paper=paper, background=background)
+    if not runs and not paper:
+        raise NacreError("no runs: name run folders, or add --paper for the paper's own tables")
+    results = load_results(runs, _notify) if runs else []
+    tables = make_tables(results, kind, paper=paper, background=background)
     if as_ == "csv":
         echo(to_csv(tables))
         return

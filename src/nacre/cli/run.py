@@ -50,7 +50,7 @@ def demo(
 
 @app.command(
     epilog="Examples:  nacre run scenes/4-2-2/overlapped --method mib --preset demo;  "
-    "nacre run voc/15-5/overlapped --root VOC2012 --preset paper;  "
+    "nacre run voc/15-5/overlapped --root VOC2012 --preset paper --set model.weights=imagenet;  "
     "nacre run voc/15-5/overlapped --root VOC2012 --dry-run;  nacre run --out RUN  goes on with it"
 )
 @takes_config
@@ -100,7 +100,7 @@ def run(
 
 @app.command(
     epilog="Example:  nacre tune voc/15-5/overlapped --method mib --root VOC2012 --preset paper "
-    "--base runs/mib  then  nacre run --config …/tuned.yaml"
+    "--set model.weights=imagenet --base runs/mib  then  nacre run --config …/tuned.yaml"
 )
 @takes_config
 def tune(

@@ -29,7 +29,7 @@ What combines with any method (freezing, fusion, pseudo-labels, rates) is in `na
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -166,6 +166,16 @@ class Method(ABC):
             weigh_images=self.weighs_images,
             extra_rows=self.extra_rows,
         )
+
+    @classmethod
+    def preset_values(cls, places: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of its config under a preset.
+
+        Args:
+            places: Keys of `presets`, later over earlier.
+            chosen: The values that a user set, for methods whose variants have other presets.
+        """
+        return {key: value for place in places for key, value in cls.presets.get(place, {}).items()}
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:

@@ -44,7 +44,10 @@ class Ilt(Method):
     Config = IltConfig
     # The features of lite0 end in no activation and are large: with the paper's 100, their distance
     # is all that is learnt.
-    presets = {"small": {"feature_weight": 1}}
+    presets = {
+        "small": {"feature_weight": 1},
+        "text": {"average": "pixels", "layer": "decoder"},
+    }
     tunable = ("weight", "feature_weight")
     uses_teacher = True
     needs = frozenset({"features"})

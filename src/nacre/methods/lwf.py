@@ -24,12 +24,15 @@ from nacre.methods.base import (
 )
 from nacre.models.network import Output
 
+LWF_WEIGHT = 100.0
+"""The paper's weight of LwF's distillation, in every task."""
+
 
 class LwfConfig(DistillingConfig):
     """The weight of the distillation."""
 
     name: Literal["lwf"] = Field("lwf", description="learning without forgetting")
-    weight: float = Field(100.0, ge=0, description="weight of the distillation (paper: 100)")
+    weight: float = Field(LWF_WEIGHT, ge=0, description="weight of the distillation (paper: 100)")
 
 
 class Lwf(Method):
@@ -37,6 +40,7 @@ class Lwf(Method):
 
     name = "lwf"
     Config = LwfConfig
+    presets = {"text": {"average": "pixels"}}
     tunable = ("weight",)
     uses_teacher = True
     config: LwfConfig

@@ -13,14 +13,24 @@ they are as probable as b was, with its bias - log |C| (eq. 8, 9).
 A pixel labelled background may be any old class, so the cross-entropy compares background with
 the sum of all that is old. What the teacher calls background may be any new class, so the
 distillation compares it with the sum of all that is new. Each part can be switched off: with all
-three off and the weight 100 this is `lwf`, and the rows of the paper's ablation (Table 3) are
+three off and the weight 100 this is `lwf`.
 
-    lwf; mib with kd=plain, init=random; mib with init=random; mib.
+The paper's weight is 10, but 100 in the task 15-1. The rows of its ablation (Table 3), with the
+weights that the preset `paper` gives them:
 
-The paper's weight is 10, but 100 in the task 15-1.
+    LwF                      lwf                              100
+    + CE                     mib with kd=plain, init=random   100
+    + CE + KD                mib with init=random             10, in 15-1 100
+    + CE + KD + init (MiB)   mib                              10, in 15-1 100
+
+The paper prints the weights of the first and the last row alone. Somewhere between them it falls
+from 100 to 10; here it falls with the distillation whose weight it is. So a plain distillation has
+LwF's weight, "+ CE" differs from LwF in the cross-entropy alone, and "+ init" from the row above it
+in the initialization alone.
 """
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -34,6 +44,7 @@ from nacre.methods.base import (
     label_losses,
     require_teacher,
 )
+from nacre.methods.lwf import LWF_WEIGHT
 from nacre.models.network import Init, Network, Output
 
 Bias = Literal["unbiased", "plain"]
@@ -59,7 +70,7 @@ class Mib(Method):
     name = "mib"
     Config = MibConfig
     # The one task for which the paper's figures were made with another weight.
-    presets = {"paper voc/15-1": {"weight": 100}}
+    presets = {"paper voc/15-1": {"weight": 100}, "text": {"average": "pixels"}}
     tunable = ("weight",)
     uses_teacher = True
     unsure = "kept"  # the unbiased cross-entropy knows what background may be
@@ -69,6 +80,14 @@ class Mib(Method):
         super().__init__(config, num_old)
         if self.config.ce == "plain":
             self.parts.unsure = "ignored"
+
+    @classmethod
+    def preset_values(cls, places: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return MiB's values under a preset; LwF's distillation has LwF's weight."""
+        values = super().preset_values(places, chosen)
+        if "paper" in places and chosen.get("kd") == "plain":
+            values["weight"] = LWF_WEIGHT
+        return values
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:

@@ -118,3 +118,21 @@ BACKBONES: dict[str, BackboneRow] = {
     "lite1": _lite(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
     "lite2": _lite(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
 }
+
+
+def weight_sources(backbone: str) -> str:
+    """Return what `model.weights` can be for a backbone to start from ImageNet, for messages."""
+    row = BACKBONES.get(backbone)
+    if row is None or row.imagenet is None:
+        return "a weight file or a name that docs/networks.md lists"
+    published = row.imagenet
+    if published.url is None:
+        return f"imagenet ({published.file} of the package {published.package})"
+    paper = (
+        "the path of resnet101_iabn_sync.pth.tar of the in-place ABN release, which the paper used "
+        "(github.com/mapillary/inplace_abn), "
+    )
+    return (
+        f"{paper if backbone == 'resnet101' else ''}the path of torchvision's or timm's file, or "
+        f"imagenet (torchvision's {published.file}, from torch's cache or downloaded)"
+    )

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from nacre.errors import NacreError, did_you_mean
-from nacre.models.backbones import BACKBONES, Published
+from nacre.models.backbones import BACKBONES, Published, weight_sources
+from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.download import download, sha256_of
 from nacre.models.hub import hub_file
 from nacre.utils.system import expand_user
@@ -46,6 +47,22 @@ def find_weights(backbone: str, weights: str) -> Path:
     path = expand_user(Path(weights))
     if not path.exists() and _HUB_NAME.fullmatch(weights) and not _FILE.fullmatch(weights):
         return hub_file(weights, "model.safetensors")
+    return path
+
+
+def find_model_weights(model: ModelConfig) -> Path | None:
+    """Return the file that a network of ours starts from; None for a random start.
+
+    Raises:
+        NacreError: it is not here and cannot be had.
+    """
+    if not isinstance(model, DeepLabConfig) or model.weights == "none":
+        return None
+    path = find_weights(model.backbone, model.weights)
+    if not path.is_file():
+        raise NacreError(
+            f"there is no weight file {path}; set model.weights to {weight_sources(model.backbone)}"
+        )
     return path
 
 

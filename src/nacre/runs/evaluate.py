@@ -17,7 +17,7 @@ from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config
 from nacre.training.step import batches_to_test
-from nacre.utils.device import choose_precision
+from nacre.utils.device import set_precision
 from nacre.utils.distributed import init_distributed
 
 
@@ -48,7 +48,7 @@ def evaluate_checkpoint(
     step = len(info.steps) - 1
     _check_classes(path, info.classes, data, step)
     batches = batches_to_test(data.eval_dataset(step), config.train, dist, lambda: False)
-    precision = choose_precision(config.train.precision, dist.device)
+    precision = set_precision(config.train.precision, dist.device)
     network.to(dist.device)
     counts = evaluate(network, batches, dist.device, window=config.test_window, precision=precision)
     confusion = dist.sum(counts)

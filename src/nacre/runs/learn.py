@@ -31,7 +31,7 @@ from nacre.scenarios.classes import distinct_colors
 from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, learn_step
-from nacre.utils.device import choose_precision
+from nacre.utils.device import set_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json
 from nacre.version import __version__
@@ -95,7 +95,7 @@ class Learning:
     ) -> None:
         self.config, self.folder, self.start = config, LearnFolder(out), start
         self.dist = init_distributed(config.train.device)
-        self.precision = choose_precision(config.train.precision, self.dist.device)
+        self.precision = set_precision(config.train.precision, self.dist.device)
         self.observers, self.should_stop = list(observers), should_stop
         self.recorder = Recorder()
         self.checkpoint = Checkpoint(self.folder.resume, self.dist)

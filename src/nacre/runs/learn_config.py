@@ -19,7 +19,7 @@ from nacre.training.config import (
     parse_assignment,
     read_section,
 )
-from nacre.training.presets import preset_values
+from nacre.training.presets import check_weights, preset_values
 from nacre.utils.affects import LATER, NOTHING, deciding
 from nacre.utils.yaml_file import read_yaml
 
@@ -111,6 +111,8 @@ def build_learn_config(
     written = deep_merge(written, overrides)
     model = start.model if start is not None else read_section(written, "model")
     method = str(read_section(written, "method").get("name", default_method(model)))
+    if preset and start is None:
+        check_weights(preset, model)
     below = preset_values(preset, None, method) if preset else _automatic(automatic, method)
     below = deep_merge({"conventions": {"border": "ignored"}}, below)
     if start is not None:

@@ -25,7 +25,7 @@ from nacre.models.network import Network
 from nacre.scenarios.classes import BACKGROUND
 from nacre.training.config import Recipe
 from nacre.training.step import batches_to_test
-from nacre.utils.device import Precision, choose_precision, sizes_vary
+from nacre.utils.device import Precision, set_precision, sizes_vary
 from nacre.utils.distributed import Distributed
 
 Ious = dict[str, float | None]
@@ -95,7 +95,7 @@ class Tester:
     @property
     def precision(self) -> Precision:
         """In which numbers the networks compute: those in which they learn."""
-        return choose_precision(self.recipe.train.precision, self.dist.device)
+        return set_precision(self.recipe.train.precision, self.dist.device)
 
     def _batches(self, dataset: EvalDataset) -> Iterator[tuple[Tensor, Tensor]]:
         return batches_to_test(dataset, self.recipe.train, self.dist, self.should_stop)

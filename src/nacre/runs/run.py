@@ -19,6 +19,7 @@ from nacre.methods import find_method
 from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
+from nacre.models.pretrained import find_model_weights
 from nacre.runs.base import check_base, take_base
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder, with_absolute_paths
@@ -36,7 +37,7 @@ from nacre.training.events import (
 )
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, batches_to_test, learn_step
-from nacre.utils.device import choose_precision, sizes_vary
+from nacre.utils.device import set_precision, sizes_vary
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
 
@@ -67,7 +68,7 @@ class Run:
     ) -> None:
         self.config, self.folder, self.base = config, RunFolder(out), base
         self.dist = init_distributed(config.train.device)
-        self.precision = choose_precision(config.train.precision, self.dist.device)
+        self.precision = set_precision(config.train.precision, self.dist.device)
         self.data = data or open_scenario(config)
         self.num_steps = num_steps or self.data.num_steps
         self.observers, self.should_stop = list(observers), should_stop
@@ -78,7 +79,8 @@ class Run:
         """Learn and test the steps that are not there yet; return the last one's metrics."""
         with contextlib.ExitStack() as while_running:
             while_running.enter_context(explain_lost_process(self.dist))
-            # The main process first: the others then find the index in the cache.
+            # The main process first: the others then find weights and index in the cache.
+            self.dist.on_main(self._find_weights)
             self.dist.on_main(self._read_data)
             self._read_data()
             specs = [self._spec(step) for step in range(self.num_steps)]
@@ -187,6 +189,11 @@ class Run:
             hidden=step_hidden(self.config, self.data, step),
             overlapped=self.data.scenario.setup == "overlapped",
         )
+
+    def _find_weights(self) -> None:
+        """Refuse weights that are not there before the data are read, which may take long."""
+        if self.base is None and not self.folder.model(0).exists():
+            find_model_weights(self.config.model)
 
     def _read_data(self) -> None:
         """Read which images there are, and refuse data that cannot be learnt from or tested on."""

@@ -7,7 +7,7 @@ from nacre.utils.config import Config
 
 
 class Conventions(Config):
-    """What papers do differently; the defaults are the paper's, and all are in the metrics."""
+    """What papers do differently; the defaults are those of MiB's released implementation."""
 
     border: BorderRule = Field(
         "background",

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from nacre.errors import NacreError, check
 from nacre.methods import find_method
+from nacre.models.pretrained import find_model_weights
 from nacre.runs.base import step_0_key
 from nacre.runs.folder import RunFolder
 from nacre.runs.scenario_data import open_scenario, step_sampler
@@ -140,6 +141,18 @@ def make_jobs(grid: GridConfig, out: Path) -> list[Job]:
     if len(set(folders)) < len(folders):
         raise NacreError("the grid names a combination of scenario, method and seed twice")
     return jobs
+
+
+def check_weights(jobs: Sequence[Job]) -> None:
+    """Refuse a grid whose runs could not start, once and before any of them begins.
+
+    Raises:
+        NacreError: the weights that a run starts from are not here and cannot be had.
+    """
+    starting = [job.config.model for job in jobs if job.base is None and not job.has_step_0]
+    distinct = {repr(model): model for model in starting}
+    for model in distinct.values():
+        find_model_weights(model)
 
 
 def _share_step_0(group: Sequence[Job]) -> None:

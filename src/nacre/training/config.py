@@ -23,7 +23,7 @@ from nacre.scenarios.classes import UnlabeledRule
 from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.optim import OptimConfig
-from nacre.training.presets import preset_values
+from nacre.training.presets import check_weights, preset_values
 from nacre.utils.affects import LATER, NOTHING
 from nacre.utils.config import Config
 from nacre.utils.yaml_file import MAX_DEPTH, parse_yaml, read_yaml
@@ -34,7 +34,7 @@ PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
 
 
 class TrainConfig(OptimConfig):
-    """How a step is learnt; the defaults are the paper's."""
+    """How a step is learned; the preset `paper` has the paper's values, the defaults not all."""
 
     epochs: int = Field(30, ge=1, le=100_000, description="passes over a step's images")
     incremental_epochs: int | None = Field(
@@ -226,8 +226,10 @@ def build_config(
     if preset is not None:
         scenario = written.get("scenario")
         known = read_scenario(scenario) if isinstance(scenario, str) else None
-        method = str(read_section(written, "method").get("name", "mib"))
-        written = deep_merge(preset_values(preset, known, method), written)
+        chosen = read_section(written, "method")
+        method = str(chosen.get("name", "mib"))
+        check_weights(preset, read_section(written, "model"))
+        written = deep_merge(preset_values(preset, known, method, chosen), written)
     return resolve_config(written)
 
 

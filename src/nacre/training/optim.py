@@ -5,8 +5,9 @@
     decay   = (1 - iteration / iterations) ** 0.9                    poly, the paper's
             = (1 + cos(pi * iteration / iterations)) / 2             cosine
 
-The defaults are the paper's: SGD with Nesterov momentum, one learning rate and one weight decay for
-all parameters. Every group of parameters has an `lr_scale`, its learning rate over the step's.
+The defaults are those of the paper's released implementation: SGD with Nesterov momentum (the text
+says momentum), one learning rate and one weight decay for all parameters. Every group of parameters
+has an `lr_scale`, its learning rate over the step's.
 """
 
 import math
@@ -31,7 +32,7 @@ POLY_POWER = 0.9
 
 
 class OptimConfig(Config):
-    """How parameters are updated; the defaults are the paper's."""
+    """How parameters are updated; the defaults are those of the paper's released implementation."""
 
     optimizer: Literal["sgd", "adamw"] = Field(
         "sgd", description="sgd: with momentum 0.9; adamw: for transformers"

@@ -1,25 +1,38 @@
 """Presets: named values that lie under a user's own config."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from nacre.data import find_dataset
-from nacre.errors import unknown_name
+from nacre.errors import NacreError, unknown_name
 from nacre.methods import find_method
+from nacre.models.backbones import weight_sources
 from nacre.scenarios.scenario import ScenarioFile
 
+# The network and recipe that made the paper's figures: its text, and its released implementation
+# where the two differ; a matter of GPUs and days. Its released runs were in float32, and half
+# precision is what later reruns blame for missing its figures on 15-1.
+PAPER: dict[str, Any] = {
+    "model": {"backbone": "resnet101", "output_stride": 16, "norm": "iabn"},
+    "images": {"crop_size": 512},
+    "train": {
+        "epochs": 30,
+        "batch_size": 24,
+        "lr": 0.01,
+        "incremental_lr": 0.001,
+        "precision": "float32",
+    },
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
-    # The network and recipe of the paper; a matter of GPUs and days. Its released runs were in
-    # float32, and half precision is what later reruns blame for missing its figures on 15-1.
-    "paper": {
-        "model": {"backbone": "resnet101", "output_stride": 16, "norm": "iabn"},
-        "images": {"crop_size": 512},
-        "train": {
-            "epochs": 30,
-            "batch_size": 24,
-            "lr": 0.01,
-            "incremental_lr": 0.001,
-            "precision": "float32",
-        },
+    "paper": PAPER,
+    # The same with the paper's text taken literally wherever its released implementation differs
+    # (docs/conventions.md); methods add theirs, such as `average` of a distillation.
+    "text": {
+        **PAPER,
+        "images": {**PAPER["images"], "augmentation": "deeplab"},
+        "train": {**PAPER["train"], "nesterov": False},
     },
     # A pretrained small network on small pictures: a CPU in minutes.
     "small": {
@@ -36,24 +49,66 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset_values(name: str, scenario: ScenarioFile | None, method: str = "mib") -> dict[str, Any]:
-    """Return a preset as plain config values for a scenario and a method."""
+PAPER_PRESETS = ("paper", "text")
+"""The two readings of the paper, the second over the first. Both start from ImageNet weights, which
+a user has to name."""
+
+
+def check_weights(preset: str, model: Mapping[str, Any]) -> None:
+    """Refuse a preset of the paper that would start at random without a word.
+
+    Raises:
+        NacreError: the user's section `model` does not say what the network starts from.
+    """
+    if preset in PAPER_PRESETS and "weights" not in model:
+        papers = PAPER["model"]["backbone"] if "kind" not in model else ""
+        backbone = str(model.get("backbone", papers))
+        raise NacreError(
+            f"preset {preset!r} starts from ImageNet weights, and model.weights is not set; set it "
+            f"to {weight_sources(backbone)}; `none` is a random start"
+        )
+
+
+def preset_values(
+    name: str,
+    scenario: ScenarioFile | None,
+    method: str = "mib",
+    chosen: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return a preset as plain config values for a scenario and a method.
+
+    Args:
+        name: The preset.
+        scenario: The scenario, if one is named.
+        method: The method's name.
+        chosen: The values of the method that a user set: a variant may have weights of its own.
+    """
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     values = dict(PRESETS[name])
-    places = [name]
-    if scenario is not None:
-        # Class orders of a task, 100-10b, are learnt as the task is.
-        task = (scenario.task or "").rstrip("abc")
-        places += [f"{name} {scenario.data}", f"{name} {scenario.data}/{task}"]
+    if scenario is not None and name in PAPER_PRESETS:
         epochs = find_dataset(scenario.data, "data set in the scenario:").paper_epochs
-        if name == "paper" and epochs is not None:
+        if epochs is not None:
             values["train"] = {**values["train"], "epochs": epochs}
-    own: dict[str, Any] = {}
+    places = _places(name, scenario)
     kind = find_method(method)
     for place in places:
-        own |= kind.presets.get(place, {})
         values["train"] = {**values["train"], **kind.train_presets.get(place, {})}
+    own = kind.preset_values(places, chosen)
     if own:
         values["method"] = {"name": method, **own}
     return values
+
+
+def _places(preset: str, scenario: ScenarioFile | None) -> list[str]:
+    """Return the keys of a method's presets that apply, later over earlier."""
+    # What a method has under `paper` holds under `text` too, unless it says otherwise.
+    names = (
+        PAPER_PRESETS[: PAPER_PRESETS.index(preset) + 1] if preset in PAPER_PRESETS else (preset,)
+    )
+    where = [""]
+    if scenario is not None:
+        # Class orders of a task, 100-10b, are learnt as the task is.
+        task = (scenario.task or "").rstrip("abc")
+        where += [f" {scenario.data}", f" {scenario.data}/{task}"]
+    return [f"{name}{place}" for name in names for place in where]

@@ -108,6 +108,16 @@ def configure_backends(device: torch.device, *, tf32: bool) -> None:
     torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
 
+def set_precision(wanted: str, device: torch.device) -> Precision:
+    """Return the precision a config asks for, and keep TF32 out of what is to be float32.
+
+    Whatever runs a network for a result calls this first, tests as well as training: torch allows
+    TF32 in convolutions unless it is told otherwise.
+    """
+    configure_backends(device, tf32=wanted != "float32")
+    return choose_precision(wanted, device)
+
+
 @contextlib.contextmanager
 def sizes_vary(vary: bool) -> Iterator[None]:
     """Have cuDNN not look for its fastest kernels meanwhile, if images have many sizes.

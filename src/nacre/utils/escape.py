@@ -2,7 +2,7 @@
 
 import re
 
-_MARKDOWN = re.compile(r"[<>|\[\]`\\]|&(?=[#\w])")
+_MARKDOWN = re.compile(r"[<>|\[\]`*\\]|&(?=[#\w])")
 
 
 def one_line(text: str) -> str:
@@ -11,7 +11,7 @@ def one_line(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return a text that Markdown shows as it is: no HTML, no link, no table cell, one line."""
+    """Return a text that Markdown shows as it is: no HTML, link, emphasis or table cell."""
     return _MARKDOWN.sub(lambda sign: f"&#{ord(sign[0])};", one_line(text))
 
 

@@ -160,6 +160,8 @@ def test_kept_is_the_share_of_step_0_that_is_left(runs: Path) -> None:
         {"train": {"micro_batch": 2}},
         {"images": {"crop_size": 32, "augmentation": "paper"}},
         {"train": {"precision": "bfloat16"}},
+        {"train": {"precision": "tf32"}},
+        {"train": {"nesterov": False}},
         {"conventions": {"unseen": "background"}},
     ],
 )

@@ -78,8 +78,8 @@ def test_table_1_groups_the_classes_of_all_later_steps(make_run: Any) -> None:
     assert "background left out" in table.caption
 
 
-def test_the_papers_figures_stand_beside_ours_and_are_marked(make_run: Any) -> None:
-    path = make_run("a", "mib", scenario="voc/15-5/overlapped")
+def test_the_papers_figures_stand_beside_ours_and_are_marked(make_paper_run: Any) -> None:
+    path = make_paper_run("a", "mib", "voc/15-5/overlapped")
     (table,) = make_tables(load_results([path]), "voc", paper=True)
     ours = cell(table, "MiB", "15-5 overlapped", "all")
     theirs = cell(table, "MiB, paper's", "15-5 overlapped", "all")
@@ -108,10 +108,10 @@ def test_ablation_names_its_four_rows(make_run: Any) -> None:
     ]
     (table,) = make_tables(load_results(paths), "ablation", paper=True)
     ours = [one.name for one in table.rows if one.source == "ours"]
-    assert ours == ["LwF", "LwF + CE", "LwF + CE + KD", "MiB (CE + KD + init)"]
+    assert ours == ["LwF*", "LwF + CE*", "LwF + CE + KD*", "MiB (CE + KD + init)*"]
     assert len(table.rows) == 12
     expected = mean(last_iou(paths[1], 1)[name] for name in CLASS_NAMES)
-    assert cell(table, "LwF + CE", "19-1 overlapped", "all").mean == pytest.approx(expected)
+    assert cell(table, "LwF + CE*", "19-1 overlapped", "all").mean == pytest.approx(expected)
 
 
 def test_table_1_has_the_whole_method_as_mib_beside_its_ablation(make_run: Any) -> None:
@@ -121,7 +121,7 @@ def test_table_1_has_the_whole_method_as_mib_beside_its_ablation(make_run: Any) 
     ]
     (table,) = make_tables(load_results(paths), "voc", paper=True)
     expected = mean(last_iou(paths[3], 1)[name] for name in CLASS_NAMES)
-    assert cell(table, "MiB", "19-1 overlapped", "all").mean == pytest.approx(expected)
+    assert cell(table, "MiB*", "19-1 overlapped", "all").mean == pytest.approx(expected)
 
 
 def test_orders_of_ade20k_are_averaged_seed_by_seed(make_run: Any) -> None:
@@ -142,7 +142,7 @@ def test_orders_of_ade20k_are_averaged_seed_by_seed(make_run: Any) -> None:
             names = places("51-100").names(results[i])
             both.append(mean(last_iou(paths[order, seed], 2)[name] for name in names))
         expected.append(mean(both))
-    found = cell(table, "MiB", "50-50 partition", "51-100")
+    found = cell(table, "MiB*", "50-50 partition", "51-100")
     assert found.values == pytest.approx(expected)
     assert "Mean of the class orders a and b." in table.caption
 
@@ -192,7 +192,7 @@ def test_classes_have_a_column_each(make_run: Any) -> None:
     (table,) = make_tables(load_results([path]), "classes", paper=True)
     assert [one.group for one in table.columns] == [*CLASS_NAMES, "1-15", "16-20", "all"]
     heading = "voc/15-5/overlapped"
-    assert cell(table, "MiB", heading, "person").mean == last_iou(path, 1)["person"]
+    assert cell(table, "MiB*", heading, "person").mean == last_iou(path, 1)["person"]
     expected = published()["S per class"].figures
     theirs = next(
         v
@@ -222,10 +222,41 @@ def test_every_kind_can_be_made(kind: str, make_run: Any) -> None:
     assert make_tables(load_results(paths), kind)
 
 
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("voc", ["1"]),
+        ("ade20k", ["2"]),
+        ("ablation", ["3"]),
+        ("lwf-mc", ["S1", "S2"]),
+        ("classes", ["S per class"]),
+        ("last", ["1", "2"]),
+    ],
+)
+def test_without_runs_the_tables_are_the_papers_whole(kind: str, numbers: list[str]) -> None:
+    tables = make_tables([], kind, paper=True)
+    expected = [value for number in numbers for value in published()[number].figures.values()]
+    shown = [one.mean for table in tables for line in table.rows for one in line.cells]
+    assert sorted(value for value in shown if value is not None) == sorted(expected)
+    for table in tables:
+        assert {line.source for line in table.rows} == {"paper"}
+        assert "copied from the paper, not run here" in table.caption
+        assert to_latex(table).isascii()
+
+
+def test_without_runs_methods_since_2020_are_shown_as_published() -> None:
+    tables = make_tables([], "later", paper=True)
+    shown = [one.mean for table in tables for line in table.rows for one in line.cells]
+    expected = [value for table in later().values() for value in table.figures.values()]
+    assert sorted(value for value in shown if value is not None) == sorted(expected)
+
+
 def test_what_cannot_be_shown_is_refused(make_run: Any) -> None:
     results = load_results([make_run("a")])
     with pytest.raises(NacreError, match=r"no run fits the table 'voc'.*voc/19-1/disjoint"):
         make_tables(results, "voc")
+    with pytest.raises(NacreError, match="no runs for the table 'voc'"):
+        make_tables([], "voc")
     with pytest.raises(NacreError, match="did you mean 'ablation'"):
         make_tables(results, "ablatoin")
     with pytest.raises(NacreError, match="no figures after every step"):
@@ -242,12 +273,12 @@ def test_published_figures_of_later_methods_are_marked_and_count_as_their_papers
     iou = last_iou(path, 5)
     old = mean(iou[name] for name in ("background", *CLASS_NAMES[:15]))
     new = mean(iou[name] for name in CLASS_NAMES[15:])
-    assert cell(table, "PLOP", "15-1 overlapped", "1-15").mean == pytest.approx(old)
-    assert cell(table, "PLOP", "15-1 overlapped", "16-20").mean == pytest.approx(new)
+    assert cell(table, "PLOP*", "15-1 overlapped", "1-15").mean == pytest.approx(old)
+    assert cell(table, "PLOP*", "15-1 overlapped", "16-20").mean == pytest.approx(new)
     assert cell(table, "PLOP, published", "15-1 overlapped", "all").text == "54.6"
     names = [one.name for one in table.rows]
     assert {"SSUL-M, published", "STAR, published", "LGKD, published"} <= set(names)
-    assert all(("published" in one.name) != (one.name == "PLOP") for one in table.rows)
+    assert all(("published" in one.name) != (one.name == "PLOP*") for one in table.rows)
     assert "not run here" in table.caption
     assert "SSUL-M: stores 100 images" in table.caption
 

@@ -13,6 +13,9 @@ orders a and b. Our rows are found by method; the rows of the ablation by the th
     LwF + CE                mib with kd=plain, init=random
     LwF + CE + KD           mib with init=random
     MiB (CE + KD + init)    mib
+
+The paper does not print the weights of the two rows in the middle: `nacre.methods.mib` says which
+they have under the preset `paper`, and why.
 """
 
 import csv
@@ -20,13 +23,17 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from nacre.errors import NacreError
 from nacre.report.results.aggregate import Row, ScenarioResults, method_title
+from nacre.report.results.runs import RunResult
 from nacre.scenarios.scenario import read_scenario
 
 FILE = Path(__file__).with_name("paper_tables.csv")
 LATER_FILE = Path(__file__).with_name("later_tables.csv")
+
+SWITCHES = ("ce", "kd", "init")
 
 ABLATION = {
     ("unbiased", "plain", "random"): "LwF + CE",
@@ -34,6 +41,9 @@ ABLATION = {
     ("unbiased", "unbiased", "background"): "MiB",
 }
 """What the paper calls ``mib`` by its (ce, kd, init)."""
+
+EWF_PARTS: dict[str, Any] = {"fusion": "sqrt", "freeze_old_rows": True}
+"""The parts that make EWF of another method."""
 
 FULL = "MiB (CE + KD + init)"
 """What the ablation calls the whole method."""
@@ -128,14 +138,28 @@ def place_of(results: ScenarioResults) -> tuple[Place, str] | None:
 
 def published_name(row: Row) -> str:
     """Return what the paper calls a row, or the row's own name where it has none."""
-    config = row.runs[0].flat_config
-    if row.method == "mib" and not config.get("memory"):
-        switches = tuple(str(config.get(f"method.{key}")) for key in ("ce", "kd", "init"))
-        return ABLATION.get((switches[0], switches[1], switches[2]), row.name)
-    fused = config.get("method.parts.fusion") == "sqrt"
-    if row.method == "plop" and fused and config.get("method.parts.freeze_old_rows"):
-        return "PLOP + EWF"
-    return method_title(row.runs[0])
+    run = row.runs[0]
+    if row.method == "mib" and not run.flat_config.get("memory"):
+        return ABLATION.get(_switches(run), row.name)
+    return "PLOP + EWF" if _is_fused_plop(run) else method_title(run)
+
+
+def named_by(run: RunResult) -> dict[str, Any]:
+    """Return the values of a run's method that its published name stands for."""
+    if run.method == "mib" and _switches(run) in ABLATION:
+        return dict(zip(SWITCHES, _switches(run), strict=True))
+    return {"parts": dict(EWF_PARTS)} if _is_fused_plop(run) else {}
+
+
+def _switches(run: RunResult) -> tuple[str, str, str]:
+    ce, kd, init = (str(run.flat_config.get(f"method.{key}")) for key in SWITCHES)
+    return ce, kd, init
+
+
+def _is_fused_plop(run: RunResult) -> bool:
+    config = run.flat_config
+    parts = {key: config.get(f"method.parts.{key}") for key in EWF_PARTS}
+    return run.method == "plop" and parts == EWF_PARTS
 
 
 def _number(table: str) -> str:

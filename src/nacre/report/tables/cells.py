@@ -122,7 +122,10 @@ def caption_of(rows: Sequence[Row], background: bool) -> str:
     """Say what the figures of a table are."""
     seeds = {len(row.runs) for row in rows}
     counted = "counted as a class" if background else "left out of every mean"
-    sentences = [f"Mean IoU in %, background {counted}.", _about_unseen(rows)]
+    about = f"Mean IoU in %, background {counted}."
+    if not rows:
+        return about
+    sentences = [about, _about_unseen(rows)]
     if seeds != {1}:
         few, many = min(seeds), max(seeds)
         sentences.append(

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from nacre.report.results.aggregate import Row, ScenarioResults, average, seed_of
+from nacre.report.results.deviations import deviations
 from nacre.report.results.published import (
     FULL,
     Place,
@@ -26,6 +27,9 @@ ALL = "all"
 
 ORDERS = ("a", "b")
 """The class orders of ADE20K that the paper averages."""
+
+DEVIATES = "*"
+"""Stands after the name of a row that is not the method as the paper has it."""
 
 MOST_GROUPS = 7
 """Steps that have a column each; of more, the later ones share one."""
@@ -66,15 +70,31 @@ def places(title: str) -> ClassGroup:
 
 
 @dataclass(frozen=True)
+class NamedRow:
+    """A row under the name that a table gives it.
+
+    Attributes:
+        row: The runs.
+        method: What the paper calls the method.
+        deviations: Where it differs from the paper, if it stands beside the paper's row.
+    """
+
+    row: Row
+    method: str
+    deviations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Block:
     """Neighbouring columns: a scenario in one or more class orders.
 
     Attributes:
         heading: What stands above.
-        orders: The scenario, once per class order.
+        orders: The scenario, once per class order; none where only the paper's figures are shown.
         groups: The columns.
         place: Where its figures stand in the paper, if they do.
         ablation: Whether rows are named as in the paper's ablation.
+        beside: The methods whose published rows are shown too.
     """
 
     heading: str
@@ -82,20 +102,43 @@ class Block:
     groups: tuple[ClassGroup, ...]
     place: Place | None
     ablation: bool = False
+    beside: frozenset[str] = frozenset()
 
     @cached_property
-    def rows(self) -> tuple[dict[str, Row], ...]:
-        """The rows of each order by what the paper calls them."""
-        return tuple(_rows_by_name(results, self.ablation) for results in self.orders)
+    def rows(self) -> tuple[dict[str, NamedRow], ...]:
+        """The rows of each order by what the table calls them."""
+        return tuple(self._rows_by_name(results) for results in self.orders)
 
     @property
-    def names(self) -> dict[str, None]:
-        """The names of all rows, each once."""
-        return dict.fromkeys(name for rows in self.rows for name in rows)
+    def names(self) -> dict[str, str]:
+        """What the paper calls the method of each row, by the row's name."""
+        return {name: named.method for rows in self.rows for name, named in rows.items()}
 
-    def members(self, name: str) -> list[Row]:
+    def members(self, name: str) -> list[NamedRow]:
         """Return the rows of a name, one an order."""
         return [rows[name] for rows in self.rows if name in rows]
+
+    def about(self, group: ClassGroup) -> str:
+        """Return the classes of a column, where they are known."""
+        return ", ".join(group.names(self.orders[0])) if self.orders else ""
+
+    def _rows_by_name(self, results: ScenarioResults) -> dict[str, NamedRow]:
+        """Return rows by what the paper calls them; by their own names where that is not unique."""
+        found: dict[str, list[NamedRow]] = {}
+        for row in results.rows:
+            named = self._named(row)
+            mark = DEVIATES if named.deviations else ""
+            found.setdefault(named.method + mark, []).append(named)
+        return {
+            (name if len(rows) == 1 else one.row.name + (DEVIATES if one.deviations else "")): one
+            for name, rows in found.items()
+            for one in rows
+        }
+
+    def _named(self, row: Row) -> NamedRow:
+        name = published_name(row)
+        name = FULL if self.ablation and name == "MiB" else name
+        return NamedRow(row, name, deviations(row.runs[0]) if name in self.beside else ())
 
     def values(self, name: str, group: ClassGroup, background: bool) -> tuple[float, ...]:
         """Return a figure for every seed, averaged over the class orders that were run."""
@@ -104,22 +147,22 @@ class Block:
             # One class alone is a class, and no mean for the background to be in.
             extra = (BACKGROUND,) if background and not group.is_class else ()
             classes = (*extra, *group.names(results))
-            if name in rows and (seeds := _by_seed(rows[name], classes)):
+            if name in rows and (seeds := _by_seed(rows[name].row, classes)):
                 found.append(seeds)
         return _over_orders(found)
 
 
-def own_block(results: ScenarioResults) -> Block:
+def own_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
     """Return a scenario's block: with the paper's groups if it has them, else one per step."""
     place = _place(results)
     for layout in (published()["1"], published()["2"]):
         if place in layout.groups:
             groups = tuple(map(places, layout.groups[place]))
-            return Block(results.scenario, (results,), groups, place)
-    return Block(results.scenario, (results,), _groups(results), place)
+            return Block(results.scenario, (results,), groups, place, beside=beside)
+    return Block(results.scenario, (results,), _groups(results), place, beside=beside)
 
 
-def class_block(results: ScenarioResults) -> Block:
+def class_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
     """Return a block with a column for every class, then the groups."""
     others = own_block(results).groups
     titles = {group.title for group in others}
@@ -129,19 +172,28 @@ def class_block(results: ScenarioResults) -> Block:
         for place, name in enumerate(results.classes, start=1)
     ]
     groups = (*classes, *others)
-    return Block(results.scenario, (results,), groups, _place(results))
+    return Block(results.scenario, (results,), groups, _place(results), beside=beside)
 
 
-def published_blocks(results: Sequence[ScenarioResults], layout: PublishedTable) -> Iterator[Block]:
-    """Yield the blocks of one of the paper's tables for which there are runs."""
+def published_blocks(
+    results: Sequence[ScenarioResults],
+    layout: PublishedTable,
+    beside: frozenset[str] = frozenset(),
+) -> Iterator[Block]:
+    """Yield the blocks of one of the paper's tables for which there are runs; all without runs."""
     ablation = FULL in layout.methods
     found = [(place_of(one), one) for one in results]
     for place in layout.places:
         orders = tuple(one for key, one in found if key and key[0] == place and key[1] in ORDERS)
-        if orders:
+        if orders or not results:
             heading = f"{place.task} {place.setup}"
-            groups = tuple(map(places, layout.groups[place]))
-            yield Block(heading, orders, groups, place, ablation)
+            groups = tuple(map(_published_group, layout.groups[place]))
+            yield Block(heading, orders, groups, place, ablation, beside)
+
+
+def _published_group(title: str) -> ClassGroup:
+    """Return the group of a published column: places in the order of learning, or one class."""
+    return places(title) if title == ALL or title[0].isdigit() else ClassGroup(title, is_class=True)
 
 
 def _place(results: ScenarioResults) -> Place | None:
@@ -157,18 +209,6 @@ def _groups(results: ScenarioResults) -> tuple[ClassGroup, ...]:
     spans = [(end - size + 1, end) for end, size in zip(ends, sizes, strict=True)]
     named = [f"{a}-{b}" if a < b else f"{a}" for a, b in spans]
     return tuple(map(places, (*named, ALL) if len(named) > 1 else (ALL,)))
-
-
-def _rows_by_name(results: ScenarioResults, ablation: bool) -> dict[str, Row]:
-    """Return rows by what the paper calls them; by their own names where that is not unique."""
-    found: dict[str, list[Row]] = {}
-    for row in results.rows:
-        name = published_name(row)
-        name = FULL if ablation and name == "MiB" else name
-        found.setdefault(name, []).append(row)
-    return {
-        (name if len(rows) == 1 else row.name): row for name, rows in found.items() for row in rows
-    }
 
 
 def _by_seed(row: Row, names: Sequence[str]) -> dict[Seed, float]:

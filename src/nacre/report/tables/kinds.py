@@ -1,11 +1,13 @@
 """The kinds of tables: after every step, after the last, by class, and the paper's own.
 
 With the paper's figures, each of our rows is followed by the paper's row and the difference,
-always named as such. Methods of the paper that were not run here have the paper's row alone.
+always named as such. Methods of the paper that were not run here have the paper's row alone;
+without any runs the tables are the paper's. A row of ours that is not run as the paper has a star
+beside the paper's, and the caption says where it differs.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nacre.errors import NacreError, unknown_name
 from nacre.report.results.aggregate import ScenarioResults
@@ -19,7 +21,14 @@ from nacre.report.tables.cells import (
     mark_best,
     steps_table,
 )
-from nacre.report.tables.columns import Block, ClassGroup, class_block, own_block, published_blocks
+from nacre.report.tables.columns import (
+    DEVIATES,
+    Block,
+    ClassGroup,
+    class_block,
+    own_block,
+    published_blocks,
+)
 
 KINDS = {
     "steps": "old, new and all classes after every step, a table per scenario",
@@ -92,37 +101,53 @@ def make_tables(
         background: Whether the background counts as one class more in every mean.
     """
     _check(kind, paper, background)
+    if not results and not paper:
+        raise NacreError(f"no runs for the table {kind!r}: name run folders, or show the paper's")
     if kind == "steps":
         return [steps_table(one, background=background) for one in results]
     if kind == "last":
-        blocks = tuple(own_block(one) for one in results)
-        figures = _figures(("1", "2"), paper)
-        return [build(Plan("After the last step", blocks, (), False, figures, background))]
+        return [_last_table(results, paper, background)]
     if kind == "classes":
-        figures = _figures(("S per class",), paper)
-        return [build(_class_plan(one, figures, background)) for one in results]
+        return _class_tables(results, paper, background)
     if kind == "later":
         return _later_tables(results, paper)
     return _published_tables(results, kind, paper, background)
 
 
-def _class_plan(
-    results: ScenarioResults, figures: tuple[PublishedTable, ...], background: bool
-) -> Plan:
-    title = f"{results.scenario}, by class"
-    return Plan(title, (class_block(results),), (), False, figures, background)
+def _last_table(results: Sequence[ScenarioResults], paper: bool, background: bool) -> ResultTable:
+    figures = _figures(("1", "2"), paper)
+    beside = _beside(figures)
+    blocks = [own_block(one, beside) for one in results]
+    if not results:
+        blocks = [block for layout in figures for block in published_blocks([], layout)]
+    return build(Plan("After the last step", tuple(blocks), (), False, figures, background))
+
+
+def _class_tables(
+    results: Sequence[ScenarioResults], paper: bool, background: bool
+) -> list[ResultTable]:
+    figures = _figures(("S per class",), paper)
+    beside = _beside(figures)
+    blocks = [(one.scenario, class_block(one, beside)) for one in results]
+    if not results:
+        alone = [block for layout in figures for block in published_blocks([], layout)]
+        blocks = [(f"Pascal VOC 2012, {block.heading}", block) for block in alone]
+    return [
+        build(Plan(f"{name}, by class", (block,), (), False, figures, background))
+        for name, block in blocks
+    ]
 
 
 def build(plan: Plan) -> ResultTable:
     """Make a table."""
     columns = tuple(
-        Column(block.heading, group.title, ", ".join(group.names(block.orders[0])))
+        Column(block.heading, group.title, block.about(group))
         for block in plan.blocks
         for group in block.groups
     )
-    rows = [row for name in _names(plan) for row in _rows(plan, name)]
+    rows = [row for method, names in _names(plan).items() for row in _rows(plan, method, names)]
     rows = [row for row in rows if not row.is_bound] + [row for row in rows if row.is_bound]
-    members = [row for block in plan.blocks for rows in block.rows for row in rows.values()]
+    members = [one.row for block in plan.blocks for rows in block.rows for one in rows.values()]
     caption = " ".join([caption_of(members, plan.background), *_notes(plan)])
     return ResultTable(plan.title, caption, columns, tuple(mark_best(rows)))
 
@@ -141,15 +166,20 @@ def _figures(numbers: Sequence[str], paper: bool) -> tuple[PublishedTable, ...]:
     return tuple(published()[number] for number in numbers) if paper else ()
 
 
+def _beside(figures: Sequence[PublishedTable]) -> frozenset[str]:
+    """Return the methods whose published rows a table shows."""
+    return frozenset(name for table in figures for name in table.methods)
+
+
 def _published_tables(
     results: Sequence[ScenarioResults], kind: str, paper: bool, background: bool
 ) -> list[ResultTable]:
     layouts = [published()[number] for number in NUMBERS[kind]]
     tables = []
     for layout in layouts:
-        blocks = tuple(published_blocks(results, layout))
         closed = kind in ("ablation", "lwf-mc")
         figures = (layout,) if paper else ()
+        blocks = tuple(published_blocks(results, layout, _beside(figures)))
         if blocks:
             title = TITLES[layout.name]
             tables.append(build(Plan(title, blocks, layout.methods, closed, figures, background)))
@@ -163,8 +193,8 @@ def _published_tables(
 def _later_tables(results: Sequence[ScenarioResults], paper: bool) -> list[ResultTable]:
     tables = []
     for data, layout in later().items():
-        blocks = tuple(published_blocks(results, layout))
         figures = (layout,) if paper else ()
+        blocks = tuple(published_blocks(results, layout, _beside(figures)))
         if blocks:
             title = f"{LATER_TITLES[data]}, methods since 2020"
             plan = Plan(title, blocks, layout.methods, False, figures, True, is_later=True)
@@ -176,34 +206,38 @@ def _later_tables(results: Sequence[ScenarioResults], paper: bool) -> list[Resul
     return tables
 
 
-def _names(plan: Plan) -> list[str]:
-    """Return the methods in the order of the rows."""
-    ours = dict.fromkeys(name for block in plan.blocks for name in block.names)
+def _names(plan: Plan) -> dict[str, list[str]]:
+    """Return the names of our rows by method, the methods in the order of the table."""
+    ours: dict[str, dict[str, None]] = {}
+    for block in plan.blocks:
+        for name, method in block.names.items():
+            ours.setdefault(method, {})[name] = None
     theirs = dict.fromkeys(name for table in plan.paper for name in table.methods)
     order = plan.order or tuple(theirs)
     known = [name for name in order if name in ours or name in theirs]
     others = [] if plan.closed else [name for name in ours if name not in known]
-    return [*known, *others]
+    return {method: sorted(ours.get(method, {})) for method in (*known, *others)}
 
 
-def _rows(plan: Plan, name: str) -> list[TableRow]:
-    """Return our row of a method, the paper's, and the difference: what there is of them."""
+def _rows(plan: Plan, method: str, names: Sequence[str]) -> list[TableRow]:
+    """Return our rows of a method, the paper's, and the differences: what there is of them."""
     places = [(block, group) for block in plan.blocks for group in block.groups]
-    ours = tuple(
-        Cell(block.values(name, group, plan.counts_background(group))) for block, group in places
-    )
-    theirs = tuple(Cell(_theirs(plan, block, name, group)) for block, group in places)
-    gaps = tuple(_gap(one, other) for one, other in zip(ours, theirs, strict=True))
-    members = [row for block in plan.blocks for row in block.members(name)]
-    is_bound = any(row.merged for row in members) or name == "Joint"
+    theirs = tuple(Cell(_theirs(plan, block, method, group)) for block, group in places)
     mark = "published" if plan.is_later else "paper's"
-    seeds = max((len(row.runs) for row in members), default=0)
-    rows = (
-        TableRow(name, ours, seeds, is_bound),
-        TableRow(f"{name}, {mark}", theirs, 0, is_bound, "paper"),
-        TableRow(f"{name}, ours − {mark}", gaps, 0, is_bound, "difference"),
-    )
-    return [row for row in rows if any(cell.values for cell in row.cells)]
+    ours, differences, is_bound = [], [], method == "Joint"
+    for name in names:
+        members = [one.row for block in plan.blocks for one in block.members(name)]
+        is_bound = is_bound or any(row.merged for row in members)
+        cells = tuple(
+            Cell(block.values(name, group, plan.counts_background(group)))
+            for block, group in places
+        )
+        gaps = tuple(_gap(one, other) for one, other in zip(cells, theirs, strict=True))
+        ours.append(TableRow(name, cells, max(len(row.runs) for row in members)))
+        differences.append(TableRow(f"{name}, ours − {mark}", gaps, 0, source="difference"))
+    rows = [*ours, TableRow(f"{method}, {mark}", theirs, 0, source="paper"), *differences]
+    there = [row for row in rows if any(cell.values for cell in row.cells)]
+    return [replace(row, is_bound=is_bound) for row in there]
 
 
 def _theirs(plan: Plan, block: Block, name: str, group: ClassGroup) -> tuple[float, ...]:
@@ -230,7 +264,29 @@ def _notes(plan: Plan) -> list[str]:
             notes.append(f"One order alone in {block.heading}: {', '.join(alone)}.")
         elif _is_one_of_two_orders(plan, block) and alone:
             notes.append(f"{block.heading} is one class order; the paper's is the mean of two.")
-    return [*notes, *_published_notes(plan)]
+    return [*notes, *_published_notes(plan), *_deviation_notes(plan)]
+
+
+def _deviation_notes(plan: Plan) -> Iterator[str]:
+    """Say where the rows that are marked differ from the paper, what is common to all first."""
+    where: dict[str, dict[str, None]] = {}
+    marked: dict[str, None] = {}
+    for block in plan.blocks:
+        for name in block.names:
+            row = f"{name} ({block.heading})" if len(plan.blocks) > 1 else name
+            found = [one for member in block.members(name) for one in member.deviations]
+            marked |= dict.fromkeys([row] if found else [])
+            for one in found:
+                where.setdefault(one, {})[row] = None
+    if not marked:
+        return
+    yield f"Rows with {DEVIATES} are not run as the paper: they differ from the preset `paper`."
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for one, rows in where.items():
+        groups.setdefault(tuple(rows), []).append(one)
+    for names, differences in sorted(groups.items(), key=lambda group: -len(group[0])):
+        who = f"All {DEVIATES}" if len(names) == len(marked) else ", ".join(names)
+        yield f"{who}: {'; '.join(differences)}."
 
 
 def _is_one_of_two_orders(plan: Plan, block: Block) -> bool:
@@ -246,5 +302,9 @@ def _published_notes(plan: Plan) -> Iterator[str]:
     if plan.paper and plan.is_later:
         yield "Rows named “published” are copied from papers and repositories, not run here."
         yield "; ".join(later_sources(plan.paper[0].name)) + "."
+        yield "No preset has the whole protocol of a later paper."
     elif plan.paper:
         yield "Rows named “paper's” are copied from the paper, not run here."
+        alone = [block.place for block in plan.blocks if not block.orders and block.place]
+        if any(place.data == "ade20k" for place in alone):
+            yield "The paper's figures on ADE20K are means of two class orders."
