@@ -15,7 +15,6 @@ from nacre.report.charts.figures import (
     styles,
 )
 from nacre.report.charts.svg import key
-from nacre.report.page.error_analysis import KINDS, error_breakdowns, intransigence, mean_forgetting
 from nacre.report.page.summary import summary
 from nacre.report.pictures.background_shift import Shift, background_shift
 from nacre.report.pictures.by_step import PredictionsByStep, predict_by_step
@@ -107,11 +106,6 @@ def section_context(section: Section, i: int, side: int) -> dict[str, Any]:
         "heat": [_heat(results, row) for row in results.rows],
         "forgetting": Markup(forgetting_chart(results)),
         "forgetting_cut": MOST_CLASSES if forgetting_is_cut(results) else 0,
-        "losses_of": _losses_of(results),
-        "error_breakdowns": [(row.name, error_breakdowns(results, row)) for row in results.rows]
-        if results.final
-        else [],
-        "error_kinds": KINDS,
         "losses": [(row.name, Markup(chart)) for row in results.rows if (chart := loss_chart(row))],
         "plan": section.plan,
         "missing": section.missing,
@@ -169,17 +163,6 @@ def _heat(results: ScenarioResults, row: Row) -> dict[str, Any]:
             for name, first in [("background", -1), *names]
         ],
     }
-
-
-def _losses_of(results: ScenarioResults) -> dict[str, Any]:
-    """Return mean forgetting and intransigence of the incremental rows."""
-    rows = [
-        (row.name, mean_forgetting(results, row), intransigence(results, row))
-        for row in results.incremental
-    ]
-    steps = range(len(results.groups))
-    known = any(value is not None for _, _, values in rows for value in values)
-    return {"rows": rows if results.final else [], "steps": steps if known else []}
 
 
 def _time(row: Row) -> dict[str, Any]:
