@@ -20,7 +20,7 @@ from nacre.report.charts.svg import (
     spread_out,
     value_axis,
 )
-from nacre.report.page.summary import percent
+from nacre.report.numbers import percent
 from nacre.report.results.aggregate import ScenarioResults, load_results
 
 AXIS = Axis(0, 2, ((0, "0"), (1, "1"), (2, "2")), "step")

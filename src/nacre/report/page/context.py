@@ -15,11 +15,8 @@ from nacre.report.charts.figures import (
     styles,
 )
 from nacre.report.charts.svg import key
-from nacre.report.page.summary import summary
 from nacre.report.pictures.background_shift import Shift, background_shift
-from nacre.report.pictures.by_step import PredictionsByStep, predict_by_step
 from nacre.report.pictures.grids import (
-    by_step_grid,
     has_untested,
     legend_of,
     sheet_grid,
@@ -33,9 +30,6 @@ from nacre.report.tables.cells import ResultTable, steps_table
 from nacre.report.tables.kinds import make_tables
 from nacre.scenarios.plan import StepPlan, make_plan
 from nacre.training.events import StepLearned, Trained
-
-SHOWN_BY_STEP = 2
-"""Pictures of the sheet that are shown after every step."""
 
 MOST_STEPS = 4
 """Steps whose columns fit side by side."""
@@ -54,7 +48,6 @@ class Section:
         plan: What each step saw, where the data is here.
         shifts: A training image of each step, where the data is here.
         sheet: Pictures, where the data and the networks are here.
-        by_step: Some of them after every step.
         missing: Why something of this is not there.
     """
 
@@ -63,7 +56,6 @@ class Section:
     plan: tuple[StepPlan, ...] = ()
     shifts: tuple[Shift, ...] = ()
     sheet: Sheet | None = None
-    by_step: tuple[PredictionsByStep, ...] = ()
     missing: str = ""
 
 
@@ -80,13 +72,11 @@ def make_section(results: ScenarioResults, pictures: int, paper: bool) -> Sectio
         shifts = tuple(background_shift(data)) if results.final else ()
         section = Section(results, paper, plan, shifts)
         sheet = comparison_sheet(results, data, pictures)
-        chosen = sheet.pictures[:SHOWN_BY_STEP] if results.final else ()
-        by_step = tuple(predict_by_step(results, data, chosen))
     except NacreError as error:
         return Section(
             results, paper, section.plan, section.shifts, missing=str(error).splitlines()[0]
         )
-    return Section(results, paper, plan, shifts, sheet, by_step)
+    return Section(results, paper, plan, shifts, sheet)
 
 
 def section_context(section: Section, i: int, side: int) -> dict[str, Any]:
@@ -97,7 +87,6 @@ def section_context(section: Section, i: int, side: int) -> dict[str, Any]:
     return {
         "id": f"scenario-{i}",
         "results": results,
-        "summary": summary(results),
         "tables": _tables(results),
         "paper": _paper_table(section),
         "legend": [(name, drawing) for name, drawing, _ in keys],
@@ -124,10 +113,6 @@ def _pictures(section: Section, side: int) -> dict[str, Any]:
         "candidates": sheet.candidates if sheet else 0,
         "class_legend": legend_of(sheet) if sheet else [],
         "untested": bool(sheet and has_untested(sheet)),
-        "by_step": [
-            (predictions.image.name, by_step_grid(predictions, colors, side))
-            for predictions in section.by_step
-        ],
         "shifts": shift_grid(section.shifts, colors, side) if sheet and section.shifts else None,
     }
 
