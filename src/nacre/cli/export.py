@@ -61,7 +61,8 @@ def _write_onnx(model: Path, out: Path, form: "Form", license: str | None) -> No
     found = done.comparison
     make_console().print(
         f"{out} ({done.size / 1e6:.1f} MB, {form}); "
-        f"torch at {len(found.sizes)} sizes: {found.agreement:.3%} of the pixels the same, scores off by at most "
+        f"torch at {len(found.sizes)} sizes: {found.agreement:.3%} of the pixels the same, "
+        "scores off by at most "
         f"{found.difference:.1e} of their range",
         soft_wrap=True,
         highlight=False,
