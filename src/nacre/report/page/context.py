@@ -6,6 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nacre.errors import NacreError
+from nacre.report.charts.charts import key
 from nacre.report.charts.figures import (
     MOST_CLASSES,
     forgetting_chart,
@@ -14,7 +15,6 @@ from nacre.report.charts.figures import (
     step_curves,
     styles,
 )
-from nacre.report.charts.svg import key
 from nacre.report.pictures.background_shift import Shift, background_shift
 from nacre.report.pictures.grids import (
     has_untested,

@@ -6,15 +6,41 @@ out/table.csv    the same figures, one per line
 """
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from nacre.report.numbers import percent
 from nacre.report.page.context import Section, make_section, section_context
-from nacre.report.page.render import render
 from nacre.report.results.aggregate import load_results
 from nacre.report.tables.cells import steps_table
 from nacre.report.tables.render import to_csv, to_markdown
 from nacre.utils.io import save_text
+from nacre.version import __version__
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, filters: dict[str, Callable[..., str]], **values: Any) -> str:
+    """Return a template filled in, with the style, the version and today's date."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(filters)
+    return environment.get_template(template).render(
+        style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
+        version=__version__,
+        made=datetime.now().astimezone().strftime("%d %B %Y"),
+        **values,
+    )
+
 
 LARGEST = 9_000_000
 """Bytes that a page may have; larger ones get smaller pictures."""
