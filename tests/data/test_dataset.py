@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import time
@@ -179,3 +180,12 @@ def test_other_errors_pass_as_they_are():
         raise RuntimeError("other")
     with pytest.raises(FileNotFoundError), explain_worker_crash():
         open("/no/such/file").close()
+
+
+def test_an_error_that_is_kept_keeps_no_process_alive(scenes):
+    before = {process.pid for process in multiprocessing.active_children()}
+    with pytest.raises(NacreError) as caught:
+        joined(training_set(Damaged(scenes.config)), order(), workers=1)
+    assert caught.value.__cause__ is not None
+    started = [one for one in multiprocessing.active_children() if one.pid not in before]
+    assert not started, "at its end Python would wait for them, and they hear no signal"

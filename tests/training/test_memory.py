@@ -12,10 +12,10 @@ def small_device(monkeypatch, most):
     """Let gradients of more images than so many at once not fit."""
     losses = Trainer._losses
 
-    def limited(self, sample, num_valid):
+    def limited(self, sample, *given):
         if len(sample[0]) > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return losses(self, sample, num_valid)
+        return losses(self, sample, *given)
 
     monkeypatch.setattr(Trainer, "_losses", limited)
 

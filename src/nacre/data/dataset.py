@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import traceback
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -185,11 +186,14 @@ def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:
         with held_back():
             batches = iter(loader)
         yield from batches
-    except NacreError as error:
+    except (NacreError, ConnectionError, EOFError) as error:
+        # Whoever keeps the error would keep the loader, whose processes then outlive the program.
+        del batches
+        traceback.clear_frames(error.__traceback__)
+        if not isinstance(error, NacreError):  # the pipe of a worker that is gone
+            raise NacreError(DIED) from error
         last = str(error).strip().splitlines()[-1]
         raise NacreError(last.rpartition("NacreError: ")[2]) from error
-    except (ConnectionError, EOFError) as error:  # the pipe of a worker that is gone
-        raise NacreError(DIED) from error
 
 
 def _begin_worker(trainer: int, worker: int) -> None:
