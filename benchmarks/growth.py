@@ -17,7 +17,7 @@ from itertools import pairwise
 from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
 from methods import make_batch, trainer_of
 from nacre.models.config import DeepLabConfig
-from nacre.utils.malloc import keep_freed_memory
+from nacre.utils.system import keep_freed_memory
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from nacre.training.step import make_teacher
 from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision
 from nacre.utils.distributed import Distributed
-from nacre.utils.malloc import keep_freed_memory
+from nacre.utils.system import keep_freed_memory
 
 OLD, NEW = 16, 5
 

@@ -21,7 +21,7 @@ from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
 from methods import NEW, OLD, make_batch, trainer_of
 from nacre.models.build import KINDS
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt
-from nacre.utils.malloc import keep_freed_memory
+from nacre.utils.system import keep_freed_memory
 
 
 class Encoder(nn.Module):

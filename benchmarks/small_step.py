@@ -24,7 +24,7 @@ from methods import trainer_of
 from nacre.data.dataset import train_batches
 from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.training.config import RunConfig, build_config
-from nacre.utils.malloc import keep_freed_memory
+from nacre.utils.system import keep_freed_memory
 
 NETWORKS = ("student forward", "teacher forward", "backward")
 

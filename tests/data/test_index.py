@@ -256,9 +256,7 @@ def test_a_killed_process_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         os.kill(os.getpid(), 9)
 
     monkeypatch.setattr(scanning, "examine_image", die)
-    with pytest.raises(
-        NacreError, match=r"^a process that reads masks was killed; .*the mask \S+00"
-    ):
+    with pytest.raises(NacreError, match=r"^a process that reads masks was killed"):
         list(scan(pairs, workers=2))
 
 

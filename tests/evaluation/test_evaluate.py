@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from nacre.errors import NacreError
-from nacre.evaluation.counts import ConfusionCounter
-from nacre.evaluation.evaluate import evaluate
+from nacre.evaluation.evaluate import ConfusionCounter, evaluate
 from nacre.evaluation.forgetting import report_forgetting
 from nacre.evaluation.metrics import confusion_matrix
 from nacre.models.network import Output

@@ -79,7 +79,6 @@ def test_the_comparison_is_told(exported: Exported) -> None:
     assert exported.comparison.agreement > 0.999
     assert exported.comparison.difference < 1e-4
     assert any(height % 32 and width % 32 for height, width in exported.comparison.sizes)
-    assert exported.iou is None
 
 
 class _Tampered:
@@ -122,17 +121,11 @@ def test_a_graph_that_differs_at_one_odd_size_is_not_kept(
 
 
 @pytest.mark.slow
-def test_half_the_bits_make_a_smaller_file_and_say_what_they_cost(
-    model, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onnx_file, "TESTED", 6)
-    done = export_onnx(*model, tmp_path / "small.onnx", form="fp16", data="own")
+def test_half_the_bits_make_a_smaller_file(model, exported: Exported, tmp_path: Path) -> None:
+    done = export_onnx(*model, tmp_path / "small.onnx", form="fp16")
     assert done.size < 0.75 * exported.size
     assert OnnxModel(done.path).classify(noise_picture((45, 70))).shape == (45, 70)
     assert done.comparison.agreement > 0.9
-    assert done.pictures == 6
-    before, after = done.iou
-    assert abs(before - after) < 0.05
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
@@ -166,7 +159,7 @@ def test_other_backbones_export_at_all_sizes(model, tmp_path: Path, backbone: st
         ({"classes": ["background", "cat"]}, "it has 2 classes, 9 colors and 9 channels"),
         ({"colors": [[0, 0, 0]]}, "it has 9 classes, 1 colors and 9 channels"),
         ({"steps": [1]}, "9 colors and 1 channels"),
-        ({"classes": ["background"] * 9}, "two of its channels are the same class"),
+        ({"classes": ["background"] * 9}, "two of its channels are the class 'background'"),
         ({"classes": list("abcdefghi")}, "its first channel is 'a', not 'background'"),
         ({"predict_mode": "upside down"}, "predict_mode: input should be 'crop', 'full'"),
         (

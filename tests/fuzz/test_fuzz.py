@@ -252,7 +252,7 @@ KINDS: dict[str, tuple[int, Callable[[World, random.Random], tuple[str, str]]]] 
     "keys": (60, try_key),
     "keys of a step": (200, try_key_of_a_step),
     "options": (40, try_option),
-    "configs, lists, images": (20, lambda *a: try_file(r"^[^/]*\.(yaml|csv|png)|^lists", *a)),
+    "configs, images": (20, lambda *a: try_file(r"^[^/]*\.(yaml|csv|png)", *a)),
     "data folders": (20, lambda *a: try_file("^data/", *a)),
     "files of runs": (30, lambda *a: try_file(r"^(run|learnt)/.*\.(json|yaml|jsonl|csv)", *a)),
     "model files": (30, lambda *a: try_file(r"\.safetensors$", *a)),

@@ -78,10 +78,6 @@ class World:
         (root / "index.csv").write_text(
             "image,labels\n" + "".join(f"i{i},0 {1 + i % 20}\n" for i in range(40))
         )
-        (root / "lists").mkdir()
-        for step in range(2):
-            images = [i for i in range(40) if (i % 20 < 15) == (step == 0)]
-            np.save(root / "lists" / f"train-{step}.npy", np.array(images))
         grid = {"scenarios": ["scenes/4-4/overlapped"], "methods": ["ft"], "seeds": [1], "jobs": -1}
         (root / "grid.yaml").write_text(yaml.safe_dump(grid))
         Image.new("RGB", (20, 16), "red").save(root / "picture.png")
@@ -103,13 +99,11 @@ class World:
     def readers(self) -> Iterator[Reader]:
         """Yield every file; those of runs and data folders are found, not listed."""
         out = self.root / "out"
-        voc = ("plan", "voc/15-5/overlapped", "--index", self.root / "index.csv")
         listed: dict[str, tuple[Command, ...]] = {
             "config.yaml": (("plan", "scenes/4-4/overlapped", "--config", "{file}", *SMALL),),
             "scenario.yaml": (("plan", "{file}", *SMALL),),
             "step.yaml": (("learn", self.data, "--config", "{file}", "--out", self.root / "new"),),
-            "index.csv": ((*voc[:3], "{file}"),),
-            "lists/train-0.npy": ((*voc, "--lists", self.root / "lists"),),
+            "index.csv": (("plan", "voc/15-5/overlapped", "--index", "{file}"),),
             "grid.yaml": (("grid", "{file}", "--list", "--out", out),),
             "picture.png": (("predict", self.run, "{file}", "--out", out),),
             "map.tif": (("predict", self.run, "{file}", "--window", "32", "--out", out),),

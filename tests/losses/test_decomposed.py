@@ -16,7 +16,7 @@ from nacre.losses.decomposed import (
     decomposed_distillation,
     decomposed_logits,
 )
-from nacre.models.initialization import copy_row
+from nacre.models.classifier import copy_row
 
 few = settings(max_examples=30, deadline=None)
 

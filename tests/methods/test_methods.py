@@ -13,7 +13,7 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
-from nacre.terminal.methods import explain, methods_table, time_factor
+from nacre.terminal.methods import explain, methods_table
 from nacre.training.config import deep_merge
 from nacre.training.events import Trained
 from nacre.training.step import Interrupted
@@ -174,13 +174,6 @@ def test_every_method_of_the_package_is_in_the_table():
     found = [METHODS[name] for name in METHODS]  # which imports them all
     ours = {one for one in below(Method) if one.__module__.startswith("nacre.methods")}
     assert set(found) == {one for one in ours if "name" in vars(one)}
-
-
-def test_a_frozen_backbone_is_cheaper_than_fine_tuning():
-    shown = {name: time_factor(METHODS[name]) for name in ("ft", "mib", "ssul", "dft", "graft")}
-    assert shown["ft"] == "x 1.00"
-    assert shown["mib"] == "x 1.33"
-    assert shown["ssul"] == shown["dft"] == shown["graft"] == "x 0.33"
 
 
 def test_a_method_of_another_package_joins_through_an_entry_point(monkeypatch):

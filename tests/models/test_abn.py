@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from nacre.errors import NacreError
 from nacre.models.abn import ABN, Activation
@@ -72,18 +71,6 @@ def test_empty_batch_changes_nothing() -> None:
     assert x.grad.shape == (0, 3, 4, 4)
     for name, value in norm.state_dict().items():
         assert torch.equal(value, before[name])
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_counts_a_batch_once(reentrant: bool) -> None:
-    norm, plain = make(), make()
-    x = pixels(2, 3, 4, 4)
-    first, second = x.clone().requires_grad_(), x.clone().requires_grad_()
-    plain(first).square().sum().backward()
-    checkpoint(norm, second, use_reentrant=reentrant).square().sum().backward()
-    torch.testing.assert_close(second.grad, first.grad)
-    for name, value in plain.state_dict().items():
-        assert torch.equal(norm.state_dict()[name], value), name
 
 
 def _train(norm: ABN, x: Tensor, shortcut: Tensor | None) -> dict[str, Any]:

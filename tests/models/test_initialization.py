@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nacre.losses import unbiased_cross_entropy, unbiased_distillation
-from nacre.models.initialization import split_background
+from nacre.models.classifier import split_background
 
 
 def grown(weight: Tensor, bias: Tensor, new: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
 from nacre.errors import NacreError
 from nacre.models import inplace_abn
@@ -165,18 +164,6 @@ def test_bfloat16_as_under_autocast(add: bool) -> None:
         grads.append((leaf.grad.float(), layer.weight.grad, layer.bias.grad))
     for got, expected in zip(grads[1], grads[0], strict=True):
         assert (got - expected).norm() < 0.02 * expected.norm()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_counts_a_batch_once(reentrant: bool) -> None:
-    norm, plain = make(), make()
-    x = pixels(2, 4, 3, 3)
-    first, second = x.clone().requires_grad_(), x.clone().requires_grad_()
-    plain(first).square().sum().backward()
-    checkpoint(norm, second, use_reentrant=reentrant).square().sum().backward()
-    torch.testing.assert_close(second.grad, first.grad)
-    for name, value in plain.state_dict().items():
-        assert torch.equal(norm.state_dict()[name], value), name
 
 
 def test_small_inputs() -> None:

@@ -12,11 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.models.dilation import dilate
-from nacre.models.lite import Lite, SameConv2d, from_package_name
+from nacre.models.lite import Lite, SameConv2d, dilate, from_package_name
 from nacre.models.pretrained import imagenet_file
-from nacre.models.weight_files import read_weights
-from nacre.models.weights import load_backbone
+from nacre.models.weights import load_backbone, read_weights
 
 SIZES = (0, 1, 2)
 CHANNELS = {0: 320, 1: 320, 2: 352}

@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from nacre.runs.run import run_scenario
-from nacre.runs.scenario_data import apply_scenario
+from nacre.runs.run import Run
+from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import build_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -15,21 +14,19 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def learn_a_little(scenario, data, tmp_path):
     """Learn a scenario from eight pictures per step with preset small, at 64 pixels."""
-    root = Path(data["root"])
-    sets = [f"data.classes={data['classes']}"] if "classes" in data else []
-    _, _, images = apply_scenario(scenario, root=root, sets=sets)
-    for step, positions in enumerate(images):
-        np.save(tmp_path / f"train-{step}.npy", np.array(positions[:8]))
     values = {
         "scenario": scenario,
         "data": data,
-        "lists": str(tmp_path),
         "images": {"crop_size": 64},
         "train": {"epochs": 1, "batch_size": 4},
     }
     config = build_config(preset="small", overrides=values)
     assert config.model.backbone == "lite0"
-    run_scenario(config, tmp_path / "run")
+    few = open_scenario(config)
+    few.__dict__["image_lists"] = tuple(images[:8] for images in few.image_lists)
+    run = Run(config, tmp_path / "run", data=few)
+    run.learn_steps()
+    run.summarize()
     return json.loads((tmp_path / "run" / "metrics.json").read_text())
 
 

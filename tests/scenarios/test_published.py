@@ -11,15 +11,12 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nacre.data.apply_to_index import apply_to_index
 from nacre.data.index import read_index
-from nacre.errors import NacreError
 from nacre.report.results import published
 from nacre.scenarios.plan import make_plan, plan_as_json
-from nacre.scenarios.published_lists import _read_array, compare_lists, read_lists
 
 FACTS = Path(__file__).parents[1] / "facts"
 RELEASED = Path(published.__file__).with_name("released_lists.csv")
@@ -105,59 +102,9 @@ def test_the_partition_gives_each_labelled_image_once(task, order, index_files):
         assert steps[1]["images"] == sum(step["images"] for step in finer[1:])
 
 
-def test_published_index_files_are_taken_and_checked(index_files, tmp_path):
-    text = "voc/15-5/disjoint"
-    scenario, index, ours = apply_to_index(text, index_files / "voc.csv")
-    for step, images in enumerate(ours):
-        np.save(tmp_path / f"train-{step}.npy", np.array(images))
-    assert read_lists(tmp_path, scenario, index) == ours
-    assert "are those of the rule" in compare_lists(ours, scenario, index)
-    fewer = (ours[0][:-3], ours[1])
-    assert "step 0: 0 images more, 3 fewer" in compare_lists(fewer, scenario, index)
-    joined, _, _ = apply_to_index("voc/20/disjoint", index_files / "voc.csv")
-    with pytest.raises(NacreError, match=r"the task has 1 steps, but there is train-1\.npy too"):
-        read_lists(tmp_path, joined, index)
-    other, _, _ = apply_to_index("voc/15-1/disjoint", index_files / "voc.csv")
-    with pytest.raises(NacreError, match=r"train-1\.npy does not fit 'voc/15-1/disjoint'"):
-        read_lists(_with_more(tmp_path, ours), other, index)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (np.array([0, 99_999]), "names position 99999, but the data has 10582 images"),
-        (np.array([5, 5]), r"names 1 image\(s\) more than once"),
-        (np.array([[1.5]]), "is not a list of positions"),
-        (None, "could not read the list"),
-    ],
-)
-def test_lists_that_do_not_fit_are_refused(content, message, index_files, tmp_path):
-    scenario, index, _ = apply_to_index("voc/15-5/overlapped", index_files / "voc.csv")
-    if content is not None:
-        np.save(tmp_path / "train-0.npy", content)
-    with pytest.raises(NacreError, match=message):
-        read_lists(tmp_path, scenario, index)
-
-
-def _with_more(folder, lists):
-    for step in range(6):
-        np.save(folder / f"train-{step}.npy", np.array(lists[min(step, 1)]))
-    return folder
-
-
 def test_an_index_is_read_in_any_order(index_files):
     lines = (index_files / "voc.csv").read_text().splitlines()
     shuffled = index_files / "shuffled.csv"
     shuffled.write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
     assert read_index(shuffled) == read_index(index_files / "voc.csv")
     shuffled.unlink()
-
-
-@pytest.mark.parametrize("keep", [0, 5, 12, 58, 100])
-def test_a_list_whose_head_is_broken_off_is_refused(tmp_path: Path, keep: int) -> None:
-    path = tmp_path / "train-0.npy"
-    np.save(path, np.arange(4))
-    head = path.read_bytes()[:keep]
-    path.write_bytes(head + b"\x00" * (128 - keep))
-    with pytest.raises(NacreError, match=r"not a whole \.npy file"):
-        _read_array(path)

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys, torch
-from nacre.utils.malloc import keep_freed_memory
+from nacre.utils.system import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

@@ -96,7 +96,7 @@ def make_output_safe() -> None:
 
 def finish_output() -> bool:
     """Write what is still to be written; return whether all of it could be."""
-    from nacre.terminal.output import Output
+    from nacre.terminal.console import Output
 
     output = Output(sys.stdout)
     output.flush()
@@ -110,8 +110,7 @@ def is_main_process() -> bool:
 
 def make_console() -> "Console":
     """Return the console of the process that talks; the others' is silent."""
-    from nacre.terminal.console import PlainConsole
-    from nacre.terminal.output import Output
+    from nacre.terminal.console import Output, PlainConsole
 
     return PlainConsole(file=cast(IO[str], Output(sys.stdout)), quiet=not is_main_process())
 

@@ -11,7 +11,7 @@ from nacre.errors import NacreError
 from nacre.utils.io import check_can_write
 
 if TYPE_CHECKING:
-    from nacre.export.onnx_file import Exported, Form
+    from nacre.export.onnx_file import Form
     from nacre.export.runtime import OnnxModel
 
 Models = Annotated[
@@ -23,17 +23,13 @@ OutFile = Annotated[
 Page = Annotated[
     bool, typer.Option("--page", help="One HTML file that runs the model in a browser.")
 ]
-TestData = Annotated[
-    str | None,
-    typer.Option(help="Labelled test pictures, to measure the IoU: a folder, or `own`."),
-]
 License = Annotated[
     str | None, typer.Option("--license", help="Of the weights, such as cc-by-4.0.")
 ]
 
 
 @app.command(
-    epilog="Examples:  nacre export runs/mib;  nacre export runs/mib --fp16 --data my-data;  "
+    epilog="Examples:  nacre export runs/mib;  nacre export runs/mib --fp16;  "
     "nacre export runs/mib/step-0 runs/mib/step-1 --page"
 )
 def export(
@@ -41,7 +37,6 @@ def export(
     out: OutFile = None,
     page: Page = False,
     fp16: Annotated[bool, typer.Option("--fp16", help="Weights of 16 bits.")] = False,
-    data: TestData = None,
     license_: License = None,
 ) -> None:
     """Write the model as an ONNX file, from picture to class map, or as a page that runs it."""
@@ -51,32 +46,30 @@ def export(
     out = out or Path("model.html" if page else "model.onnx")
     check_can_write(out)
     if page:
-        _write_page(models, out, form, data, license_)
+        _write_page(models, out, form, license_)
     else:
-        _write_onnx(models[0], out, form, data, license_)
+        _write_onnx(models[0], out, form, license_)
 
 
-def _write_onnx(
-    model: Path, out: Path, form: "Form", data: str | None, license: str | None
-) -> "Exported":
+def _write_onnx(model: Path, out: Path, form: "Form", license: str | None) -> None:
     from nacre.export.onnx_file import export_onnx
     from nacre.models.io import find_model, load_model
-    from nacre.terminal.export import exported_table
 
     network, info, _ = load_model(find_model(model))
     with make_console().status("tracing and comparing with torch"):
-        done = export_onnx(network, info, out, form=form, data=data, license=license)
-    make_console().print(exported_table(done))
-    return done
+        done = export_onnx(network, info, out, form=form, license=license)
+    found = done.comparison
+    make_console().print(
+        f"{out} ({done.size / 1e6:.1f} MB, {form}); "
+        f"torch at {len(found.sizes)} sizes: {found.agreement:.3%} of the pixels the same, "
+        "scores off by at most "
+        f"{found.difference:.1e} of their range",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
-def _write_page(
-    models: list[Path],
-    out: Path,
-    form: "Form",
-    data: str | None,
-    license: str | None,
-) -> None:
+def _write_page(models: list[Path], out: Path, form: "Form", license: str | None) -> None:
     from nacre.export.page.page import PageModel, write_page
     from nacre.export.page.web_runtime import web_runtime
     from nacre.export.runtime import OnnxModel
@@ -86,7 +79,7 @@ def _write_page(
     with tempfile.TemporaryDirectory() as folder:
         for i, model in enumerate(models):
             file = Path(folder) / f"{i}.onnx"
-            _write_onnx(model, file, form, data, license)
+            _write_onnx(model, file, form, license)
             shown.append(PageModel(_name(model), OnnxModel(file).metadata))
             graphs.append(file.read_bytes())
     size = write_page(out, shown, graphs, runtime)
@@ -134,7 +127,7 @@ def _open_onnx(model: Path, threads: int) -> "OnnxModel":
         return OnnxModel(model, threads)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        _write_onnx(model, file, "fp32", None, None)
+        _write_onnx(model, file, "fp32", None)
         return OnnxModel(file, threads)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nacre.cli.app import app, make_console, print_json
-from nacre.cli.options import Config, Lists, Root, Set
+from nacre.cli.options import Config, Root, Set
 from nacre.errors import NacreError
 
 if TYPE_CHECKING:
@@ -27,23 +27,21 @@ def plan(
     index: Annotated[
         Path | None, typer.Option(help="CSV `image,labels`: no pictures are needed then.")
     ] = None,
-    lists: Lists = None,
     config: Config = None,
     set_: Set = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show what each step of a scenario sees, or list data sets, tasks and setups."""
     from nacre.scenarios.plan import make_plan, plan_as_json
-    from nacre.scenarios.published_lists import compare_lists
     from nacre.terminal.plan import render_plan, scenarios_table
 
     if scenario is None:
-        if root or index or lists or config or set_ or json:
+        if root or index or config or set_ or json:
             raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
         make_console().print(scenarios_table())
         return
     if index is None:
-        applied, labels, images = _apply_to_data(scenario, root, lists, config, set_ or [])
+        applied, labels, images = _apply_to_data(scenario, root, config, set_ or [])
     elif root is not None or config is not None or set_:
         raise NacreError(
             "--index stands for the data: --root, --config and --set do not go with it"
@@ -51,24 +49,21 @@ def plan(
     else:
         from nacre.data.apply_to_index import apply_to_index
 
-        applied, labels, images = apply_to_index(scenario, index, lists)
+        applied, labels, images = apply_to_index(scenario, index)
     made = make_plan(applied, labels, images)
     if json:
         print_json(plan_as_json(applied, made))
         return
-    console = make_console()
-    console.print(render_plan(applied, made))
-    if lists is not None:
-        console.print(compare_lists(images, applied, labels))
+    make_console().print(render_plan(applied, made))
 
 
 def _apply_to_data(
-    scenario: str, root: Path | None, lists: Path | None, config: Path | None, sets: list[str]
+    scenario: str, root: Path | None, config: Path | None, sets: list[str]
 ) -> "tuple[Scenario, Index, ImageLists]":
     """Apply a scenario to pictures; an index alone is answered at once, without torch."""
     from nacre.runs.scenario_data import apply_scenario
 
-    return apply_scenario(scenario, root=root, lists=lists, file=config, sets=sets)
+    return apply_scenario(scenario, root=root, file=config, sets=sets)
 
 
 @app.command(epilog="Example:  nacre methods mib")

@@ -89,7 +89,7 @@ def learn(
 
 def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, Any]) -> None:
     """Learn a step and show how it goes."""
-    from nacre.utils.malloc import keep_freed_memory
+    from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
     from nacre.runs.learn import find_start

@@ -28,8 +28,6 @@ Base = Annotated[
     Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
 ]
 
-Lists = Annotated[Path | None, typer.Option(help="Folder with published image lists train-K.npy.")]
-
 Config = Annotated[Path | None, typer.Option(help="YAML file with config values.")]
 
 Set = Annotated[
@@ -55,7 +53,6 @@ class ConfigOptions:
     config: Config = None
     set_: Set = None
     root: Root = None
-    lists: Lists = None
     seed: Seed = None
     base: Base = None
 
@@ -68,7 +65,6 @@ class ConfigOptions:
             method=self.method,
             seed=self.seed,
             root=self.root,
-            lists=self.lists and str(self.lists),
         )
         return build_config(
             preset=self.preset,

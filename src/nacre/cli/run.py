@@ -63,7 +63,7 @@ def run(
     ] = False,
 ) -> None:
     """Learn all steps of a scenario with one method, or go on with a run."""
-    from nacre.utils.malloc import keep_freed_memory
+    from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
     from nacre.runs.folder import default_folder
@@ -112,7 +112,7 @@ def tune(
     ] = None,
 ) -> None:
     """Choose a method's weight on held-out images of the first incremental step."""
-    from nacre.utils.malloc import keep_freed_memory
+    from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
     from nacre.runs.folder import default_folder

@@ -7,7 +7,6 @@ from nacre.data.index import read_index
 from nacre.errors import NacreError
 from nacre.scenarios.classes import ranges
 from nacre.scenarios.label_index import Index
-from nacre.scenarios.published_lists import read_lists
 from nacre.scenarios.scenario import (
     ImageLists,
     Scenario,
@@ -18,13 +17,11 @@ from nacre.scenarios.scenario import (
 )
 
 
-def apply_to_index(
-    text: str, path: Path, lists: Path | None = None
-) -> tuple[Scenario, Index, ImageLists]:
+def apply_to_index(text: str, path: Path) -> tuple[Scenario, Index, ImageLists]:
     """Return a scenario, the index and the images of each step, all checked."""
     scenario, index = _without_pictures(text), read_index(path)
     _check_labels(path, index, scenario)
-    images = step_images(scenario, index) if lists is None else read_lists(lists, scenario, index)
+    images = step_images(scenario, index)
     check_images(scenario, index, images)
     return scenario, index, images
 

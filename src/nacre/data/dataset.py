@@ -4,9 +4,14 @@ The augmentation of an image depends on (seed, epoch, image), so that neither wo
 nor the number of training processes nor a restart changes what is learnt from.
 """
 
+import contextlib
+import multiprocessing
+import os
+import signal
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,10 +23,9 @@ from nacre.data.saliency import Saliency
 from nacre.data.sampler import LoaderSampler, StepSampler
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
-from nacre.data.worker_monitor import WorkerMonitor
 from nacre.errors import NacreError
 from nacre.scenarios.classes import LabelTable, ignore_value
-from nacre.utils.signals import held_back
+from nacre.utils.signals import die_with_parent, held_back, leave_stops_to_parent
 
 Sample = tuple[Tensor, ...]
 """An image (3,H,W) and its targets (H,W), both uint8, and, where there are several data sets, the
@@ -31,6 +35,11 @@ EvalSample = tuple[Tensor, Tensor]
 """An image and its targets, or a batch of them."""
 
 T = TypeVar("T")
+
+DIED = (
+    "a process that loads images died; if memory ran out, fewer train.num_workers need less, and "
+    "with 0 the run itself reads and tells errors"
+)
 
 
 class TrainDataset(Dataset[Sample]):
@@ -143,12 +152,11 @@ def train_batches(
         num_workers=num_workers,
         pin_memory=pin,
         generator=torch.Generator(),
-        worker_init_fn=(monitor := WorkerMonitor(num_workers)),
+        worker_init_fn=partial(_begin_worker, os.getpid()),
     )
     micro_batches = _plain_errors(loader)
     for _ in range(start, sampler.iterations):
         yield [next(micro_batches) for _ in range(sampler.micro_batches)]
-    monitor.clear()
 
 
 def eval_batches(
@@ -169,10 +177,9 @@ def eval_batches(
         num_workers=num_workers,
         pin_memory=pin,
         generator=torch.Generator(),
-        worker_init_fn=(monitor := WorkerMonitor(num_workers)),
+        worker_init_fn=partial(_begin_worker, os.getpid()),
     )
     yield from _plain_errors(loader)
-    monitor.clear()
 
 
 def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:
@@ -181,12 +188,33 @@ def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:
         with held_back():
             batches = iter(loader)
         yield from batches
-    except NacreError as error:
+    except (NacreError, ConnectionError, EOFError) as error:
         # Whoever keeps the error would keep the loader, whose processes then outlive the program.
         del batches
         traceback.clear_frames(error.__traceback__)
+        if not isinstance(error, NacreError):  # the pipe of a worker that is gone
+            raise NacreError(DIED) from error
         last = str(error).strip().splitlines()[-1]
         raise NacreError(last.rpartition("NacreError: ")[2]) from error
+
+
+def _begin_worker(trainer: int, worker: int) -> None:
+    """Begin a worker process, in which stops are the trainer's business, and die with it."""
+    is_served = multiprocessing.get_start_method() == "forkserver"  # which dies with it too
+    # Nothing that a helper holds is worth a moment more than its trainer.
+    die_with_parent(os.getppid() if is_served else trainer, signal.SIGKILL)
+    leave_stops_to_parent()
+
+
+@contextlib.contextmanager
+def explain_worker_crash() -> Iterator[None]:
+    """Say in one sentence that a worker died; torch reports it wherever the trainer is then."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise NacreError(DIED) from error
 
 
 def _tensors(sample: tuple[np.ndarray, np.ndarray]) -> EvalSample:

@@ -22,16 +22,12 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from nacre.data.source import Mask
-from nacre.data.worker_monitor import set_current_file
 from nacre.errors import NacreError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 MOST_PIXELS = 2**27
 """The largest picture that is opened."""
-
-IN_MEMORY = "in memory"
-"""What stands for the path of a picture that has none."""
 
 _MAX_BYTES = 1 << 30
 _JPEG_TAIL = 64
@@ -54,8 +50,6 @@ _STRETCH = {"L;2": 85, "L;4": 17}
 @contextlib.contextmanager
 def _naming(path: Path | str, kind: str) -> Iterator[None]:
     """Turn whatever Pillow raises for a bad file into one sentence that names it."""
-    if path != IN_MEMORY:
-        set_current_file(f"the {kind} {path}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what matters is an error here
@@ -181,7 +175,7 @@ def _may_turn(image: Image.Image) -> bool:
 
 def load(image: Image.Image) -> Image.Image:
     """Decode a lazily opened picture, naming its file if it is damaged."""
-    with _naming(getattr(image, "filename", "") or IN_MEMORY, "image"):
+    with _naming(getattr(image, "filename", "") or "in memory", "image"):
         image.load()
     return image
 

@@ -5,18 +5,15 @@ for a bad file: every problem is collected, so that a user learns of all of them
 """
 
 import math
-import multiprocessing
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from nacre.data.image_io import count_labels, examine_image, read_mask
-from nacre.data.worker_monitor import WorkerMonitor
 from nacre.errors import NacreError
 from nacre.utils.progress import Progress
 from nacre.utils.system import usable_cores
@@ -92,38 +89,9 @@ def scan(
     most = math.ceil(len(rest) / (4 * workers))
     size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(rest) / seconds)))
     chunks = [rest[i : i + size] for i in range(0, len(rest), size)]
-    with closing(_share(examine, chunks, workers)) as results:
+    with worker_pool(workers, lambda forked: None, "reads masks", cancel=True) as pool:
+        results = chain.from_iterable(pool.map(partial(_examine_all, examine), chunks))
         yield from _reporting(results, report, done, len(pairs))
-
-
-def _share(
-    examine: Examine, chunks: list[Sequence[Pair]], workers: int
-) -> Generator[Contents | Problem, None, None]:
-    """Examine pairs by several processes; a killed one is an error that names the files."""
-    monitor = WorkerMonitor(workers)
-    begin = partial(_begin, monitor, multiprocessing.Value("i", 0))
-    try:
-        with worker_pool(workers, begin, "reads masks", cancel=True) as pool:
-            try:
-                for chunk in pool.map(partial(_examine_all, examine), chunks):
-                    yield from chunk
-            except BrokenProcessPool as error:
-                files = ", ".join(sorted(filter(None, monitor.last_files().values())))
-                raise NacreError(
-                    f"a process that reads masks was killed; the last files that were opened: "
-                    f"{files}; is there enough memory?"
-                ) from error
-    finally:
-        monitor.clear()
-
-
-def _begin(monitor: WorkerMonitor, taken: Any, forked: bool) -> None:
-    """Take a place of the monitor, in a new process."""
-    if forked:
-        with taken.get_lock():
-            place = taken.value
-            taken.value += 1
-        monitor.take_place(place)
 
 
 def _examine_all(examine: Examine, pairs: Sequence[Pair]) -> list[Contents | Problem]:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from nacre.scenarios.classes import LabelTable
 from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.plan import digest
-from nacre.scenarios.published_lists import read_lists
 from nacre.scenarios.scenario import (
     ImageLists,
     Scenario,
@@ -37,23 +35,19 @@ class ScenarioData:
 
     Attributes:
         source: Where pictures come from.
-        task: Its classes and steps.
-        scenario: The same, merged into one step for joint training.
+        scenario: Its classes and steps, merged into one for joint training.
         config: How pictures are cut.
         conventions: How labels are seen.
         seed: Of the augmentation.
-        lists: Folder with published image lists, instead of the setup's.
         memory: How many pictures are kept for later steps.
         saliency: Maps of what is salient, where the method asks for them.
     """
 
     source: Source
-    task: Scenario
     scenario: Scenario
     config: ImagesConfig
     conventions: Conventions
     seed: int
-    lists: Path | None = None
     memory: int = 0
     saliency: Saliency | None = None
 
@@ -70,12 +64,7 @@ class ScenarioData:
     @cached_property
     def image_lists(self) -> ImageLists:
         """The training images of each step, checked."""
-        if self.lists is None:
-            lists = step_images(self.scenario, self.train_index)
-        else:
-            lists = read_lists(self.lists, self.task, self.train_index)
-            if self.scenario != self.task:
-                lists = (tuple(sorted(set().union(*lists))),)
+        lists = step_images(self.scenario, self.train_index)
         check_images(self.scenario, self.train_index, lists)
         return lists
 

@@ -18,7 +18,7 @@ from nacre.utils.packages import need
 from nacre.utils.tensor_file import read_tensors, write_tensors
 from nacre.version import __version__
 
-Metrics = dict[int, dict[str, Any]]
+Ious = dict[str, float | None]
 
 
 def push(
@@ -27,7 +27,7 @@ def push(
     """Upload a model file with a card; return the address of the commit.
 
     Args:
-        file: The model file; metrics that lie beside it go into the card.
+        file: The model file; the IoUs of metrics beside it go into the card.
         info: What the file says about its network.
         repository: ``owner/name``; created if it does not exist.
         private: Whether a new repository is visible to its owners alone.
@@ -56,33 +56,17 @@ def write_folder(
     """Write what is uploaded: the model file without this machine's paths, and the card."""
     tensors, content = read_tensors(file, MODEL, "cpu")
     write_tensors(folder / "model.safetensors", tensors, {"kind": MODEL, **without_paths(content)})
-    save_text(folder / "README.md", model_card(info, repository, license, read_metrics(file)))
+    save_text(folder / "README.md", model_card(info, repository, license, read_ious(file)))
 
 
-def model_card(info: ModelInfo, repository: str, license: str | None, metrics: Metrics) -> str:
-    """Return the card: front matter that the hub reads, use, steps, results and classes."""
+def model_card(info: ModelInfo, repository: str, license: str | None, ious: Ious) -> str:
+    """Return the card: front matter that the hub reads, use, steps and classes."""
     hub = need("huggingface_hub", "hub")
     data = hub.ModelCardData(
         library_name="nacre",
         pipeline_tag="image-segmentation",
         tags=["semantic-segmentation", "continual-learning", "class-incremental-learning"],
         license=license.lower() if license else None,
-        model_name=repository if metrics else None,
-        eval_results=[
-            hub.EvalResult(
-                task_type="image-segmentation",
-                dataset_type=_data(info, step),
-                dataset_name=f"{_data(info, step)}, after step {step}",
-                dataset_config=f"after step {step}",  # else the steps become one result
-                metric_type="mean_iou",
-                metric_name=f"mean IoU of {group.replace('_', ' ')}",
-                metric_value=round(value, 5),
-            )
-            for step, found in metrics.items()
-            for group, value in found["mean_iou"].items()
-            if value is not None
-        ]
-        or None,
     )
     classes, steps = len(info.classes) - 1, len(info.steps)
     return f"""---
@@ -105,10 +89,10 @@ model = nacre.learn("new-data/", start=model, out="grown")  # teach it the next 
 ## Steps
 
 {_steps(info)}
-{_results(metrics)}
+
 ## Classes
 
-{_classes(info, metrics)}
+{_classes(info, ious)}
 """
 
 
@@ -120,26 +104,10 @@ def _steps(info: ModelInfo) -> str:
     return _table(["step", "classes", "images", "data", "method"], rows)
 
 
-def _results(metrics: Metrics) -> str:
-    if not metrics:
-        return ""
-    last = metrics[max(metrics)]
-    heads = [name.replace("_", " ") for name in last["mean_iou"]]
-    rows = [
-        [step, found["images"], *(_percent(found["mean_iou"].get(one)) for one in last["mean_iou"])]
-        for step, found in metrics.items()
-    ]
-    under = ", ".join(f"{key} = {value}" for key, value in last.get("conventions", {}).items())
-    under = f" Measured under: {markdown_text(under)}." if under else ""
-    table = _table(["after step", "test images", *heads], rows)
-    return f"\n## Results\n\nMean IoU in percent.{under}\n\n{table}\n"
-
-
-def _classes(info: ModelInfo, metrics: Metrics) -> str:
-    last = metrics.get(len(info.steps) - 1, {}).get("iou", {})
+def _classes(info: ModelInfo, ious: Ious) -> str:
     steps = [step for step, count in enumerate(info.steps) for _ in range(count)]
-    rows = [[i, name, steps[i], _percent(last.get(name))] for i, name in enumerate(info.classes)]
-    return _table(["channel", "class", "step", "IoU"], rows)
+    rows = [[i, name, steps[i], _percent(ious.get(name))] for i, name in enumerate(info.classes)]
+    return _table(["channel", "class", "step", "IoU, %"], rows)
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> str:
@@ -156,16 +124,10 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value * 100:.1f}"
 
 
-def read_metrics(file: Path) -> Metrics:
-    """Return the metrics of a model's step and of the steps before it, where they lie beside it."""
-    folder, number = file.parent, file.parent.name.removeprefix("step-")
-    if folder.name.startswith("step-") and number.isdecimal():
-        folders = [folder.parent / f"step-{step}" for step in range(int(number) + 1)]
-    else:
-        folders = [folder]
-    paths = [one / "metrics.json" for one in folders if (one / "metrics.json").is_file()]
-    found = [read_record(Measured, path) for path in paths]
-    return {metrics["step"]: metrics for metrics in found}
+def read_ious(file: Path) -> Ious:
+    """Return the IoU of every class by the metrics beside a model file; nothing without them."""
+    path = file.with_name("metrics.json")
+    return read_record(Measured, path)["iou"] if path.is_file() else {}
 
 
 def without_paths(value: Any) -> Any:

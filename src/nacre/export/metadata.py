@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from nacre.errors import NacreError, describe_errors, shown
+from nacre.errors import NacreError, describe_errors
 from nacre.export.graph import ALIGNMENT
-from nacre.models.io import Channels, Level, Lineage, ModelInfo, Name
-from nacre.scenarios.classes import BACKGROUND
+from nacre.models.io import Channels, Level, Lineage, ModelInfo, Name, check_channels
 from nacre.utils.io import parse_json
 from nacre.version import __version__
 
@@ -43,7 +42,7 @@ class Metadata:
         crop: Side of the pictures that the network was trained on.
         predict_mode: How a picture is to be shown to it: ``crop`` (its shorter side scaled to the
             crop), ``full`` or ``sliding`` (at its own size).
-        form: `fp32`, `fp16`, `int8-dynamic` or `int8-calibrated`.
+        form: `fp32` or `fp16`.
         license: Of the weights, as whoever exported them said.
         alignment: Sides that are multiples of it are not padded inside.
         version: Of nacre.
@@ -95,24 +94,13 @@ def read_metadata(entries: dict[str, str], place: str) -> Metadata:
     """
     try:
         metadata = TypeAdapter(Metadata).validate_python(parse_json(entries[KEY]))
-        reason = _contradiction(metadata)
-        if not reason:
-            return metadata
+        counts = {"colors": len(metadata.colors), "channels": sum(metadata.steps)}
+        check_channels(metadata.classes, counts)
+        return metadata
     except ValidationError as error:
         reason = describe_errors(error, Metadata)
+    except NacreError as error:
+        reason = str(error)
     except (KeyError, ValueError) as error:
         reason = f"its metadata {'are missing' if isinstance(error, KeyError) else 'are no JSON'}"
     raise NacreError(f"{place} was not written by this version of `nacre export`: {reason}")
-
-
-def _contradiction(metadata: Metadata) -> str:
-    """Say what does not fit together; nothing if all does."""
-    classes = metadata.classes
-    counts = (len(classes), len(metadata.colors), sum(metadata.steps))
-    if len(set(counts)) > 1:
-        return f"it has {counts[0]} classes, {counts[1]} colors and {counts[2]} channels"
-    if classes[0] != BACKGROUND:
-        return f"its first channel is {shown(classes[0])}, not {BACKGROUND!r}"
-    if len(set(classes)) < len(classes):
-        return "two of its channels are the same class"
-    return ""

@@ -21,7 +21,7 @@ on features that get no gradient from it:
 
     ac = mean over all pixels of log(1 + e^x_aux)
 
-A row of a new class starts as a copy of it (`nacre.models.initialization.copy_row`): negative
+A row of a new class starts as a copy of it (`nacre.models.classifier.copy_row`): negative
 wherever nothing is known.
 """
 

@@ -142,8 +142,6 @@ class Method(ABC):
     """What becomes of background that gets no pseudo-label."""
     weighs_images: ClassVar[bool] = False
     """Whether images weigh by how much of their background got pseudo-labels (PLOP)."""
-    extra_param_copies: ClassVar[int] = 0
-    """Tensors as large as the parameters that it keeps on the device, beside a teacher."""
     is_joint: ClassVar[bool] = False
     """True for joint training: all classes are learnt in one step."""
     step_0: ClassVar[str] = "cross-entropy"

@@ -47,7 +47,6 @@ class Ewc(ParameterRegularizer):
     Config = EwcConfig
     presets = {"small": {"weight": 50}, "demo": {"weight": 8}}
     persistent_state = frozenset({"fisher"})
-    extra_param_copies = 3
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:

@@ -49,7 +49,6 @@ class Ewf(Method):
     tunable = ("weight",)
     uses_teacher = True
     unsure = Mib.unsure
-    extra_param_copies = 1
     config: EwfConfig
 
     def __init__(self, config: MethodConfig, num_old: int) -> None:

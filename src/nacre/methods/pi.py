@@ -52,7 +52,6 @@ class Pi(ParameterRegularizer):
     presets = {"small": {"weight": 50}, "demo": {"weight": 8}}
     persistent_state = frozenset({"score"})
     offloaded = frozenset({"score"})
-    extra_param_copies = 4
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:

@@ -58,7 +58,6 @@ class Rw(ParameterRegularizer):
     presets = {"small": {"weight": 10}, "demo": {"weight": 1.6}}
     persistent_state = frozenset({"fisher", "walk_score"})
     offloaded = frozenset({"walk_score", "count"})
-    extra_param_copies = 5
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:

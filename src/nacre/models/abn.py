@@ -176,18 +176,6 @@ def synced_on_gpus(
     return y
 
 
-def recomputing() -> bool:
-    """Whether the forward pass is being run a second time, by activation checkpointing.
-
-    Running statistics must not be updated by it: the batch has been counted already. (A compiled
-    network recomputes by itself, without running this code again.)
-    """
-    if torch.compiler.is_compiling():
-        return False
-    task_id = getattr(torch._C, "_current_graph_task_id", None)
-    return task_id is not None and task_id() != -1
-
-
 class ABN(nn.Module):
     """Batch normalisation and activation in one module, synchronised over processes.
 
@@ -269,16 +257,12 @@ class ABN(nn.Module):
     def count_batch(self, x: Tensor, processes: int = 1) -> tuple[Tensor, Tensor]:
         """Return the running statistics that a kernel of torch is to update with a batch."""
         check_count(x.numel() // x.shape[1] * processes, x.shape)
-        if recomputing():
-            return self.running_mean.clone(), self.running_var.clone()
         self.num_batches_tracked.add_(1)
         return self.running_mean, self.running_var
 
     @torch.no_grad()
     def update_running(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         """Move the running statistics towards a batch's (biased) mean and variance."""
-        if recomputing():
-            return
         self.num_batches_tracked.add_(count > 0)
         share = (self.momentum * (count > 0)).to(self.running_mean.dtype)
         unbiased = var * (count / (count - 1).clamp(min=1))

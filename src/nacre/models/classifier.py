@@ -1,8 +1,13 @@
 """The classifier: one head per step, a 1x1 convolution, whose channels stand side by side.
 
 Channel 0 is the background. A new step adds a head and leaves the channels of the steps before as
-they are, unless it starts from the background (eq. 8, 9): then the background shares its
-probability evenly with the new classes.
+they are, unless it starts from the background. With C the new classes and background b:
+
+    eq. 8   w[c] = w_old[b]                 for c in C
+    eq. 9   beta[c] = beta_old[b] - log|C|  for c in C
+
+so that each of C gets an equal share of the probability that the teacher gives to b, and the
+probability of the old classes does not change.
 
 Two more rows can be asked for by methods that learn them; they are no classes:
 
@@ -17,6 +22,7 @@ With branches (SSUL), every head has a 3x3 convolution of its own before its row
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable
 from typing import Literal, get_args
 
@@ -24,7 +30,43 @@ import torch
 from torch import Tensor, nn
 
 from nacre.models.abn import ABN
-from nacre.models.initialization import copy_row, split_background
+
+
+def split_background(weight: Tensor, bias: Tensor, num_new: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Share the background's probability evenly between itself and the new classes, eq. 8 and 9.
+
+    Args:
+        weight: the background's row of the classifier's weights, of any shape.
+        bias: the background's bias, a scalar.
+        num_new: number of new classes, background not counted.
+
+    Returns:
+        The new classes' weights (num_new, *weight.shape), their biases (num_new,), and the
+        background's own bias (its weights stay). None of them shares memory or a graph with the
+        arguments.
+    """
+    assert num_new >= 1, num_new
+    weight, bias = weight.detach(), bias.detach().reshape(())
+    shared_bias = bias - math.log(num_new + 1)
+    return weight.expand(num_new, *weight.shape).clone(), shared_bias.repeat(num_new), shared_bias
+
+
+def copy_row(weight: Tensor, bias: Tensor, num_new: int) -> tuple[Tensor, Tensor]:
+    """Let every new class start as a copy of one row.
+
+    Args:
+        weight: the row, of any shape.
+        bias: its bias, a scalar.
+        num_new: number of new classes.
+
+    Returns:
+        Weights (num_new, *weight.shape) and biases (num_new,), which share no memory or graph with
+        the arguments.
+    """
+    assert num_new >= 1, num_new
+    weight, bias = weight.detach(), bias.detach().reshape(())
+    return weight.expand(num_new, *weight.shape).clone(), bias.repeat(num_new)
+
 
 ExtraRow = Literal["unknown", "auxiliary"]
 EXTRA_ROWS: tuple[ExtraRow, ...] = get_args(ExtraRow)

@@ -8,7 +8,7 @@ lies beside it for people to read.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -147,18 +147,26 @@ def _read_info(content: dict[str, Any]) -> ModelInfo:
         info = TypeAdapter(ModelInfo).validate_python(content)
     except ValidationError as error:
         raise NacreError(describe_errors(error, Any)) from error
-    counts = {len(info.classes), len(info.colors), len(info.labels), sum(info.steps)}
-    if len(counts) > 1:
-        raise NacreError(
-            f"it has {len(info.classes)} classes, {len(info.colors)} colors, {len(info.labels)} "
-            f"labels and {sum(info.steps)} channels"
-        )
-    if info.classes[0] != BACKGROUND:
-        raise NacreError(f"its first channel is {shown(info.classes[0])}, not {BACKGROUND!r}")
-    twice = [name for name, count in Counter(info.classes).items() if count > 1]
+    counts = {"colors": len(info.colors), "labels": len(info.labels), "channels": sum(info.steps)}
+    check_channels(info.classes, counts)
+    return info
+
+
+def check_channels(classes: Sequence[str], counts: Mapping[str, int]) -> None:
+    """Refuse what is said of the channels of a network if it does not fit together.
+
+    Args:
+        classes: Class name by channel.
+        counts: How many there are of what a channel has one of, such as colors.
+    """
+    if set(counts.values()) != {len(classes)}:
+        *first, last = (f"{count} {what}" for what, count in counts.items())
+        raise NacreError(f"it has {', '.join([f'{len(classes)} classes', *first])} and {last}")
+    if classes[0] != BACKGROUND:
+        raise NacreError(f"its first channel is {shown(classes[0])}, not {BACKGROUND!r}")
+    twice = [name for name, count in Counter(classes).items() if count > 1]
     if twice:
         raise NacreError(f"two of its channels are the class {twice[0]!r}")
-    return info
 
 
 def _check_finite(path: Path, tensors: Tensors) -> None:

@@ -11,6 +11,7 @@ rounded up; channels by the width's, rounded to multiples of 8. The stem is the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import torch.nn.functional as F
@@ -18,8 +19,28 @@ from torch import Tensor, nn
 
 from nacre.models.abn import ABN, Activation
 from nacre.models.backbone import Backbone, initialize, split_stages
-from nacre.models.dilation import dilate
 from nacre.ops.depthwise import same_conv
+
+
+def dilate(strides: Iterable[int], output_stride: int) -> list[tuple[int, int]]:
+    """Return stride and dilation of each layer: strides that are given up become dilation.
+
+    Where a layer keeps its resolution instead of halving it, the layers after it are dilated: at
+    every second pixel the features are then those of the network as trained.
+
+    Args:
+        strides: of the layers as trained, from the first.
+        output_stride: what all strides together may be.
+    """
+    reached = dilation = 1
+    layers = []
+    for stride in strides:
+        kept = reached * stride <= output_stride
+        layers.append((stride if kept else 1, dilation))
+        reached *= stride if kept else 1
+        dilation *= 1 if kept else stride
+    return layers
+
 
 Size = Literal[0, 1, 2]
 

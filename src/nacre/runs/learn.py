@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from nacre.data.dataset import explain_worker_crash
 from nacre.data.learn_data import LearnData
-from nacre.data.worker_monitor import explain_worker_crash
 from nacre.methods import find_method
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
 from nacre.models.network import Network

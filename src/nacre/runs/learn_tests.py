@@ -17,8 +17,7 @@ from torch import Tensor
 from nacre.data.dataset import EvalDataset
 from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.source import Split
-from nacre.evaluation.counts import ConfusionCounter
-from nacre.evaluation.evaluate import evaluate
+from nacre.evaluation.evaluate import ConfusionCounter, evaluate
 from nacre.evaluation.inference import predict_classes
 from nacre.evaluation.metrics import iou_by_class
 from nacre.models.network import Network

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from nacre.data.dataset import explain_worker_crash
 from nacre.data.exemplars import memory_lines
 from nacre.data.step_data import ScenarioData
-from nacre.data.worker_monitor import explain_worker_crash
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics, summarize

@@ -32,12 +32,10 @@ def open_scenario(config: RunConfig) -> ScenarioData:
     merges = find_method(config.method.name).is_joint
     return ScenarioData(
         source=source,
-        task=task,
         scenario=task.merged() if merges else task,
         config=config.images,
         conventions=config.conventions,
         seed=config.seed,
-        lists=config.lists,
         memory=config.memory,
         saliency=open_saliency(config),
     )
@@ -88,14 +86,11 @@ def apply_scenario(
     scenario: str,
     *,
     root: Path | None = None,
-    lists: Path | None = None,
     file: Path | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[Scenario, Index, ImageLists]:
     """Apply a scenario to a data folder; return it, the index and the images of each step."""
     values: dict[str, Any] = {"scenario": scenario}
-    if lists is not None:
-        values["lists"] = str(lists)
     if root is not None:
         values["data"] = {"root": str(root)}
     data = open_scenario(build_config(file=file, assignments=sets, overrides=values))

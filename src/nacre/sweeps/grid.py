@@ -170,7 +170,7 @@ _Opened = dict[str, tuple[list[int], dict[str, Any]]]
 def _open_data(config: RunConfig, opened: _Opened) -> tuple[list[int], dict[str, Any]]:
     """Return the images of each step and the data's fingerprint, opening them only once."""
     is_joint = find_method(config.method.name).is_joint
-    key = repr((config.scenario, config.data, config.lists, is_joint))
+    key = repr((config.scenario, config.data, is_joint))
     if key not in opened:
         data = open_scenario(config)
         opened[key] = [len(images) for images in data.image_lists], data.fingerprint()

@@ -2,10 +2,13 @@
 
 A class, a file or a folder may have any name. It is never taken for rich's markup or for an emoji's
 code, and a control character in it is shown as its number instead of reaching the terminal. A
-character that the output's encoding does not have becomes one that is like it.
+character that the output's encoding does not have becomes one that is like it. Output that is lost,
+as by `nacre run | head` or on a full disk, ends no run.
 """
 
 import codecs
+import contextlib
+import os
 import sys
 from collections.abc import Iterable
 from typing import IO, Any
@@ -14,6 +17,54 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from nacre.errors import printable
+
+
+class Output:
+    """Passes writes on to a stream until it is closed, full or gone; from then on to nowhere.
+
+    Args:
+        stream: Where to write; None where the command has no output at all (``>&-``).
+    """
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self.stream, self.is_broken = stream, stream is None
+
+    def write(self, text: str) -> int:
+        """Write as far as that is possible."""
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush as far as that is possible."""
+        self._try("flush")
+
+    def isatty(self) -> bool:
+        """Whether a person looks on."""
+        return self.stream is not None and self.stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        """Be like the stream in everything else."""
+        return getattr(self.stream, name)
+
+    def _try(self, name: str, *values: str) -> None:
+        if self.is_broken:
+            return
+        try:
+            getattr(self.stream, name)(*values)
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self.is_broken = True
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Say so where it can be said; what is still buffered must not fail when Python ends."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            reason = getattr(error, "strerror", None) or str(error)
+            print(f"the output is lost ({reason}); the work goes on", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())  # type: ignore[union-attr]
+            os.close(nowhere)
+
 
 _LIKE = {"█": "#", "░": ".", "…": "...", "±": "+-", "–": "-", "−": "-", "×": "x", "→": "->"}
 _LIKE |= {"“": '"', "”": '"', "’": "'", "•": "*", "≥": ">=", "≤": "<="}

@@ -5,8 +5,7 @@ from rich.live import Live
 from rich.table import Table
 
 from nacre.report.numbers import percent
-from nacre.sweeps.tune.result import Trial, Tuning, verdict
-from nacre.sweeps.tune.search import TOLERATED
+from nacre.sweeps.tune.result import TOLERATED, Trial, Tuning, verdict
 from nacre.terminal.progress import Display
 from nacre.training.events import Event, Iterated, StepBegan, StepLearned
 

@@ -125,11 +125,6 @@ class RunConfig(Recipe):
     scenario: str = Field(
         description="data/task/setup, a shipped scenario or a .yaml file", json_schema_extra=LATER
     )
-    lists: Path | None = Field(
-        None,
-        description="folder with published image lists train-K.npy, instead of the setup's",
-        json_schema_extra=NOTHING,
-    )
     memory: int = Field(
         0,
         ge=0,

@@ -8,19 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nacre.report.charts.charts import DotRow, Point, Series, dot_chart, line_chart
-from nacre.report.charts.figures import forgetting_chart, loss_chart, step_curves, styles
-from nacre.report.charts.svg import (
+from nacre.report.charts.charts import (
     SHAPES,
     STYLES,
     Axis,
+    DotRow,
     PlotArea,
+    Point,
+    Series,
+    dot_chart,
     key,
+    line_chart,
     percent_axis,
     spread_out,
     value_axis,
 )
-from nacre.report.page.summary import percent
+from nacre.report.charts.figures import forgetting_chart, loss_chart, step_curves, styles
+from nacre.report.numbers import percent
 from nacre.report.results.aggregate import ScenarioResults, load_results
 
 AXIS = Axis(0, 2, ((0, "0"), (1, "1"), (2, "2")), "step")

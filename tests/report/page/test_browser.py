@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from nacre.report.numbers import percent
 from nacre.report.page.page import write_report
-from nacre.report.page.summary import percent
 from nacre.report.results.aggregate import ScenarioResults, load_results
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

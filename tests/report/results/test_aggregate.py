@@ -144,16 +144,6 @@ def test_scenarios_are_kept_apart(make_run: Any) -> None:
     assert [one.scenario for one in found] == ["scenes/4-2-2/overlapped", "scenes/4-4/disjoint"]
 
 
-def test_kept_is_the_share_of_step_0_that_is_left(runs: Path) -> None:
-    (results,) = group_runs(load_runs([runs / "mib"]))
-    row = results.rows[0]
-    before = row.mean(0, "all")
-    after = row.mean(2, "step_0")
-    assert before is not None
-    assert after is not None
-    assert row.kept() == pytest.approx(after / before)
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -331,7 +331,7 @@ def results_of(
     groups: tuple[tuple[str, ...], ...], iou: dict[str, float], path: Path
 ) -> ScenarioResults:
     """Return the results of one run, which has these IoUs after its last step."""
-    step = StepResult(2, tuple(iou), dict(iou), {}, (), 1)
+    step = StepResult(2, tuple(iou), dict(iou), {}, 1)
     conventions = {"unseen": "ignored"}
     run = RunResult(
         path, "mine.yaml", "mib", 1, groups, conventions, (step,) * 3, {}, (), {}, {}, {}, ()

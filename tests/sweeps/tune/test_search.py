@@ -1,6 +1,6 @@
 import pytest
 
-from nacre.sweeps.tune.search import GRID, highest, least_accuracy, next_weight
+from nacre.sweeps.tune.result import GRID, highest, least_accuracy, next_weight
 
 
 def searched(accuracy_of, least):

@@ -4,8 +4,18 @@ import math
 from collections.abc import Sequence
 from statistics import stdev
 
-from nacre.report.charts.charts import DotRow, Point, Series, dot_chart, line_chart
-from nacre.report.charts.svg import STYLES, Axis, PlotArea, percent_axis, value_axis
+from nacre.report.charts.charts import (
+    STYLES,
+    Axis,
+    DotRow,
+    PlotArea,
+    Point,
+    Series,
+    dot_chart,
+    line_chart,
+    percent_axis,
+    value_axis,
+)
 from nacre.report.numbers import percent
 from nacre.report.results.aggregate import Row, ScenarioResults
 from nacre.report.results.runs import RunResult

@@ -6,6 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nacre.errors import NacreError
+from nacre.report.charts.charts import key
 from nacre.report.charts.figures import (
     MOST_CLASSES,
     forgetting_chart,
@@ -14,13 +15,8 @@ from nacre.report.charts.figures import (
     step_curves,
     styles,
 )
-from nacre.report.charts.svg import key
-from nacre.report.page.error_analysis import KINDS, error_breakdowns, intransigence, mean_forgetting
-from nacre.report.page.summary import summary
 from nacre.report.pictures.background_shift import Shift, background_shift
-from nacre.report.pictures.by_step import PredictionsByStep, predict_by_step
 from nacre.report.pictures.grids import (
-    by_step_grid,
     has_untested,
     legend_of,
     sheet_grid,
@@ -34,9 +30,6 @@ from nacre.report.tables.cells import ResultTable, steps_table
 from nacre.report.tables.kinds import make_tables
 from nacre.scenarios.plan import StepPlan, make_plan
 from nacre.training.events import StepLearned, Trained
-
-SHOWN_BY_STEP = 2
-"""Pictures of the sheet that are shown after every step."""
 
 MOST_STEPS = 4
 """Steps whose columns fit side by side."""
@@ -55,7 +48,6 @@ class Section:
         plan: What each step saw, where the data is here.
         shifts: A training image of each step, where the data is here.
         sheet: Pictures, where the data and the networks are here.
-        by_step: Some of them after every step.
         missing: Why something of this is not there.
     """
 
@@ -64,7 +56,6 @@ class Section:
     plan: tuple[StepPlan, ...] = ()
     shifts: tuple[Shift, ...] = ()
     sheet: Sheet | None = None
-    by_step: tuple[PredictionsByStep, ...] = ()
     missing: str = ""
 
 
@@ -81,13 +72,11 @@ def make_section(results: ScenarioResults, pictures: int, paper: bool) -> Sectio
         shifts = tuple(background_shift(data)) if results.final else ()
         section = Section(results, paper, plan, shifts)
         sheet = comparison_sheet(results, data, pictures)
-        chosen = sheet.pictures[:SHOWN_BY_STEP] if results.final else ()
-        by_step = tuple(predict_by_step(results, data, chosen))
     except NacreError as error:
         return Section(
             results, paper, section.plan, section.shifts, missing=str(error).splitlines()[0]
         )
-    return Section(results, paper, plan, shifts, sheet, by_step)
+    return Section(results, paper, plan, shifts, sheet)
 
 
 def section_context(section: Section, i: int, side: int) -> dict[str, Any]:
@@ -98,7 +87,6 @@ def section_context(section: Section, i: int, side: int) -> dict[str, Any]:
     return {
         "id": f"scenario-{i}",
         "results": results,
-        "summary": summary(results),
         "tables": _tables(results),
         "paper": _paper_table(section),
         "legend": [(name, drawing) for name, drawing, _ in keys],
@@ -107,11 +95,6 @@ def section_context(section: Section, i: int, side: int) -> dict[str, Any]:
         "heat": [_heat(results, row) for row in results.rows],
         "forgetting": Markup(forgetting_chart(results)),
         "forgetting_cut": MOST_CLASSES if forgetting_is_cut(results) else 0,
-        "losses_of": _losses_of(results),
-        "error_breakdowns": [(row.name, error_breakdowns(results, row)) for row in results.rows]
-        if results.final
-        else [],
-        "error_kinds": KINDS,
         "losses": [(row.name, Markup(chart)) for row in results.rows if (chart := loss_chart(row))],
         "plan": section.plan,
         "missing": section.missing,
@@ -130,10 +113,6 @@ def _pictures(section: Section, side: int) -> dict[str, Any]:
         "candidates": sheet.candidates if sheet else 0,
         "class_legend": legend_of(sheet) if sheet else [],
         "untested": bool(sheet and has_untested(sheet)),
-        "by_step": [
-            (predictions.image.name, by_step_grid(predictions, colors, side))
-            for predictions in section.by_step
-        ],
         "shifts": shift_grid(section.shifts, colors, side) if sheet and section.shifts else None,
     }
 
@@ -169,17 +148,6 @@ def _heat(results: ScenarioResults, row: Row) -> dict[str, Any]:
             for name, first in [("background", -1), *names]
         ],
     }
-
-
-def _losses_of(results: ScenarioResults) -> dict[str, Any]:
-    """Return mean forgetting and intransigence of the incremental rows."""
-    rows = [
-        (row.name, mean_forgetting(results, row), intransigence(results, row))
-        for row in results.incremental
-    ]
-    steps = range(len(results.groups))
-    known = any(value is not None for _, _, values in rows for value in values)
-    return {"rows": rows if results.final else [], "steps": steps if known else []}
 
 
 def _time(row: Row) -> dict[str, Any]:

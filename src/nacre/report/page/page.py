@@ -3,20 +3,44 @@
 out/index.html   tables, charts and pictures; needs nothing beside it
 out/table.md     the table of every scenario
 out/table.csv    the same figures, one per line
-out/pictures.png the sheet of pictures, to be used elsewhere (pictures-1.png … of several)
 """
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from nacre.report.numbers import percent
 from nacre.report.page.context import Section, make_section, section_context
-from nacre.report.page.render import render
-from nacre.report.pictures.sheet import save_sheet
 from nacre.report.results.aggregate import load_results
 from nacre.report.tables.cells import steps_table
 from nacre.report.tables.render import to_csv, to_markdown
 from nacre.utils.io import save_text
+from nacre.version import __version__
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, filters: dict[str, Callable[..., str]], **values: Any) -> str:
+    """Return a template filled in, with the style, the version and today's date."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(filters)
+    return environment.get_template(template).render(
+        style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
+        version=__version__,
+        made=datetime.now().astimezone().strftime("%d %B %Y"),
+        **values,
+    )
+
 
 LARGEST = 9_000_000
 """Bytes that a page may have; larger ones get smaller pictures."""
@@ -34,7 +58,7 @@ def write_report(
     paper: bool = False,
     notify: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Write the page, the tables and the pictures of finished runs.
+    """Write the page and the tables of finished runs.
 
     Args:
         runs: Run folders, or folders that hold run folders.
@@ -53,10 +77,6 @@ def write_report(
     page = out / "index.html"
     save_text(out / "table.md", "\n".join(to_markdown(table) for table in tables))
     save_text(out / "table.csv", to_csv(tables))
-    for i, section in enumerate(sections, start=1):
-        if section.sheet:
-            name = "pictures.png" if len(sections) == 1 else f"pictures-{i}.png"
-            save_sheet(out / name, section.sheet)
     save_text(page, render_page(sections, named))
     return page
 

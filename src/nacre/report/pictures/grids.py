@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from nacre.report.numbers import percent
 from nacre.report.pictures.background_shift import FUTURE, OLD, Shift, colorize_hidden
-from nacre.report.pictures.by_step import PredictionsByStep
 from nacre.report.pictures.predict import Color, Pixels, colorize, data_uri
 from nacre.report.pictures.sheet import Sheet
 
@@ -57,26 +56,6 @@ def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
         rows.append((f"{image.name}\n{seen.why}", tuple(tiles)))
     pixels = [seen.image.pixels for seen in sheet.pictures]
     return PageGrid(("image", *sheet.columns, "truth"), tuple(rows), _are_small(pixels))
-
-
-def by_step_grid(predictions: PredictionsByStep, colors: Sequence[Color], side: int) -> PageGrid:
-    """Return one image through the steps: a row per method, a column per step."""
-    image = predictions.image
-    truth = _colorized_uri(image.truth, colors, image.pixels, side)
-    steps = range(len(predictions.masks[0]))
-    rows: list[tuple[str, tuple[PageTile | None, ...]]] = []
-    for method, masks in zip(predictions.methods, predictions.masks, strict=True):
-        tiles: list[PageTile | None] = []
-        for step, mask in zip(steps, masks, strict=True):
-            about = f"{method} on {image.name} after step {step}"
-            uri = None if mask is None else _colorized_uri(mask, colors, image.pixels, side)
-            tiles.append(None if uri is None else PageTile(uri, about))
-        # The image and the truth are the same for all methods: once is enough.
-        first = None if rows else PageTile(data_uri(image.pixels, side), f"test image {image.name}")
-        last = None if rows else PageTile(truth, f"truth of {image.name}")
-        rows.append((method, (first, *tiles, last)))
-    heads = ("image", *(f"step {step}" for step in steps), "truth")
-    return PageGrid(heads, tuple(rows), _are_small([image.pixels]))
 
 
 def shift_grid(shifts: Sequence[Shift], colors: Sequence[Color], side: int) -> PageGrid:

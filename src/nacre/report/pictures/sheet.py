@@ -8,18 +8,15 @@ do not all put into the same class.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from nacre.data.step_data import ScenarioData
 from nacre.models.network import Network
-from nacre.report.pictures.canvas import Grid, Tile, draw_grid
 from nacre.report.pictures.predict import (
     Color,
     Pixels,
     TestImage,
-    colorize,
     open_network,
     predict_masks,
     read_images,
@@ -28,7 +25,6 @@ from nacre.report.results.aggregate import ScenarioResults
 from nacre.report.results.runs import RunResult
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.classes import IGNORE_INDEX, WIDE_IGNORE_INDEX
-from nacre.utils.io import save
 
 DIFFERENT, RANDOM = "methods differ most", "drawn at random"
 
@@ -138,21 +134,3 @@ def _choose(scores: Sequence[float], count: int, rng: np.random.Generator) -> li
     others = rng.permutation(np.sort(order[first:]))[: count - first]
     chosen = [(int(i), DIFFERENT) for i in order[:first]]
     return chosen + [(int(i), RANDOM) for i in others]
-
-
-def sheet_picture(sheet: Sheet, side: int = 160) -> Grid:
-    """Return a sheet as a grid to be drawn: the image, one column per method, the truth."""
-    rows = []
-    for seen in sheet.pictures:
-        pixels = seen.image.pixels
-        masks = [Tile(colorize(mask, sheet.colors, pixels)) for mask in seen.masks]
-        truth = Tile(colorize(seen.image.truth, sheet.colors, pixels))
-        rows.append((Tile(pixels), *masks, truth))
-    return Grid(("image", *sheet.columns, "truth"), tuple(rows), side=side)
-
-
-def save_sheet(path: Path, sheet: Sheet) -> None:
-    """Write a sheet as a picture."""
-    legend = [(sheet.classes[i], sheet.colors[i]) for i in sheet.shown_classes()]
-    picture = draw_grid(sheet_picture(sheet), legend)
-    save(path, lambda temporary: picture.save(temporary, "PNG", optimize=True))

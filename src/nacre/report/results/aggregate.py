@@ -6,8 +6,6 @@ that they learnt from and were tested on. Equal seeds are never averaged: a copy
 once, and runs of one seed with other results are rows of their own; the notes say so. A row is
 named after its method; where several rows have the same method, the name carries the config
 values that tell them apart, or the run's folder.
-
-    kept = mean IoU of step 0's classes after the last step / after step 0
 """
 
 import json
@@ -66,11 +64,6 @@ class Row:
     def forgetting(self, name: str) -> float | None:
         """Return how much of a class was forgotten, averaged over the seeds."""
         return average([run.forgetting.get(name) for run in self.runs])
-
-    def kept(self) -> float | None:
-        """Return which share of step 0's mean IoU is left after the last step."""
-        before, after = self.mean(0, "step_0"), self.mean(len(self.runs[0].groups) - 1, "step_0")
-        return after / before if before and after is not None else None
 
 
 @dataclass(frozen=True)

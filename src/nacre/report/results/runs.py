@@ -27,7 +27,6 @@ class StepResult:
     classes: tuple[str, ...]
     iou: Ious
     mean_iou: dict[str, float | None]
-    confusion: tuple[tuple[int, ...], ...]
     images: int
 
 
@@ -211,7 +210,6 @@ def _step(metrics: Mapping[str, Any]) -> StepResult:
         classes=tuple(metrics["classes"]),
         iou=metrics["iou"],
         mean_iou=metrics["mean_iou"],
-        confusion=tuple(tuple(row) for row in metrics["confusion"]),
         images=metrics["images"],
     )
 

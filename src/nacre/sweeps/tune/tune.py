@@ -3,7 +3,7 @@
     1. step 0 is learnt once, or taken over, and shared by all trials;
     2. fine-tuning learns the first incremental step, with each learning rate that is offered;
        the best accuracy on the new classes chooses the rate and sets the measure;
-    3. the method learns the same step with weights of the grid (`nacre.sweeps.tune.search`); the
+    3. the method learns the same step with weights of the grid (`nacre.sweeps.tune.result`); the
        highest one that keeps 80 % of fine-tuning's accuracy is chosen, for all later steps too.
 
 The accuracy is the mean IoU of the new classes, without the background, on a fifth of the step's
@@ -26,8 +26,16 @@ from nacre.methods import find_method
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import Run
 from nacre.runs.scenario_data import open_scenario
-from nacre.sweeps.tune.result import Trial, Tuning, as_comment, as_plain
-from nacre.sweeps.tune.search import GRID, highest, least_accuracy, next_weight
+from nacre.sweeps.tune.result import (
+    GRID,
+    Trial,
+    Tuning,
+    as_comment,
+    as_plain,
+    highest,
+    least_accuracy,
+    next_weight,
+)
 from nacre.sweeps.tune.trial import FIRST, accuracy, trial_data
 from nacre.training.config import RunConfig, deep_merge, resolve_config
 from nacre.training.events import Observer

@@ -1,4 +1,4 @@
-"""The same image through the steps, and the background shift."""
+"""The background shift, and what the sheet of images needs."""
 
 from pathlib import Path
 from typing import Any
@@ -18,28 +18,9 @@ from nacre.report.pictures.background_shift import (
     background_shift,
     colorize_hidden,
 )
-from nacre.report.pictures.by_step import predict_by_step
-from nacre.report.pictures.canvas import Grid, Tile, draw_grid
-from nacre.report.pictures.predict import open_data, predict_masks
+from nacre.report.pictures.predict import open_data
 from nacre.report.pictures.sheet import comparison_sheet
 from nacre.report.results.aggregate import load_results
-
-
-def test_growth_is_what_each_steps_network_sees(runs: Path) -> None:
-    (results,) = load_results([runs])
-    data = open_data(results.rows)
-    pictures = comparison_sheet(results, data, 2).pictures
-    images = [seen.image for seen in pictures]
-    by_step = predict_by_step(results, data, pictures)
-    assert [predictions.image.name for predictions in by_step] == [image.name for image in images]
-    assert by_step[0].methods == ("FT", "LwF", "MiB", "Joint")
-    for step in range(3):
-        network = load(runs / "mib" / f"step-{step}", "cpu").network
-        seen = by_step[1].masks[2][step]
-        assert seen is not None
-        assert np.array_equal(seen, predict_masks(network, images[1:])[0])
-    joint = by_step[0].masks[3]
-    assert [mask is None for mask in joint] == [True, True, False]
 
 
 def test_shift_shows_what_labels_hide(runs: Path) -> None:
@@ -67,16 +48,6 @@ def test_shift_shows_what_labels_hide(runs: Path) -> None:
     assert (red[:, 0] > red[:, 2]).all()
 
 
-def test_grid_places_tiles_and_enlarges_by_pixel() -> None:
-    red, empty = np.full((4, 4, 3), (255, 0, 0), np.uint8), Tile(None)
-    grid = Grid(("a", "b"), ((Tile(red, "below"), empty),), names=("row",), side=40)
-    picture = draw_grid(grid, [("thing", (0, 255, 0))], "title")
-    pixels = np.asarray(picture)
-    assert (pixels == (255, 0, 0)).all(2).sum() == 40 * 40
-    assert (pixels == (0, 255, 0)).all(2).sum() > 50
-    assert picture.width % 2 == picture.height % 2 == 0
-
-
 def test_every_network_is_loaded_once(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +59,7 @@ def test_every_network_is_loaded_once(
 
     monkeypatch.setattr("nacre.report.pictures.predict.load_model", load_and_note)
     write_report([runs], tmp_path / "page", pictures=3)
-    assert len(opened) == len(set(opened)) == 3 * 3 + 1
+    assert len(opened) == len(set(opened)) == 4
 
 
 def test_pictures_are_seen_through_windows_where_tests_are(make_run: Any, tmp_path: Path) -> None:
