@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from nacre.training import window
 from nacre.utils.signals import STOPS
@@ -19,9 +20,18 @@ with warnings.catch_warnings():
 
 torch.set_num_threads(1)
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is; every run draws the same examples, but
+# for those of `make fuzz`.
+settings.register_profile(
+    "busy",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="NACRE_FUZZ" not in os.environ,
+)
 settings.load_profile("busy")
+# Hypothesis would read the source of every module outside of site-packages for constants to draw:
+# ten seconds where timm is one of them, and other examples whenever another test ran before.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(scope="session", autouse=True)
