@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -37,183 +39,165 @@ few = settings(max_examples=25, deadline=None)
 Losses = Callable[[Tensor, Problem], dict[str, Tensor]]
 
 
-def _unbiased_ce(x: Tensor, a: Problem) -> Tensor:
-    return unbiased_cross_entropy(a.full(x), a.targets, a.num_old)
-
-
-def _hidden_ce(x: Tensor, a: Problem) -> Tensor:
-    return unbiased_cross_entropy(a.full(x), a.targets, 1, hidden=a.hidden)
-
-
-def _mixed(x: Tensor, a: Problem, labeled_background: bool, hidden: Tensor | None = None) -> Tensor:
-    return binary_mixed(
-        a.full(x),
-        a.targets,
-        a.full(a.old),
-        labeled_background=labeled_background,
-        hidden=hidden,
+def softmaxes(teacher: bool = True, hides: bool = False, **options: Any) -> Losses:
+    """Return the fused losses of softmaxes with these options."""
+    return lambda x, a: fused_losses(
+        x, a.targets, a.old if teacher else None, hidden=a.hidden if hides else None, **options
     )
 
 
-def _weighted_ce(
-    x: Tensor, a: Problem, loss: Callable[..., Tensor], hidden: Tensor | None = None
-) -> Tensor:
+def sigmoids(teacher: bool = True, hides: bool = False, **options: Any) -> Losses:
+    """Return the fused losses of sigmoids with these options."""
+    return lambda x, a: fused_binary_losses(
+        x, a.targets, a.old if teacher else None, hidden=a.hidden if hides else None, **options
+    )
+
+
+def device_kernel(kd: bool = False, weighted: bool = False) -> Losses:
+    """Return the losses by the kernel that GPUs take, which needs none."""
+
+    def losses(x: Tensor, a: Problem) -> dict[str, Tensor]:
+        x = at_least_float32(x)
+        divisors = {"ce": pixel_count(x, a.targets, None, IGNORE_INDEX)}
+        divisors |= {"kd": x.new_tensor(float(a.targets.numel() * a.num_old))} if kd else {}
+        kernel = PlainKernel(True, kd, a.num_old if kd else 1, IGNORE_INDEX)
+        weights = a.weights.to(x.dtype).unsqueeze(1) if weighted else None
+        old = a.old.detach().to(x.dtype) if kd else None
+        return _losses(kernel, x, old, a.targets, divisors, weights)
+
+    return losses
+
+
+def plain(**losses: Callable[[Tensor, Problem], Tensor]) -> Losses:
+    """Return losses of upsampled logits by their names."""
+
+    def found(x: Tensor, a: Problem) -> dict[str, Tensor]:
+        full = a.full(x)
+        return {name: loss(full, a) for name, loss in losses.items()}
+
+    return found
+
+
+def ce(x: Tensor, a: Problem) -> Tensor:
+    return cross_entropy(x, a.targets)
+
+
+def unbiased_ce(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_cross_entropy(x, a.targets, a.num_old)
+
+
+def hidden_ce(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_cross_entropy(x, a.targets, 1, hidden=a.hidden)
+
+
+def weighted_ce(x: Tensor, a: Problem) -> Tensor:
+    targets = a.targets.long()
+    by_pixel = F.cross_entropy(x, targets, ignore_index=IGNORE_INDEX, reduction="none")
+    count = (targets != IGNORE_INDEX).sum().clamp(min=1)
+    return (by_pixel.sum((1, 2)) * a.weights).sum() / count
+
+
+def weighted_hidden_ce(x: Tensor, a: Problem) -> Tensor:
     count = (a.targets != IGNORE_INDEX).sum()
-    found = []
-    for n in range(len(x)):
-        one = slice(n, n + 1)
-        more = {} if hidden is None else {"num_old": 1, "hidden": hidden[one]}
-        found.append(loss(a.full(x)[one], a.targets[one], num_pixels=count, **more))
+    parts = zip(x.split(1), a.targets.split(1), a.hidden.split(1), strict=True)
+    found = [
+        unbiased_cross_entropy(one, targets, 1, hidden=hidden, num_pixels=count)
+        for one, targets, hidden in parts
+    ]
     return (torch.stack(found) * a.weights).sum()
 
 
-def _new_bce(x: Tensor, a: Problem, **options: float) -> Tensor:
-    return new_binary_cross_entropy(
-        a.full(x)[:, a.num_old :],
+def kd(x: Tensor, a: Problem) -> Tensor:
+    return distillation(x, a.full(a.old))
+
+
+def unbiased_kd(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_distillation(x, a.full(a.old))
+
+
+def bce(x: Tensor, a: Problem) -> Tensor:
+    return binary_cross_entropy(x, a.targets)
+
+
+def hidden_bce(x: Tensor, a: Problem) -> Tensor:
+    return binary_cross_entropy(x, a.targets, hidden=a.hidden)
+
+
+def binary_kd(x: Tensor, a: Problem) -> Tensor:
+    return binary_distillation(x, a.full(a.old))
+
+
+def mixed(labeled_background: bool, hides: bool = False) -> Callable[[Tensor, Problem], Tensor]:
+    return lambda x, a: binary_mixed(
+        x,
         a.targets,
-        a.num_old,
-        **options,  # type: ignore[arg-type]
+        a.full(a.old),
+        labeled_background=labeled_background,
+        hidden=a.hidden if hides else None,
     )
 
 
-def _by_device_kernel(
-    x: Tensor, a: Problem, kd: bool = False, weights: Tensor | None = None
-) -> dict[str, Tensor]:
-    """The kernel that GPUs take, which needs none."""
-    x = at_least_float32(x)
-    divisors = {"ce": pixel_count(x, a.targets, None, IGNORE_INDEX)}
-    if kd:
-        divisors["kd"] = x.new_tensor(float(a.targets.numel() * a.num_old))
-    kernel = PlainKernel(True, kd, a.num_old if kd else 1, IGNORE_INDEX)
-    by_image = None if weights is None else weights.to(x.dtype).unsqueeze(1)
-    old = a.old.detach().to(x.dtype) if kd else None
-    return _losses(kernel, x, old, a.targets, divisors, by_image)
+def new_bce(x: Tensor, a: Problem) -> Tensor:
+    return new_binary_cross_entropy(x[:, a.num_old :], a.targets, a.num_old)
 
 
+def star_bce(x: Tensor, a: Problem) -> Tensor:
+    return new_binary_cross_entropy(x[:, a.num_old :], a.targets, a.num_old, positive_weight=35.0)
+
+
+def fused_star(x: Tensor, a: Problem) -> dict[str, Tensor]:
+    return fused_split_binary_losses(
+        x[:, a.num_old :], a.targets, first_new=a.num_old, positive_weight=35.0
+    )
+
+
+C, D = {"old_targets": "teacher_but_background"}, {"old_targets": "teacher"}
 # name: (fused, plain); every loss and every combination that a method uses
 CASES: dict[str, tuple[Losses, Losses]] = {
-    "ft": (
-        lambda x, a: fused_losses(x, a.targets),
-        lambda x, a: {"ce": cross_entropy(a.full(x), a.targets)},
-    ),
-    "lwf": (
-        lambda x, a: fused_losses(x, a.targets, a.old, ce="plain", kd="plain"),
-        lambda x, a: {
-            "ce": cross_entropy(a.full(x), a.targets),
-            "kd": distillation(a.full(x), a.full(a.old)),
-        },
-    ),
-    "lwf + unbiased ce": (
-        lambda x, a: fused_losses(x, a.targets, a.old, ce="unbiased", kd="plain"),
-        lambda x, a: {
-            "ce": _unbiased_ce(x, a),
-            "kd": distillation(a.full(x), a.full(a.old)),
-        },
-    ),
+    "ft": (softmaxes(teacher=False), plain(ce=ce)),
+    "lwf": (softmaxes(kd="plain"), plain(ce=ce, kd=kd)),
+    "lwf + unbiased ce": (softmaxes(ce="unbiased", kd="plain"), plain(ce=unbiased_ce, kd=kd)),
     "mib": (
-        lambda x, a: fused_losses(x, a.targets, a.old, ce="unbiased", kd="unbiased"),
-        lambda x, a: {
-            "ce": _unbiased_ce(x, a),
-            "kd": unbiased_distillation(a.full(x), a.full(a.old)),
-        },
+        softmaxes(ce="unbiased", kd="unbiased"),
+        plain(ce=unbiased_ce, kd=unbiased_kd),
     ),
     "unbiased ce": (
         lambda x, a: fused_losses(x, a.targets, ce="unbiased", num_old=a.num_old),
-        lambda x, a: {"ce": _unbiased_ce(x, a)},
+        plain(ce=unbiased_ce),
     ),
-    "hidden ce": (
-        lambda x, a: fused_losses(x, a.targets, ce="unbiased", hidden=a.hidden),
-        lambda x, a: {"ce": _hidden_ce(x, a)},
-    ),
+    "hidden ce": (softmaxes(False, hides=True, ce="unbiased"), plain(ce=hidden_ce)),
     "mib, hidden": (
-        lambda x, a: fused_losses(
-            x, a.targets, a.old, ce="unbiased", kd="unbiased", hidden=a.hidden
-        ),
-        lambda x, a: {
-            "ce": _hidden_ce(x, a),
-            "kd": unbiased_distillation(a.full(x), a.full(a.old)),
-        },
+        softmaxes(hides=True, ce="unbiased", kd="unbiased"),
+        plain(ce=hidden_ce, kd=unbiased_kd),
     ),
     "lwf, hidden": (
-        lambda x, a: fused_losses(x, a.targets, a.old, ce="unbiased", kd="plain", hidden=a.hidden),
-        lambda x, a: {"ce": _hidden_ce(x, a), "kd": distillation(a.full(x), a.full(a.old))},
+        softmaxes(hides=True, ce="unbiased", kd="plain"),
+        plain(ce=hidden_ce, kd=kd),
     ),
-    "kd": (
-        lambda x, a: fused_losses(x, a.targets, a.old, ce=None, kd="plain"),
-        lambda x, a: {"kd": distillation(a.full(x), a.full(a.old))},
-    ),
-    "unbiased kd": (
-        lambda x, a: fused_losses(x, a.targets, a.old, ce=None, kd="unbiased"),
-        lambda x, a: {"kd": unbiased_distillation(a.full(x), a.full(a.old))},
-    ),
-    "bce": (
-        lambda x, a: fused_binary_losses(x, a.targets),
-        lambda x, a: {"bce": binary_cross_entropy(a.full(x), a.targets)},
-    ),
-    "bce, hidden": (
-        lambda x, a: fused_binary_losses(x, a.targets, hidden=a.hidden),
-        lambda x, a: {"bce": binary_cross_entropy(a.full(x), a.targets, hidden=a.hidden)},
-    ),
-    "lwf-mc, hidden": (
-        lambda x, a: fused_binary_losses(x, a.targets, a.old, distil=True, hidden=a.hidden),
-        lambda x, a: {
-            "bce": binary_cross_entropy(a.full(x), a.targets, hidden=a.hidden),
-            "kd": binary_distillation(a.full(x), a.full(a.old)),
-        },
-    ),
-    "lwf-mc-c, hidden": (
-        lambda x, a: fused_binary_losses(
-            x, a.targets, a.old, old_targets="teacher_but_background", hidden=a.hidden
-        ),
-        lambda x, a: {"bce": _mixed(x, a, labeled_background=True, hidden=a.hidden)},
-    ),
-    "lwf-mc": (
-        lambda x, a: fused_binary_losses(x, a.targets, a.old, distil=True),
-        lambda x, a: {
-            "bce": binary_cross_entropy(a.full(x), a.targets),
-            "kd": binary_distillation(a.full(x), a.full(a.old)),
-        },
-    ),
-    "lwf-mc-c": (
-        lambda x, a: fused_binary_losses(x, a.targets, a.old, old_targets="teacher_but_background"),
-        lambda x, a: {"bce": _mixed(x, a, labeled_background=True)},
-    ),
-    "lwf-mc-d": (
-        lambda x, a: fused_binary_losses(x, a.targets, a.old, old_targets="teacher"),
-        lambda x, a: {"bce": _mixed(x, a, labeled_background=False)},
-    ),
+    "kd": (softmaxes(ce=None, kd="plain"), plain(kd=kd)),
+    "unbiased kd": (softmaxes(ce=None, kd="unbiased"), plain(kd=unbiased_kd)),
+    "bce": (sigmoids(teacher=False), plain(bce=bce)),
+    "bce, hidden": (sigmoids(False, hides=True), plain(bce=hidden_bce)),
+    "lwf-mc": (sigmoids(distil=True), plain(bce=bce, kd=binary_kd)),
+    "lwf-mc, hidden": (sigmoids(hides=True, distil=True), plain(bce=hidden_bce, kd=binary_kd)),
+    "lwf-mc-c": (sigmoids(**C), plain(bce=mixed(True))),
+    "lwf-mc-c, hidden": (sigmoids(hides=True, **C), plain(bce=mixed(True, hides=True))),
+    "lwf-mc-d": (sigmoids(**D), plain(bce=mixed(False))),
     "plop": (
         lambda x, a: {"ce": weighted_cross_entropy(x, a.targets, a.weights)},
-        lambda x, a: {"ce": _weighted_ce(x, a, cross_entropy)},
+        plain(ce=weighted_ce),
     ),
     "plop, hidden": (
         lambda x, a: {"ce": weighted_cross_entropy(x, a.targets, a.weights, hidden=a.hidden)},
-        lambda x, a: {"ce": _weighted_ce(x, a, unbiased_cross_entropy, a.hidden)},
+        plain(ce=weighted_hidden_ce),
     ),
     "dkd": (
         lambda x, a: fused_split_binary_losses(x, a.targets, a.old, first_new=a.num_old),
-        lambda x, a: {
-            "bce": _new_bce(x, a),
-            "kd": binary_distillation(a.full(x), a.full(a.old)),
-        },
+        plain(bce=new_bce, kd=binary_kd),
     ),
-    "star": (
-        lambda x, a: fused_split_binary_losses(
-            x[:, a.num_old :], a.targets, first_new=a.num_old, positive_weight=35.0
-        ),
-        lambda x, a: {"bce": _new_bce(x, a, positive_weight=35.0)},
-    ),
-    "lwf on a GPU": (
-        lambda x, a: _by_device_kernel(x, a, kd=True),
-        lambda x, a: {
-            "ce": cross_entropy(a.full(x), a.targets),
-            "kd": distillation(a.full(x), a.full(a.old)),
-        },
-    ),
-    "plop on a GPU": (
-        lambda x, a: _by_device_kernel(x, a, weights=a.weights),
-        lambda x, a: {"ce": _weighted_ce(x, a, cross_entropy)},
-    ),
+    "star": (fused_star, plain(bce=star_bce)),
+    "lwf on a GPU": (device_kernel(kd=True), plain(ce=ce, kd=kd)),
+    "plop on a GPU": (device_kernel(weighted=True), plain(ce=weighted_ce)),
 }
 NEED_NEW = ("dkd", "star")
 
