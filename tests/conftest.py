@@ -13,6 +13,7 @@ from hypothesis.internal.conjecture import providers
 
 from nacre.training import window
 from nacre.utils.signals import STOPS
+from tiny_runs import tiny_run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -38,6 +39,14 @@ providers._get_local_constants = lambda: providers._local_constants
 def _every_update_is_told() -> None:
     """Runs of a few updates have lines of events."""
     window.LOG_EVERY = 1
+
+
+@pytest.fixture(scope="session")
+def finished(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three steps of a second, which nobody changes."""
+    out = tmp_path_factory.mktemp("runs") / "mib"
+    tiny_run(out)
+    return out
 
 
 @pytest.fixture

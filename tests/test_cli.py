@@ -14,7 +14,7 @@ import yaml
 
 from nacre.cli import main
 from nacre.models.io import find_model, load_model
-from tiny_runs import TINY, tiny_run
+from tiny_runs import TINY
 
 
 class Done(NamedTuple):
@@ -43,13 +43,6 @@ def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "tiny.yaml"
     path.write_text(yaml.safe_dump(TINY))
     return path
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "mib"
-    tiny_run(out)
-    return out
 
 
 COMMANDS = [

@@ -7,14 +7,11 @@ and NACRE_SEED=… draws the same again.
 """
 
 import contextlib
-import ctypes
 import functools
 import io
-import json
 import os
 import random
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,11 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import typer.main
-from guard import Outcome, limited, run
+from guard import limited, run
 from pydantic import BaseModel
 from values import BAD_OPTIONS, BAD_YAML, damage_bytes, damage_file, damage_words
 from world import SCENES, SMALL, World
 
+import unprivileged
 from data.importers.exports import WRITERS, zip_folder
 from local_server import send, serving
 from nacre.cli import app
@@ -269,27 +267,7 @@ def test_every_number_refuses_true():
     assert not failures, "\n".join(failures)
 
 
-def run_without_privileges(commands: list[tuple[object, ...]]) -> list[Outcome]:
-    """Run commands in a process to which permissions apply."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-                assert ctypes.CDLL(None).capset(header, none) == 0
-            with os.fdopen(writing, "w") as file:
-                json.dump([run(*command) for command in commands], file)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        content = file.read()
-    os.waitpid(child, 0)
-    return [Outcome(*one) for one in json.loads(content)]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="privileges are dropped as Linux knows them")
+@unprivileged.NEEDS
 def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
     closed, fixed, free = tmp_path / "closed", tmp_path / "fixed", ("--out", tmp_path / "free")
     closed.mkdir(mode=0)
@@ -324,9 +302,10 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("import", world.data, "--to", fixed / "h"),
     ]
     failures = []
-    for command, done in zip(commands, run_without_privileges(commands), strict=True):
+    outcomes = unprivileged.without_privileges(lambda: [run(*command) for command in commands])
+    for command, (code, failure, errors) in zip(commands, outcomes, strict=True):
         # A long path may be broken over the lines of a box.
-        named = re.search("closed|fixed", re.sub(r"[\s│]", "", done.errors))
-        if done.failure or done.code != 2 or not named:
-            failures.append(f"{command!r:.150}: {done}")
+        named = re.search("closed|fixed", re.sub(r"[\s│]", "", errors))
+        if failure or code != 2 or not named:
+            failures.append(f"{command!r:.150}: {code} {failure} {errors}")
     assert not failures, "\n".join(failures)
