@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import typer.main
 import yaml
 
-from nacre.cli import main
+from nacre.cli import app, main
 from nacre.models.io import find_model, load_model
 from tiny_runs import TINY
 
@@ -45,26 +46,9 @@ def config(tmp_path_factory):
     return path
 
 
-COMMANDS = [
-    "demo",
-    "run",
-    "eval",
-    "plan",
-    "predict",
-    "export",
-    "serve",
-    "methods",
-    "data",
-    "grid",
-    "report",
-    "table",
-    "tune",
-]
-
-
 def test_help_teaches_by_example(nacre):
     assert "nacre demo" in nacre("--help").stdout
-    for command in COMMANDS:
+    for command in typer.main.get_command(app).commands:
         assert "Example" in nacre(command, "--help").stdout, command
 
 
