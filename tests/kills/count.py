@@ -23,8 +23,6 @@ from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))
-
 from killing import await_, children, compare, operations_below, start, survivors, wait
 
 from nacre.sweeps.tune import tune as search

@@ -5,7 +5,6 @@ second. It is killed from outside, or by itself before its n-th file operation.
 """
 
 import hashlib
-import json
 import os
 import signal
 import sys
@@ -14,10 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import torch
 import torch._dynamo  # which a trainer would import in every trial
 import torch.distributed.run
-from often import be_often
 from safetensors import safe_open
 
 import nacre.runs.run
@@ -25,15 +25,22 @@ import nacre.sweeps.tune.tune
 import nacre.terminal.progress
 import nacre.terminal.tune  # noqa: F401  # all that a command imports when it is needed
 from nacre.cli import main
+from nacre.training import resume, window
+from tiny_runs import learning
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2", "--max-restarts")
-OFTEN = str(Path(__file__).with_name("often.py"))
 RESULTS = ("metrics.json", "tuning.json", "coco.json")
 # File operations that Python's audit hooks report; `open` only when it may write.
 _OPERATIONS = {
     "open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate",
     "tempfile.mkstemp", "shutil.copytree", "shutil.copyfile", "shutil.rmtree",
 }  # fmt: skip
+
+
+def be_often(minutes: float) -> None:
+    """Have every update told, and a step saved every so many minutes."""
+    window.LOG_EVERY = 1
+    resume.CHECKPOINT_MINUTES = minutes
 
 
 def operations_below(folder: Path, target: int | Path) -> None:
@@ -66,12 +73,8 @@ def start(
 ) -> int:
     """Begin a command in a process and session of its own; return the process's number.
 
-    Args:
-        arguments: Of the command.
-        log: Where its output goes.
-        prepare: Called in the process before it begins.
-        minutes: Between two saves of a step.
-        restarts: How often torchrun begins its two processes again; None is without torchrun.
+    It saves every so many minutes. With restarts it is two processes under torchrun, which begins
+    them again so often.
     """
     process = os.fork()
     if process:
@@ -93,7 +96,7 @@ def start(
             sys.argv = ["nacre", *arguments]
             main()
         else:
-            pair = (*TORCHRUN, str(restarts), OFTEN, str(minutes))
+            pair = (*TORCHRUN, str(restarts), __file__, str(minutes))
             torch.distributed.run.main([*pair, *arguments])
         code = 0
     except SystemExit as end:
@@ -159,7 +162,7 @@ def digest(folder: Path) -> dict[str, str]:
         elif path.name in RESULTS or path.suffix in (".png", ".jpg", ".csv", ".onnx"):
             content = path.read_bytes()
         elif path.name == "events.jsonl":
-            content = repr(_learning(path)).encode()
+            content = repr(learning(path.parent)).encode()
         else:
             continue
         found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
@@ -170,14 +173,6 @@ def _tensors(path: Path) -> Iterable[bytes]:
     with safe_open(path, framework="np") as file:
         for name in sorted(file.keys()):
             yield name.encode() + file.get_tensor(name).tobytes()
-
-
-def _learning(path: Path) -> list[tuple[str, ...]]:
-    """Return what a run's events say of its learning, whatever interrupted it."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    keys = ("event", "step", "iteration", "losses", "mean_iou")
-    kept = [one for one in lines if one["event"] in ("train", "learnt", "end")]
-    return [tuple(str(one.get(key)) for key in keys) for one in kept]
 
 
 def compare(out: Path, reference: Path, code: int) -> list[str]:
@@ -193,3 +188,8 @@ def compare(out: Path, reference: Path, code: int) -> list[str]:
         *(f"no {name}" for name in sorted(wanted - names)),
         *(f"other content: {name}" for name in sorted(other)),
     ]
+
+
+if __name__ == "__main__":  # as torchrun calls it: killing.py MINUTES ARGUMENTS…
+    be_often(float(sys.argv.pop(1)))
+    main()

@@ -1,6 +1,5 @@
 """Whatever stopped a run: what is there stays, what is left over goes, and it goes on alike."""
 
-import json
 import shutil
 
 import pytest
@@ -16,7 +15,7 @@ from nacre.runs.run import run_scenario
 from nacre.training.config import build_config, deep_merge
 from nacre.training.events import StepLearned
 from nacre.training.step import Interrupted
-from tiny_runs import TINY, StopAfter, tiny_config, tiny_run
+from tiny_runs import TINY, StopAfter, learning, tiny_config, tiny_run
 
 
 def results(run):
@@ -24,14 +23,6 @@ def results(run):
     names = ("model.safetensors", "metrics.json", "exemplars.csv")
     found = [path for name in names for path in run.rglob(name)]
     return {str(path.relative_to(run)): path.read_bytes() for path in found}
-
-
-def learning(run):
-    """Everything that the events say of the learning, whatever interrupted it."""
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    keys = ("event", "step", "iteration", "losses", "mean_iou")
-    kept = [line for line in lines if line["event"] in ("train", "learnt", "end")]
-    return [[line.get(key) for key in keys] for line in kept]
 
 
 def test_no_event_is_lost_or_doubled_wherever_a_run_is_stopped(finished, tmp_path):
