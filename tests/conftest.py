@@ -49,6 +49,14 @@ def finished(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFacto
     return out
 
 
+@pytest.fixture(scope="session")
+def learned(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, learned for longer."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    tiny_run(out, train={"epochs": 6})
+    return out
+
+
 @pytest.fixture
 def heard_signals() -> Iterator[None]:
     """Signals that nobody ignores: a shell has its background jobs ignore some, nohup others."""
