@@ -46,9 +46,11 @@ def test_what_another_package_registers_joins_and_a_broken_one_breaks_only_itsel
 
 
 def test_the_list_of_methods_has_those_of_others_and_passes_over_broken_ones(monkeypatch, caplog):
-    points = [Point("mine", lambda: METHODS["ft"]), Point("bad", broken)]
+    points = [Point(name, lambda: METHODS["ft"]) for name in ("mine", "mib")]
+    points.append(Point("bad", broken))
     monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
     assert set(all_rows()) == {*ROWS, "mine"}
+    assert all_rows()["mib"] == ROWS["mib"], "a name of ours stays ours"
     assert all_rows()["mine"].summary.startswith("Cross-entropy alone")
     assert "'bad' cannot be loaded from elsewhere:bad: ImportError: no module" in caplog.text
 
