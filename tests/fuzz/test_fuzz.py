@@ -9,6 +9,7 @@ and NACRE_SEED=… draws the same again.
 import contextlib
 import functools
 import io
+import itertools
 import os
 import random
 import re
@@ -149,9 +150,12 @@ def try_file(kind: str, world: World, rng: random.Random) -> tuple[str, str]:
     return f"{name}, {how}: {command[0]}", failure
 
 
+TOOLS = itertools.cycle(WRITERS)
+
+
 def try_export(world: World, rng: random.Random) -> tuple[str, str]:
     """Import a damaged export: it is a folder that is read, or one sentence and nothing else."""
-    tool, work = rng.choice(list(WRITERS)), Path(tempfile.mkdtemp(dir=world.root))
+    tool, work = next(TOOLS), Path(tempfile.mkdtemp(dir=world.root))
     export = work / "export"
     WRITERS[tool](export)
     what = [tool]
@@ -229,7 +233,7 @@ KINDS: dict[str, tuple[int, Callable[[World, random.Random], tuple[str, str]]]] 
     "keys of a step": (200, try_key_of_a_step),
     "options": (40, try_option),
     "requests": (60, try_request),
-    "exports": (60, try_export),
+    "exports": (120, try_export),
 } | {
     kind: (count, functools.partial(try_file, names))
     for kind, count, names in (
