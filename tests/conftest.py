@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from nacre.training import window
 from nacre.utils.signals import STOPS
+from tiny_runs import tiny_run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -19,15 +21,40 @@ with warnings.catch_warnings():
 
 torch.set_num_threads(1)
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is; every run draws the same examples, but
+# for those of `make fuzz`.
+settings.register_profile(
+    "busy",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="NACRE_FUZZ" not in os.environ,
+)
 settings.load_profile("busy")
+# Hypothesis would read the source of every module outside of site-packages for constants to draw:
+# ten seconds where timm is one of them, and other examples whenever another test ran before.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _every_update_is_told() -> None:
     """Runs of a few updates have lines of events."""
     window.LOG_EVERY = 1
+
+
+@pytest.fixture(scope="session")
+def finished(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three steps of a second, which nobody changes."""
+    out = tmp_path_factory.mktemp("runs") / "mib"
+    tiny_run(out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def learned(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, learned for longer."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    tiny_run(out, train={"epochs": 6})
+    return out
 
 
 @pytest.fixture

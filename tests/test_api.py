@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,6 @@ from nacre.api.model import Prediction
 from nacre.errors import NacreError
 from nacre.models.io import load_model, save_model
 from nacre.runs.evaluate import evaluate_checkpoint
-from tiny_runs import tiny_run
 
 MASK = np.array([[0, 1], [1, 2]], np.uint8)
 SEEN = Prediction(MASK, ("background", "cat", "dog"), ((0, 0, 0), (255, 0, 0), (0, 255, 0)))
@@ -32,10 +32,8 @@ def test_a_prediction_is_a_palette_picture_and_an_overlay():
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "mib"
-    tiny_run(out)
-    return nacre.load(out)
+def model(finished):
+    return nacre.load(finished)
 
 
 def test_paths_images_and_arrays_are_the_same_picture(model, tmp_path):
@@ -145,9 +143,8 @@ def test_a_picture_that_would_take_all_memory_is_refused(model):
         crop.predict(narrow)
 
 
-def test_a_model_of_nan_says_so(tmp_path):
-    out = tmp_path / "run"
-    tiny_run(out)
+def test_a_model_of_nan_says_so(finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "run")
     path = out / "step-2" / "model.safetensors"
     network, info, state = load_model(path)
     with torch.no_grad():

@@ -1,13 +1,13 @@
 """The examples of docs/own-network.md are carried out, on networks of a few channels."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import nacre
 from models.foreign.small_networks import Small
@@ -18,12 +18,17 @@ from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.scores import scores_of
 from nacre.models.io import find_model, load_model
 from nacre.training.trainer import Trainer
+from noise_data import noise_folder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-network.md"
 ONE_CALL, LOOP, HUGGING_FACE = re.findall(
     r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S
 )
 SIDE = 64
+SHORT: dict[str, Any] = {
+    "images": {"crop_size": SIDE},
+    "train": {"iterations": 2, "batch_size": 4},
+}
 
 
 def network(num_classes: int = 3) -> Small:
@@ -33,6 +38,15 @@ def network(num_classes: int = 3) -> Small:
         for _ in range(20):
             made(torch.randn(4, 3, SIDE, SIDE))
     return made
+
+
+def segformer(**values: Any) -> Any:
+    """A SegFormer of a few channels."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "decoder_hidden_size": 8}
+    settings = transformers.SegformerConfig(**sizes, **values)
+    return transformers.SegformerForSemanticSegmentation(settings)
 
 
 def batches(side: int = SIDE) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -46,18 +60,8 @@ def batches(side: int = SIDE) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.fixture
 def cracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that labels one new class."""
-    draw = np.random.default_rng(0)
-    root = tmp_path / "cracks"
-    for part in ("images", "masks"):
-        (root / part).mkdir(parents=True)
-    for i in range(12):
-        pixels = draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-        mask = np.zeros((SIDE, SIDE), np.uint8)
-        mask[10:40, 10:30] = 1
-        Image.fromarray(pixels).save(root / "images" / f"{i}.png")
-        Image.fromarray(mask).save(root / "masks" / f"{i}.png")
-    (root / "classes.yaml").write_text("classes: {1: crack}")
-    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    root = noise_folder(tmp_path / "cracks", 12, (SIDE, SIDE), {1: "crack"})
+    shutil.copy(root / "images" / "p0.png", tmp_path / "picture.png")
     monkeypatch.chdir(tmp_path)
     return root
 
@@ -103,15 +107,8 @@ def test_a_network_that_takes_few_sizes_is_taught_and_sees_any(cracks: Path) -> 
 
 @pytest.mark.usefixtures("cracks")
 def test_a_network_without_background_is_taught() -> None:
-    config = {"images": {"crop_size": SIDE}, "train": {"iterations": 3, "batch_size": 4}}
-    model = nacre.learn(
-        "cracks",
-        start=network(2),
-        old=["road", "car"],
-        background=None,
-        out="streets",
-        config=config,
-    )
+    names = ["road", "car"]
+    model = nacre.learn("cracks", start=network(2), old=names, background=None, config=SHORT)
     assert model.classes == ("background", "road", "car", "crack")
     assert not model.network.has_background
     assert "background" not in model.predict("picture.png").shares(), "no pixel is of no class"
@@ -120,19 +117,13 @@ def test_a_network_without_background_is_taught() -> None:
 @pytest.mark.usefixtures("cracks")
 @pytest.mark.parametrize("background", [None, 0])
 def test_graft_teaches_a_network_of_which_nothing_was_kept(background: int | None) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    settings = transformers.SegformerConfig(
-        num_labels=3, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], decoder_hidden_size=8
-    )
     model = nacre.learn(
         "cracks",
-        start=transformers.SegformerForSemanticSegmentation(settings),
+        start=segformer(num_labels=3),
         old=["road", "car"] if background == 0 else ["sky", "road", "car"],
         background=background,
         method="graft",
-        out="streets",
-        config={"images": {"crop_size": SIDE}, "train": {"iterations": 3, "batch_size": 4}},
+        config=SHORT,
     )
     assert model.classes[-2:] == ("car", "crack")
     # the classes that another learnt are unknown: in none of the steps to come there are grafts
@@ -143,18 +134,11 @@ def test_graft_teaches_a_network_of_which_nothing_was_kept(background: int | Non
 
 @pytest.mark.usefixtures("cracks")
 def test_a_network_of_transformers_is_built_again_from_its_file() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    labels = {0: "background", 1: "road", 2: "car"}
-    settings = transformers.SegformerConfig(
-        id2label=labels, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], decoder_hidden_size=8
-    )
-    segformer = transformers.SegformerForSemanticSegmentation(settings)
-    config = {"images": {"crop_size": SIDE}, "train": {"iterations": 3, "batch_size": 4}}
-    model = nacre.learn("cracks", start=segformer, out="taught", config=config)
+    start = segformer(id2label={0: "background", 1: "road", 2: "car"})
+    model = nacre.learn("cracks", start=start, out="taught", config=SHORT)
     assert model.classes == ("background", "road", "car", "crack")
     assert model.info.model["kind"] == "hf"
-    assert isinstance(model.network.model, transformers.SegformerForSemanticSegmentation)
+    assert isinstance(model.network.model, type(start))
 
 
 class Up(torch.nn.Module):
@@ -176,11 +160,7 @@ class Up(torch.nn.Module):
 def test_tied_weights_and_transposed_scores_are_learned_fused_and_loaded() -> None:
     torch.manual_seed(0)
     mine = Up()
-    config = {
-        "images": {"crop_size": SIDE},
-        "train": {"iterations": 2, "batch_size": 4},
-        "method": {"parts": {"fusion": "sqrt"}},
-    }
+    config = {**SHORT, "method": {"parts": {"fusion": "sqrt"}}}
     model = nacre.learn("cracks", start=mine, old=["a", "b"], out="up", method="mib", config=config)
     assert model.path is not None
     taught = load_model(model.path, network=Up())[0].model  # type: ignore[attr-defined]
@@ -218,8 +198,7 @@ def test_names_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.usefixtures("cracks")
 def test_a_file_of_a_given_network_opens_with_such_a_network_and_no_other() -> None:
-    config = {"images": {"crop_size": SIDE}, "train": {"iterations": 2, "batch_size": 4}}
-    model = nacre.learn("cracks", start=network(), old=["a", "b"], out="mine", config=config)
+    model = nacre.learn("cracks", start=network(), old=["a", "b"], out="mine", config=SHORT)
     assert model.path is not None
     with pytest.raises(NacreError, match=r"a Python program made: build one .* network="):
         nacre.load("mine")
@@ -231,17 +210,16 @@ def test_a_file_of_a_given_network_opens_with_such_a_network_and_no_other() -> N
         again = nacre.load("mine", "cpu", network=given).network
         for name, value in model.network.state_dict().items():
             assert torch.equal(again.state_dict()[name], value.cpu())
-    own = nacre.learn("cracks", out="ours", config={"model": {"backbone": "tiny"}, **config})
+    own = nacre.learn("cracks", out="ours", config={"model": {"backbone": "tiny"}, **SHORT})
     with pytest.raises(NacreError, match=r"says how to build its network .* leave out network="):
         nacre.load(own.path or "", network=network())
 
 
 @pytest.mark.usefixtures("cracks")
 def test_a_model_of_a_given_network_learns_more(cracks: Path) -> None:
-    config = {"images": {"crop_size": SIDE}, "train": {"iterations": 2, "batch_size": 4}}
-    nacre.learn(cracks, start=network(), old=["a", "b"], out="mine", config=config)
+    nacre.learn(cracks, start=network(), old=["a", "b"], out="mine", config=SHORT)
     (cracks / "classes.yaml").write_text("classes: {1: dent}")
-    again = nacre.load("mine", network=network()).learn(cracks, out="more", config=config)
+    again = nacre.load("mine", network=network()).learn(cracks, out="more", config=SHORT)
     assert again.classes == ("background", "a", "b", "crack", "dent")
     once_more = nacre.load("more", "cpu", network=network())
     assert once_more.network.num_classes == 5
@@ -266,18 +244,12 @@ def test_a_trainer_of_hugging_face_remembers(
         pytest.skip("transformers' Trainer needs accelerate, which is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_DISABLED", "true")
-    torch.manual_seed(0)
-    settings = transformers.SegformerConfig(
-        num_labels=3, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], decoder_hidden_size=8
-    )
-    segformer = transformers.SegformerForSemanticSegmentation(settings)
+    model = segformer(num_labels=3)
     images, labels = batches()[0]
     pairs = zip(images, labels, strict=True)
     cracks = [{"pixel_values": image, "labels": label} for image, label in pairs]
-    names: dict[str, Any] = {"nacre": nacre, "transformers": transformers} | {
-        "segformer": segformer,
-        "cracks": cracks,
-    }
+    names: dict[str, Any] = {"nacre": nacre, "transformers": transformers}
+    names |= {"segformer": model, "cracks": cracks}
     exec(compile(HUGGING_FACE, str(PAGE), "exec"), names)
     assert names["trainer"].state.global_step == 6
     teacher = names["teacher"].model
@@ -288,7 +260,7 @@ def test_a_trainer_of_hugging_face_remembers(
     )
     assert saved.config.id2label[3] == "crack"
     with torch.no_grad():
-        old, learnt, again = teacher(images), segformer.eval()(images), saved(images)
+        old, learnt, again = teacher(images), model.eval()(images), saved(images)
     torch.testing.assert_close(learnt.logits.cpu(), again.logits)
     moved = learnt.logits[:, :3].cpu() - old.logits.cpu()
     assert moved.abs().max() > 1e-4  # six updates did something

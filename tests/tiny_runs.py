@@ -1,5 +1,6 @@
 """Runs that take a second: a few tiny scenes, a tiny network."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,11 @@ class StopAfter:
 
 def tiny_run(out: Path, **changes: Any) -> dict[str, Any]:
     return run_scenario(tiny_config(**changes), out)
+
+
+def learning(run: Path) -> list[list[Any]]:
+    """Return what a run's events say of its learning, whatever interrupted it."""
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    keys = ("event", "step", "iteration", "losses", "mean_iou")
+    kept = [line for line in lines if line["event"] in ("train", "learnt", "end")]
+    return [[line.get(key) for key in keys] for line in kept]

@@ -27,14 +27,12 @@ from nacre.data.importers.run import ImportOptions, import_export
 from nacre.errors import NacreError
 from nacre.export.verify import noise_picture
 from nacre.utils.lock import locked
-from tiny_runs import StopAfter, tiny_run
+from tiny_runs import StopAfter
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    out = tmp_path_factory.mktemp("runs") / "tiny"
-    tiny_run(out, train={"epochs": 6})
-    return load(out)
+def model(learned: Path) -> Model:
+    return load(learned)
 
 
 @pytest.fixture

@@ -12,15 +12,6 @@ from nacre.export.graph import PictureToClasses, to_onnx
 from nacre.export.onnx_file import Exported
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
-from tiny_runs import tiny_run
-
-
-@pytest.fixture(scope="session")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps."""
-    out = tmp_path_factory.mktemp("runs") / "tiny"
-    tiny_run(out, train={"epochs": 6})
-    return out
 
 
 @pytest.fixture(scope="session")

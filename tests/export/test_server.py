@@ -13,26 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from local_server import send, serving
 from nacre.export import server as server_module
 from nacre.export.onnx_file import Exported
 from nacre.export.runtime import OnnxModel
-from nacre.export.server import ModelServer, Served
 from nacre.export.verify import noise_picture
 
 
 @pytest.fixture(scope="module")
 def opened(exported: Exported) -> OnnxModel:
     return OnnxModel(exported.path, threads=1)
-
-
-@contextlib.contextmanager
-def serving(model, at_once: int = 2):
-    with ModelServer([Served("tiny", model)], ("127.0.0.1", 0), at_once) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +132,6 @@ def test_other_names_of_this_machine_are_refused(port: int) -> None:
     assert ask(port, "GET", "/", headers={"Host": f"localhost:{port}"})[0] == 200
 
 
-def send(port: int, content: bytes) -> tuple[int, bytes]:
-    """Send bytes as they are; return the status and all of the answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(content)
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert answer.startswith(b"HTTP/1.1 "), answer[:100]
-    return int(answer.split()[1]), answer
-
-
 def post(*headers: str, query: str = "") -> bytes:
     lines = [f"POST /classify{query} HTTP/1.1", "Host: localhost", *headers, "", ""]
     return "\r\n".join(lines).encode()
@@ -182,8 +163,8 @@ def post(*headers: str, query: str = "") -> bytes:
     ],
 )
 def test_what_is_no_request_gets_one_plain_sentence(port, content, status, capfd) -> None:
-    found, answer = send(port, content)
-    assert found == status
+    answer = send(port, content)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     head, _, text = answer.partition(b"\r\n\r\n")
     assert b"X-Content-Type-Options: nosniff" in head
     assert b"Content-Type: text/plain" in head
@@ -212,7 +193,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(opened, monkeypatch,
         socket.create_connection(("127.0.0.1", port), timeout=0.05) as connection,
     ):
         connection.sendall(begin)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         answer = None
         while answer is None or not (answer == b"" or b"408 Request Timeout" in answer):
             assert time.monotonic() < until, "it may go on for ever"

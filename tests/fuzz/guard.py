@@ -11,9 +11,8 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from nacre.cli import main
 
@@ -31,15 +30,8 @@ class Hang(BaseException):
     """A case took too long."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a command did.
-
-    Attributes:
-        code: Its exit code.
-        failure: What it should not have done; empty if it behaved.
-        errors: What it wrote to stderr.
-    """
+class Outcome(NamedTuple):
+    """What a command did: its exit code, what it should not have done, what it wrote to stderr."""
 
     code: int
     failure: str
@@ -48,40 +40,43 @@ class Outcome:
 
 def run(*arguments: object) -> Outcome:
     """Run a command with these arguments and judge it."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    failure, code = "", Any
     given, sys.argv = sys.argv, ["nacre", *map(str, arguments)]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _time_limit():
+    code: Any = 0
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
         try:
-            main()
-            code = 0
+            failure = limited(main)
         except SystemExit as end:
-            code = end.code or 0
-        except Hang:
-            failure = f"more than {SECONDS} s"
-        except BaseException:
-            failure = traceback.format_exc(limit=-4)
+            failure, code = "", end.code or 0
     sys.argv = given
     taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    errors = _text(err)
-    return Outcome(code, failure or _judge(code, errors, _text(out), taken), errors)
+    out, err = (one.buffer.getvalue().decode(errors="replace") for one in streams)
+    return Outcome(code, failure or _judge(code, err, out, taken), err)
+
+
+def limited(action: Callable[[], object]) -> str:
+    """Return how something went wrong: by an error that is no sentence, or by lasting too long."""
+    with _time_limit():
+        try:
+            action()
+        except Hang:
+            return f"more than {SECONDS} s"
+        except (Exception, KeyboardInterrupt):
+            return traceback.format_exc(limit=-4)
+    return ""
 
 
 def _judge(code: Any, errors: str, output: str, taken: int) -> str:
-    if "Traceback" in errors + output:
-        return "a traceback was printed"
-    if taken > MEMORY or "not enough memory" in errors:
-        return f"{taken >> 20} MiB were taken"
-    if code not in (0, 1, 2, 130):
-        return f"exit code {code}"
-    if len(errors) > LONGEST:
-        return f"an error of {len(errors):,} characters"
-    if code and not errors.strip() and not output.strip():
-        return "an error without a word"
-    if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", errors + output):
-        return "control characters in the output"
-    return ""
+    wrong = {
+        "a traceback was printed": "Traceback" in errors + output,
+        f"{taken >> 20} MiB were taken": taken > MEMORY or "not enough memory" in errors,
+        f"exit code {code}": code not in (0, 1, 2, 130),
+        f"an error of {len(errors):,} characters": len(errors) > LONGEST,
+        "an error without a word": code and not (errors + output).strip(),
+        "control characters": re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", errors + output),
+    }
+    return "; ".join(what for what, is_so in wrong.items() if is_so)
 
 
 @contextlib.contextmanager
@@ -99,9 +94,3 @@ def _time_limit() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _text(stream: io.TextIOWrapper) -> str:
-    stream.flush()
-    content: bytes = stream.buffer.getvalue()  # type: ignore[attr-defined]
-    return content.decode(errors="replace")

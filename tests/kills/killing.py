@@ -1,23 +1,23 @@
-"""Killing nacre and looking at what is left: the parts that the tests and the count share.
+"""Starting nacre, killing it and looking at what is left: the parts of `count.py`.
 
 A command runs in a process forked from one that has imported everything, so that a trial takes a
-second. It is killed with -9 after a while, or by itself before its n-th file operation.
+second. It is killed from outside, or by itself before its n-th file operation.
 """
 
 import hashlib
-import json
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import torch
 import torch._dynamo  # which a trainer would import in every trial
-from often import be_often
+import torch.distributed.run
 from safetensors import safe_open
 
 import nacre.runs.run
@@ -25,33 +25,22 @@ import nacre.sweeps.tune.tune
 import nacre.terminal.progress
 import nacre.terminal.tune  # noqa: F401  # all that a command imports when it is needed
 from nacre.cli import main
+from nacre.training import resume, window
+from tiny_runs import learning
 
-SETTINGS = (
-    "data.train=48 data.val=12 data.size=32 data.seed=3 model.backbone=tiny "
-    "model.decoder_channels=8 images.crop_size=32 images.augmentation=flip train.epochs=1 "
-    "train.batch_size=8 train.lr=0.05 train.incremental_lr=0.01 train.device=cpu"
-)
-OFTEN = 0.0002
-"""Minutes between two saves of a step."""
-
-
-def tiny(*more: str) -> list[str]:
-    """Return the options of runs that take a second."""
-    return [part for text in (*SETTINGS.split(), *more) for part in ("--set", text)]
-
-
-def run_command(out: Path, *more: str, method: str = "mib") -> list[str]:
-    """Return the arguments of a tiny `nacre run`."""
-    command = ["run", "scenes/4-2-2/overlapped", "--method", method, "--out", str(out)]
-    return [*command, *tiny(*more)]
-
-
+TORCHRUN = ("--standalone", "--nproc-per-node", "2", "--max-restarts")
 RESULTS = ("metrics.json", "tuning.json", "coco.json")
 # File operations that Python's audit hooks report; `open` only when it may write.
 _OPERATIONS = {
     "open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate",
     "tempfile.mkstemp", "shutil.copytree", "shutil.copyfile", "shutil.rmtree",
 }  # fmt: skip
+
+
+def be_often(minutes: float) -> None:
+    """Have every update told, and a step saved every so many minutes."""
+    window.LOG_EVERY = 1
+    resume.CHECKPOINT_MINUTES = minutes
 
 
 def operations_below(folder: Path, target: int | Path) -> None:
@@ -79,15 +68,13 @@ def start(
     arguments: Sequence[str],
     log: Path,
     prepare: Callable[[], None] = lambda: None,
-    minutes: float = OFTEN,
+    minutes: float = 0.0002,
+    restarts: int | None = None,
 ) -> int:
     """Begin a command in a process and session of its own; return the process's number.
 
-    Args:
-        arguments: Of the command.
-        log: Where its output goes.
-        prepare: Called in the process before it begins.
-        minutes: Between two saves of a step.
+    It saves every so many minutes. With restarts it is two processes under torchrun, which begins
+    them again so often.
     """
     process = os.fork()
     if process:
@@ -102,11 +89,15 @@ def start(
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        sys.argv = ["nacre", *arguments]
         torch.set_num_threads(1)
-        be_often(minutes)
         prepare()
-        main()
+        if restarts is None:
+            be_often(minutes)
+            sys.argv = ["nacre", *arguments]
+            main()
+        else:
+            pair = (*TORCHRUN, str(restarts), __file__, str(minutes))
+            torch.distributed.run.main([*pair, *arguments])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
@@ -115,36 +106,26 @@ def start(
         os._exit(code)
 
 
-def wait(process: int, seconds: float = 240) -> int:
-    """Return how a process ended: its exit code, or minus the signal."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    raise TimeoutError(f"process {process} did not end in {seconds} s")
+def wait(process: int, seconds: float = 600, kill_after: float | None = None) -> int:
+    """Return how a process ended, its exit code or minus the signal; kill it after a while."""
+    began = time.monotonic()
+    while not (ended := os.waitpid(process, os.WNOHANG))[0]:
+        passed = time.monotonic() - began
+        if kill_after is not None and passed > kill_after:
+            os.kill(process, signal.SIGKILL)
+        if passed > seconds:
+            os.killpg(process, signal.SIGKILL)
+            raise TimeoutError(f"process {process} did not end in {seconds} s")
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
-def kill_after(process: int, seconds: float) -> int:
-    """Kill a process with -9 after a while; return how it ended."""
-    timer = threading.Timer(seconds, os.kill, (process, signal.SIGKILL))
-    timer.start()
-    try:
-        return wait(process)
-    finally:
-        timer.cancel()
-        timer.join()
-
-
-def survivors(session: int, out: Path, seconds: float = 20.0) -> list[int]:
+def survivors(session: int, out: Path, seconds: float = 20.0) -> list[str]:
     """Return the processes of a session or about a folder that are alive after a while."""
     until = time.monotonic() + seconds
     while alive := [one for one in Path("/proc").glob("[0-9]*") if _belongs(one, session, out)]:
         if time.monotonic() > until:
-            return [int(one.name) for one in alive]
+            return [f"alive: {one.name}" for one in alive]
         time.sleep(0.02)
     return []
 
@@ -164,7 +145,7 @@ def children(process: int) -> list[int]:
     return [int(one) for one in text.split()]
 
 
-def await_(ready: Callable[[], bool], log: Path) -> None:
+def await_(ready: Callable[[], object], log: Path) -> None:
     """Wait until something is so."""
     until = time.monotonic() + 240
     while not ready():
@@ -173,30 +154,25 @@ def await_(ready: Callable[[], bool], log: Path) -> None:
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """Return the sha256 of the results below a folder: tensors, figures, masks, graphs."""
+    """Return the sha256 of the results below a folder: tensors, figures, masks, graphs, events."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        content = b""
         if path.name == "model.safetensors":
-            with safe_open(path, framework="np") as file:
-                for name in sorted(file.keys()):
-                    content += name.encode() + file.get_tensor(name).tobytes()
+            content = b"".join(_tensors(path))
         elif path.name in RESULTS or path.suffix in (".png", ".jpg", ".csv", ".onnx"):
             content = path.read_bytes()
         elif path.name == "events.jsonl":
-            content = repr(_learning(path)).encode()
+            content = repr(learning(path.parent)).encode()
         else:
             continue
         found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
     return found
 
 
-def _learning(path: Path) -> list[tuple[str, ...]]:
-    """Return what a run's events say of its learning, whatever interrupted it."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    keys = ("event", "step", "iteration", "losses", "mean_iou")
-    kept = [one for one in lines if one["event"] in ("train", "learnt", "end")]
-    return [tuple(str(one.get(key)) for key in keys) for one in kept]
+def _tensors(path: Path) -> Iterable[bytes]:
+    with safe_open(path, framework="np") as file:
+        for name in sorted(file.keys()):
+            yield name.encode() + file.get_tensor(name).tobytes()
 
 
 def compare(out: Path, reference: Path, code: int) -> list[str]:
@@ -206,7 +182,14 @@ def compare(out: Path, reference: Path, code: int) -> list[str]:
     files = [path for path in out.rglob("*") if path.is_file() or path.name.startswith(".")]
     names = {str(path.relative_to(out)) for path in files}
     wanted = {str(path.relative_to(reference)) for path in reference.rglob("*") if path.is_file()}
-    faults = [f"left over: {name}" for name in sorted(names - wanted) if ".log" not in name]
-    faults += [f"no {name}" for name in sorted(wanted - names)]
-    other = digest(out).items() ^ digest(reference).items()
-    return faults + [f"other content: {name}" for name in sorted({name for name, _ in other})]
+    other = {name for name, _ in digest(out).items() ^ digest(reference).items()}
+    return [
+        *(f"left over: {name}" for name in sorted(names - wanted) if ".log" not in name),
+        *(f"no {name}" for name in sorted(wanted - names)),
+        *(f"other content: {name}" for name in sorted(other)),
+    ]
+
+
+if __name__ == "__main__":  # as torchrun calls it: killing.py MINUTES ARGUMENTS…
+    be_often(float(sys.argv.pop(1)))
+    main()

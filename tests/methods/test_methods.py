@@ -5,11 +5,9 @@ import json
 import pytest
 import torch
 
-from nacre.errors import NacreError
-from nacre.methods import METHODS, Method, all_rows, find_method
-from nacre.methods.parts import NORMS
+from nacre.methods import METHODS, Method
 from nacre.methods.table import ROWS
-from nacre.models.io import find_model, load_model
+from nacre.models.io import find_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
@@ -95,26 +93,6 @@ class StopIn:
         return self.left <= 0
 
 
-def test_what_is_declared_frozen_does_not_move_by_a_bit(run):
-    name, out = run
-    parts = tiny_config(**values_of(name)).method.parts
-    if kind_of(name).is_joint:
-        return
-    before, after = (load_model(out / f"step-{k}" / "model.safetensors")[0] for k in (0, 1))
-    frozen = {"backbone": ["backbone."], "decoder": ["backbone.", "head."]}.get(parts.freeze, [])
-    if parts.freeze_old_rows:
-        frozen.append("classifier.heads.0.")
-    if parts.freeze_bn:
-        modules = before.named_modules()
-        frozen += [f"{key}." for key, module in modules if isinstance(module, NORMS)]
-    kept = after.state_dict()
-    for key, value in before.state_dict().items():
-        # Before anything is learnt the background's bias gives new classes their share (eq. 8).
-        first = int(key == "classifier.heads.0.bias")
-        if key.startswith(tuple(frozen)):
-            assert torch.equal(value.flatten()[first:], kept[key].flatten()[first:]), key
-
-
 def test_kept_pictures_are_learnt_from_and_step_0_is_shared(run, tmp_path):
     name, out = run
     if kind_of(name).is_joint:
@@ -174,39 +152,3 @@ def test_every_method_of_the_package_is_in_the_table():
     found = [METHODS[name] for name in METHODS]  # which imports them all
     ours = {one for one in below(Method) if one.__module__.startswith("nacre.methods")}
     assert set(found) == {one for one in ours if "name" in vars(one)}
-
-
-def test_a_method_of_another_package_joins_through_an_entry_point(monkeypatch):
-    class Point:
-        name, value = "mine", "elsewhere:Mine"
-
-        def load(self):
-            return METHODS["ft"]
-
-    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: [Point()])
-    assert find_method("mine") is METHODS["ft"]
-    assert set(all_rows()) == {*METHODS, "mine"}
-    assert all_rows()["mine"].summary.startswith("Cross-entropy alone")
-
-
-def test_a_broken_plug_in_breaks_only_itself(monkeypatch, caplog):
-    class Point:
-        value = "elsewhere:Mine"
-
-        def __init__(self, name, load):
-            self.name, self.load = name, load
-
-    def broken():
-        raise ImportError("no module named elsewhere")
-
-    points = [Point("broken", broken), Point("odd", lambda: 3), Point("mib", broken)]
-    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
-    assert find_method("mib") is METHODS["mib"]
-    assert all_rows() == ROWS
-    assert "'broken' cannot be loaded from elsewhere:Mine: ImportError: no module" in caplog.text
-    with pytest.raises(NacreError, match="'broken' cannot be loaded from elsewhere:Mine"):
-        find_method("broken")
-    with pytest.raises(NacreError, match="'odd' is no Method"):
-        find_method("odd")
-    with pytest.raises(NacreError, match="did you mean 'broken'"):
-        find_method("broke")

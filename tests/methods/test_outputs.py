@@ -1,11 +1,19 @@
 """Methods that watch the outputs, against sums over pixels and channels as the equations say."""
 
-import math
+from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 
+from loss_problems import (
+    mean_over_pixels,
+    pixel_bce,
+    pixel_binary_kd,
+    pixel_ce,
+    pixel_kd,
+    pixel_mixed,
+)
+from nacre.losses import upsample
 from nacre.methods import METHODS, Batch
 from nacre.models.network import Output
 
@@ -33,57 +41,28 @@ def seen():
     return Batch(torch.zeros(2, 3, *SIZE), labels), output(OLD + NEW, 1), output(OLD, 2)
 
 
-def pixels(logits):
-    """Logits of all pixels at full size, as a list of lists."""
-    full = F.interpolate(logits.detach(), SIZE, mode="bilinear", align_corners=False)
-    return full.permute(0, 2, 3, 1).reshape(-1, logits.shape[1]).tolist()
-
-
-def softmax(values):
-    total = sum(math.exp(value) for value in values)
-    return [math.exp(value) / total for value in values]
-
-
-def sigmoid(value):
-    return 1 / (1 + math.exp(-value))
-
-
-def binary(target, value):
-    return -target * math.log(sigmoid(value)) - (1 - target) * math.log(1 - sigmoid(value))
-
-
-def mean(values):
-    return sum(values) / len(values)
-
-
 def labeled(batch, student, teacher, term):
-    """Mean of a term of (label, student's logits, teacher's) over the pixels that count."""
-    triples = zip(
-        batch.targets.flatten().tolist(),
-        pixels(student.logits),
-        pixels(teacher.logits),
-        strict=True,
-    )
-    return mean([term(y, x, t) for y, x, t in triples if y != 255])
+    """Mean of a term of (student's logits, label, teacher's) over the pixels that count."""
+    logits = [upsample(one.logits, SIZE) for one in (student, teacher)]
+    return mean_over_pixels(term, batch.targets, *logits)
 
 
-def cross_entropy(y, x, t):
-    return -math.log(softmax(x)[y])
+def everywhere(student, teacher, term):
+    """Mean of a term of both logits over all pixels."""
+    return mean_over_pixels(term, None, *(upsample(one.logits, SIZE) for one in (student, teacher)))
 
 
-def distillation(student, teacher):
-    """Eq. 5 and 6, a mean over the pixels alone."""
-    pairs = zip(pixels(student.logits), pixels(teacher.logits), strict=True)
-    terms = []
-    for x, t in pairs:
-        p, q = softmax(t), softmax(x[:OLD])
-        terms.append(-sum(p[c] * math.log(q[c]) for c in range(OLD)))
-    return mean(terms)
+def cross_entropy(x, y, t):
+    return pixel_ce(x, y)
+
+
+def to_labels(x, y, t):
+    return pixel_bce(x, y)
 
 
 def squares(one, other):
     distances = (one - other).detach().flatten().tolist()
-    return mean([distance**2 for distance in distances])
+    return sum(distance**2 for distance in distances) / len(distances)
 
 
 def losses_of(seen, method, **values):
@@ -93,12 +72,12 @@ def losses_of(seen, method, **values):
     return {name: value.item() for name, value in found.items()}
 
 
-@pytest.mark.parametrize(("average", "times"), [("classes", 1 / OLD), ("pixels", 1)])
+@pytest.mark.parametrize(("average", "times"), [("classes", 1), ("pixels", OLD)])
 def test_lwf(seen, average, times):
     batch, student, teacher = seen
     found = losses_of(seen, "lwf", weight=7, average=average)
     assert found["ce"] == pytest.approx(labeled(batch, student, teacher, cross_entropy), rel=1e-9)
-    wanted = 7 * times * distillation(student, teacher)
+    wanted = 7 * times * everywhere(student, teacher, pixel_kd)
     assert found["kd"] == pytest.approx(wanted, rel=1e-9)
 
 
@@ -113,7 +92,7 @@ def test_ilt(seen, layer):
     batch, student, teacher = seen
     found = losses_of(seen, "ilt", weight=5, feature_weight=3, layer=layer)
     assert found["ce"] == pytest.approx(labeled(batch, student, teacher, cross_entropy), rel=1e-9)
-    assert found["kd"] == pytest.approx(5 * distillation(student, teacher) / OLD, rel=1e-9)
+    assert found["kd"] == pytest.approx(5 * everywhere(student, teacher, pixel_kd), rel=1e-9)
     one, other = (
         (output.features if layer == "backbone" else output.decoder_features)
         for output in (student, teacher)
@@ -133,40 +112,21 @@ def test_ilt_pulls_the_features_of_the_chosen_layer_only(seen):
         ]
 
 
-def to_labels(y, x, t):
-    return sum(binary(float(c == y), x[c]) for c in range(OLD + NEW))
-
-
-def to_teacher(y, x, t):
-    return sum(binary(sigmoid(t[c]), x[c]) for c in range(OLD))
-
-
-def of_new_channels(y, x, t):
-    return sum(binary(float(c == y), x[c]) for c in range(OLD, OLD + NEW))
-
-
 def test_lwf_mc(seen):
     batch, student, teacher = seen
     found = losses_of(seen, "lwf-mc", weight=4)
     assert found["bce"] == pytest.approx(labeled(batch, student, teacher, to_labels), rel=1e-9)
-    pairs = zip(pixels(student.logits), pixels(teacher.logits), strict=True)
-    everywhere = mean([to_teacher(None, x, t) for x, t in pairs])
-    assert found["kd"] == pytest.approx(4 * everywhere, rel=1e-9)
+    wanted = 4 * everywhere(student, teacher, pixel_binary_kd)
+    assert found["kd"] == pytest.approx(wanted, rel=1e-9)
 
 
-def variant_d(y, x, t):
-    return to_teacher(y, x, t) + of_new_channels(y, x, t)
+VARIANTS = {"lwf-mc-d": pixel_mixed, "lwf-mc-c": partial(pixel_mixed, labeled_background=True)}
 
 
-def variant_c(y, x, t):
-    background = binary(float(y == 0), x[0]) - binary(sigmoid(t[0]), x[0])
-    return variant_d(y, x, t) + background
-
-
-@pytest.mark.parametrize(("method", "term"), [("lwf-mc-d", variant_d), ("lwf-mc-c", variant_c)])
-def test_lwf_mc_variants(seen, method, term):
+@pytest.mark.parametrize("method", VARIANTS)
+def test_lwf_mc_variants(seen, method):
     found = losses_of(seen, method)
-    assert found == {"bce": pytest.approx(labeled(*seen, term), rel=1e-9)}
+    assert found == {"bce": pytest.approx(labeled(*seen, VARIANTS[method]), rel=1e-9)}
 
 
 def test_lwf_mc_c_and_d_differ_exactly_in_the_background_channel(seen):

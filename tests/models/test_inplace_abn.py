@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nacre.errors import NacreError
 from nacre.models import inplace_abn
 from nacre.models.abn import Activation
 from nacre.models.inplace_abn import InPlaceABN
@@ -166,17 +164,6 @@ def test_bfloat16_as_under_autocast(add: bool) -> None:
         assert (got - expected).norm() < 0.02 * expected.norm()
 
 
-def test_small_inputs() -> None:
-    with pytest.raises(NacreError, match=r"one picture at a time .* train\.micro_batch"):
-        make()(torch.ones(1, 4, 1, 1))
-    assert make()(pixels(2, 4, 1, 1)).shape == (2, 4, 1, 1)
-    x = torch.empty(0, 4, 3, 3, requires_grad=True)
-    norm = make()
-    norm(x).sum().backward()
-    assert x.grad is not None
-    assert norm.num_batches_tracked == 0
-
-
 @pytest.mark.parametrize("mixed", [False, True])
 def test_channels_last(mixed: bool) -> None:
     """Also where the gradient comes in the other layout."""
@@ -192,81 +179,3 @@ def test_channels_last(mixed: bool) -> None:
         grads.append((y, x.grad, norm.bias.grad))
     for first, second in zip(*grads, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
-
-
-CASES: list[tuple[tuple[int, int], Activation, bool]] = [
-    ((1, 3), "leaky_relu", True),
-    ((2, 2), "identity", False),
-    ((0, 2), "leaky_relu", False),
-]
-
-
-def _case(sizes: tuple[int, int], activation: Activation, add: bool, part: slice) -> Any:
-    norm = make(activation)
-    with torch.no_grad():
-        norm.weight[2] = -0.4
-    shortcut = pixels(sum(sizes), 4, 5, 6, seed=1)[part] if add else None
-    return train(norm, norm, pixels(sum(sizes), 4, 5, 6)[part], shortcut)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv1, self.conv2 = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
-        self.norm1, self.norm2 = make(), make()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x))), x)
-        return y
-
-
-def _train_block(block: nn.Module, x: Tensor) -> Any:
-    """The loss is the mean over the images, as a trainer's is over its pixels."""
-    for _ in range(2):
-        (block(x) * torch.linspace(-1, 2, 30).view(5, 6)).mean().backward()
-    return {
-        name.removeprefix("module."): p.grad.numpy().copy()
-        for name, p in block.named_parameters()
-        if p.grad is not None
-    }
-
-
-def _share(rank: int) -> Any:
-    """Everything that is to be tried in two processes: starting them takes the time."""
-    cases = [
-        _case(*case, slice(0, case[0][0]) if rank == 0 else slice(case[0][0], None))
-        for case in CASES
-    ]
-    parallel = nn.parallel.DistributedDataParallel(Block())
-    return cases, _train_block(parallel, pixels(4, 4, 5, 6)[2 * rank : 2 * rank + 2])
-
-
-@pytest.fixture(scope="module")
-def shares(in_two_processes: Callable[..., Any]) -> Any:
-    return in_two_processes(_share)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(CASES)))
-def test_two_processes_equal_one(shares: list[Any], number: int) -> None:
-    whole = _case(*CASES[number], slice(None))
-    first, second = (cases[number] for cases, _ in shares)
-    for key, expected in whole.items():
-        if key in ("y", "dx", "dshortcut"):
-            got = np.concatenate([first[key], second[key]])
-        elif key in ("dweight", "dbias"):
-            got = first[key] + second[key]
-        else:
-            got = first[key]
-            np.testing.assert_array_equal(first[key], second[key])
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, err_msg=key)
-
-
-@pytest.mark.slow
-def test_data_parallel_training_equals_one_process(shares: list[Any]) -> None:
-    whole = _train_block(Block(), pixels(4, 4, 5, 6))
-    assert len(whole) == 8
-    for _, grads in shares:
-        for name, expected in whole.items():
-            np.testing.assert_allclose(grads[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)

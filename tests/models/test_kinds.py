@@ -16,9 +16,8 @@ from models.conftest import import_foreign
 from models.kinds_of_networks import MODELS
 from nacre.errors import NacreError
 from nacre.methods import METHODS
-from nacre.models.build import KINDS, build_network, find_kind, read_model_config
+from nacre.models.build import build_network, read_model_config
 from nacre.models.io import find_model, load_model
-from nacre.models.kinds.base import Kind
 from nacre.models.kinds.hf import HfConfig
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
@@ -280,29 +279,6 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(NacreError, match=rf"the package {package}.*\[{extra}\]'"):
         build_network(read_model_config(MODELS[kind]), 3)
-
-
-def test_kinds_of_other_packages_join_and_a_broken_one_breaks_only_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Point:
-        def __init__(self, name: str, loaded: Any) -> None:
-            self.name, self.value, self.loaded = name, f"elsewhere:{name}", loaded
-
-        def load(self) -> Any:
-            if isinstance(self.loaded, Exception):
-                raise self.loaded
-            return self.loaded
-
-    points = [Point("mine", KINDS["deeplab"]), Point("bad", ImportError("no such thing"))]
-    points.append(Point("odd", 3))
-    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
-    assert isinstance(find_kind("mine"), Kind)
-    assert find_kind("hf") is KINDS["hf"]
-    with pytest.raises(NacreError, match=r"'bad' cannot be loaded from elsewhere:bad: ImportError"):
-        find_kind("bad")
-    with pytest.raises(NacreError, match="is no Kind"):
-        find_kind("odd")
 
 
 def test_a_folder_of_transformers_is_started_from_with_its_weights_and_pixels(

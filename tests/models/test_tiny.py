@@ -6,18 +6,14 @@ import torch
 from nacre.models.tiny import Tiny
 
 
+@pytest.mark.parametrize("chosen", [{}, {"widths": (4, 6, 10)}], ids=["its own", "chosen"])
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 48), (33, 64), (100, 70)])
-def test_features_have_the_stated_size(height: int, width: int) -> None:
-    backbone = Tiny()
+def test_features_have_the_stated_size(chosen: dict, height: int, width: int) -> None:
+    backbone = Tiny(**chosen)
+    assert not chosen or backbone.channels == 10
     features = backbone(torch.randn(2, 3, height, width))
     expected = [-(-side // backbone.stride) for side in (height, width)]
     assert list(features.shape) == [2, backbone.channels, *expected]
-
-
-def test_widths_can_be_chosen() -> None:
-    backbone = Tiny(widths=(4, 6, 10))
-    assert backbone.channels == 10
-    assert backbone(torch.randn(1, 3, 32, 32)).shape == (1, 10, 4, 4)
 
 
 def test_every_parameter_gets_a_gradient() -> None:

@@ -1,7 +1,5 @@
 """Whatever stopped a run: what is there stays, what is left over goes, and it goes on alike."""
 
-import json
-import os
 import shutil
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 import yaml
 from PIL import Image
 
+import unprivileged
 from nacre.errors import NacreError
 from nacre.runs.event_file import EventFile, Position, read_events
 from nacre.runs.folder import RunFolder, read_config
@@ -16,26 +15,14 @@ from nacre.runs.run import run_scenario
 from nacre.training.config import build_config, deep_merge
 from nacre.training.events import StepLearned
 from nacre.training.step import Interrupted
-from tiny_runs import TINY, StopAfter, tiny_config, tiny_run
+from tiny_runs import TINY, StopAfter, learning, tiny_config, tiny_run
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "mib"
-    tiny_run(out)
-    return out
-
-
-def models(run):
-    return [path.read_bytes() for path in sorted(run.glob("step-*/model.safetensors"))]
-
-
-def learning(run):
-    """Everything that the events say of the learning, whatever interrupted it."""
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    keys = ("event", "step", "iteration", "losses", "mean_iou")
-    kept = [line for line in lines if line["event"] in ("train", "learnt", "end")]
-    return [[line.get(key) for key in keys] for line in kept]
+def results(run):
+    """Models, metrics and lists of kept images, by name."""
+    names = ("model.safetensors", "metrics.json", "exemplars.csv")
+    found = [path for name in names for path in run.rglob(name)]
+    return {str(path.relative_to(run)): path.read_bytes() for path in found}
 
 
 def test_no_event_is_lost_or_doubled_wherever_a_run_is_stopped(finished, tmp_path):
@@ -46,9 +33,11 @@ def test_no_event_is_lost_or_doubled_wherever_a_run_is_stopped(finished, tmp_pat
             run_scenario(tiny_config(), out, should_stop=StopAfter(after))
             break
         except Interrupted:
+            assert not (out / "metrics.json").exists()
             tiny_run(out)
         assert learning(out) == learning(finished), after
-        assert models(out) == models(finished), after
+        assert results(out) == results(finished), after
+        assert not RunFolder(out).resume.exists()
     assert after > 18, "there are three steps, each with 3 to 5 updates and 2 batches of tests"
 
 
@@ -56,7 +45,7 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("kind", ["learnt", "end"])
+@pytest.mark.parametrize("kind", ["train", "learnt", "end"])
 def test_no_event_is_lost_when_a_run_is_killed_right_after_it(finished, tmp_path, kind):
     def kill(event):
         if event.kind == kind and event.step == 1:
@@ -195,18 +184,41 @@ def test_a_relative_data_folder_means_the_same_from_another_place(tmp_path, monk
     assert plain["data"]["root"] == str(tmp_path / "data")
 
 
-@pytest.mark.parametrize("after", [1, 3, 10])
-def test_dropout_goes_on_bit_for_bit(tmp_path, monkeypatch, after):
+RECIPES = {
+    "dropout": {},
+    "a memory": {"memory": 6},
+    "other options": {
+        "train": {
+            "optimizer": "adamw",
+            "lr": 0.001,
+            "incremental_lr": 0.001,
+            "backbone_lr_scale": 0.5,
+            "lr_schedule": "cosine",
+            "warmup_iterations": 2,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_any_recipe_goes_on_bit_for_bit(tmp_path, monkeypatch, recipe):
     def with_dropout(network, *values, forward=torch.nn.Conv2d.forward):
         out = forward(network, *values)
         return torch.nn.functional.dropout(out, 0.1, network.training)
 
-    monkeypatch.setattr(torch.nn.Conv2d, "forward", with_dropout)
-    tiny_run(tmp_path / "whole")
-    stopped(tiny_config(), tmp_path / "run", after)
-    torch.rand(1000)  # another process has drawn other numbers
-    tiny_run(tmp_path / "run", train={"num_workers": 1})
-    assert learning(tmp_path / "run") == learning(tmp_path / "whole")
+    if recipe == "dropout":
+        monkeypatch.setattr(torch.nn.Conv2d, "forward", with_dropout)
+    values = RECIPES[recipe]
+    tiny_run(tmp_path / "whole", **values)
+    for after in (1, 3, 10):  # the last one within step 1
+        out = tmp_path / str(after)
+        stopped(tiny_config(**values), out, after)
+        torch.rand(1000)  # another process has drawn other numbers
+        others = {"train": {"num_workers": 1}} if recipe == "dropout" else {}
+        tiny_run(out, **deep_merge(values, others))
+        assert learning(out) == learning(tmp_path / "whole"), after
+        # A model says how many workers there were.
+        assert others or results(out) == results(tmp_path / "whole"), after
 
 
 def full(path, *values, **options):
@@ -226,7 +238,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
         tiny_run(run)
     monkeypatch.undo()
     tiny_run(run)
-    assert models(run) == models(finished)
+    assert results(run) == results(finished)
     monkeypatch.setattr("shutil.copytree", no_room)
     with pytest.raises(NacreError, match=r"could not copy step 0 of --base .*: .*No space left"):
         run_scenario(tiny_config(method="lwf"), tmp_path / "lwf", base=finished)
@@ -234,15 +246,17 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     run_scenario(tiny_config(method="lwf"), tmp_path / "lwf", base=finished)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for the superuser")
+@unprivileged.NEEDS
 def test_a_read_only_folder_is_one_sentence(finished, tmp_path):
-    run = tmp_path / "run"
-    stopped(tiny_config(), run)
-    run.chmod(0o555)
-    try:
-        with pytest.raises(NacreError, match=r"could not write .*Permission denied"):
-            tiny_run(run)
-    finally:
-        run.chmod(0o755)
-    tiny_run(run)
-    assert models(run) == models(finished)
+    def refused():
+        with pytest.raises(NacreError) as caught:
+            tiny_run(tmp_path / "run")
+        return str(caught.value)
+
+    stopped(tiny_config(), tmp_path / "run")
+    (tmp_path / "run").chmod(0o555)
+    said = unprivileged.without_privileges(refused)
+    (tmp_path / "run").chmod(0o755)
+    assert said == f"{tmp_path / 'run'} cannot be a run folder: Permission denied"
+    tiny_run(tmp_path / "run")
+    assert results(tmp_path / "run") == results(finished)

@@ -7,7 +7,6 @@ import pytest
 
 from nacre.data.dataset import UnionDataset
 from nacre.errors import NacreError
-from nacre.models.io import find_model
 from nacre.runs.base import step_0_key
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
@@ -79,18 +78,6 @@ def test_kept_pictures_have_their_share_of_every_batch_and_cost_no_updates(finis
     shares = data.batch_shares(1)
     assert shares is not None
     assert shares == ((len(lists[1]), 0.5), (6, 0.5))
-
-
-@pytest.mark.parametrize("after", [9, 12])
-def test_an_interrupted_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
-    finished, tmp_path, after
-):
-    out = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        run_scenario(tiny_config(**MEMORY), out, should_stop=StopAfter(after))
-    run_scenario(tiny_config(**MEMORY), out)
-    assert find_model(out).read_bytes() == find_model(finished).read_bytes()
-    assert (out / "exemplars.csv").read_bytes() == (finished / "exemplars.csv").read_bytes()
 
 
 def test_step_0_is_shared_with_runs_that_keep_nothing(finished, tmp_path):

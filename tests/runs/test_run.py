@@ -22,13 +22,6 @@ from nacre.utils.device import memory_layout
 from tiny_runs import StopAfter, tiny_config, tiny_run
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "mib"
-    tiny_run(out)
-    return out
-
-
 def same_bytes(one: Path, other: Path) -> None:
     for step in (0, 1, 2):
         for name in ("model.safetensors", "metrics.json"):
@@ -104,29 +97,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(finished, tmp_pa
     assert other != json.loads((finished / "metrics.json").read_text())
 
 
-@pytest.mark.parametrize("after", [3, 8, 9])
-def test_an_interrupted_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
-    finished, tmp_path, after
-):
-    # 5 or 6 iterations per step: stops within step 0, in the testing after it, and within step 1
-    out = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        run_scenario(tiny_config(), out, should_stop=StopAfter(after))
-    assert not (out / "metrics.json").exists()
-    tiny_run(out)
-    same_bytes(finished, out)
-    assert not RunFolder(out).resume.exists()
-    iterations = [
-        (event.step, event.iteration)
-        for event in read_events(out / "events.jsonl")
-        if isinstance(event, Trained)
-    ]
-    assert len(iterations) == len(set(iterations)), "events were written twice"
-    uninterrupted = read_events(finished / "events.jsonl")
-    expected = [(e.step, e.iteration) for e in uninterrupted if isinstance(e, Trained)]
-    assert iterations == expected, "events were lost"
-
-
 def test_a_finished_run_is_not_learnt_again(finished):
     before = (finished / "step-2" / "model.safetensors").stat().st_mtime_ns
     tiny_run(finished)
@@ -192,23 +162,6 @@ def test_a_file_is_not_a_run_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NacreError, match="cannot be a run folder"):
         tiny_run(tmp_path / "file")
-
-
-def test_a_run_stopped_before_its_first_save_writes_no_event_twice(tmp_path):
-    def stop_in_step_1(event):
-        if isinstance(event, Trained) and event.step == 1:
-            raise KeyboardInterrupt
-
-    out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        run_scenario(tiny_config(), out, observers=[stop_in_step_1])
-    tiny_run(out)
-    events = [
-        (e.kind, getattr(e, "step", None), getattr(e, "iteration", None))
-        for e in read_events(out / "events.jsonl")
-    ]
-    kept = [event for event in events if event[0] in ("begin", "train")]
-    assert len(kept) == len(set(kept))
 
 
 def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
-import struct
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
+from fuzz.values import change_header
 from nacre.models.build import build_network, read_model_config
 from nacre.models.io import ModelInfo, save_model
+from noise_data import noise_folder
 
 OURS: dict[str, Any] = {"kind": "deeplab", "backbone": "tiny", "decoder_channels": 8}
 SEGFORMER: dict[str, Any] = {
@@ -89,27 +89,13 @@ class World:
         return self
 
     def _data(self) -> None:
-        draw = np.random.default_rng(0)
-        for part in ("images", "masks"):
-            (self.here / "data" / part).mkdir(parents=True)
-        for i in range(4):
-            pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(self.here / "data" / "images" / f"{i}.png")
-            mask = Image.fromarray((pixels[..., 0] > 99).astype(np.uint8))
-            mask.save(self.here / "data" / "masks" / f"{i}.png")
-        (self.here / "data" / "classes.yaml").write_text("classes: {1: dog}")
-        Image.fromarray(pixels).save(self.here / "picture.png")
+        noise_folder(self.here / "data", 4, (32, 32), {1: "dog"})
+        shutil.copy(self.here / "data" / "images" / "p0.png", self.here / "picture.png")
 
     def hostile(self, base: str, changes: dict[str, Any], out: Path) -> Path:
         """Write a sound model file with another header."""
         content = (self.root / f"{base}.safetensors").read_bytes()
-        (length,) = struct.unpack("<Q", content[:8])
-        head = json.loads(content[8 : 8 + length])
-        said = json.loads(head["__metadata__"]["nacre"]) | changes
-        head["__metadata__"]["nacre"] = json.dumps(said)
-        text = json.dumps(head).encode()
-        text += b" " * (-len(text) % 8)
-        out.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+        out.write_bytes(change_header(content, lambda header: header | changes))
         return out
 
 

@@ -12,10 +12,6 @@ from nacre.errors import NacreError
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.foreign.adapter import Adapter
-from nacre.models.io import find_model
-from nacre.runs.folder import RunFolder
-from nacre.runs.run import run_scenario
-from nacre.training.events import Event, Iterated
 from nacre.training.optim import (
     OptimConfig,
     load_optimizer_state,
@@ -24,8 +20,6 @@ from nacre.training.optim import (
     param_groups,
     set_lr,
 )
-from nacre.training.step import Interrupted
-from tiny_runs import tiny_config
 
 TINY = DeepLabConfig(backbone="tiny", decoder_channels=8)
 
@@ -127,32 +121,3 @@ def test_an_optimiser_goes_on_from_its_state(name: str) -> None:
     update(again, fresh)
     for a, b in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-RECIPE = {
-    "scenario": "scenes/4-4/overlapped",
-    "train": {
-        "optimizer": "adamw",
-        "lr": 0.001,
-        "incremental_lr": 0.001,
-        "backbone_lr_scale": 0.5,
-        "lr_schedule": "cosine",
-        "warmup_iterations": 2,
-    },
-}
-
-
-def test_a_run_with_every_option_resumes_bit_for_bit(tmp_path: Any) -> None:
-    config = tiny_config(**RECIPE)
-    run_scenario(config, tmp_path / "whole")
-    cut = RunFolder(tmp_path / "cut")
-    seen: list[Event] = []
-
-    def stop() -> bool:
-        return sum(isinstance(one, Iterated) and one.step == 1 for one in seen) >= 2
-
-    with pytest.raises(Interrupted):
-        run_scenario(config, cut.path, observers=[seen.append], should_stop=stop)
-    assert cut.resume.exists(), "stopped in the middle of a step"
-    run_scenario(config, cut.path)
-    assert find_model(cut.path).read_bytes() == find_model(tmp_path / "whole").read_bytes()

@@ -1,0 +1,27 @@
+"""A server of models on this machine, and requests to it byte for byte."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from nacre.export.server import ModelServer, Served
+
+
+@contextlib.contextmanager
+def serving(model: Any, at_once: int = 2) -> Iterator[int]:
+    """Serve a model; yields the port."""
+    with ModelServer([Served("tiny", model)], ("127.0.0.1", 0), at_once) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def send(port: int, content: bytes) -> bytes:
+    """Send bytes as they are; return all of the answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(content)
+        return b"".join(iter(lambda: connection.recv(65536), b""))

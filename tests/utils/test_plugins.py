@@ -1,0 +1,62 @@
+"""Methods, kinds of networks and data sets of other packages join, and break only themselves."""
+
+import pytest
+
+from nacre.data import DATASETS, find_dataset, open_source
+from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.errors import NacreError
+from nacre.methods import METHODS, all_rows, find_method
+from nacre.methods.table import ROWS
+from nacre.models.build import KINDS, find_kind
+
+
+class Point:
+    def __init__(self, name, load):
+        self.name, self.value, self.load = name, f"elsewhere:{name}", load
+
+
+def broken():
+    raise ImportError("no module named elsewhere")
+
+
+# What finds one, the table of ours, one of them, and what it is called
+TABLES = {
+    "methods": (find_method, METHODS, "mib", "Method"),
+    "kinds": (find_kind, KINDS, "deeplab", "Kind"),
+    "data sets": (find_dataset, DATASETS, "voc", "DataSet"),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_another_package_registers_joins_and_a_broken_one_breaks_only_itself(
+    table, monkeypatch
+):
+    find, ours, name, kind = TABLES[table]
+    points = [Point("mine", lambda: ours[name]), Point("bad", broken), Point("odd", lambda: 3)]
+    points.append(Point(name, broken))
+    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
+    assert find("mine") is ours[name]
+    assert find(name) is ours[name], "a name of ours stays ours"
+    with pytest.raises(NacreError, match="'bad' cannot be loaded from elsewhere:bad: ImportError"):
+        find("bad")
+    with pytest.raises(NacreError, match=f"'odd' is no {kind}"):
+        find("odd")
+    with pytest.raises(NacreError, match="did you mean 'mine'"):
+        find("minne")
+
+
+def test_the_list_of_methods_has_those_of_others_and_passes_over_broken_ones(monkeypatch, caplog):
+    points = [Point(name, lambda: METHODS["ft"]) for name in ("mine", "mib")]
+    points.append(Point("bad", broken))
+    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
+    assert set(all_rows()) == {*ROWS, "mine"}
+    assert all_rows()["mib"] == ROWS["mib"], "a name of ours stays ours"
+    assert all_rows()["mine"].summary.startswith("Cross-entropy alone")
+    assert "'bad' cannot be loaded from elsewhere:bad: ImportError: no module" in caplog.text
+
+
+def test_a_data_set_of_another_package_is_opened(monkeypatch):
+    points = [Point("mine", lambda: DATASETS["scenes"])]
+    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
+    config = ScenesConfig.model_construct(**{**ScenesConfig().model_dump(), "name": "mine"})
+    assert open_source(config).space is DATASETS["scenes"].space
