@@ -14,8 +14,9 @@ The parameters of the new classes' classifier have no past and are not held.
 
 The weight goes with the learning rate lr: with a momentum of 0.9 the penalty alone overshoots,
 further with every update, where lr * weight * omega is above 0.68. The paper's 0.001 * 500 is
-below it; with ten times the rate take a tenth of the weight, as the presets `small` and `demo` do:
-more lets the penalty overshoot until nothing is finite.
+below it; with ten times the rate take a tenth of the weight, as `nacre learn` and the preset `demo`
+do: more lets the penalty overshoot until nothing is finite. (AdamW, as in the preset `small`,
+divides by the size of the gradient and does not.)
 
 What a method remembers are tables: a tensor for each parameter, by the parameter's name. All of
 them go into a checkpoint; those in `persistent_state` remain at the end of a step.

@@ -34,7 +34,6 @@ from nacre.models.network import Network, Output
 
 SLOW_BACKBONE: dict[str, dict[str, Any]] = {
     "paper": {"backbone_lr_scale": 0.1},
-    "small": {"backbone_lr_scale": 0.1},
 }
 """Presets of `train` for methods whose backbone learns at a tenth of the rate."""
 BASE_POSITIVE_WEIGHT = 2.0

@@ -42,10 +42,12 @@ class Ilt(Method):
 
     name = "ilt"
     Config = IltConfig
-    # The features of lite0 end in no activation and are large: with the paper's 100, their distance
-    # is all that is learnt.
     presets = {
-        "small": {"feature_weight": 1},
+        # There the backbone is frozen: only features of the decoder can differ.
+        "small": {"layer": "decoder"},
+        # The features of lite0 end in no activation and are large: with the paper's 100, their
+        # distance is all that is learned.
+        "learn": {"feature_weight": 1},
         "text": {"average": "pixels", "layer": "decoder"},
     }
     tunable = ("weight", "feature_weight")

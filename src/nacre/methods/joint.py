@@ -17,8 +17,9 @@ class JointConfig(MethodConfig):
 
     @classmethod
     def refused_parts(cls) -> dict[str, str]:
-        """Return all parts: there is no later step."""
-        return dict.fromkeys(PartsConfig.model_fields, "it has no step after step 0")
+        """Return all parts of later steps: there is none."""
+        later = (key for key in PartsConfig.model_fields if key != "freeze_step_0")
+        return dict.fromkeys(later, "it has no step after step 0")
 
 
 class Joint(Method):

@@ -84,7 +84,6 @@ class Ssul(Method):
     Config = SsulConfig
     train_presets = {
         "paper": {"lr": 0.01, "incremental_lr": 0.01, "backbone_lr_scale": 0.1},
-        "small": {"backbone_lr_scale": 0.1},
         "paper voc": {"epochs": 50, "batch_size": 32},
         "paper ade20k": {"epochs": 100, "incremental_lr": 0.05},
     }

@@ -127,11 +127,9 @@ def build_learn_config(
 
 def _drop_unfitting(below: ConfigValues, written: ConfigValues, *, keeps_model: bool) -> None:
     """Take out of what was chosen what goes with other choices than those that were written."""
-    model, train = written.get("model"), written.get("train")
+    model = written.get("model")
     if isinstance(model, Mapping) and "backbone" in model and not keeps_model:
         below.pop("model", None)  # weights and head were chosen for another backbone
-    if isinstance(train, Mapping) and "epochs" in train and "iterations" not in train:
-        below["train"] = {**below.get("train", {}), "iterations": None}
 
 
 def _check_start(config: LearnConfig, start: ModelInfo) -> None:
@@ -164,5 +162,5 @@ def _automatic(choice: Choice, method: str) -> ConfigValues:
     values: ConfigValues = dict(choice.values)
     if method != "mib":
         values.pop("method", None)  # the other methods have parts of their own
-    own = find_method(method).presets.get("small", {})
+    own = find_method(method).presets.get("learn", {})
     return deep_merge(values, {"method": {"name": method, **own}} if own else {})

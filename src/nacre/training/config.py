@@ -239,7 +239,8 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
     """Lay one plain config over another, section by section.
 
     A section that names another method, data set or kind of network replaces the one below
-    entirely: values of the other one must not stay behind.
+    entirely: values of the other one must not stay behind. Likewise `train.epochs` replaces
+    `train.iterations`, which says how long a step is in another way and would win.
     """
     result = dict(below)
     for key, value in above.items():
@@ -249,12 +250,20 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
             old = {"name": old} if isinstance(old, str) else old
         if key in _CHOSEN_BY and isinstance(old, Mapping) and isinstance(value, Mapping):
             old = None if _renames(old, value, key) else old
+        if key == "train" and isinstance(value, Mapping):
+            old = _without_iterations(old, value)
         if isinstance(value, Mapping) and old is not None:
             if not isinstance(old, Mapping):
                 raise NacreError(f"{key}: {shown(old)} is not a mapping of keys to values")
             value = deep_merge(old, value)
         result[key] = value
     return result
+
+
+def _without_iterations(below: Any, above: Mapping[str, Any]) -> Any:
+    if not isinstance(below, Mapping) or "epochs" not in above or "iterations" in above:
+        return below
+    return {key: value for key, value in below.items() if key != "iterations"}
 
 
 # The key of a section that decides what its other keys may be, and what stands there by default
