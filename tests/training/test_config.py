@@ -216,11 +216,15 @@ def test_a_preset_does_not_let_a_penalty_overshoot(preset, method, most_importan
     hardness = config.method.weight * most_important
     theta = torch.ones(1, dtype=torch.float64, requires_grad=True)
     train = config.train
-    sgd = torch.optim.SGD([theta], train.incremental_lr, momentum=0.9, nesterov=train.nesterov)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(
+        [theta], train.incremental_lr, momentum=0.9, nesterov=train.nesterov
+    )
+    if train.optimizer == "adamw":
+        optimizer = torch.optim.AdamW([theta], train.incremental_lr)
     for _ in range(100):
-        sgd.zero_grad()
+        optimizer.zero_grad()
         (hardness * theta**2).sum().backward()
-        sgd.step()
+        optimizer.step()
     assert abs(theta.item()) < 1
 
 
