@@ -1,0 +1,121 @@
+"""Sums over the pixels of a class, of features that are known on a coarse grid.
+
+A network scores a grid of points and upsamples the scores bilinearly, so a pixel p sees the
+features x(p) = sum_i u_i(p) x_i of the points i around it. For the pixels P of a class
+
+    n = |P|,   s = sum_p x(p),   S = sum_p x(p) x(p)^T = X^T A X,   A = sum_p u(p) u(p)^T
+
+A couples neighboring points only, and bilinear weights are separable: with U[y, (d, i)] =
+u_i(y) u_(i+d)(y) for the rows and V for the columns, A = U^T w V, where w is 1 on the pixels of the
+class and 0 elsewhere. So sums over all pixels cost little more than sums over the points. A is
+symmetric: with H = half its diagonal and the couplings to later points, X^T A X = B + B^T,
+B = X^T H X.
+
+What is the same for all pixels of an image, such as its mean, needs one row per image and not one
+per point. Products of one batch are made in the precision of the features, around a shift that
+keeps them small, and added up in float64.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nacre.scenarios.classes import ignore_value
+
+
+class PixelSums:
+    """Sums over pixels by channel, of features around a shift, which ends in the constant 1.
+
+    Args:
+        shift: D, what is subtracted from the features before they are multiplied.
+
+    Attributes:
+        products: D+1,D+1 in float64 by channel: sum of (x, 1) (x, 1)^T over the pixels.
+    """
+
+    def __init__(self, shift: Tensor) -> None:
+        self.shift = shift
+        self.products: dict[int, Tensor] = {}
+
+    def add(self, maps: Tensor, rows: Tensor, targets: Tensor) -> None:
+        """Add the pixels of a batch.
+
+        Args:
+            maps: N,C,h,w, features on the grid.
+            rows: N,M, features of each image as a whole, which follow those of the maps.
+            targets: N,H,W, the channel of each pixel; ignored ones are not counted.
+        """
+        count = maps.shape[1]
+        x = maps.movedim(1, -1) - self.shift[:count]
+        ones = rows.new_ones(len(rows), 1)
+        beside = torch.cat([rows - self.shift[count:], ones], dim=1).double()
+        for channel in targets.unique().tolist():
+            if channel == ignore_value(targets):
+                continue
+            mask = targets == channel
+            has = mask.flatten(1).any(1)
+            self.product(channel).add_(_product(x[has], beside[has], mask[has].to(x.dtype)))
+
+    def product(self, channel: int) -> Tensor:
+        """Return the sums of a channel; zeros if no pixel of it was added."""
+        if channel not in self.products:
+            side = len(self.shift) + 1
+            zeros = torch.zeros(side, side, dtype=torch.float64, device=self.shift.device)
+            self.products[channel] = zeros
+        return self.products[channel]
+
+
+def _product(x: Tensor, beside: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum of (x, beside) (x, beside)^T over the pixels of some images.
+
+    Args:
+        x: N,h,w,C, on the grid.
+        beside: N,M in float64, of each image, the constant 1 last.
+        weights: N,H,W, 1 for pixels that count.
+    """
+    count, side = x.shape[-1], x.shape[-1] + beside.shape[1]
+    coupled = _couple(x, weights)
+    share = _points(weights, x)
+    used = share.flatten() > 0
+    half = x.flatten(0, 2)[used].T @ coupled.flatten(0, 2)[used]
+    per_image = torch.bmm(share.flatten(1)[:, None], x.flatten(1, 2))[:, 0].double()
+    cross = per_image.T @ beside
+    found = torch.empty(side, side, dtype=torch.float64, device=x.device)
+    found[:count, :count] = half + half.T
+    found[:count, count:] = cross
+    found[count:, :count] = cross.T
+    found[count:, count:] = (beside * weights.sum((1, 2)).double()[:, None]).T @ beside
+    return found
+
+
+def _couple(x: Tensor, weights: Tensor) -> Tensor:
+    """Return H x for features N,h,w,C and pixel weights N,H,W."""
+    height, width = x.shape[1:3]
+    rows = _neighbors(_bilinear(weights.shape[1], height, x), (0, 1))
+    columns = _neighbors(_bilinear(weights.shape[2], width, x), (-1, 0, 1))
+    couplings = (rows.T @ weights @ columns).view(-1, 2, height, 3, width)
+    around = F.pad(x, (0, 0, 1, 1, 0, 1))
+    y = x * (couplings[:, 0, :, 1] / 2)[..., None]
+    for down, right in ((0, 1), (1, -1), (1, 0), (1, 1)):
+        others = around[:, down : down + height, 1 + right : 1 + right + width]
+        y.addcmul_(couplings[:, down, :, 1 + right, :, None], others)
+    return y
+
+
+def _points(weights: Tensor, x: Tensor) -> Tensor:
+    """Return N,h,w, how much the pixels that count see of each point."""
+    rows, columns = (_bilinear(weights.shape[i], x.shape[i], x) for i in (1, 2))
+    return rows.T @ weights @ columns
+
+
+def _bilinear(size: int, side: int, like: Tensor) -> Tensor:
+    """Return the matrix size,side that upsamples a line as `nacre.losses.upsample` does."""
+    points = torch.eye(side, dtype=like.dtype, device=like.device)[None]
+    return F.interpolate(points, size=size, mode="linear", align_corners=False)[0].T
+
+
+def _neighbors(u: Tensor, steps: tuple[int, ...]) -> Tensor:
+    """Return size,(steps, side): u_i u_(i+d) for each step d."""
+    side = u.shape[1]
+    around = F.pad(u, (1, 1))
+    return torch.cat([u * around[:, 1 + d : 1 + d + side] for d in steps], dim=1)
