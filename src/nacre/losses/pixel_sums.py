@@ -49,7 +49,7 @@ class PixelSums:
         x = maps.movedim(1, -1) - self.shift[:count]
         ones = rows.new_ones(len(rows), 1)
         beside = torch.cat([rows - self.shift[count:], ones], dim=1).double()
-        for channel in targets.unique().tolist():
+        for channel in torch.unique(targets).tolist():
             if channel == ignore_value(targets):
                 continue
             mask = targets == channel

@@ -49,10 +49,10 @@ class Sums:
     def __post_init__(self) -> None:
         """Refuse tensors that do not belong together: they may come from a stranger's file."""
         rows, features = self.mean.shape if self.mean.ndim == 2 else (-1, 0)
-        shapes = {"step": (rows,), "channel": (rows,), "count": (rows,)}
-        shapes["scatter"] = (rows, features * (features + 1) // 2)
+        shapes = {name: [rows] for name in ("step", "channel", "count")}
+        shapes["scatter"] = [rows, features * (features + 1) // 2]
         for name, shape in shapes.items():
-            if getattr(self, name).shape != shape:
+            if list(getattr(self, name).shape) != shape:
                 raise NacreError(f"the sums do not fit together: {name} is of another size")
         if min(self.step.tolist(), default=0) < 0 or min(self.channel.tolist(), default=0) < 0:
             raise NacreError("the sums name a step or a channel below 0")
