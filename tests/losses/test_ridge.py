@@ -30,7 +30,7 @@ def pixels(maps, rows, targets):
 
 
 def added(*batches):
-    sums = PixelSums(torch.linspace(-1, 2, MAPS + ROWS, dtype=torch.float64))
+    sums = PixelSums()
     for batch in batches:
         sums.add(*batch)
     return sums
@@ -59,7 +59,7 @@ def test_sums_are_those_of_explicitly_upsampled_features(grid, size):
     batches = [draw(seed, grid=grid, size=size) for seed in range(2)]
     sums = added(*batches)
     x, y = (torch.cat(part) for part in zip(*(pixels(*one) for one in batches), strict=True))
-    x = torch.cat([x - sums.shift, torch.ones(len(x), 1, dtype=torch.float64)], 1)
+    x = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], 1)
     assert set(sums.products) == {0, 1, 2}
     for channel, product in sums.products.items():
         wanted = x[y == channel].T @ x[y == channel]
@@ -68,7 +68,7 @@ def test_sums_are_those_of_explicitly_upsampled_features(grid, size):
 
 def test_rows_hold_counts_means_and_scatters_of_the_pixels():
     batch = draw(3)
-    found = from_products(4, added(batch).products, added(batch).shift)
+    found = from_products(4, added(batch).products)
     wanted = explicit_sums(*pixels(*batch))
     assert found.step.tolist() == [4, 4, 4]
     assert found.channel.tolist() == [0, 1, 2]
@@ -129,19 +129,18 @@ def test_a_constant_feature_gets_no_weight():
     assert all(part.isfinite().all() for part in vars(head).values())
 
 
-def test_float32_features_are_added_up_around_their_shift():
+def test_float32_features_far_from_0_lose_nothing_of_their_spread():
     maps, rows, targets = draw(10)
     maps, rows = maps + 1000, rows + 1000
-    shift = torch.cat([maps.mean((0, 2, 3)), rows.mean(0)])
-    sums = PixelSums(shift.float())
+    sums = PixelSums()
     sums.add(maps.float(), rows.float(), targets)
-    head = solve(from_products(0, sums.products, sums.shift), 3, 0.01)
+    head = solve(from_products(0, sums.products), 3, 0.01)
     wanted = solve(explicit_sums(*pixels(maps, rows, targets)), 3, 0.01)
     assert torch.allclose(head.weight, wanted.weight, atol=2e-4)
 
 
 def test_sums_that_do_not_fit_together_are_refused():
-    good = from_products(0, added(draw(1)).products, torch.zeros(MAPS + ROWS)).tensors()
+    good = from_products(0, added(draw(1)).products).tensors()
     for name, value in (
         ("scatter", good["scatter"][:, 1:]),
         ("count", good["count"][1:]),
@@ -151,3 +150,9 @@ def test_sums_that_do_not_fit_together_are_refused():
     ):
         with pytest.raises(NacreError, match="sums"):
             Sums(**{**good, name: value})
+
+
+def test_a_step_without_a_labeled_pixel_is_refused():
+    maps, rows, targets = draw(2)
+    with pytest.raises(NacreError, match="no labeled pixel"):
+        from_products(0, added((maps, rows, torch.full_like(targets, 255))).products)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from nacre.data.saliency import Saliency
 from nacre.data.sampler import LoaderSampler, StepSampler
@@ -148,6 +148,42 @@ def train_batches(
     micro_batches = _plain_errors(loader)
     for _ in range(start, sampler.iterations):
         yield [next(micro_batches) for _ in range(sampler.micro_batches)]
+    monitor.clear()
+
+
+def plain_batches(
+    dataset: TrainDataset | UnionDataset,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    num_workers: int,
+    pin: bool = False,
+) -> Iterator[Sample]:
+    """Yield batches of a step's images, each image once over all processes and not augmented.
+
+    Images are cut as they are tested; the last batch may be short. Whole batches are dealt to the
+    processes, so that their number does not change what a batch holds. Beside images and targets
+    stands the number of each image's data set.
+    """
+    parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
+    plain: ConcatDataset[EvalSample] = ConcatDataset(
+        [EvalDataset(one.source, one.names, one.lut, one.config, "train") for one in parts]
+    )
+    sizes = torch.tensor([len(one) for one in parts])
+    whose = torch.arange(len(parts)).repeat_interleave(sizes)
+    size = batch_size if dataset.config.eval_mode == "crop" else 1
+    places = range(len(whose))
+    groups = [list(places[i : i + size]) for i in places[::size]][rank::world_size]
+    loader = DataLoader(
+        plain,
+        batch_sampler=groups,
+        num_workers=num_workers,
+        pin_memory=pin,
+        generator=torch.Generator(),
+        worker_init_fn=(monitor := WorkerMonitor(num_workers)),
+    )
+    for group, (images, targets) in zip(groups, _plain_errors(loader), strict=True):
+        yield images, targets, whose[group]
     monitor.clear()
 
 

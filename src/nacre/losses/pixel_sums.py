@@ -12,8 +12,9 @@ symmetric: with H = half its diagonal and the couplings to later points, X^T A X
 B = X^T H X.
 
 What is the same for all pixels of an image, such as its mean, needs one row per image and not one
-per point. Products of one batch are made in the precision of the features, around a shift that
-keeps them small, and added up in float64.
+per point. Products of one batch are made in the precision of the features around the batch's mean,
+which keeps them small; the mean is put back and all is added up in float64. So the sums of a batch
+depend on nothing but the batch.
 """
 
 import torch
@@ -24,17 +25,13 @@ from nacre.scenarios.classes import ignore_value
 
 
 class PixelSums:
-    """Sums over pixels by channel, of features around a shift, which ends in the constant 1.
-
-    Args:
-        shift: D, what is subtracted from the features before they are multiplied.
+    """Sums over pixels by channel, of features that end in the constant 1.
 
     Attributes:
         products: D+1,D+1 in float64 by channel: sum of (x, 1) (x, 1)^T over the pixels.
     """
 
-    def __init__(self, shift: Tensor) -> None:
-        self.shift = shift
+    def __init__(self) -> None:
         self.products: dict[int, Tensor] = {}
 
     def add(self, maps: Tensor, rows: Tensor, targets: Tensor) -> None:
@@ -45,24 +42,34 @@ class PixelSums:
             rows: N,M, features of each image as a whole, which follow those of the maps.
             targets: N,H,W, the channel of each pixel; ignored ones are not counted.
         """
-        count = maps.shape[1]
-        x = maps.movedim(1, -1) - self.shift[:count]
+        shift = torch.cat([maps.mean((0, 2, 3)), rows.mean(0)])
+        x = maps.movedim(1, -1) - shift[: maps.shape[1]]
         ones = rows.new_ones(len(rows), 1)
-        beside = torch.cat([rows - self.shift[count:], ones], dim=1).double()
+        beside = torch.cat([rows - shift[maps.shape[1] :], ones], dim=1).double()
         for channel in torch.unique(targets).tolist():
             if channel == ignore_value(targets):
                 continue
             mask = targets == channel
             has = mask.flatten(1).any(1)
-            self.product(channel).add_(_product(x[has], beside[has], mask[has].to(x.dtype)))
+            found = _product(x[has], beside[has], mask[has].to(x.dtype))
+            self._add(channel, _put_back(found, shift.double()))
 
-    def product(self, channel: int) -> Tensor:
-        """Return the sums of a channel; zeros if no pixel of it was added."""
-        if channel not in self.products:
-            side = len(self.shift) + 1
-            zeros = torch.zeros(side, side, dtype=torch.float64, device=self.shift.device)
-            self.products[channel] = zeros
-        return self.products[channel]
+    def _add(self, channel: int, product: Tensor) -> None:
+        if channel in self.products:
+            self.products[channel] += product
+        else:
+            self.products[channel] = product
+
+
+def _put_back(product: Tensor, shift: Tensor) -> Tensor:
+    """Turn the sums around a shift into those of the features themselves, in place."""
+    total, count = product[:-1, -1].clone(), product[-1, -1]
+    half = total + shift * (count / 2)
+    product[:-1, :-1].addr_(shift, half).addr_(half, shift)
+    total += shift * count
+    product[:-1, -1] = total
+    product[-1, :-1] = total
+    return product
 
 
 def _product(x: Tensor, beside: Tensor, weights: Tensor) -> Tensor:

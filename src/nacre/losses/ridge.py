@@ -83,23 +83,28 @@ def join(parts: Iterable[Sums]) -> Sums:
     return Sums(**{name: torch.cat([one[name] for one in columns]) for name in columns[0]})
 
 
-def from_products(step: int, products: Mapping[int, Tensor], shift: Tensor) -> Sums:
-    """Return the rows of a step from what `PixelSums` added up, without channels of no pixel."""
+def from_products(step: int, products: Mapping[int, Tensor]) -> Sums:
+    """Return the rows of a step from what `PixelSums` added up.
+
+    Raises:
+        NacreError: not a single pixel was counted.
+    """
     found = {c: one for c, one in sorted(products.items()) if float(one[-1, -1]) > 0}
+    if not found:
+        raise NacreError("no labeled pixel was found in the images of the step; look at the masks")
     counts, means, scatters = [], [], []
     for product in found.values():
         count, total = product[-1, -1], product[:-1, -1]
         counts.append(count)
-        means.append(shift.double() + total / count)
+        means.append(total / count)
         scatters.append(_pack(product[:-1, :-1] - total[:, None] * (total / count)))
-    device, size = shift.device, len(shift)
-    empty = torch.empty(0, size * (size + 1) // 2, device=device)
+    device = counts[0].device
     return Sums(
         torch.full((len(found),), step, device=device),
-        torch.tensor(list(found), dtype=torch.int64, device=device),
-        torch.stack(counts) if counts else shift.new_empty(0, dtype=torch.float64),
-        torch.stack(means) if means else shift.new_empty(0, size, dtype=torch.float64),
-        torch.stack(scatters) if scatters else empty,
+        torch.tensor(list(found), device=device),
+        torch.stack(counts),
+        torch.stack(means),
+        torch.stack(scatters),
     )
 
 

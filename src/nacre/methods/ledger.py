@@ -1,0 +1,201 @@
+"""Ledger: a linear head in closed form on a frozen backbone, from sums that are kept per class.
+
+One pass over a step's images, no gradient. The ends of all stages of the backbone lie on one grid
+(`nacre.models.stage_grid`), beside them the image's mean of the last stage. For every class c that
+the step labels, and for its background, three sums over *pixels* are kept
+(`nacre.losses.pixel_sums`):
+
+    n_c,    sum of x,    sum of x x^T        x(p): the features that upsampling gives pixel p
+
+From the sums of all steps the head is solved (`nacre.losses.ridge`): ridge regression of each
+channel's indicator, balanced by classes,
+
+    W = argmin sum_c b_c / n_c sum_(p of c) |W x(p) - e_c|^2 + ridge,      b_c ~ sqrt(n_c)
+
+The ridge is a share (`ridge`) of each feature's variance, the constant is not shrunk. Logits are
+8 times the scores: with this factor a softmax is calibrated about right; it changes no decision.
+
+Old classes cannot be overwritten: their sums stay. Steps in any order give the same head, a step
+or a class can be forgotten and models on one backbone merged (`nacre.methods.ledger_edit`). What
+depends on the order is the mask: background that the model before the step takes for a known class
+which may hide there is not counted (`train.unlabeled=background` counts all).
+
+Sums are kept in the model file as n and mean in float64 and the scatter around the mean in float32,
+of which half is stored: 2.3 MiB per class and step with EfficientNet-Lite0. See docs/ledger.md.
+"""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from nacre.errors import NacreError
+from nacre.losses.pixel_sums import PixelSums
+from nacre.losses.reference import upsample
+from nacre.losses.ridge import Sums, from_products, join, solve
+from nacre.methods.base import Batch, Method, MethodConfig, Step
+from nacre.methods.parts import PartsConfig, deeplab
+from nacre.models.config import DeepLabConfig, ModelConfig
+from nacre.models.deeplab import DeepLab
+from nacre.models.network import Network
+from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
+from nacre.scenarios.classes import ignore_value
+
+SCALE = 8.0
+"""Of the logits over the regression's scores."""
+
+
+class LedgerConfig(MethodConfig):
+    """The ridge and the grid."""
+
+    name: Literal["ledger"] = Field("ledger", description="a head in closed form, from sums")
+    ridge: float = Field(
+        0.01, gt=0, le=1000, description="what is added to each feature's variance, as a share"
+    )
+    grid_stride: Literal[8, 16] | None = Field(
+        None, description="input pixels per point of the grid; 16, or that of the start model"
+    )
+
+    @classmethod
+    def own_parts(cls) -> dict[str, Any]:
+        """Return what stays as it is: all but the head that is solved."""
+        return {"freeze": "backbone", "freeze_step_0": True, "freeze_bn": True}
+
+    @classmethod
+    def refused_parts(cls) -> dict[str, str]:
+        """Refuse all parts: they belong to learning by gradients."""
+        return dict.fromkeys(PartsConfig.model_fields, "it learns without gradients")
+
+
+class Ledger(Method):
+    """Sums per class, and the head that follows from them."""
+
+    name = "ledger"
+    Config = LedgerConfig
+    learns_by_gradient = False
+    step_0 = "ledger"
+    needs = frozenset({"stages", "classifier"})
+    persistent_state = frozenset({"sums"})
+    config: LedgerConfig
+
+    def __init__(self, config: Any, num_old: int) -> None:
+        super().__init__(config, num_old)
+        self.sums: Sums | None = None
+
+    @classmethod
+    def hides_old(cls, config: MethodConfig) -> bool:
+        """Say that it leaves out background that the model takes for a known class."""
+        return True
+
+    def network_config(self, model: ModelConfig) -> ModelConfig:
+        """Return the network with the stages as its decoder."""
+        if not isinstance(model, DeepLabConfig):
+            raise NacreError(
+                f"method 'ledger' reads the stages of nacre's own backbones, not of a network of "
+                f"kind {model.kind!r}; leave out model.kind, or use another method"
+            )
+        grid = {"decoder": "stages", "grid_stride": self.config.grid_stride or DEFAULT_STRIDE}
+        return model.model_copy(update=grid)
+
+    def grow(self, network: Network, num_new: int) -> None:
+        """Add channels, whose rows `fit` solves for."""
+        head = deeplab(network).head
+        if self.sums is None or not isinstance(head, StageGrid):
+            raise NacreError(
+                "the model keeps no sums of its classes: method 'ledger' continues only what it "
+                "learned itself; learn all steps with it, or use another method"
+            )
+        if self.config.grid_stride not in (None, head.stride):
+            raise NacreError(
+                f"method.grid_stride: {self.config.grid_stride}, but the model's sums are on a "
+                f"grid of stride {head.stride}; leave it out"
+            )
+        network.grow(num_new, "random")
+
+    @torch.no_grad()
+    def fit(self, step: Step) -> None:
+        """Add up the pixels of the step's images in one pass, and solve for the head."""
+        network, head = deeplab(step.network), grid_of(step.network)
+        sums = PixelSums()
+        for batch in step.images():
+            stages = network.read_maps(batch.images)
+            joined = head.join(stages)
+            targets = batch.targets
+            if self.num_old:
+                scores = network.classifier(head.standardize(joined))[:, : self.num_old]
+                targets = self._without_known(batch, scores)
+            # Means that are one for a whole image need one row per image, not one per point.
+            count = head.map_channels if head.covers(stages) else head.channels
+            sums.add(joined[:, :count], joined[:, count:, 0, 0], targets)
+        found = from_products(step.index, _total(step, sums))
+        self.sums = found if self.sums is None else join([self.sums, found])
+        put_head(network, self.sums, self.config.ridge)
+
+    def _without_known(self, batch: Batch, scores: Tensor) -> Tensor:
+        """Return the targets; background that is taken for a known class is ignored."""
+        targets = batch.targets.clone()
+        for i, one in enumerate(targets):
+            # One by one: scores of all channels at all pixels of a batch may not fit.
+            full = upsample(scores[i : i + 1], (one.shape[0], one.shape[1]))
+            may_hide = full.new_ones(self.num_old, dtype=torch.bool)
+            if batch.hidden is not None:
+                may_hide &= batch.hidden[i, : self.num_old]
+            may_hide[0] = False
+            one[(one == 0) & may_hide[full[0].argmax(0)]] = ignore_value(one)
+        return targets
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the sums."""
+        return {} if self.sums is None else to_state(self.sums)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take back the sums."""
+        self.sums = from_state(state)
+
+
+def grid_of(network: Network) -> StageGrid:
+    """Return the decoder of a network that the ledger made: `grow` sees to it."""
+    head = deeplab(network).head
+    assert isinstance(head, StageGrid), type(head)
+    return head
+
+
+def put_head(network: DeepLab, sums: Sums, ridge: float) -> None:
+    """Give a network the head that follows from sums."""
+    head = grid_of(network)
+    if sums.features != head.channels or int(sums.channel.max()) >= network.num_classes:
+        raise NacreError(
+            f"the sums are of {sums.features} features and {int(sums.channel.max()) + 1} channels, "
+            f"the network has {head.channels} and {network.num_classes}; the file is damaged"
+        )
+    found = solve(sums, network.num_classes, ridge)
+    head.mean.copy_(found.mean)
+    head.std.copy_(found.std)
+    network.classifier.set_rows(SCALE * found.weight, SCALE * found.bias)
+
+
+def to_state(sums: Sums) -> dict[str, Tensor]:
+    """Return sums as tensors of a model file."""
+    return {f"sums.{name}": value for name, value in sums.tensors().items()}
+
+
+def from_state(state: dict[str, Tensor]) -> Sums:
+    """Return the sums in a model file.
+
+    Raises:
+        NacreError: there are none, or they do not fit together.
+    """
+    names = Sums.__dataclass_fields__
+    missing = [name for name in names if f"sums.{name}" not in state]
+    if missing:
+        raise NacreError(f"the model file keeps no sums: {missing[0]} is missing")
+    return Sums(**{name: state[f"sums.{name}"] for name in names})
+
+
+def _total(step: Step, sums: PixelSums) -> dict[int, Tensor]:
+    """Return the sums of all processes."""
+    found = sorted({channel for one in step.dist.all(list(sums.products)) for channel in one})
+    side = deeplab(step.network).classifier.in_channels + 1
+    zeros = torch.zeros(side, side, dtype=torch.float64, device=step.dist.device)
+    return {c: step.dist.sum(sums.products.get(c, zeros.clone())) for c in found}
