@@ -115,35 +115,34 @@ class Ledger(Method):
 
     @torch.no_grad()
     def fit(self, step: Step) -> None:
-        """Add up the pixels of the step's images in one pass, and solve for the head."""
+        """Add up the pixels of the step's images in one pass, and solve for the head.
+
+        Where data sets of one step hide new classes of each other, a second pass counts again: the
+        head of the first knows the new classes well enough to leave such background out.
+        """
+        before, known = self.sums, [self.num_old]
+        if step.hidden is not None and bool(step.hidden[:, max(1, self.num_old) :].any()):
+            known.append(step.num_classes)
+        for count in known:
+            found = from_products(step.index, _total(step, self._add_up(step, count)))
+            self.sums = found if before is None else join([before, found])
+            put_head(deeplab(step.network), self.sums, self.config.ridge)
+
+    def _add_up(self, step: Step, known: int) -> PixelSums:
+        """Return the sums of this process's images, masked by the first so many channels."""
         network, head = deeplab(step.network), grid_of(step.network)
         sums = PixelSums()
         for batch in step.images():
             stages = network.read_maps(batch.images)
             joined = head.join(stages)
             targets = batch.targets
-            if self.num_old:
-                scores = network.classifier(head.standardize(joined))[:, : self.num_old]
-                targets = self._without_known(batch, scores)
+            if known:
+                scores = network.classifier(head.standardize(joined))[:, :known]
+                targets = leave_out_known(batch, scores)
             # Means that are one for a whole image need one row per image, not one per point.
             count = head.map_channels if head.covers(stages) else head.channels
             sums.add(joined[:, :count], joined[:, count:, 0, 0], targets)
-        found = from_products(step.index, _total(step, sums))
-        self.sums = found if self.sums is None else join([self.sums, found])
-        put_head(network, self.sums, self.config.ridge)
-
-    def _without_known(self, batch: Batch, scores: Tensor) -> Tensor:
-        """Return the targets; background that is taken for a known class is ignored."""
-        targets = batch.targets.clone()
-        for i, one in enumerate(targets):
-            # One by one: scores of all channels at all pixels of a batch may not fit.
-            full = upsample(scores[i : i + 1], (one.shape[0], one.shape[1]))
-            may_hide = full.new_ones(self.num_old, dtype=torch.bool)
-            if batch.hidden is not None:
-                may_hide &= batch.hidden[i, : self.num_old]
-            may_hide[0] = False
-            one[(one == 0) & may_hide[full[0].argmax(0)]] = ignore_value(one)
-        return targets
+        return sums
 
     def state(self) -> dict[str, Tensor]:
         """Return the sums."""
@@ -152,6 +151,25 @@ class Ledger(Method):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take back the sums."""
         self.sums = from_state(state)
+
+
+def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
+    """Return the targets without background that is taken for a known class: it is ignored.
+
+    Args:
+        batch: the images; where it says which classes may hide in them, only these are left out.
+        scores: N,K,h,w, of the channels that are known.
+    """
+    targets, known = batch.targets.clone(), scores.shape[1]
+    for i, one in enumerate(targets):
+        # One by one: scores of all channels at all pixels of a batch may not fit.
+        full = upsample(scores[i : i + 1], (one.shape[0], one.shape[1]))
+        may_hide = torch.ones(known, dtype=torch.bool, device=scores.device)
+        if batch.hidden is not None:
+            may_hide &= batch.hidden[i, :known]
+        may_hide[0] = False
+        one[(one == 0) & may_hide[full[0].argmax(0)]] = ignore_value(one)
+    return targets
 
 
 def grid_of(network: Network) -> StageGrid:

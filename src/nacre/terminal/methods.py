@@ -58,6 +58,8 @@ def explain(method: "type[Method]", row: MethodRow) -> RenderableType:
 
     about = inspect.getdoc(sys.modules[method.__module__]) or row.summary
     cost = f"{time_factor(method)} the time of fine-tuning, {extra_memory(method)} x parameters"
+    if not method.learns_by_gradient:
+        cost = "one pass over the step's images, without an update"
     title = Text(f"{method.name}: {row.summary}", "bold")
     parts: list[RenderableType] = [title, Text(_paragraphs(about))]
     parts += [Text(f"\nPaper: {row.paper}\nCost: {cost} (an estimate)")]
