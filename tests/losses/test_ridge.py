@@ -60,15 +60,15 @@ def test_sums_are_those_of_explicitly_upsampled_features(grid, size):
     sums = added(*batches)
     x, y = (torch.cat(part) for part in zip(*(pixels(*one) for one in batches), strict=True))
     x = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], 1)
-    assert set(sums.products) == {0, 1, 2}
-    for channel, product in sums.products.items():
+    assert set(sums.products()) == {0, 1, 2}
+    for channel, product in sums.products().items():
         wanted = x[y == channel].T @ x[y == channel]
         assert torch.allclose(product, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_rows_hold_counts_means_and_scatters_of_the_pixels():
     batch = draw(3)
-    found = from_products(4, added(batch).products)
+    found = from_products(4, added(batch).products())
     wanted = explicit_sums(*pixels(*batch))
     assert found.step.tolist() == [4, 4, 4]
     assert found.channel.tolist() == [0, 1, 2]
@@ -134,13 +134,13 @@ def test_float32_features_far_from_0_lose_nothing_of_their_spread():
     maps, rows = maps + 1000, rows + 1000
     sums = PixelSums()
     sums.add(maps.float(), rows.float(), targets)
-    head = solve(from_products(0, sums.products), 3, 0.01)
+    head = solve(from_products(0, sums.products()), 3, 0.01)
     wanted = solve(explicit_sums(*pixels(maps, rows, targets)), 3, 0.01)
     assert torch.allclose(head.weight, wanted.weight, atol=2e-4)
 
 
 def test_sums_that_do_not_fit_together_are_refused():
-    good = from_products(0, added(draw(1)).products).tensors()
+    good = from_products(0, added(draw(1)).products()).tensors()
     for name, value in (
         ("scatter", good["scatter"][:, 1:]),
         ("count", good["count"][1:]),
@@ -155,4 +155,11 @@ def test_sums_that_do_not_fit_together_are_refused():
 def test_a_step_without_a_labeled_pixel_is_refused():
     maps, rows, targets = draw(2)
     with pytest.raises(NacreError, match="no labeled pixel"):
-        from_products(0, added((maps, rows, torch.full_like(targets, 255))).products)
+        from_products(0, added((maps, rows, torch.full_like(targets, 255))).products())
+
+
+def test_many_batches_add_up_to_one():
+    maps, rows, targets = draw(11, count=150, grid=(2, 2), size=(4, 6))
+    one_by_one = added(*zip(maps.split(1), rows.split(1), targets.split(1), strict=True)).products()
+    for channel, product in added((maps, rows, targets)).products().items():
+        assert torch.allclose(one_by_one[channel], product, rtol=1e-9, atol=1e-9)

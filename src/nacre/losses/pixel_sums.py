@@ -23,16 +23,15 @@ from torch import Tensor
 
 from nacre.scenarios.classes import ignore_value
 
+_PENDING = 64
+"""Batches whose shifts are put back at once."""
+
 
 class PixelSums:
-    """Sums over pixels by channel, of features that end in the constant 1.
-
-    Attributes:
-        products: D+1,D+1 in float64 by channel: sum of (x, 1) (x, 1)^T over the pixels.
-    """
+    """Sums over pixels by channel, of features that end in the constant 1."""
 
     def __init__(self) -> None:
-        self.products: dict[int, Tensor] = {}
+        self._channels: dict[int, _Channel] = {}
 
     def add(self, maps: Tensor, rows: Tensor, targets: Tensor) -> None:
         """Add the pixels of a batch.
@@ -42,57 +41,72 @@ class PixelSums:
             rows: N,M, features of each image as a whole, which follow those of the maps.
             targets: N,H,W, the channel of each pixel; ignored ones are not counted.
         """
-        shift = torch.cat([maps.mean((0, 2, 3)), rows.mean(0)])
+        shift = torch.cat([maps.mean((0, 2, 3)), rows.mean(0), rows.new_zeros(1)])
         x = maps.movedim(1, -1) - shift[: maps.shape[1]]
         ones = rows.new_ones(len(rows), 1)
-        beside = torch.cat([rows - shift[maps.shape[1] :], ones], dim=1).double()
+        beside = (torch.cat([rows, ones], dim=1) - shift[maps.shape[1] :]).double()
         for channel in torch.unique(targets).tolist():
             if channel == ignore_value(targets):
                 continue
+            if channel not in self._channels:
+                self._channels[channel] = _Channel(shift)
             mask = targets == channel
             has = mask.flatten(1).any(1)
-            found = _product(x[has], beside[has], mask[has].to(x.dtype))
-            self._add(channel, _put_back(found, shift.double()))
+            self._channels[channel].add(x[has], beside[has], mask[has].to(x.dtype), shift)
 
-    def _add(self, channel: int, product: Tensor) -> None:
-        if channel in self.products:
-            self.products[channel] += product
-        else:
-            self.products[channel] = product
+    def products(self) -> dict[int, Tensor]:
+        """Return D+1,D+1 in float64 by channel: the sum of (x, 1) (x, 1)^T over the pixels."""
+        return {channel: one.product() for channel, one in self._channels.items()}
 
 
-def _put_back(product: Tensor, shift: Tensor) -> Tensor:
-    """Turn the sums around a shift into those of the features themselves, in place."""
-    total, count = product[:-1, -1].clone(), product[-1, -1]
-    half = total + shift * (count / 2)
-    product[:-1, :-1].addr_(shift, half).addr_(half, shift)
-    total += shift * count
-    product[:-1, -1] = total
-    product[-1, :-1] = total
-    return product
-
-
-def _product(x: Tensor, beside: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum of (x, beside) (x, beside)^T over the pixels of some images.
+class _Channel:
+    """The sums of one channel, as a matrix that is added to its own transpose in the end.
 
     Args:
-        x: N,h,w,C, on the grid.
-        beside: N,M in float64, of each image, the constant 1 last.
-        weights: N,H,W, 1 for pixels that count.
+        like: D+1, for size and device.
     """
-    count, side = x.shape[-1], x.shape[-1] + beside.shape[1]
-    coupled = _couple(x, weights)
-    share = _points(weights, x)
-    used = share.flatten() > 0
-    half = x.flatten(0, 2)[used].T @ coupled.flatten(0, 2)[used]
-    per_image = torch.bmm(share.flatten(1)[:, None], x.flatten(1, 2))[:, 0].double()
-    cross = per_image.T @ beside
-    found = torch.empty(side, side, dtype=torch.float64, device=x.device)
-    found[:count, :count] = half + half.T
-    found[:count, count:] = cross
-    found[count:, :count] = cross.T
-    found[count:, count:] = (beside * weights.sum((1, 2)).double()[:, None]).T @ beside
-    return found
+
+    def __init__(self, like: Tensor) -> None:
+        side = len(like)
+        self.half = torch.zeros(side, side, dtype=torch.float64, device=like.device)
+        self.shifts: list[Tensor] = []
+        self.sums: list[Tensor] = []
+
+    def add(self, x: Tensor, beside: Tensor, weights: Tensor, shift: Tensor) -> None:
+        """Add the pixels of some images.
+
+        Args:
+            x: N,h,w,C, on the grid, around the shift.
+            beside: N,M in float64, of each image, around the shift, the constant 1 last.
+            weights: N,H,W, 1 for pixels that count.
+            shift: C+M, 0 for the constant.
+        """
+        count = x.shape[-1]
+        share = _points(weights, x)
+        used = share.flatten() > 0
+        coupled = _couple(x, weights)
+        self.half[:count, :count] += x.flatten(0, 2)[used].T @ coupled.flatten(0, 2)[used]
+        per_image = torch.bmm(share.flatten(1)[:, None], x.flatten(1, 2))[:, 0].double()
+        self.half[:count, count:] += per_image.T @ beside
+        pixels = weights.sum((1, 2)).double()
+        self.half[count:, count:] += (beside * (pixels / 2)[:, None]).T @ beside
+        # (y + m) (y + m)^T summed is that of y, and m a^T + a m^T with a = sum of y + n m / 2.
+        total = torch.cat([per_image.sum(0), pixels @ beside])
+        self.shifts.append(shift.double())
+        self.sums.append(total + shift.double() * (pixels.sum() / 2))
+        if len(self.shifts) == _PENDING:
+            self._put_back()
+
+    def product(self) -> Tensor:
+        """Return the sums so far."""
+        self._put_back()
+        return self.half + self.half.T
+
+    def _put_back(self) -> None:
+        """Put the shifts back that were taken out of the batches, all of them in one product."""
+        if self.shifts:
+            self.half.addmm_(torch.stack(self.shifts).T, torch.stack(self.sums))
+            self.shifts, self.sums = [], []
 
 
 def _couple(x: Tensor, weights: Tensor) -> Tensor:

@@ -213,7 +213,8 @@ def from_state(state: dict[str, Tensor]) -> Sums:
 
 def _total(step: Step, sums: PixelSums) -> dict[int, Tensor]:
     """Return the sums of all processes."""
-    found = sorted({channel for one in step.dist.all(list(sums.products)) for channel in one})
+    products = sums.products()
+    found = sorted({channel for one in step.dist.all(list(products)) for channel in one})
     side = deeplab(step.network).classifier.in_channels + 1
     zeros = torch.zeros(side, side, dtype=torch.float64, device=step.dist.device)
-    return {c: step.dist.sum(sums.products.get(c, zeros.clone())) for c in found}
+    return {c: step.dist.sum(products.get(c, zeros.clone())) for c in found}
