@@ -18,6 +18,7 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import open_ledger
+from nacre.runs.learn_plan import plan_learning
 from nacre.runs.run import run_scenario
 from nacre.training.events import Iterated
 from partial_data import write_folder
@@ -220,3 +221,10 @@ def test_damaged_sums_are_refused(tmp_path):
         from_state({k: v for k, v in state.items() if k != "sums.scatter"})
     with pytest.raises(NacreError, match="do not fit together"):
         from_state({**state, "sums.scatter": state["sums.scatter"][:, 1:]})
+
+
+def test_the_plan_of_a_step_speaks_of_one_pass(tmp_path):
+    pearls = write_folder(tmp_path / "pearl", ["pearl"], world=WORLD)
+    plan = plan_learning([pearls], None, values={"method": {"name": "ledger"}})
+    assert plan.reasons[-1] == "one pass over the images, without an update"
+    assert not any("updates" in reason for reason in plan.reasons)

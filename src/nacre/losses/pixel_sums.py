@@ -45,7 +45,8 @@ class PixelSums:
         x = maps.movedim(1, -1) - shift[: maps.shape[1]]
         ones = rows.new_ones(len(rows), 1)
         beside = (torch.cat([rows, ones], dim=1) - shift[maps.shape[1] :]).double()
-        for channel in torch.unique(targets).tolist():
+        counts = torch.bincount(targets.flatten().int())
+        for channel in counts.nonzero().flatten().tolist():
             if channel == ignore_value(targets):
                 continue
             if channel not in self._channels:

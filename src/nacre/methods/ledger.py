@@ -16,7 +16,7 @@ The ridge is a share (`ridge`) of each feature's variance, the constant is not s
 8 times the scores: with this factor a softmax is calibrated about right; it changes no decision.
 
 Old classes cannot be overwritten: their sums stay. Steps in any order give the same head, a step
-or a class can be forgotten and models on one backbone merged (`nacre.methods.ledger_edit`). What
+or a class can be forgotten and models on one backbone merged (`nacre.runs.edit`). What
 depends on the order is the mask: background that the model before the step takes for a known class
 which may hide there is not counted (`train.unlabeled=background` counts all).
 
