@@ -13,7 +13,7 @@ import nacre
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError
 from nacre.methods import METHODS, Batch, Step
-from nacre.methods.ledger import SCALE, from_state, leave_out_known, put_head
+from nacre.methods.ledger import SCALE, check_sums, from_state, leave_out_known, put_head
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.io import find_model, load_model
@@ -221,6 +221,31 @@ def test_damaged_sums_are_refused(tmp_path):
         from_state({k: v for k, v in state.items() if k != "sums.scatter"})
     with pytest.raises(NacreError, match="do not fit together"):
         from_state({**state, "sums.scatter": state["sums.scatter"][:, 1:]})
+    with pytest.raises(NacreError, match="of another type"):
+        from_state({**state, "sums.channel": state["sums.channel"].float()})
+    network, _, _ = load_model(find_model(tmp_path))
+    for changes, message in (
+        ({"channel": state["sums.channel"] + 4}, "channels up to 12"),
+        (
+            {"mean": state["sums.mean"][:, :1], "scatter": state["sums.scatter"][:, :1]},
+            "1 features",
+        ),
+    ):
+        named = {f"sums.{name}": value for name, value in changes.items()}
+        with pytest.raises(NacreError, match=message):
+            check_sums(network, from_state({**state, **named}))
+    wrong = from_state({**state, "sums.scatter": torch.randn_like(state["sums.scatter"]) * 1e6})
+    with pytest.raises(NacreError, match="no covariance"):
+        put_head(network, wrong, 0.01)
+
+
+def test_step_0_is_shared_only_by_runs_of_the_same_head():
+    same, fine, other = (
+        LEDGER.step_0_of(LEDGER.Config(**values))
+        for values in ({"grid_stride": 16}, {"grid_stride": 8}, {"ridge": 0.1})
+    )
+    assert LEDGER.step_0_of(LEDGER.Config()) == same
+    assert len({same, fine, other, METHODS["mib"].step_0_of(METHODS["mib"].Config())}) == 4
 
 
 def test_the_plan_of_a_step_speaks_of_one_pass(tmp_path):

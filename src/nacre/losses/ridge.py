@@ -54,6 +54,11 @@ class Sums:
         for name, shape in shapes.items():
             if list(getattr(self, name).shape) != shape:
                 raise NacreError(f"the sums do not fit together: {name} is of another size")
+        whole, real = (self.step, self.channel), (self.count, self.mean, self.scatter)
+        if any(one.is_floating_point() for one in whole) or not all(
+            one.is_floating_point() for one in real
+        ):
+            raise NacreError("the sums do not fit together: a column is of another type")
         if min(self.step.tolist(), default=0) < 0 or min(self.channel.tolist(), default=0) < 0:
             raise NacreError("the sums name a step or a channel below 0")
         if bool((self.count <= 0).any()):
@@ -144,7 +149,9 @@ def solve(sums: Sums, num_channels: int, ridge: float) -> LinearHead:
     covariance.diagonal().copy_(torch.full_like(std, 1 + ridge))
     right = apart.new_zeros(num_channels, sums.features)
     right.index_add_(0, sums.channel, apart * row_weight[:, None])
-    factor = torch.linalg.cholesky(covariance)
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if bool(failed):
+        raise NacreError("the sums are of no data: their scatter is no covariance; a damaged file?")
     weight = torch.cholesky_solve((right / std * varies).T, factor).T
     return LinearHead(mean, std, weight, balance)
 

@@ -84,6 +84,13 @@ class Ledger(Method):
         self.sums: Sums | None = None
 
     @classmethod
+    def step_0_of(cls, config: MethodConfig) -> str:
+        """Say that step 0 depends on the method's own values."""
+        assert isinstance(config, LedgerConfig)
+        stride = config.grid_stride or DEFAULT_STRIDE
+        return f"{cls.step_0}, ridge {config.ridge}, grid of stride {stride}"
+
+    @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
         """Say that it leaves out background that the model takes for a known class."""
         return True
@@ -111,6 +118,7 @@ class Ledger(Method):
                 f"method.grid_stride: {self.config.grid_stride}, but the model's sums are on a "
                 f"grid of stride {head.stride}; leave it out"
             )
+        check_sums(deeplab(network), self.sums)
         network.grow(num_new, "random")
 
     @torch.no_grad()
@@ -179,14 +187,19 @@ def grid_of(network: Network) -> StageGrid:
     return head
 
 
+def check_sums(network: DeepLab, sums: Sums) -> None:
+    """Refuse sums that are not of a network's features and channels, as in a damaged file."""
+    features, last = grid_of(network).channels, max(sums.channel.tolist(), default=0)
+    if sums.features != features or last >= network.num_classes or not len(sums):
+        raise NacreError(
+            f"the sums are {len(sums)} rows of {sums.features} features and channels up to {last}; "
+            f"the network has {features} features and {network.num_classes} channels"
+        )
+
+
 def put_head(network: DeepLab, sums: Sums, ridge: float) -> None:
     """Give a network the head that follows from sums."""
     head = grid_of(network)
-    if sums.features != head.channels or int(sums.channel.max()) >= network.num_classes:
-        raise NacreError(
-            f"the sums are of {sums.features} features and {int(sums.channel.max()) + 1} channels, "
-            f"the network has {head.channels} and {network.num_classes}; the file is damaged"
-        )
     found = solve(sums, network.num_classes, ridge)
     head.mean.copy_(found.mean)
     head.std.copy_(found.std)

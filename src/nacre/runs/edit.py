@@ -21,7 +21,7 @@ import torch
 
 from nacre.errors import NacreError, check, did_you_mean
 from nacre.losses.ridge import Sums, join
-from nacre.methods.ledger import LedgerConfig, from_state, put_head, to_state
+from nacre.methods.ledger import LedgerConfig, check_sums, from_state, put_head, to_state
 from nacre.models.classifier import Classifier
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
@@ -62,7 +62,9 @@ def open_ledger(path: Path) -> LedgerModel:
             f"{file} keeps no sums of its classes; only models of the method 'ledger' can forget "
             "and be merged"
         )
-    return LedgerModel(network, info, from_state(state))
+    sums = from_state(state)
+    check_sums(network, sums)
+    return LedgerModel(network, info, sums)
 
 
 def save_ledger(model: LedgerModel, out: Path) -> Path:
