@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from typer.testing import CliRunner
 
 import nacre
+from nacre.cli.app import app
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError
 from nacre.methods import METHODS, Batch, Step
@@ -253,3 +255,10 @@ def test_the_plan_of_a_step_speaks_of_one_pass(tmp_path):
     plan = plan_learning([pearls], None, values={"method": {"name": "ledger"}})
     assert plan.reasons[-1] == "one pass over the images, without an update"
     assert not any("updates" in reason for reason in plan.reasons)
+
+
+def test_a_dry_run_shows_the_network_that_it_would_learn():
+    given = ["scenes/4-4/overlapped", "--method", "ledger", "--preset", "demo", "--dry-run"]
+    shown = " ".join(CliRunner().invoke(app, ["run", *given]).output.split())
+    assert "decoder=stages" in shown
+    assert "batches by step" in shown
