@@ -15,7 +15,7 @@ from nacre.version import __version__
 
 if TYPE_CHECKING:
     from nacre import losses
-    from nacre.api.model import Model, Prediction, learn, load
+    from nacre.api.model import Model, Prediction, learn, load, merge
     from nacre.api.run import run
     from nacre.errors import NacreError
     from nacre.evaluation.forgetting import report_forgetting
@@ -31,6 +31,7 @@ __all__ = [
     "learn",
     "load",
     "losses",
+    "merge",
     "report_forgetting",
     "run",
     "widen",
@@ -43,6 +44,7 @@ _HOMES = {
     "Prediction": "nacre.api.model",
     "learn": "nacre.api.model",
     "load": "nacre.api.model",
+    "merge": "nacre.api.model",
     # For a training loop of one's own
     "Teacher": "nacre.models.foreign.teacher",
     "widen": "nacre.models.foreign.widen",

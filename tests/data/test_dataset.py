@@ -100,6 +100,26 @@ def test_every_test_image_is_tested_once(scenes, test, processes):
     assert all(labels.shape == (side, side) for labels in seen)
 
 
+@pytest.mark.parametrize("test", ["crop", "full"])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, processes):
+    names = scenes.index("train").names
+    pictures = ImagesConfig(crop_size=24, eval_mode=test)
+    table = TABLE.training_table(0, "background")
+    parts = [TrainDataset(scenes, some, table, pictures, 1) for some in (names[:6], names[6:])]
+    dealt = [
+        list(loading.plain_batches(loading.UnionDataset(parts), 4, rank, processes, 0))
+        for rank in range(processes)
+    ]
+    batches = [dealt[i % processes][i // processes] for i in range(sum(map(len, dealt)))]
+    assert [len(images) for images, *_ in batches] == ([4, 4, 4, 1] if test == "crop" else [1] * 13)
+    assert torch.cat([whose for *_, whose in batches]).tolist() == [0] * 6 + [1] * 7
+    tested = loading.EvalDataset(scenes, names, table, pictures, "train")
+    for part in (0, 1):
+        wanted = torch.cat([tested[i][part][None] for i in range(len(names))])
+        assert torch.equal(torch.cat([batch[part] for batch in batches]), wanted)
+
+
 class Damaged(Scenes):
     """Scenes of which no picture can be read."""
 

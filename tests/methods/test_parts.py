@@ -16,7 +16,7 @@ from nacre.models.config import DeepLabConfig
 from nacre.models.network import Output
 from small_steps import ALONE, NEW, OLD, second_step
 
-STEPWISE = [name for name, kind in METHODS.items() if not kind.is_joint]
+STEPWISE = [n for n, kind in METHODS.items() if kind.learns_by_gradient and not kind.is_joint]
 PARTS = {
     "its own": {},
     "backbone": {"freeze": "backbone"},

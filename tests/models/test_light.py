@@ -13,6 +13,8 @@ from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.io import find_model, load_model
+from nacre.models.light import LightDecoder
+from nacre.models.tiny import Tiny
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.step import make_teacher
@@ -52,8 +54,10 @@ def test_it_reads_late_stages_and_the_last_finer_one(
 
 
 def test_a_backbone_of_one_stride_is_refused_in_one_sentence() -> None:
+    backbone = Tiny()
+    backbone.stages = ((48, 8), (96, 8))
     with pytest.raises(NacreError, match=r"decoder=light needs stages of two strides.*aspp"):
-        light("tiny")
+        LightDecoder(backbone, width=8, crop=None)
 
 
 @pytest.mark.parametrize("backbone", ["lite0", "resnet18"])

@@ -25,6 +25,8 @@ from nacre.models.foreign.start import save_start
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
+from nacre.runs.edit import forget_class, forget_step, open_ledger, save_ledger
+from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
 from nacre.terminal.bar import progress_bar
@@ -98,6 +100,28 @@ class Model:
     def learn(self, data: "Paths", **options: Any) -> "Model":
         """Add the new classes of some data, see `learn`; this model stays as it is."""
         return learn(data, start=self, **options)
+
+    def forget(
+        self, *, step: int | None = None, class_name: str | None = None, out: str | Path
+    ) -> "Model":
+        """Return the model that never learned a step or a class; this one stays as it is.
+
+        It takes a model that the method ledger learned, and no image.
+
+        Args:
+            step: Place of the step among those that made the model; 0 is the first.
+            class_name: Or a class, whose pixels count as if they had been ignored.
+            out: Folder for the new model.
+        """
+        if self.path is None:
+            raise NacreError(
+                "this model was not loaded from a file; call forget of nacre.load(path)"
+            )
+        if (step is None) == (class_name is None):
+            raise NacreError("name what is forgotten: either a step or a class")
+        known = open_ledger(self.path)
+        edited = forget_class(known, class_name) if class_name else forget_step(known, step or 0)
+        return load(save_ledger(edited, Path(out)))
 
     def push_to_hub(
         self, repository: str, *, private: bool = False, license: str | None = None
@@ -177,6 +201,18 @@ def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = 
     file = find_model(Path(path))
     loaded, info, _ = load_model(file, choose_device(device), network)
     return Model(loaded, info, file)
+
+
+def merge(models: "Sequence[str | Path | Model]", *, out: str | Path) -> Model:
+    """Merge models that the method ledger learned on one backbone.
+
+    Args:
+        models: Model files, folders or loaded models. Classes of one name are one class; steps that
+            two models have from a common start count once.
+        out: Folder for the new model, which learned from the images of all.
+    """
+    opened = [open_ledger(_start_path(one) or Path()) for one in models]
+    return load(save_ledger(merge_ledgers(opened), Path(out)))
 
 
 def learn(

@@ -7,6 +7,7 @@ from typing import Any
 
 # The commands join the application in the order in which `nacre --help` lists them.
 from nacre.cli import learn  # noqa: F401  # isort: skip
+from nacre.cli import edit  # noqa: F401  # isort: skip
 from nacre.cli import run  # noqa: F401  # isort: skip
 from nacre.cli import grid  # noqa: F401  # isort: skip
 from nacre.cli import results  # noqa: F401  # isort: skip

@@ -155,10 +155,13 @@ def _saved_config(out: Path | None, options: ConfigOptions) -> Path | None:
 
 def _print_plan(console: "Console", config: "RunConfig") -> None:
     """Print what a run would learn from, and with which method and network."""
+    from nacre.methods import find_method
     from nacre.runs.scenario_data import open_scenario, step_sampler
     from nacre.scenarios.plan import make_plan
     from nacre.terminal.plan import recipe_table, render_plan
 
+    method = find_method(config.method.name)(config.method, 0)
+    config = config.model_copy(update={"model": method.network_config(config.model)})
     data = open_scenario(config)
     images = data.image_lists
     console.print(render_plan(data.scenario, make_plan(data.scenario, data.train_index, images)))

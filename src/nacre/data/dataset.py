@@ -10,14 +10,14 @@ import os
 import signal
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from nacre.data.saliency import Saliency
 from nacre.data.sampler import LoaderSampler, StepSampler
@@ -144,19 +144,39 @@ def train_batches(
     dataset: Dataset[Sample], sampler: StepSampler, start: int, num_workers: int, pin: bool
 ) -> Iterator[list[Sample]]:
     """Yield, for each update from ``start`` on, the micro-batches of this process."""
-    # The sampler is the whole order, so a restart goes on in the middle of an epoch; a loader
-    # without a generator of its own would draw from the one that dropout draws from.
-    loader = DataLoader(
-        dataset,
-        batch_sampler=LoaderSampler(sampler, start),
-        num_workers=num_workers,
-        pin_memory=pin,
-        generator=torch.Generator(),
-        worker_init_fn=partial(_begin_worker, os.getpid()),
-    )
+    # The sampler is the whole order, so a restart goes on in the middle of an epoch.
+    loader = _loader(dataset, LoaderSampler(sampler, start), num_workers, pin)
     micro_batches = _plain_errors(loader)
     for _ in range(start, sampler.iterations):
         yield [next(micro_batches) for _ in range(sampler.micro_batches)]
+
+
+def plain_batches(
+    dataset: TrainDataset | UnionDataset,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    num_workers: int,
+    pin: bool = False,
+) -> Iterator[Sample]:
+    """Yield batches of a step's images, each image once over all processes and not augmented.
+
+    Images are cut as they are tested; the last batch may be short. Whole batches are dealt to the
+    processes, so that their number does not change what a batch holds. Beside images and targets
+    stands the number of each image's data set.
+    """
+    parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
+    plain: ConcatDataset[EvalSample] = ConcatDataset(
+        [EvalDataset(one.source, one.names, one.lut, one.config, "train") for one in parts]
+    )
+    sizes = torch.tensor([len(one) for one in parts])
+    whose = torch.arange(len(parts)).repeat_interleave(sizes)
+    size = batch_size if dataset.config.eval_mode == "crop" else 1
+    places = range(len(whose))
+    groups = [list(places[i : i + size]) for i in places[::size]][rank::world_size]
+    loader = _loader(plain, groups, num_workers, pin)
+    for group, (images, targets) in zip(groups, _plain_errors(loader), strict=True):
+        yield images, targets, whose[group]
 
 
 def eval_batches(
@@ -171,15 +191,23 @@ def eval_batches(
     mine = range(rank, len(dataset), world_size)
     size = batch_size if dataset.config.eval_mode == "crop" else 1
     groups = [list(mine[i : i + size]) for i in range(0, len(mine), size)]
-    loader = DataLoader(
+    loader = _loader(dataset, groups, num_workers, pin)
+    yield from _plain_errors(loader)
+
+
+def _loader(
+    dataset: Dataset[T], batches: Iterable[list[Any]], num_workers: int, pin: bool
+) -> DataLoader[T]:
+    """Return what loads batches of a data set, given as lists of keys."""
+    return DataLoader(
         dataset,
-        batch_sampler=groups,
+        batch_sampler=batches,
         num_workers=num_workers,
         pin_memory=pin,
+        # Without a generator of its own it would draw from the one that dropout draws from.
         generator=torch.Generator(),
         worker_init_fn=partial(_begin_worker, os.getpid()),
     )
-    yield from _plain_errors(loader)
 
 
 def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:

@@ -25,10 +25,14 @@ equal to the plain functions of `nacre.losses` on upsampled logits. The teacher 
 greatest of `Output.scores` is the answer; what a network needs for it (such as a row for what is
 unknown) is part of the network and so of the model file.
 
+A method that learns without gradients says so (`learns_by_gradient`). Then there is no optimizer,
+and between `prepare` and the end stands one call:
+
+    method.fit(step)                         # passes over step.images(), each image once
+
 What combines with any method (freezing, fusion, pseudo-labels, rates) is in `nacre.methods.parts`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -42,6 +46,7 @@ from nacre.losses.pseudo_labels import weighted_cross_entropy
 from nacre.methods.parts import ParamGroup, Parts, PartsConfig, fill_parts
 from nacre.methods.step import Batch, Step
 from nacre.models.classifier import ExtraRow
+from nacre.models.config import ModelConfig
 from nacre.models.network import Network, Output, Part
 from nacre.utils.config import Config
 
@@ -124,7 +129,7 @@ class DistillingConfig(MethodConfig):
         return self.weight * num_old if self.average == "pixels" else self.weight
 
 
-class Method(ABC):
+class Method:
     """The base of all methods: says what is learnt; remembers nothing unless told to."""
 
     name: ClassVar[str]
@@ -135,6 +140,8 @@ class Method(ABC):
     """Values of its config under a preset, by ``preset`` or ``preset data/task``."""
     train_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The same for the section `train`: where a paper learns with a recipe of its own."""
+    learns_by_gradient: ClassVar[bool] = True
+    """Whether it is learned by `losses`, in iterations; else by `fit`."""
     uses_teacher: ClassVar[bool] = False
     uses_stages: bool = False
     """Whether `losses` needs the features at the end of the backbone's stages."""
@@ -194,9 +201,17 @@ class Method(ABC):
         """Give the network its new channels; by default at random."""
         network.grow(num_new, "random")
 
-    @abstractmethod
+    def network_config(self, model: ModelConfig) -> ModelConfig:
+        """Return the network that step 0 begins with, given the one that a user chose."""
+        return model
+
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the named losses of a batch, already weighted: the trainer sums them."""
+        raise NotImplementedError(f"{self.name} has no losses")
+
+    def fit(self, step: Step) -> None:
+        """Learn the whole step without gradients; `state` keeps what later steps need."""
+        raise NotImplementedError(f"{self.name} is learned by its losses")
 
     def prepare(self, step: Step) -> None:
         """Freeze, add rows: called before optimizer and DDP are made, the network in train mode."""

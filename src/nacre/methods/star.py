@@ -205,7 +205,8 @@ class Star(SigmoidMethod):
             return {}
         replay = self._replay
         # Where features come from a ReLU none is negative.
-        non_negative = deeplab(step.network).head.norm.activation == "relu"
+        norm = getattr(deeplab(step.network).head, "norm", None)
+        non_negative = norm is not None and norm.activation == "relu"
         drawn = draw_features(
             replay.statistics, replay.counts, total=replay.num_drawn, non_negative=non_negative
         )

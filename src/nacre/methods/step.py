@@ -71,6 +71,7 @@ class Step:
         overlapped: Whether pictures of this step may come again in others, with other labels.
         num_images: How many pictures it has; None if nobody counted.
         open_batches: Opens this process's share of one such pass, see `batches`.
+        open_images: Opens this process's share of a pass without augmentation, see `images`.
     """
 
     index: int
@@ -85,6 +86,7 @@ class Step:
     open_batches: Callable[[], Iterator[Batch]] | None = None
     overlapped: bool = True
     num_images: int | None = None
+    open_images: Callable[[], Iterator[Batch]] | None = None
 
     @property
     def num_new(self) -> int:
@@ -100,3 +102,11 @@ class Step:
         """Yield this process's share of the step's images once, as the first epoch shows them."""
         assert self.open_batches is not None, "this step was made without its images"
         return self.open_batches()
+
+    def images(self) -> Iterator[Batch]:
+        """Yield this process's share of the step's images, each once and as it would be tested.
+
+        Over all processes the batches are the same, however many processes there are.
+        """
+        assert self.open_images is not None, "this step was made without its images"
+        return self.open_images()

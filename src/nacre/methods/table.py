@@ -150,6 +150,13 @@ ROWS: dict[str, MethodRow] = {
         regularizes="features of old classes; outputs of old channels",
         paper="nacre's own",
     ),
+    "ledger": MethodRow(
+        "nacre.methods.ledger:Ledger",
+        title="Ledger",
+        summary="frozen backbone; a head in closed form from sums kept per class, in one pass",
+        regularizes="everything: the sums of old classes stay",
+        paper="nacre's own, after AIR 2024",
+    ),
     "joint": MethodRow(
         "nacre.methods.joint:Joint",
         title="Joint",

@@ -128,6 +128,16 @@ class Classifier(nn.Module):
         """Return the biases of some channels, K; gradients flow through them."""
         return torch.cat([_bias(rows) for rows in self._rows()])[channels]
 
+    @torch.no_grad()
+    def set_rows(self, weight: Tensor, bias: Tensor) -> None:
+        """Give all channels new rows K,D and biases K."""
+        first = 0
+        for rows in self._rows():
+            mine = slice(first, first + rows.out_channels)
+            rows.weight.copy_(weight[mine, :, None, None])
+            _bias(rows).copy_(bias[mine])
+            first = mine.stop
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of all steps, in the order of the steps."""
         return torch.cat([head(x) for head in self.heads], dim=1)

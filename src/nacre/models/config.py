@@ -55,10 +55,15 @@ class DeepLabConfig(HeadConfig):
         default="resnet101",
         description=f"the network that makes the features: {', '.join(BACKBONES)}",
     )
-    decoder: Literal["aspp", "light"] = Field(
+    decoder: Literal["aspp", "light", "stages"] = Field(
         default="aspp",
         description="aspp: DeepLabv3's, the paper's; light: for small machines, of several stages, "
-        "with logits at half the output stride",
+        "with logits at half the output stride; stages: no weights, all stages on one grid, which "
+        "the method `ledger` chooses itself",
+    )
+    grid_stride: Literal[8, 16] | None = Field(
+        default=None,
+        description="decoder=stages: input pixels per point of the grid; 16 by default",
     )
     weights: str = Field(
         default="none",
@@ -77,6 +82,8 @@ class DeepLabConfig(HeadConfig):
     @model_validator(mode="after")
     def _fits_the_backbone(self) -> DeepLabConfig:
         row, name = BACKBONES[self.backbone], self.backbone
+        if self.grid_stride is not None and self.decoder != "stages":
+            raise ValueError(f"grid_stride goes with decoder 'stages', not {self.decoder!r}")
         if row.strides is None and self.output_stride is not None:
             raise ValueError(f"output_stride cannot be chosen for backbone {name!r}: leave it out")
         if self.norm not in row.norms:

@@ -1,4 +1,4 @@
-"""Our network: backbone, head (DeepLabv3's or a light one) and growing classifier.
+"""Our network: backbone, head (DeepLabv3's, a light one or the stages) and growing classifier.
 
 From pixels to logits: logits = classifier(head(backbone((pixels / 255 - mean) / std)))
 """
@@ -17,6 +17,9 @@ from nacre.models.classifier import Classifier
 from nacre.models.head import DeepLabHead
 from nacre.models.light import LightDecoder
 from nacre.models.network import Init, Network, Output, Part
+from nacre.models.stage_grid import StageGrid
+
+Head = DeepLabHead | LightDecoder | StageGrid
 
 
 class DeepLab(Network):
@@ -31,9 +34,7 @@ class DeepLab(Network):
     pixel_scale: Tensor
     pixel_shift: Tensor
 
-    def __init__(
-        self, backbone: Backbone, head: DeepLabHead | LightDecoder, classifier: Classifier
-    ) -> None:
+    def __init__(self, backbone: Backbone, head: Head, classifier: Classifier) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -42,7 +43,7 @@ class DeepLab(Network):
         # Constants of the backbone and not of a checkpoint, hence not persistent
         self.register_buffer("pixel_scale", (1 / (255 * std)).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", (-mean / std).view(3, 1, 1), persistent=False)
-        self.stride = head.stride if isinstance(head, LightDecoder) else backbone.stride
+        self.stride = backbone.stride if isinstance(head, DeepLabHead) else head.stride
 
     @property
     def num_classes(self) -> int:
@@ -89,7 +90,7 @@ class DeepLab(Network):
 
     def decode_kept(self, kept: tuple[Tensor, ...]) -> Output:
         """Return the output that follows from what `read_maps` returned."""
-        decoded = self.head(kept) if isinstance(self.head, LightDecoder) else self.head(kept[0])
+        decoded = self.head(kept if self.head.reads else kept[0])
         output = self.classify(decoded, kept[-1])
         output.backbone = kept
         return output
@@ -114,10 +115,8 @@ class DeepLab(Network):
 
     def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
         """Return the output that follows from the backbone's features."""
-        if isinstance(self.head, LightDecoder):
-            decoded = self.head(tuple(stages[i] for i in self.head.reads))
-        else:
-            decoded = self.head(features)
+        read = tuple(stages[i] for i in self.head.reads)
+        decoded = self.head(read or features)
         return self.classify(decoded, features, stages)
 
     def classify(

@@ -73,6 +73,7 @@ class Tiny(Backbone):
         super().__init__()
         first, second, third = widths
         self.channels = third
+        self.stages = ((second, 4), (third, 8))
         self.stem = nn.Sequential(
             _convolution(3, first, stride=2),
             norm(first),

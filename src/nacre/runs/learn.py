@@ -99,7 +99,8 @@ class Learning:
         self.observers, self.should_stop = list(observers), should_stop
         self.recorder = Recorder()
         self.checkpoint = Checkpoint(self.folder.resume, self.dist)
-        self.index = len(start.info.steps) if start else 0
+        # A merged model was made by more steps than have channels of their own.
+        self.index = max(len(start.info.steps), len(start.info.lineage)) if start else 0
         self.data = self._open()
         self.spec = self._spec()
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nacre.methods import find_row
+from nacre.methods import find_method, find_row
 from nacre.methods.parts import Shared
 from nacre.models.build import is_own_network
 from nacre.runs.learn import Learning, Start
@@ -29,6 +29,9 @@ class Plan:
         self.config, self.start = config, start
         self.how = _how(config) if start else ""
         self.reasons = choice.reasons if choice and _was_taken(choice, config) else ()
+        if not find_method(config.method.name).learns_by_gradient:
+            # The last reason says how many updates are made.
+            self.reasons = (*self.reasons[:-1], "one pass over the images, without an update")
 
     def learning(
         self,

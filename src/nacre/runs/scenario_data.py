@@ -1,5 +1,6 @@
 """From a config to the data of its scenario, and the order in which a step sees them."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def step_sampler(
 ) -> StepSampler:
     """Return which images of a step come when in a process."""
     train = recipe.train
+    one_pass = not find_method(recipe.method.name).learns_by_gradient
     return StepSampler(
         num_images=num_images,
         batch_size=train.batch_size,
@@ -68,7 +70,7 @@ def step_sampler(
         world_size=world_size,
         # What fits a GPU is found when the step's networks are there.
         micro_batch=train.micro_batch,
-        total=train.iterations,
+        total=math.ceil(num_images / train.test_batch(1)) if one_pass else train.iterations,
         shares=shares,
     )
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nacre.data import DATASETS
+from nacre.methods import find_method
 from nacre.scenarios.plan import StepPlan
 from nacre.scenarios.scenario import Scenario, read_scenario, shipped_scenarios
 from nacre.training.config import RunConfig
@@ -79,7 +80,11 @@ def recipe_table(
         table.add_row(part, Text(", ".join(f"{key}={value}" for key, value in values.items())))
     counts = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
     table.add_row("parameters", f"{sum(parameters.values()):,} ({counts})")
-    table.add_row("updates by step", ", ".join(f"{count:,}" for count in updates))
+    by_gradient = find_method(config.method.name).learns_by_gradient
+    table.add_row(
+        "updates by step" if by_gradient else "batches by step",
+        ", ".join(f"{count:,}" for count in updates),
+    )
     table.add_row("batch size", str(config.train.batch_size))
     return table
 

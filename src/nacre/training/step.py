@@ -20,6 +20,7 @@ from nacre.data.dataset import (
     TrainDataset,
     UnionDataset,
     eval_batches,
+    plain_batches,
     train_batches,
 )
 from nacre.data.sampler import StepSampler
@@ -35,7 +36,13 @@ from nacre.training.kept_features import View, keep_features
 from nacre.training.resume import Checkpoint
 from nacre.training.trainer import Trainer
 from nacre.training.window import LossWindow
-from nacre.utils.device import Precision, configure_backends, count_workers, peak_memory
+from nacre.utils.device import (
+    Precision,
+    configure_backends,
+    count_workers,
+    memory_layout,
+    peak_memory,
+)
 from nacre.utils.distributed import Distributed
 from nacre.utils.tensor_file import Tensors
 
@@ -113,8 +120,29 @@ def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: S
         Interrupted: when the user wanted to stop; the state was saved.
     """
     began = time.monotonic()
-    train, device = recipe.train, session.dist.device
-    configure_backends(device, tf32=train.precision != "float32")
+    device = session.dist.device
+    configure_backends(device, tf32=recipe.train.precision != "float32")
+    by_gradient = find_method(recipe.method.name).learns_by_gradient
+    learned = (_iterate if by_gradient else _fit)(spec, start, recipe, session)
+    seconds = round(time.monotonic() - began, 1)
+    session.recorder(StepLearned(spec.index, seconds, peak_memory(device)))
+    return learned
+
+
+def _fit(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Learned:
+    """Learn a step without gradients; one that was interrupted begins anew."""
+    method, step = _begin(spec, start, recipe, session)
+    session.recorder(_began(spec, 0))
+    step.network.train()
+    method.prepare(step)
+    layout = memory_layout(session.dist.device)
+    step.network.to(memory_format=layout).eval()  # type: ignore[call-overload]
+    method.fit(step)
+    return Learned(step.network, method.state())
+
+
+def _iterate(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Learned:
+    """Learn a step by gradients, or go on where it was interrupted."""
     trainer = _prepare(spec, start, recipe, session)
     method, step = trainer.method, trainer.step
     session.checkpoint.restore(trainer)
@@ -127,13 +155,23 @@ def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: S
     method.parts.end_step(step)
     method.end_step(step)
     trainer.check_learned()
-    seconds = round(time.monotonic() - began, 1)
-    session.recorder(StepLearned(spec.index, seconds, peak_memory(device)))
     return Learned(step.network, method.state())
 
 
 def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Trainer:
     """Grow the student, keep the teacher, make what updates the parameters; the method begins."""
+    method, step = _begin(spec, start, recipe, session)
+    lr = recipe.train.incremental_lr if spec.num_old else recipe.train.lr
+    kept = keep_features(step.network, method, recipe.images.views)
+    trainer = Trainer(step, method, recipe.train, lr, session.precision, kept)
+    method.begin_step(step)
+    return trainer
+
+
+def _begin(
+    spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session
+) -> tuple[Method, Step]:
+    """Return the method with what it kept, and the step with its networks and its images."""
     method = find_method(recipe.method.name)(recipe.method, spec.num_old)
     if start is not None and start.method_state:
         method.load_state(start.method_state)
@@ -142,13 +180,10 @@ def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
         iterations_per_epoch=_one_epoch(spec.sampler).iterations,
         num_images=len(spec.dataset),
         open_batches=_opener(spec, recipe.train.num_workers, session.dist),
+        open_images=lambda: _plain_pass(spec, recipe.train, session),
         overlapped=spec.overlapped,
     )
-    lr = recipe.train.incremental_lr if spec.num_old else recipe.train.lr
-    kept = keep_features(step.network, method, recipe.images.views)
-    trainer = Trainer(step, method, recipe.train, lr, session.precision, kept)
-    method.begin_step(step)
-    return trainer
+    return method, step
 
 
 def _began(spec: StepSpec, iteration: int) -> StepBegan:
@@ -172,7 +207,8 @@ def _grow(
     teacher = None
     if start is None:
         crop_size = recipe.images.crop_size
-        network = build_network(recipe.model, len(spec.class_names), crop_size).to(dist.device)
+        model = method.network_config(recipe.model)
+        network = build_network(model, len(spec.class_names), crop_size).to(dist.device)
         if not network.has_background:
             raise NacreError(
                 "model.background=null: a network without a background can only be continued; to "
@@ -248,6 +284,24 @@ def _one_pass(spec: StepSpec, num_workers: int, dist: Distributed) -> Iterator[B
         for images, targets, *_ in micro_batches:
             there = [one.to(dist.device, non_blocking=True) for one in (images, targets)]
             yield Batch(there[0], there[1])
+
+
+def _plain_pass(spec: StepSpec, train: TrainConfig, session: Session) -> Iterator[Batch]:
+    """Yield this process's share of a step's images, each once and not augmented.
+
+    Raises:
+        Interrupted: when the user wanted to stop; nothing was saved.
+    """
+    dist, last = session.dist, spec.sampler.iterations
+    workers = count_workers(train.num_workers, dist.device)
+    pin = dist.device.type == "cuda"
+    size = train.test_batch(1)  # not a process's share: a batch is the same for any number of them
+    batches = plain_batches(spec.dataset, size, dist.rank, dist.world_size, workers, pin)
+    hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
+    for done, sample in enumerate(until_stopped(batches, dist, session.should_stop), start=1):
+        images, targets, whose = (one.to(dist.device, non_blocking=True) for one in sample)
+        yield Batch(images, targets, hidden=None if hidden is None else hidden[whose])
+        session.recorder(Iterated(spec.index, min(last, done * dist.world_size)))
 
 
 def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:

@@ -10,11 +10,12 @@ from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES, NormName
 from nacre.models.classifier import Classifier
 from nacre.models.config import DeepLabConfig, HeadConfig
-from nacre.models.deeplab import DeepLab
+from nacre.models.deeplab import DeepLab, Head
 from nacre.models.head import DeepLabHead, default_atrous_rates
 from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.kinds.base import Kind
 from nacre.models.light import LightDecoder
+from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
 from nacre.models.weights import load_backbone
 
 NORMS: dict[NormName, NormFactory] = {
@@ -38,15 +39,20 @@ def under_head(
     backbone: Backbone, config: HeadConfig, classes_per_step: Sequence[int], crop: int | None
 ) -> DeepLab:
     """Put the head and a classifier on a backbone."""
-    norm = NORMS[config.norm]
-    head: DeepLabHead | LightDecoder
-    if isinstance(config, DeepLabConfig) and config.decoder == "light":
-        head = LightDecoder(backbone, width=config.decoder_channels, crop=crop, norm=norm)
-    else:
-        head = _deeplab_head(backbone, config, crop)
+    head = _make_head(backbone, config, crop)
     network = DeepLab(backbone, head, Classifier(head.channels, list(classes_per_step)))
     network.config = config
     return network
+
+
+def _make_head(backbone: Backbone, config: HeadConfig, crop: int | None) -> Head:
+    decoder = config.decoder if isinstance(config, DeepLabConfig) else "aspp"
+    if decoder == "light":
+        norm = NORMS[config.norm]
+        return LightDecoder(backbone, width=config.decoder_channels, crop=crop, norm=norm)
+    if isinstance(config, DeepLabConfig) and decoder == "stages":
+        return StageGrid(backbone, stride=config.grid_stride or DEFAULT_STRIDE, crop=crop)
+    return _deeplab_head(backbone, config, crop)
 
 
 def _deeplab_head(backbone: Backbone, config: HeadConfig, crop: int | None) -> DeepLabHead:

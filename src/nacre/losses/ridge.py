@@ -1,0 +1,181 @@
+"""A linear head in closed form: class-balanced ridge regression from sums that are kept.
+
+Of each class, and of each step that showed it, three things are kept: the number n of its pixels,
+the mean m of their features and their scatter M = sum (x - m) (x - m)^T. With class weights
+b_c ~ sqrt(n_c) that sum to 1, every pixel of c weighs f_c = b_c / n_c, and
+
+    mu = sum_r f_r n_r m_r                          (over the rows r that are kept)
+    C = sum_r f_r (M_r + n_r (m_r - mu) (m_r - mu)^T),    s^2 = its diagonal
+    R_c = sum_(r of c) f_r n_r (m_r - mu)
+    V = (C / (s s^T) + ridge I)^-1 R / s            (float64, one Cholesky factorization)
+    score_c(x) = V_c (x - mu) / s + b_c
+
+This is the ridge regression of the indicator of c on x and a constant that is not shrunk, with a
+ridge that is a share of the variance of each feature. So neither the order of the rows nor the
+scale of a feature matters, and rows may be dropped or added at any time. The scores of all channels
+sum to 1; a channel without a pixel scores 0, so it is never the greatest.
+
+A matrix per class with weights at the solve is the form of AIR (arXiv 2408.10349).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nacre.errors import NacreError
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What is kept of the pixels of each class in each step: one row each.
+
+    Attributes:
+        step: R, the step that showed them.
+        channel: R, their class.
+        count: R, how many there are, float64.
+        mean: R,D, of their features, float64.
+        scatter: R,D(D+1)/2, the lower triangle of their scatter, float32: its rounding is relative
+            to the spread of the class, since the mean is taken out before.
+    """
+
+    step: Tensor
+    channel: Tensor
+    count: Tensor
+    mean: Tensor
+    scatter: Tensor
+
+    def __post_init__(self) -> None:
+        """Refuse tensors that do not belong together: they may come from a stranger's file."""
+        rows, features = self.mean.shape if self.mean.ndim == 2 else (-1, 0)
+        shapes = {name: [rows] for name in ("step", "channel", "count")}
+        shapes["scatter"] = [rows, features * (features + 1) // 2]
+        for name, shape in shapes.items():
+            if list(getattr(self, name).shape) != shape:
+                raise NacreError(f"the sums do not fit together: {name} is of another size")
+        whole, real = (self.step, self.channel), (self.count, self.mean, self.scatter)
+        if any(one.is_floating_point() for one in whole) or not all(
+            one.is_floating_point() for one in real
+        ):
+            raise NacreError("the sums do not fit together: a column is of another type")
+        if min(self.step.tolist(), default=0) < 0 or min(self.channel.tolist(), default=0) < 0:
+            raise NacreError("the sums name a step or a channel below 0")
+        if bool((self.count <= 0).any()):
+            raise NacreError("the sums have a row without a pixel")
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.step)
+
+    @property
+    def features(self) -> int:
+        """How many features a pixel has."""
+        return self.mean.shape[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the columns by name."""
+        return dict(self.__dict__)
+
+    def keep(self, wanted: Tensor) -> "Sums":
+        """Return the rows for which a boolean is set."""
+        return Sums(**{name: column[wanted] for name, column in self.tensors().items()})
+
+
+def join(parts: Iterable[Sums]) -> Sums:
+    """Return the rows of several tables, one after another."""
+    columns = [part.tensors() for part in parts]
+    return Sums(**{name: torch.cat([one[name] for one in columns]) for name in columns[0]})
+
+
+def from_products(step: int, products: Mapping[int, Tensor]) -> Sums:
+    """Return the rows of a step from what `PixelSums` added up.
+
+    Raises:
+        NacreError: not a single pixel was counted.
+    """
+    found = {c: one for c, one in sorted(products.items()) if float(one[-1, -1]) > 0}
+    if not found:
+        raise NacreError("no labeled pixel was found in the images of the step; look at the masks")
+    counts, means, scatters = [], [], []
+    for product in found.values():
+        count, total = product[-1, -1], product[:-1, -1]
+        counts.append(count)
+        means.append(total / count)
+        scatters.append(_pack(product[:-1, :-1] - total[:, None] * (total / count)))
+    device = counts[0].device
+    return Sums(
+        torch.full((len(found),), step, device=device),
+        torch.tensor(list(found), device=device),
+        torch.stack(counts),
+        torch.stack(means),
+        torch.stack(scatters),
+    )
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """Scores V (x - mean) / std + bias.
+
+    Attributes:
+        mean: D.
+        std: D.
+        weight: K,D.
+        bias: K.
+    """
+
+    mean: Tensor
+    std: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def solve(sums: Sums, num_channels: int, ridge: float) -> LinearHead:
+    """Return the head of all channels, in float64."""
+    assert len(sums), "a head is solved from at least one row"
+    balance = _balance(sums, num_channels)
+    pixel_weight = balance[sums.channel] / _by_channel(sums, num_channels)[sums.channel]
+    row_weight = pixel_weight * sums.count
+    mean = row_weight @ sums.mean
+    apart = sums.mean - mean
+    covariance = apart.T @ (apart * row_weight[:, None])
+    for weight, scatter in zip(pixel_weight, sums.scatter, strict=True):
+        covariance += weight * _unpack(scatter, sums.features)
+    variance = covariance.diagonal()
+    # A feature that is constant on all pixels gets no weight.
+    varies = variance > 1e-12 * mean.square().clamp(min=1e-12)
+    std = torch.where(varies, variance, 1.0).sqrt()
+    covariance = covariance / (std[:, None] * std) * (varies[:, None] & varies)
+    covariance.diagonal().copy_(torch.full_like(std, 1 + ridge))
+    right = apart.new_zeros(num_channels, sums.features)
+    right.index_add_(0, sums.channel, apart * row_weight[:, None])
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if bool(failed):
+        raise NacreError("the sums are of no data: their scatter is no covariance; a damaged file?")
+    weight = torch.cholesky_solve((right / std * varies).T, factor).T
+    return LinearHead(mean, std, weight, balance)
+
+
+def _by_channel(sums: Sums, num_channels: int) -> Tensor:
+    counts = sums.count.new_zeros(num_channels)
+    return counts.index_add_(0, sums.channel, sums.count)
+
+
+def _balance(sums: Sums, num_channels: int) -> Tensor:
+    """Return the weights of the channels: roots of their pixels, which sum to 1."""
+    roots = _by_channel(sums, num_channels).sqrt()
+    return roots / roots.sum()
+
+
+def _pack(square: Tensor) -> Tensor:
+    """Return the lower triangle of a symmetric matrix, row by row, in float32."""
+    rows, columns = torch.tril_indices(*square.shape, device=square.device)
+    return square[rows, columns].float()
+
+
+def _unpack(triangle: Tensor, side: int) -> Tensor:
+    """Return the symmetric matrix of a lower triangle, in float64."""
+    square = torch.zeros(side, side, dtype=torch.float64, device=triangle.device)
+    rows, columns = torch.tril_indices(side, side, device=triangle.device)
+    square[rows, columns] = triangle.double()
+    return square + square.tril(-1).T

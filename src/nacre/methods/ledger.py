@@ -1,0 +1,233 @@
+"""Ledger: a linear head in closed form on a frozen backbone, from sums that are kept per class.
+
+One pass over a step's images, no gradient. The ends of all stages of the backbone lie on one grid
+(`nacre.models.stage_grid`), beside them the image's mean of the last stage. For every class c that
+the step labels, and for its background, three sums over *pixels* are kept
+(`nacre.losses.pixel_sums`):
+
+    n_c,    sum of x,    sum of x x^T        x(p): the features that upsampling gives pixel p
+
+From the sums of all steps the head is solved (`nacre.losses.ridge`): ridge regression of each
+channel's indicator, balanced by classes,
+
+    W = argmin sum_c b_c / n_c sum_(p of c) |W x(p) - e_c|^2 + ridge,      b_c ~ sqrt(n_c)
+
+The ridge is a share (`ridge`) of each feature's variance, the constant is not shrunk. Logits are
+8 times the scores: with this factor a softmax is calibrated about right; it changes no decision.
+
+Old classes cannot be overwritten: their sums stay. Steps in any order give the same head, a step
+or a class can be forgotten and models on one backbone merged (`nacre.runs.edit`). What
+depends on the order is the mask: background that the model before the step takes for a known class
+which may hide there is not counted (`train.unlabeled=background` counts all).
+
+Sums are kept in the model file as n and mean in float64 and the scatter around the mean in float32,
+of which half is stored: 2.3 MiB per class and step with EfficientNet-Lite0. See docs/ledger.md.
+"""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from nacre.errors import NacreError
+from nacre.losses.pixel_sums import PixelSums
+from nacre.losses.reference import upsample
+from nacre.losses.ridge import Sums, from_products, join, solve
+from nacre.methods.base import Batch, Method, MethodConfig, Step
+from nacre.methods.parts import PartsConfig, deeplab
+from nacre.models.config import DeepLabConfig, ModelConfig
+from nacre.models.deeplab import DeepLab
+from nacre.models.network import Network
+from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
+from nacre.scenarios.classes import ignore_value
+
+SCALE = 8.0
+"""Of the logits over the regression's scores."""
+
+
+class LedgerConfig(MethodConfig):
+    """The ridge and the grid."""
+
+    name: Literal["ledger"] = Field("ledger", description="a head in closed form, from sums")
+    ridge: float = Field(
+        0.01, gt=0, le=1000, description="what is added to each feature's variance, as a share"
+    )
+    grid_stride: Literal[8, 16] | None = Field(
+        None, description="input pixels per point of the grid; 16, or that of the start model"
+    )
+
+    @classmethod
+    def own_parts(cls) -> dict[str, Any]:
+        """Return what stays as it is: all but the head that is solved."""
+        return {"freeze": "backbone", "freeze_step_0": True, "freeze_bn": True}
+
+    @classmethod
+    def refused_parts(cls) -> dict[str, str]:
+        """Refuse all parts: they belong to learning by gradients."""
+        return dict.fromkeys(PartsConfig.model_fields, "it learns without gradients")
+
+
+class Ledger(Method):
+    """Sums per class, and the head that follows from them."""
+
+    name = "ledger"
+    Config = LedgerConfig
+    learns_by_gradient = False
+    step_0 = "ledger"
+    needs = frozenset({"stages", "classifier"})
+    persistent_state = frozenset({"sums"})
+    config: LedgerConfig
+
+    def __init__(self, config: Any, num_old: int) -> None:
+        super().__init__(config, num_old)
+        self.sums: Sums | None = None
+
+    @classmethod
+    def step_0_of(cls, config: MethodConfig) -> str:
+        """Say that step 0 depends on the method's own values."""
+        assert isinstance(config, LedgerConfig)
+        stride = config.grid_stride or DEFAULT_STRIDE
+        return f"{cls.step_0}, ridge {config.ridge}, grid of stride {stride}"
+
+    @classmethod
+    def hides_old(cls, config: MethodConfig) -> bool:
+        """Say that it leaves out background that the model takes for a known class."""
+        return True
+
+    def network_config(self, model: ModelConfig) -> ModelConfig:
+        """Return the network with the stages as its decoder."""
+        if not isinstance(model, DeepLabConfig):
+            raise NacreError(
+                f"method 'ledger' reads the stages of nacre's own backbones, not of a network of "
+                f"kind {model.kind!r}; leave out model.kind, or use another method"
+            )
+        grid = {"decoder": "stages", "grid_stride": self.config.grid_stride or DEFAULT_STRIDE}
+        return model.model_copy(update=grid)
+
+    def grow(self, network: Network, num_new: int) -> None:
+        """Add channels, whose rows `fit` solves for."""
+        head = deeplab(network).head
+        if self.sums is None or not isinstance(head, StageGrid):
+            raise NacreError(
+                "the model keeps no sums of its classes: method 'ledger' continues only what it "
+                "learned itself; learn all steps with it, or use another method"
+            )
+        if self.config.grid_stride not in (None, head.stride):
+            raise NacreError(
+                f"method.grid_stride: {self.config.grid_stride}, but the model's sums are on a "
+                f"grid of stride {head.stride}; leave it out"
+            )
+        check_sums(deeplab(network), self.sums)
+        network.grow(num_new, "random")
+
+    @torch.no_grad()
+    def fit(self, step: Step) -> None:
+        """Add up the pixels of the step's images in one pass, and solve for the head.
+
+        Where data sets of one step hide new classes of each other, a second pass counts again: the
+        head of the first knows the new classes well enough to leave such background out.
+        """
+        before, known = self.sums, [self.num_old]
+        if step.hidden is not None and bool(step.hidden[:, max(1, self.num_old) :].any()):
+            known.append(step.num_classes)
+        for count in known:
+            found = from_products(step.index, _total(step, self._add_up(step, count)))
+            self.sums = found if before is None else join([before, found])
+            put_head(deeplab(step.network), self.sums, self.config.ridge)
+
+    def _add_up(self, step: Step, known: int) -> PixelSums:
+        """Return the sums of this process's images, masked by the first so many channels."""
+        network, head = deeplab(step.network), grid_of(step.network)
+        sums = PixelSums()
+        for batch in step.images():
+            stages = network.read_maps(batch.images)
+            joined = head.join(stages)
+            targets = batch.targets
+            if known:
+                scores = network.classifier(head.standardize(joined))[:, :known]
+                targets = leave_out_known(batch, scores)
+            # Means that are one for a whole image need one row per image, not one per point.
+            count = head.map_channels if head.covers(stages) else head.channels
+            sums.add(joined[:, :count], joined[:, count:, 0, 0], targets)
+        return sums
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the sums."""
+        return {} if self.sums is None else to_state(self.sums)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take back the sums."""
+        self.sums = from_state(state)
+
+
+def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
+    """Return the targets without background that is taken for a known class: it is ignored.
+
+    Args:
+        batch: the images; where it says which classes may hide in them, only these are left out.
+        scores: N,K,h,w, of the channels that are known.
+    """
+    targets, known = batch.targets.clone(), scores.shape[1]
+    for i, one in enumerate(targets):
+        # One by one: scores of all channels at all pixels of a batch may not fit.
+        full = upsample(scores[i : i + 1], (one.shape[0], one.shape[1]))
+        may_hide = torch.ones(known, dtype=torch.bool, device=scores.device)
+        if batch.hidden is not None:
+            may_hide &= batch.hidden[i, :known]
+        may_hide[0] = False
+        one[(one == 0) & may_hide[full[0].argmax(0)]] = ignore_value(one)
+    return targets
+
+
+def grid_of(network: Network) -> StageGrid:
+    """Return the decoder of a network that the ledger made: `grow` sees to it."""
+    head = deeplab(network).head
+    assert isinstance(head, StageGrid), type(head)
+    return head
+
+
+def check_sums(network: DeepLab, sums: Sums) -> None:
+    """Refuse sums that are not of a network's features and channels, as in a damaged file."""
+    features, last = grid_of(network).channels, max(sums.channel.tolist(), default=0)
+    if sums.features != features or last >= network.num_classes or not len(sums):
+        raise NacreError(
+            f"the sums are {len(sums)} rows of {sums.features} features and channels up to {last}; "
+            f"the network has {features} features and {network.num_classes} channels"
+        )
+
+
+def put_head(network: DeepLab, sums: Sums, ridge: float) -> None:
+    """Give a network the head that follows from sums."""
+    head = grid_of(network)
+    found = solve(sums, network.num_classes, ridge)
+    head.mean.copy_(found.mean)
+    head.std.copy_(found.std)
+    network.classifier.set_rows(SCALE * found.weight, SCALE * found.bias)
+
+
+def to_state(sums: Sums) -> dict[str, Tensor]:
+    """Return sums as tensors of a model file."""
+    return {f"sums.{name}": value for name, value in sums.tensors().items()}
+
+
+def from_state(state: dict[str, Tensor]) -> Sums:
+    """Return the sums in a model file.
+
+    Raises:
+        NacreError: there are none, or they do not fit together.
+    """
+    names = Sums.__dataclass_fields__
+    missing = [name for name in names if f"sums.{name}" not in state]
+    if missing:
+        raise NacreError(f"the model file keeps no sums: {missing[0]} is missing")
+    return Sums(**{name: state[f"sums.{name}"] for name in names})
+
+
+def _total(step: Step, sums: PixelSums) -> dict[int, Tensor]:
+    """Return the sums of all processes."""
+    products = sums.products()
+    found = sorted({channel for one in step.dist.all(list(products)) for channel in one})
+    side = deeplab(step.network).classifier.in_channels + 1
+    zeros = torch.zeros(side, side, dtype=torch.float64, device=step.dist.device)
+    return {c: step.dist.sum(products.get(c, zeros.clone())) for c in found}

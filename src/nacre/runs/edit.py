@@ -1,0 +1,236 @@
+"""Forgetting and merging what the ledger learned: rows of sums are dropped or joined, heads solved.
+
+A model of the ledger is its backbone, which never changes, and rows of sums by step and class. So
+
+    forget a step      the rows of all other steps
+    forget a class     the rows of all other classes, as if its pixels had been ignored
+    merge models       the rows of all of them; steps of a start that they share count once
+
+and the head that follows from these rows is that of a model which learned from the same pixels and
+no others. What an edit cannot change are masks: background that a model took for a known class,
+before a step was learned, was not counted in it (`nacre.methods.ledger`).
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nacre.errors import NacreError, check, did_you_mean
+from nacre.losses.ridge import Sums, join
+from nacre.methods.ledger import LedgerConfig, check_sums, from_state, put_head, to_state
+from nacre.models.classifier import Classifier
+from nacre.models.deeplab import DeepLab
+from nacre.models.io import ModelInfo, find_model, load_model, save_model
+from nacre.models.stage_grid import StageGrid
+from nacre.runs.learn import extend_colors
+
+
+@dataclass(frozen=True)
+class LedgerModel:
+    """A model with its sums.
+
+    Attributes:
+        network: its network.
+        info: what its file says about it.
+        sums: its rows; their steps are places in the lineage.
+    """
+
+    network: DeepLab
+    info: ModelInfo
+    sums: Sums
+
+    @property
+    def ridge(self) -> float:
+        """The ridge of the method's config."""
+        return check(LedgerConfig, self.info.config.get("method", {})).ridge
+
+
+def open_ledger(path: Path) -> LedgerModel:
+    """Read a model that the ledger learned.
+
+    Raises:
+        NacreError: another method did, which keeps no sums.
+    """
+    file = find_model(path)
+    network, info, state = load_model(file)
+    if not isinstance(network, DeepLab) or not isinstance(network.head, StageGrid) or not state:
+        raise NacreError(
+            f"{file} keeps no sums of its classes; only models of the method 'ledger' can forget "
+            "and be merged"
+        )
+    sums = from_state(state)
+    check_sums(network, sums)
+    return LedgerModel(network, info, sums)
+
+
+def save_ledger(model: LedgerModel, out: Path) -> Path:
+    """Write a model into a new folder; return its file."""
+    file = out / "model.safetensors"
+    if file.exists():
+        raise NacreError(f"{file} exists already; give --out another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    save_model(file, model.network, model.info, to_state(model.sums))
+    return file
+
+
+def forget_step(model: LedgerModel, step: int) -> LedgerModel:
+    """Return the model that never learned a step, given its place in the lineage."""
+    lineage = model.info.lineage
+    if not 0 <= step < len(lineage):
+        raise NacreError(f"there is no step {step}: the model has steps 0 to {len(lineage) - 1}")
+    kept = model.sums.keep(model.sums.step != step)
+    sums = replace(kept, step=kept.step - (kept.step > step).long())
+    entries = [one for i, one in enumerate(lineage) if i != step]
+    return _without(model, sums, entries)
+
+
+def forget_class(model: LedgerModel, name: str) -> LedgerModel:
+    """Return the model that never learned a class, as if its pixels had been ignored."""
+    classes = model.info.classes
+    if name not in classes[1:]:
+        raise NacreError(
+            f"the model knows no class {name!r}{did_you_mean(name, classes[1:])}; it knows "
+            f"{', '.join(classes[1:])}"
+        )
+    sums = model.sums.keep(model.sums.channel != classes.index(name))
+    entries = [
+        {**one, "classes": [other for other in one["classes"] if other != name]}
+        for one in model.info.lineage
+    ]
+    return _without(model, sums, entries)
+
+
+def merge(models: Sequence[LedgerModel]) -> LedgerModel:
+    """Return the model that learned what several models on one backbone learned."""
+    if len(models) < 2:
+        raise NacreError("one model cannot be merged; give at least two")
+    merged = models[0]
+    for other in models[1:]:
+        _check_alike(merged, other)
+        merged = _merge_two(merged, other)
+    return merged
+
+
+def _merge_two(one: LedgerModel, other: LedgerModel) -> LedgerModel:
+    """Join the rows of two models; classes of one name are one class."""
+    names = list(dict.fromkeys([*one.info.classes, *other.info.classes]))
+    shared = _shared_steps(one, other)
+    channels = torch.tensor([names.index(name) for name in other.info.classes])
+    rows = other.sums.keep(other.sums.step >= shared)
+    moved = replace(
+        rows,
+        step=rows.step + len(one.info.lineage) - shared,
+        channel=channels[rows.channel],
+    )
+    lineage = [*one.info.lineage, *other.info.lineage[shared:]]
+    own = dict(zip(other.info.classes, other.info.colors, strict=True))
+    info = replace(
+        one.info,
+        classes=names,
+        colors=extend_colors(one.info.colors, names, own),
+        labels=_labels(one.info, other.info, names),
+        steps=[*one.info.steps, *_added(one.info, other.info)],
+        lineage=_numbered(lineage),
+    )
+    return _solved(one, info, join([one.sums, moved]))
+
+
+def _shared_steps(one: LedgerModel, other: LedgerModel) -> int:
+    """Return how many first steps two models have in common, from the model both started from."""
+    count = 0
+    for a, b in zip(one.info.lineage, other.info.lineage, strict=False):
+        mine, theirs = (model.sums.keep(model.sums.step == count) for model in (one, other))
+        names = [
+            [model.info.classes[c] for c in rows.channel.tolist()]
+            for model, rows in ((one, mine), (other, theirs))
+        ]
+        same = a == b and names[0] == names[1] and torch.equal(mine.mean, theirs.mean)
+        if not (same and torch.equal(mine.scatter, theirs.scatter)):
+            break
+        count += 1
+    return count
+
+
+def _check_alike(one: LedgerModel, other: LedgerModel) -> None:
+    """Refuse models whose sums are of different features."""
+    for key in ("model", "crop", "predict_mode"):
+        a, b = getattr(one.info, key), getattr(other.info, key)
+        if a != b:
+            raise NacreError(
+                f"the models cannot be merged: {key} is {a!r} in one and {b!r} in the other"
+            )
+    mine, theirs = (model.network.backbone.state_dict() for model in (one, other))
+    if not all(torch.equal(value, theirs[name]) for name, value in mine.items()):
+        raise NacreError(
+            "the models cannot be merged: their backbones have different weights; learn both from "
+            "the same weights"
+        )
+
+
+def _added(one: ModelInfo, other: ModelInfo) -> list[int]:
+    """Return the channels that each group of another model adds, without empty groups."""
+    added, first = [], 0
+    for count in other.steps:
+        group = other.classes[first : first + count]
+        added.append(sum(name not in one.classes for name in group))
+        first += count
+    return [count for count in added if count]
+
+
+def _labels(one: ModelInfo, other: ModelInfo, names: Sequence[str]) -> list[int | None]:
+    """Return the labels by channel: those that there are, else the data's own, else free ones."""
+    labels = list(one.labels)
+    own = dict(zip(other.classes, other.labels, strict=True))
+    for name in names[len(labels) :]:
+        used = {label for label in labels if label is not None}
+        label = own[name]
+        free = next(i for i in range(len(used) + 1) if i not in used)
+        labels.append(free if label is None or label in used else label)
+    return labels
+
+
+def _without(model: LedgerModel, sums: Sums, lineage: list[dict[str, Any]]) -> LedgerModel:
+    """Return the model of fewer rows, without the channels that have lost all of theirs."""
+    lost = set(model.sums.channel.tolist()) - set(sums.channel.tolist()) - {0}
+    kept = [c for c in range(len(model.info.classes)) if c not in lost]
+    if len(kept) < 2:
+        raise NacreError("no class would be left; a model knows at least one")
+    place = {c: i for i, c in enumerate(kept)}
+    channel = torch.tensor([place[c] for c in sums.channel.tolist()])
+    info = model.info
+    names = [info.classes[c] for c in kept]
+    info = replace(
+        info,
+        classes=names,
+        colors=[info.colors[c] for c in kept],
+        labels=[info.labels[c] for c in kept],
+        steps=_kept_groups(info.steps, kept),
+        lineage=_numbered(lineage),
+    )
+    return _solved(model, info, replace(sums, channel=channel))
+
+
+def _kept_groups(steps: Sequence[int], kept: Sequence[int]) -> list[int]:
+    """Return how many channels of each group are kept; the background is in the first."""
+    counts, first = [], 0
+    for count in steps:
+        counts.append(sum(first <= c < first + count for c in kept if c))
+        first += count
+    counts = [count for count in counts if count]
+    return [counts[0] + 1, *counts[1:]]
+
+
+def _numbered(lineage: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**entry, "step": i} for i, entry in enumerate(lineage)]
+
+
+def _solved(model: LedgerModel, info: ModelInfo, sums: Sums) -> LedgerModel:
+    """Return a model with the head that follows from sums."""
+    network = copy.deepcopy(model.network)
+    network.classifier = Classifier(network.classifier.in_channels, info.steps).eval()
+    put_head(network, sums, model.ridge)
+    return LedgerModel(network, info, sums)
