@@ -65,3 +65,11 @@ def test_wrong_aliases_are_one_sentence(aliases: Any, reason: str, tmp_path: Pat
     save_file({"a": torch.ones(3)}, path, metadata={"nacre": json.dumps(header)})
     with pytest.raises(NacreError, match=f"has a damaged header: .*{reason}"):
         read_tensors(path, "test", "cpu")
+
+
+def test_float64_stays_on_the_cpu_where_the_device_is_metal(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"sums": torch.ones(3, dtype=torch.float64)}, {"kind": "test"})
+    tensors, _ = read_tensors(path, "test", "mps")
+    assert tensors["sums"].device.type == "cpu"
+    assert tensors["sums"].tolist() == [1, 1, 1]

@@ -36,7 +36,7 @@ from nacre.losses.reference import upsample
 from nacre.losses.ridge import Sums, from_products, join, solve
 from nacre.methods.base import Batch, Method, MethodConfig, Step
 from nacre.methods.parts import PartsConfig, deeplab
-from nacre.models.config import DeepLabConfig, ModelConfig
+from nacre.models.config import DeepLabConfig, HeadConfig, ModelConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
@@ -75,7 +75,7 @@ class Ledger(Method):
     Config = LedgerConfig
     learns_by_gradient = False
     step_0 = "ledger"
-    needs = frozenset({"stages", "classifier"})
+    needs = frozenset({"classifier"})
     persistent_state = frozenset({"sums"})
     config: LedgerConfig
 
@@ -97,10 +97,12 @@ class Ledger(Method):
 
     def network_config(self, model: ModelConfig) -> ModelConfig:
         """Return the network with the stages as its decoder."""
+        if not isinstance(model, HeadConfig):
+            return model  # `needs` refuses it, with what it lacks
         if not isinstance(model, DeepLabConfig):
             raise NacreError(
-                f"method 'ledger' reads the stages of nacre's own backbones, not of a network of "
-                f"kind {model.kind!r}; leave out model.kind, or use another method"
+                f"method 'ledger' reads the stages of nacre's own backbones, not of kind "
+                f"{model.kind!r}; leave out model.kind, or use another method"
             )
         grid = {"decoder": "stages", "grid_stride": self.config.grid_stride or DEFAULT_STRIDE}
         return model.model_copy(update=grid)
@@ -149,6 +151,8 @@ class Ledger(Method):
                 targets = leave_out_known(batch, scores)
             # Means that are one for a whole image need one row per image, not one per point.
             count = head.map_channels if head.covers(stages) else head.channels
+            if joined.device.type == "mps":  # Metal has no float64
+                joined, targets = joined.cpu(), targets.cpu()
             sums.add(joined[:, :count], joined[:, count:, 0, 0], targets)
         return sums
 
@@ -212,7 +216,7 @@ def to_state(sums: Sums) -> dict[str, Tensor]:
 
 
 def from_state(state: dict[str, Tensor]) -> Sums:
-    """Return the sums in a model file.
+    """Return the sums in a model file; they stay in the CPU's memory.
 
     Raises:
         NacreError: there are none, or they do not fit together.
@@ -221,13 +225,16 @@ def from_state(state: dict[str, Tensor]) -> Sums:
     missing = [name for name in names if f"sums.{name}" not in state]
     if missing:
         raise NacreError(f"the model file keeps no sums: {missing[0]} is missing")
-    return Sums(**{name: state[f"sums.{name}"] for name in names})
+    return Sums(**{name: state[f"sums.{name}"].cpu() for name in names})
 
 
 def _total(step: Step, sums: PixelSums) -> dict[int, Tensor]:
-    """Return the sums of all processes."""
+    """Return the sums of all processes, in the CPU's memory."""
     products = sums.products()
     found = sorted({channel for one in step.dist.all(list(products)) for channel in one})
-    side = deeplab(step.network).classifier.in_channels + 1
-    zeros = torch.zeros(side, side, dtype=torch.float64, device=step.dist.device)
-    return {c: step.dist.sum(products.get(c, zeros.clone())) for c in found}
+    for channel in found:
+        if channel not in products:
+            side = grid_of(step.network).channels + 1
+            zeros = torch.zeros(side, side, dtype=torch.float64)
+            products[channel] = zeros.to(step.dist.device)
+    return {channel: step.dist.sum(products[channel]).cpu() for channel in found}

@@ -61,9 +61,11 @@ def read_tensors(
     if path.exists() and not path.is_file():
         raise NacreError(f"{path} is not a regular file")
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        place = torch.device(device)
+        direct = "cpu" if place.type == "mps" else str(place)
+        with safe_open(path, framework="pt", device=direct) as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: _move(file.get_tensor(name), place) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
     if "nacre" not in metadata:
@@ -75,6 +77,12 @@ def read_tensors(
     if content.pop("format", None) != FORMAT or content.pop("kind", None) != kind:
         raise NacreError(f"{path} is not a {kind} file of format {FORMAT}")
     return tensors | _aliased(path, tensors, content.pop("aliases", {})), content
+
+
+def _move(value: torch.Tensor, place: torch.device) -> torch.Tensor:
+    """Return a tensor on a device; Metal has no float64, so such tensors stay on the CPU."""
+    stays = place.type == "mps" and value.dtype == torch.float64
+    return value if stays else value.to(place)
 
 
 def _aliased(path: Path, tensors: Tensors, aliases: Any) -> Tensors:
