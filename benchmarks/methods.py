@@ -162,11 +162,12 @@ def compare(
 
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
-    """Return the cost of every method."""
+    """Return the cost of an update of every method that makes updates."""
     large, small = (("resnet50", 256, 4), ("resnet18", 160, 8))
     if tiny:
         large = small = ("tiny", 32, 2)
-    others = [name for name, kind in METHODS.items() if name != "ft" and not kind.is_joint]
+    updating = {name for name, kind in METHODS.items() if kind.learns_by_gradient}
+    others = [name for name in METHODS if name in updating - {"ft"} and not METHODS[name].is_joint]
     frozen = [f"{name} {parts}" for name in ("ft", "mib") for parts in PARTS]
     return [*compare(["mib"], large, rounds, 1.45), *compare(others + frozen, small, rounds)]
 
