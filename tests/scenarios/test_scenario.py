@@ -179,3 +179,11 @@ def test_every_example_task_is_valid(data, task):
     applied = make_scenario("x", read_scenario(f"{data}/{task}/overlapped"), one.space, one.tasks())
     learned = [label for step in applied.classes.steps for label in step]
     assert sorted(learned) == sorted(one.space.names)
+
+
+def test_a_shipped_scenario_takes_another_setup() -> None:
+    disjoint = read_scenario("voc-animals-4-1/disjoint")
+    assert disjoint.setup == "disjoint"
+    assert disjoint.steps == read_scenario("voc-animals-4-1").steps
+    with pytest.raises(NacreError, match="setup in scenario 'voc-animals-4-1/joint'"):
+        read_scenario("voc-animals-4-1/joint")

@@ -240,6 +240,15 @@ def test_epochs_are_heard_over_the_iterations_of_a_preset_or_a_file(tmp_path):
     assert build_config(preset="small", overrides=both).train.iterations == 9
 
 
+def test_a_length_that_a_user_sets_holds_for_the_later_steps_of_a_preset_too():
+    assert build_config(preset="small", overrides=SCENES).train.incremental_iterations is not None
+    for said in ({"epochs": 2}, {"iterations": 9}):
+        values = {**SCENES, "train": said}
+        assert build_config(preset="small", overrides=values).train.incremental_iterations is None
+    both = {**SCENES, "train": {"iterations": 9, "incremental_iterations": 4}}
+    assert build_config(preset="small", overrides=both).train.incremental_iterations == 4
+
+
 def test_a_weight_of_ones_own_lies_over_the_presets():
     raw = {**SCENES, "method": {"name": "ewc", "weight": 3}}
     assert build_config(preset="demo", overrides=raw).method.weight == 3

@@ -60,6 +60,7 @@ def step_sampler(
 ) -> StepSampler:
     """Return which images of a step come when in a process."""
     train = recipe.train
+    updates = (train.incremental_iterations or train.iterations) if step else train.iterations
     one_pass = not find_method(recipe.method.name).learns_by_gradient
     return StepSampler(
         num_images=num_images,
@@ -70,7 +71,7 @@ def step_sampler(
         world_size=world_size,
         # What fits a GPU is found when the step's networks are there.
         micro_batch=train.micro_batch,
-        total=math.ceil(num_images / train.test_batch(1)) if one_pass else train.iterations,
+        total=math.ceil(num_images / train.test_batch(1)) if one_pass else updates,
         shares=shares,
     )
 

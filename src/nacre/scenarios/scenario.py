@@ -79,12 +79,13 @@ class Scenario:
 
 
 def read_scenario(text: str) -> ScenarioFile:
-    """Read ``data/task/setup``, the name of a shipped scenario, or the path of a YAML file."""
+    """Read ``data/task/setup``, a shipped scenario's name, that and a setup, or a YAML file."""
     if text.endswith((".yaml", ".yml")):
         return _read_file(Path(text))
-    if "/" not in text:
-        return _read_file(_find_shipped(text))
     parts = text.split("/")
+    if len(parts) == 1 or (len(parts) == 2 and parts[0] in shipped_scenarios()):
+        written = _read_file(_find_shipped(parts[0]))
+        return written if len(parts) == 1 else _with_setup(written, parts[1], text)
     if len(parts) != 3 or not all(parts):
         wrong = f"{len(parts)} part(s)" if len(parts) != 3 else "an empty part"
         raise NacreError(
@@ -92,9 +93,13 @@ def read_scenario(text: str) -> ScenarioFile:
             "such as voc/15-5/overlapped"
         )
     data, task, setup = parts
+    return _with_setup(check(ScenarioFile, {"data": data, "task": task}), setup, text)
+
+
+def _with_setup(written: ScenarioFile, setup: str, text: str) -> ScenarioFile:
     if setup not in SETUPS:
         raise unknown_name(f"setup in scenario {text!r}:", setup, SETUPS)
-    return check(ScenarioFile, {"data": data, "task": task, "setup": setup})
+    return written.model_copy(update={"setup": setup})
 
 
 def _find_shipped(name: str) -> Path:

@@ -50,6 +50,13 @@ class TrainConfig(OptimConfig):
         le=100_000_000,
         description="updates of a step, instead of passes over its images",
     )
+    incremental_iterations: int | None = Field(
+        None,
+        ge=1,
+        le=100_000_000,
+        description="updates in the steps after step 0, if other than `iterations`",
+        json_schema_extra=LATER,
+    )
     batch_size: int = Field(
         24, ge=1, le=65_536, description="images per update, over all processes together"
     )
@@ -239,8 +246,8 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
     """Lay one plain config over another, section by section.
 
     A section that names another method, data set or kind of network replaces the one below
-    entirely: values of the other one must not stay behind. Likewise `train.epochs` replaces
-    `train.iterations`, which says how long a step is in another way and would win.
+    entirely: values of the other one must not stay behind. Likewise `train.epochs` replaces the
+    keys that count iterations, which would win, and `train.iterations` that of the later steps.
     """
     result = dict(below)
     for key, value in above.items():
@@ -261,9 +268,13 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
 
 
 def _without_iterations(below: Any, above: Mapping[str, Any]) -> Any:
-    if not isinstance(below, Mapping) or "epochs" not in above or "iterations" in above:
+    """Leave out how long steps are in values below, where those above say it another way."""
+    replaced = {"incremental_iterations"} if {"epochs", "iterations"} & above.keys() else set()
+    if "epochs" in above and "iterations" not in above:
+        replaced.add("iterations")
+    if not replaced or not isinstance(below, Mapping):
         return below
-    return {key: value for key, value in below.items() if key != "iterations"}
+    return {key: value for key, value in below.items() if key not in replaced}
 
 
 # The key of a section that decides what its other keys may be, and what stands there by default

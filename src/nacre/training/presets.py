@@ -47,6 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "images": {"crop_size": 160, "views": 4},
         "train": {
             "iterations": 800,
+            "incremental_iterations": 400,
             "batch_size": 16,
             "optimizer": "adamw",
             "weight_decay": 0.01,
