@@ -42,7 +42,7 @@ def test_later_sources_lie_over_earlier_ones(tmp_path):
         0.001,
         10.0,
     )
-    assert config.model.backbone == "tiny"
+    assert config.model.backbone == "lite0"
 
 
 def test_another_method_leaves_no_values_of_the_first_behind():
@@ -250,10 +250,15 @@ def test_a_length_that_a_user_sets_holds_for_the_later_steps_of_a_preset_too():
 
 
 def test_a_weight_of_ones_own_lies_over_the_presets():
-    raw = {**SCENES, "method": {"name": "ewc", "weight": 3}}
-    assert build_config(preset="demo", overrides=raw).method.weight == 3
-    assert build_config(preset="demo", overrides={**SCENES, "method": "ewc"}).method.weight == 8
-    assert build_config(overrides={**SCENES, "method": "ewc"}).method.weight == 500
+    raw = {**SCENES, "method": {"name": "ilt", "layer": "backbone"}}
+    assert build_config(preset="demo", overrides=raw).method.layer == "backbone"
+    assert build_config(overrides={**SCENES, "method": "ilt"}).method.layer == "backbone"
+
+
+@pytest.mark.parametrize("preset", ["small", "demo"])
+def test_what_a_method_has_under_small_it_has_under_demo(preset):
+    config = build_config(preset=preset, overrides={**SCENES, "method": "ilt"})
+    assert config.method.layer == "decoder"
 
 
 def test_a_preset_freezes_the_backbone_of_any_method_and_keeps_the_methods_own_parts():

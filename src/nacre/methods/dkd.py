@@ -103,8 +103,6 @@ class Dkd(SigmoidMethod):
     Config = DkdConfig
     presets = {
         "paper ade20k": {"positive_weight": 35},
-        # At the demo's rate a network of four classes goes out of bounds with frozen batch norm.
-        "demo": {"parts": {"freeze_bn": False}},
     }
     train_presets = {
         **SLOW_BACKBONE,

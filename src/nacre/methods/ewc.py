@@ -45,7 +45,7 @@ class Ewc(ParameterRegularizer):
 
     name = "ewc"
     Config = EwcConfig
-    presets = {"learn": {"weight": 50}, "demo": {"weight": 8}}
+    presets = {"learn": {"weight": 50}}
     persistent_state = frozenset({"fisher"})
 
     @torch.no_grad()

@@ -40,8 +40,7 @@ class Lwf(Method):
 
     name = "lwf"
     Config = LwfConfig
-    # Under `demo`, whose rate is 60 times the paper's, `nacre tune` chooses 50 (seed 1).
-    presets = {"text": {"average": "pixels"}, "demo": {"weight": 50}}
+    presets = {"text": {"average": "pixels"}}
     tunable = ("weight",)
     uses_teacher = True
     config: LwfConfig

@@ -49,7 +49,7 @@ class Pi(ParameterRegularizer):
 
     name = "pi"
     Config = PiConfig
-    presets = {"learn": {"weight": 50}, "demo": {"weight": 8}}
+    presets = {"learn": {"weight": 50}}
     persistent_state = frozenset({"score"})
     offloaded = frozenset({"score"})
 

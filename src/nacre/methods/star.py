@@ -108,7 +108,6 @@ class Star(SigmoidMethod):
     Config = StarConfig
     presets = {
         "paper ade20k": {"positive_weight": 30},
-        "demo": {"parts": {"freeze_bn": False}},  # as DKD's
     }
     train_presets = {
         **SLOW_BACKBONE,

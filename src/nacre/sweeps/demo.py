@@ -18,6 +18,9 @@ from nacre.utils.system import usable_cores
 
 METHODS = ("ft", "lwf", "mib", "joint")
 
+SCENES = 800
+"""To learn from."""
+
 ABOUT = """\
 Eight classes of generated things are learnt in three steps: four, then two, then two.
 In each step only the new classes are labelled; all else is marked background.
@@ -31,7 +34,7 @@ def demo_grid(seed: int) -> GridConfig:
         methods=METHODS,
         seeds=(seed,),
         preset="demo",
-        config={"data": {"seed": seed}},
+        config={"data": {"seed": seed, "train": SCENES}},
         # Side by side with a core each is faster than one after another with all of them.
         jobs=min(len(METHODS), usable_cores()),
     )

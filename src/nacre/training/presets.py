@@ -25,6 +25,31 @@ PAPER: dict[str, Any] = {
     },
 }
 
+# A pretrained small network on small images: a CPU in minutes. The backbone stays as ImageNet
+# left it, so that its features of four views of an image are kept and an epoch costs the
+# decoder alone; docs/results.md has what it was chosen by.
+SMALL: dict[str, Any] = {
+    "model": {
+        "backbone": "lite0",
+        "weights": "imagenet",
+        "decoder": "light",
+        "decoder_channels": 128,
+    },
+    "images": {"crop_size": 160, "views": 4},
+    "train": {
+        "iterations": 800,
+        "incremental_iterations": 400,
+        "batch_size": 16,
+        "optimizer": "adamw",
+        "weight_decay": 0.01,
+        "lr": 0.003,
+        "incremental_lr": 0.003,
+        "lr_schedule": "cosine",
+        "warmup_iterations": 20,
+    },
+    "method": {"parts": {"freeze_step_0": True, "freeze_bn": True}},
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": PAPER,
     # The same with the paper's text taken literally wherever its released implementation differs
@@ -34,42 +59,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "images": {**PAPER["images"], "augmentation": "deeplab"},
         "train": {**PAPER["train"], "nesterov": False},
     },
-    # A pretrained small network on small images: a CPU in minutes. The backbone stays as ImageNet
-    # left it, so that its features of four views of an image are kept and an epoch costs the
-    # decoder alone; docs/results.md has what it was chosen by.
-    "small": {
-        "model": {
-            "backbone": "lite0",
-            "weights": "imagenet",
-            "decoder": "light",
-            "decoder_channels": 128,
-        },
-        "images": {"crop_size": 160, "views": 4},
-        "train": {
-            "iterations": 800,
-            "incremental_iterations": 400,
-            "batch_size": 16,
-            "optimizer": "adamw",
-            "weight_decay": 0.01,
-            "lr": 0.003,
-            "incremental_lr": 0.003,
-            "lr_schedule": "cosine",
-            "warmup_iterations": 20,
-        },
-        "method": {"parts": {"freeze_step_0": True, "freeze_bn": True}},
-    },
-    # Generated scenes and a tiny network: what `nacre demo` learns.
+    "small": SMALL,
+    # The same on generated scenes of 64 pixels: what `nacre demo` learns.
     "demo": {
-        "model": {"backbone": "tiny", "decoder_channels": 32},
-        "images": {"crop_size": 64, "augmentation": "flip"},
-        "train": {"epochs": 4, "incremental_epochs": 3, "lr": 0.2, "incremental_lr": 0.06},
+        **SMALL,
+        "images": {"crop_size": 64, "views": 1},
+        "train": {**SMALL["train"], "iterations": 300, "incremental_iterations": 300},
     },
 }
 
 
 PAPER_PRESETS = ("paper", "text")
-"""The two readings of the paper, the second over the first. Both start from ImageNet weights, which
-a user has to name."""
+"""The two readings of the paper. Both start from ImageNet weights, which a user has to name."""
+
+_UNDER = {"text": "paper", "demo": "small"}
+"""What a method has under the second holds under the first too, unless it says otherwise."""
 
 
 def check_weights(preset: str, model: Mapping[str, Any]) -> None:
@@ -128,10 +132,7 @@ def _common_parts(section: Mapping[str, Any], kind: type[Method]) -> dict[str, A
 
 def _places(preset: str, scenario: ScenarioFile | None) -> list[str]:
     """Return the keys of a method's presets that apply, later over earlier."""
-    # What a method has under `paper` holds under `text` too, unless it says otherwise.
-    names = (
-        PAPER_PRESETS[: PAPER_PRESETS.index(preset) + 1] if preset in PAPER_PRESETS else (preset,)
-    )
+    names = [_UNDER[preset], preset] if preset in _UNDER else [preset]
     where = [""]
     if scenario is not None:
         # Class orders of a task, 100-10b, are learnt as the task is.
