@@ -45,7 +45,7 @@ class Ewc(ParameterRegularizer):
 
     name = "ewc"
     Config = EwcConfig
-    presets = {"learn": {"weight": 50}}
+    presets = {"learn": {"weight": 50}, "small": {"weight": 1000}, "demo": {"weight": 10}}
     persistent_state = frozenset({"fisher"})
 
     @torch.no_grad()

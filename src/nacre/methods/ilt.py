@@ -44,7 +44,8 @@ class Ilt(Method):
     Config = IltConfig
     presets = {
         # There the backbone is frozen: only features of the decoder can differ.
-        "small": {"layer": "decoder"},
+        "small": {"layer": "decoder", "weight": 10, "feature_weight": 10},
+        "demo": {"weight": 5, "feature_weight": 5},
         # The features of lite0 end in no activation and are large: with the paper's 100, their
         # distance is all that is learned.
         "learn": {"feature_weight": 1},

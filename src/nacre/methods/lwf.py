@@ -40,7 +40,12 @@ class Lwf(Method):
 
     name = "lwf"
     Config = LwfConfig
-    presets = {"text": {"average": "pixels"}}
+    # What `nacre tune` chooses: docs/results.md.
+    presets = {
+        "text": {"average": "pixels"},
+        "small": {"weight": 1000},
+        "demo": {"weight": 100},
+    }
     tunable = ("weight",)
     uses_teacher = True
     config: LwfConfig

@@ -83,6 +83,7 @@ class LwfMc(_Binary):
 
     name = "lwf-mc"
     Config = LwfMcConfig
+    presets = {"small": {"weight": 1}}
     tunable = ("weight",)
     config: LwfMcConfig
 

@@ -44,7 +44,7 @@ from nacre.methods.base import (
     label_losses,
     require_teacher,
 )
-from nacre.methods.lwf import LWF_WEIGHT
+from nacre.methods.lwf import LWF_WEIGHT, Lwf
 from nacre.models.network import Init, Network, Output
 
 Bias = Literal["unbiased", "plain"]
@@ -70,7 +70,12 @@ class Mib(Method):
     name = "mib"
     Config = MibConfig
     # The one task for which the paper's figures were made with another weight.
-    presets = {"paper voc/15-1": {"weight": 100}, "text": {"average": "pixels"}}
+    presets = {
+        "paper voc/15-1": {"weight": 100},
+        "text": {"average": "pixels"},
+        "small": {"weight": 100},
+        "demo": {"weight": 50},
+    }
     tunable = ("weight",)
     uses_teacher = True
     unsure = "kept"  # the unbiased cross-entropy knows what background may be
@@ -85,8 +90,8 @@ class Mib(Method):
     def preset_values(cls, places: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Return MiB's values under a preset; LwF's distillation has LwF's weight."""
         values = super().preset_values(places, chosen)
-        if "paper" in places and chosen.get("kd") == "plain":
-            values["weight"] = LWF_WEIGHT
+        if {"paper", "small"} & set(places) and chosen.get("kd") == "plain":
+            values["weight"] = Lwf.preset_values(places, {}).get("weight", LWF_WEIGHT)
         return values
 
     @classmethod

@@ -49,7 +49,7 @@ class Pi(ParameterRegularizer):
 
     name = "pi"
     Config = PiConfig
-    presets = {"learn": {"weight": 50}}
+    presets = {"learn": {"weight": 50}, "small": {"weight": 5000}}
     persistent_state = frozenset({"score"})
     offloaded = frozenset({"score"})
 

@@ -55,7 +55,7 @@ class Rw(ParameterRegularizer):
 
     name = "rw"
     Config = RwConfig
-    presets = {"learn": {"weight": 10}}
+    presets = {"learn": {"weight": 10}, "small": {"weight": 500}, "demo": {"weight": 1}}
     persistent_state = frozenset({"fisher", "walk_score"})
     offloaded = frozenset({"walk_score", "count"})
 
