@@ -184,6 +184,7 @@ OPTIONS = [
 ]  # fmt: skip
 # A busy machine answers Ray late.
 PATIENT = {
+    "RAY_worker_niceness": "0",
     "RAY_health_check_timeout_ms": "60000",
     "RAY_worker_register_timeout_seconds": "600",
     "RAY_raylet_start_wait_time_s": "300",
