@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nacre.cli.app import app
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
 from nacre.sweeps import launch
@@ -78,6 +80,11 @@ def test_jobs_ask_for_what_the_grid_says_and_stay_when_it_stops(slurm, tmp_path,
     assert cancel_submitted(make_jobs(grid, out), engine) == 2
     assert {path.stem for path in slurm.glob("*.cancelled")} == {"1", "2"}
     assert not list(out.rglob("*.job"))
+
+
+def test_only_jobs_that_survive_their_command_can_be_taken_back(tmp_path):
+    done = CliRunner().invoke(app, ["grid", *OPTIONS, "--out", str(tmp_path), "--cancel"])
+    assert "--cancel: no jobs of --on local survive its command" in str(done.exception)
 
 
 def test_a_run_without_gpus_asks_for_none(slurm, tmp_path, monkeypatch):

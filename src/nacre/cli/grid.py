@@ -52,9 +52,9 @@ def grid(
 ) -> None:
     """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
     from nacre.errors import unknown_name
-    from nacre.sweeps.engines import ENGINES, open_engine
+    from nacre.sweeps.engines import ENGINES
     from nacre.sweeps.grid import check_weights, make_jobs
-    from nacre.sweeps.launch import cancel_submitted, look
+    from nacre.sweeps.launch import look
 
     if on not in ENGINES:
         raise unknown_name("engine", on, ENGINES)
@@ -70,7 +70,7 @@ def grid(
         _print(runs, json)
         return
     if cancel:
-        echo(f"{cancel_submitted(runs, open_engine(on, made, out))} jobs taken back")
+        _cancel(runs, made, out, on)
         return
     check_weights(runs)
     console = _console(quiet=json)
@@ -78,6 +78,19 @@ def grid(
         echo(f"interrupted; {_left(runs)}. The same command goes on.", err=True)
         sys.exit(130)
     _conclude(runs, out, json, console)
+
+
+def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, on: str) -> None:
+    """Take back what an earlier command submitted."""
+    from nacre.errors import NacreError
+    from nacre.sweeps.engines import open_engine
+    from nacre.sweeps.launch import cancel_submitted
+    from nacre.utils.lock import locked
+
+    if on != "slurm":
+        raise NacreError(f"--cancel: no jobs of --on {on} survive its command; give --on slurm")
+    with locked(out, "grid"):  # a command that is at work would submit them again
+        echo(f"{cancel_submitted(runs, open_engine(on, made, out))} jobs taken back")
 
 
 def _left(runs: "list[Job]") -> str:
