@@ -22,11 +22,9 @@ from rich.console import Console
 
 from many_images import SIDE, generate
 from measuring import Row, command
-from nacre.sweeps.board import Board
 from nacre.sweeps.grid import Job, check_grid, make_jobs
-from nacre.sweeps.launch import LOOK_SECONDS, POLL_SECONDS
+from nacre.sweeps.launch import POLL_SECONDS
 from nacre.terminal.grid import GridDisplay
-from nacre.utils.claim import take
 
 METHODS = ["ft", "lwf", "mib", "ewc", "ilt", "plop", "lwf-mc", "pi", "rw", "joint"]
 RUNNING = 8
@@ -67,14 +65,13 @@ def listed(file: Path, out: Path) -> float:
 
 
 def watched(jobs: list[Job], seconds: float) -> float:
-    """Return the share of a core that looking at the folders and drawing the table take."""
+    """Return the share of a core that reading the events and drawing the table take."""
     running = jobs[:RUNNING]
     for job in running:
-        take(job.folder.path)
-        job.folder.path.mkdir()
-    board = Board(jobs)
+        job.folder.path.mkdir(parents=True)
+        job.state = "running"
     screen = Console(file=io.StringIO(), force_terminal=True, width=140, height=50)
-    spent, iteration, looked = 0.0, 0, float("-inf")
+    spent, iteration = 0.0, 0
     until = time.monotonic() + seconds
     with GridDisplay(screen) as display:
         display(jobs)
@@ -85,9 +82,6 @@ def watched(jobs: list[Job], seconds: float) -> float:
                 with job.folder.events.open("a") as events:
                     events.write(json.dumps(event) + "\n")
             began = time.process_time()
-            if time.monotonic() - looked >= LOOK_SECONDS:
-                board.look()
-                looked = time.monotonic()
             display(jobs)
             spent += time.process_time() - began
             time.sleep(POLL_SECONDS)

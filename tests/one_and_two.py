@@ -1,10 +1,11 @@
-"""The same runs by one process and by two, in float64, where rounding decides nothing.
+"""The same runs by one process and by two or more, in float64, where rounding decides nothing.
 
 python one_and_two.py FOLDER carries out the run of every config in a folder; torchrun calls it.
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from nacre.training import step
 from nacre.training.config import build_config
 from nacre.utils.distributed import exit_process, leave_distributed
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 NEAR = 1e-9
 TINY_NORM = 1e-6
 """What starts at 0 and hardly moves is compared with this."""
@@ -29,19 +31,52 @@ def learn_by_one_and_two(
     configs: Mapping[str, Any], folder: Path, script: Path = Path(__file__)
 ) -> list[Path]:
     """Carry out runs by one process and by two, each as the script does; return both folders."""
-    folders = [folder / "one", folder / "two"]
+    one, two = folder / "one", folder / "two"
+    learn_alone(configs, one, script)
+    write_configs(configs, two)
     # A port that is asked for, not drawn: two sessions of tests would otherwise meet.
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
+    succeed([start([*launch, str(script), str(two)])])
+    return [one, two]
+
+
+def learn_alone(configs: Mapping[str, Any], folder: Path, script: Path = Path(__file__)) -> None:
+    """Carry out runs by one process."""
+    write_configs(configs, folder)
+    succeed([start([sys.executable, str(script), str(folder)])])
+
+
+def learn_on_two_nodes(configs: Mapping[str, Any], folder: Path, processes: int) -> None:
+    """Carry out runs as two machines do, each with a torchrun of its own, on loopback."""
+    write_configs(configs, folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    each = ["--nnodes=2", f"--nproc-per-node={processes}"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={place}"]
+    succeed([start([*TORCHRUN, *each, *meeting, __file__, str(folder)]) for _ in range(2)])
+
+
+def write_configs(configs: Mapping[str, Any], folder: Path) -> None:
+    """Write the configs of runs into a new folder."""
+    folder.mkdir()
+    for name, values in configs.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(values))
+
+
+def start(command: list[str]) -> "subprocess.Popen[str]":
+    """Start a command that imports what the tests do, with one thread."""
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    for place, how in zip(folders, ([sys.executable], launch), strict=True):
-        place.mkdir()
-        for name, values in configs.items():
-            (place / f"{name}.yaml").write_text(json.dumps(values))
-        command = [*how, str(script), str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-    return folders
+    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdout=quiet, stderr=pipe, text=True)
+
+
+def succeed(processes: "list[subprocess.Popen[str]]") -> None:
+    """Wait for processes, and fail with what they said if one fails."""
+    said = [process.communicate()[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert not any(codes), "\n".join(text[-3000:] for text in said)
 
 
 def assert_equal_runs(folders: list[Path], name: str) -> None:

@@ -285,7 +285,7 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("plan", "voc/15-5/overlapped", "--index", closed / "index.csv"),
         (*small_run, "--out", closed / "run"),
         (*small_run, "--out", fixed / "run"),
-        (*small_run, "--base", closed / "run", *free),
+        (*small_run, "--cache", closed / "steps", *free),
         ("learn", closed / "data", *free),
         ("learn", world.data, "--start", closed / "model", *free),
         ("learn", world.data, *step, "--out", fixed / "d"),

@@ -61,7 +61,7 @@ class Command:
 
 COMMANDS = {
     "run": Command(RUN),
-    "base": Command(RUN + " --base {work}/model"),
+    "cache": Command(RUN + " --cache {work}/steps"),
     "learn": Command(LEARN + " --set train.iterations=6 --set train.batch_size=4"),
     "predict": Command(PREDICT + " --as masks,overlays,labelme,coco,csv"),
     "export": Command("export {work}/model --out {out}/m.onnx"),

@@ -98,12 +98,12 @@ class StopIn:
         return self.left <= 0
 
 
-def test_kept_pictures_are_learnt_from_and_step_0_is_shared(run, tmp_path):
+def test_kept_pictures_are_learnt_from(run, tmp_path):
     name, out = run
     if kind_of(name).is_joint:
         return
     config = tiny_config(**values_of(name), memory=4)
-    run_scenario(config, tmp_path / "run", base=out)
+    run_scenario(config, tmp_path / "run")
     events = read_events(tmp_path / "run" / "events.jsonl")
     losses = [one.losses for one in events if isinstance(one, Trained) and one.step == 1]
     assert bool(losses) == kind_of(name).learns_by_gradient

@@ -84,7 +84,7 @@ def test_a_model_is_never_without_its_readable_copy(tmp_path, monkeypatch):
 def test_what_killed_saves_left_is_cleaned_up(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    left = [run / ".metrics.json.abcd_123", run / ".tmpA1b2C3", run / ".step-0" / "model.json"]
+    left = [run / ".metrics.json.abcd_123", run / ".tmpA1b2C3"]
     left += [run / "step-1" / ".model.safetensors.abcd1234", run / "step-1" / ".tmpA1b2C3"]
     mine = [run / ".notes.txt.abcd1234", run / "step-1" / ".model.safetensors.backup-of-mine"]
     for path in (*left, *mine):
@@ -155,8 +155,6 @@ def test_a_test_set_that_changed_is_noticed(tmp_path):
     sentence = r"another config \(test images of step 0: other ones \(2 -> 1\)"
     with pytest.raises(NacreError, match=sentence):
         run_scenario(config, run)
-    with pytest.raises(NacreError, match=r"differently \(test images of step 0: 2 -> 1, other"):
-        run_scenario(folder_config(root, method="lwf"), tmp_path / "lwf", base=run)
 
 
 def test_a_run_goes_on_with_other_workers_and_moved_data(tmp_path, monkeypatch):
@@ -225,10 +223,6 @@ def full(path, *values, **options):
     raise OSError(28, "No space left on device", str(path))
 
 
-def no_room(source, target, **options):
-    raise shutil.Error([(str(source), str(target), "[Errno 28] No space left on device")])
-
-
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     finished, tmp_path, monkeypatch
 ):
@@ -239,11 +233,6 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     monkeypatch.undo()
     tiny_run(run)
     assert results(run) == results(finished)
-    monkeypatch.setattr("shutil.copytree", no_room)
-    with pytest.raises(NacreError, match=r"could not copy step 0 of --base .*: .*No space left"):
-        run_scenario(tiny_config(method="lwf"), tmp_path / "lwf", base=finished)
-    monkeypatch.undo()
-    run_scenario(tiny_config(method="lwf"), tmp_path / "lwf", base=finished)
 
 
 @unprivileged.NEEDS

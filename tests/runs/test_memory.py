@@ -7,12 +7,11 @@ import pytest
 
 from nacre.data.dataset import UnionDataset
 from nacre.errors import NacreError
-from nacre.runs.base import step_0_key
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario, step_hidden
 from nacre.training.config import deep_merge
-from nacre.training.events import StepBegan
+from nacre.training.events import StepBegan, StepSkipped
 from nacre.training.step import Interrupted
 from one_and_two import assert_equal_runs, learn_by_one_and_two
 from tiny_runs import TINY, StopAfter, tiny_config
@@ -81,17 +80,15 @@ def test_kept_pictures_have_their_share_of_every_batch_and_cost_no_updates(finis
 
 
 def test_step_0_is_shared_with_runs_that_keep_nothing(finished, tmp_path):
-    run_scenario(tiny_config(), tmp_path / "run", base=finished)
+    cache = tmp_path / "steps"
+    run_scenario(tiny_config(**MEMORY), tmp_path / "kept", cache=cache)
+    run_scenario(tiny_config(), tmp_path / "run", cache=cache)
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    assert [one.step for one in events if isinstance(one, StepSkipped)] == [0]
     steps = [path / "step-2" / "model.safetensors" for path in (finished, tmp_path / "run")]
     assert steps[0].read_bytes() != steps[1].read_bytes()
     with pytest.raises(NacreError, match=r"memory: 6 -> 7"):
         run_scenario(tiny_config(memory=7), finished)
-
-
-def test_a_grid_shares_step_0_of_runs_with_and_without_a_memory():
-    configs = [tiny_config(), tiny_config(**MEMORY)]
-    keys = [step_0_key(config, open_scenario(config).fingerprint()) for config in configs]
-    assert keys[0] == keys[1]
 
 
 def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):

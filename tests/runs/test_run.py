@@ -183,28 +183,6 @@ def _frozen_statistics(self):
     self.network.eval()
 
 
-def test_step_0_of_another_run_can_be_taken_over(finished, tmp_path):
-    out = tmp_path / "lwf"
-    config = tiny_config(method="lwf")
-    run_scenario(config, out, base=finished)
-    assert (out / "step-0" / "model.safetensors").read_bytes() == (
-        finished / "step-0" / "model.safetensors"
-    ).read_bytes()
-    alone = tmp_path / "alone"
-    run_scenario(config, alone)
-    same = (out / "step-2" / "metrics.json").read_bytes()
-    assert (alone / "step-2" / "metrics.json").read_bytes() == same
-    with pytest.raises(NacreError, match=r"learnt step 0 differently \(seed: 1 -> 2"):
-        run_scenario(tiny_config(method="lwf", seed=2), tmp_path / "x", base=finished)
-    other = tiny_config(scenario="scenes/2-6/overlapped")
-    with pytest.raises(NacreError, match="classes of step 0"):
-        run_scenario(other, tmp_path / "y", base=finished)
-    disjoint = tiny_config(scenario="scenes/4-2-2/disjoint", train={"batch_size": 2})
-    with pytest.raises(NacreError, match=r"images of step 0: \d+ -> \d+, other ones"):
-        run_scenario(disjoint, tmp_path / "z", base=finished)
-    assert not any((tmp_path / name).exists() for name in "xyz")
-
-
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_place(tmp_path):
     with pytest.raises(NacreError, match=r"not a finite number in step 0, iteration \d+: ce = nan"):
         tiny_run(tmp_path / "run", train={"lr": 1e6, "epochs": 4})
@@ -250,15 +228,6 @@ def test_a_damaged_resume_file_is_one_sentence(tmp_path):
     RunFolder(out).resume.write_bytes(b"123")
     with pytest.raises(NacreError, match=r"resume\.safetensors is not a whole safetensors file"):
         tiny_run(out)
-
-
-def test_a_copy_of_a_step_cut_short_is_not_taken_for_a_step(finished, tmp_path):
-    out = tmp_path / "run"
-    (out / ".step-0").mkdir(parents=True)
-    (out / ".step-0" / "model.safetensors").write_bytes(b"half")
-    shutil.copy(finished / "config.yaml", out / "config.yaml")
-    run_scenario(tiny_config(), out, base=finished)
-    same_bytes(finished, out)
 
 
 def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_path, monkeypatch):

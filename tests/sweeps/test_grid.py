@@ -7,10 +7,10 @@ from rich.console import Console
 
 from nacre.errors import NacreError
 from nacre.methods import METHODS
-from nacre.sweeps.carry import last_line
-from nacre.sweeps.engines.local import Local
+from nacre.sweeps.engines import Local
 from nacre.sweeps.grid import check_grid, make_jobs, read_grid
 from nacre.sweeps.launch import run_grid
+from nacre.sweeps.task import last_line
 from nacre.terminal.grid import GridDisplay
 from nacre.training.config import build_config
 from tiny_runs import TINY
@@ -30,10 +30,10 @@ def test_every_combination_is_a_run_and_step_0_is_shared(tmp_path):
         "scenes/4-4/overlapped lwf 1",
         "scenes/4-4/overlapped joint 1",
     ]
-    bases = [job.base.name if job.base else None for job in jobs]
-    first = "scenes/4-4/overlapped ft 1"
-    # The tasks 4-4 and 4-2-2 learn the same step 0; joint training has none to share.
-    assert bases == [None, first, None, first, first, None]
+    learns_it = [job.first.name if job.first else None for job in jobs]
+    first, joint = "scenes/4-4/overlapped ft 1", "scenes/4-4/overlapped joint 1"
+    # The tasks 4-4 and 4-2-2 learn the same step 0, and joint training is the same in both.
+    assert learns_it == [None, first, None, first, first, joint]
 
 
 def test_a_variant_is_named_by_its_values_and_its_folder_by_a_plain_name(tmp_path, monkeypatch):
@@ -63,12 +63,12 @@ def test_other_images_make_another_step_0(tmp_path):
     scenarios = ["scenes/4-4/overlapped", "scenes/4-4/disjoint"]
     config = {**VALUES, "train": {**VALUES["train"], "batch_size": 2}}
     grid = {**GRID, "scenarios": scenarios, "methods": ["ft"], "config": config}
-    assert [job.base for job in make_jobs(check_grid(grid), tmp_path)] == [None, None]
+    assert [job.first for job in make_jobs(check_grid(grid), tmp_path)] == [None, None]
 
 
 def test_another_seed_has_a_step_0_of_its_own(tmp_path):
     jobs = make_jobs(check_grid({**GRID, "seeds": [1, 2], "methods": ["ft"]}), tmp_path)
-    assert [job.base is None for job in jobs] == [True, True, False, False]
+    assert [job.first is None for job in jobs] == [True, True, False, False]
 
 
 @pytest.mark.slow
@@ -88,8 +88,7 @@ def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     assert [job.state for job in jobs] == ["done", "done", "failed"]
     assert "not a finite number" in last_line(jobs[2].log)
     assert jobs[2].problem == f"{last_line(jobs[2].log)} (see {jobs[2].log})"
-    left = [path.name for pattern in ("*claim*", ".*") for path in tmp_path.rglob(pattern)]
-    assert left == ["joint-1.claim-1"], "the failure is noted for others, nothing else is left"
+    assert not [*tmp_path.rglob(".*"), *tmp_path.rglob("*.job")], "nothing is left"
     shared = [job.folder.model(0).read_bytes() for job in jobs[:2]]
     assert shared[0] == shared[1]
     before = jobs[1].folder.metrics.stat().st_mtime_ns
@@ -123,8 +122,8 @@ def test_the_run_that_collects_most_learns_step_0_for_the_others(tmp_path):
     methods = ["ft", "ewc", "pi", "rw", "lwf-mc", "lwf-mc-d", "joint"]
     grid = {**GRID, "scenarios": GRID["scenarios"][:1], "methods": methods}
     jobs = make_jobs(check_grid(grid), tmp_path)
-    bases = {job.config.method.name: job.base and job.base.config.method.name for job in jobs}
-    assert bases == {
+    first = {job.config.method.name: job.first and job.first.config.method.name for job in jobs}
+    assert first == {
         "ft": "rw", "ewc": "rw", "pi": None, "rw": None,
         "lwf-mc": None, "lwf-mc-d": "lwf-mc", "joint": None,
     }  # fmt: skip
@@ -141,7 +140,7 @@ def test_a_run_past_its_step_0_neither_waits_for_another_nor_takes_it_over(tmp_p
     methods = ["ft", "rw"]
     grid = {**GRID, "scenarios": GRID["scenarios"][:1], "methods": methods}
     ft, rw = make_jobs(check_grid(grid), tmp_path)
-    assert ft.base is rw
+    assert ft.first is rw
     assert not ft.is_ready
     ft.folder.model(0).parent.mkdir(parents=True)
     ft.folder.model(0).touch()

@@ -1,6 +1,8 @@
+import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -8,11 +10,11 @@ from typer.testing import CliRunner
 from nacre.cli.app import app
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
-from nacre.sweeps import carry, launch
+from nacre.sweeps import engines, launch
 from nacre.sweeps import grid as grids
-from nacre.sweeps.engines.local import Local
+from nacre.sweeps.engines import Local
 from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import failure, run_grid
+from nacre.sweeps.launch import run_grid
 from nacre.utils.lock import locked
 from nacre.utils.signals import PARENT
 from tiny_runs import TINY, tiny_config
@@ -27,27 +29,35 @@ def jobs_of(out, methods=("ft", "mib"), **more):
 
 
 class Process:
-    """A run that goes on until it is told to stop."""
+    """A run that goes on until it is told to stop, or ends with a code at the second look."""
 
     started: list = []
+    codes: list = []
 
     def __init__(self, task):
-        self.task, self.code = task, None
+        self.task, self.looks = task, 0
+        self.code = self.codes.pop(0) if self.codes else None
         self.started.append(self)
 
     def poll(self):
+        self.looks += 1
+        if self.looks < 2 or self.code is None:
+            return None
+        if self.code == 0:
+            self.task.folder.mkdir(parents=True, exist_ok=True)
+            (self.task.folder / "metrics.json").write_text("{}")
         return self.code
 
     def terminate(self):
-        self.code = 130
+        self.code = 130 if self.code is None else self.code
 
 
 @pytest.fixture
 def started(monkeypatch):
-    monkeypatch.setattr(carry, "_start", Process)
+    monkeypatch.setattr(engines, "start", Process)
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(launch, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(Process, "started", [])
+    monkeypatch.setattr(Process, "codes", [])
     return Process.started
 
 
@@ -58,14 +68,28 @@ def stop_after(count):
 
 def test_a_folder_with_another_config_is_not_taken_for_the_grids_own(tmp_path, started):
     ft, mib = jobs_of(tmp_path)
-    assert mib.base is ft
+    assert mib.first is ft
     other = tiny_config(scenario=SCENARIO, method="ft", train={"lr": 0.2})
     run_scenario(other, ft.folder.path)
     assert not run_grid([ft, mib], Local(2), should_stop=stop_after(1))
     assert ft.state == "failed"
-    assert "holds a run with another config (train.lr: 0.2 -> 0.05)" in failure(ft)
-    assert mib.base is None, "another's step 0 is not for it"
+    assert "holds a run with another config (train.lr: 0.2 -> 0.05)" in ft.problem
     assert [process.task.folder for process in started] == [mib.folder.path]
+
+
+def test_runs_wait_until_another_has_learned_their_step_0(tmp_path, started):
+    ft, mib = jobs_of(tmp_path)
+    begun = []
+
+    def look(jobs):
+        begun.append(len(started))
+        if len(begun) == 3:
+            ft.folder.step_metrics(0).parent.mkdir(parents=True)
+            ft.folder.step_metrics(0).touch()
+
+    assert not run_grid([ft, mib], Local(2), show=look, should_stop=stop_after(5))
+    assert begun == [1, 1, 1, 2, 2]
+    assert all("--cache" in process.task.arguments for process in started)
 
 
 def test_a_run_in_whose_folder_somebody_works_is_waited_for(tmp_path, started):
@@ -73,6 +97,9 @@ def test_a_run_in_whose_folder_somebody_works_is_waited_for(tmp_path, started):
     with locked(ft.folder.path, "run"):
         run_grid([ft], Local(1), should_stop=stop_after(3))
         assert not started
+        launch.look([ft])
+        assert ft.state == "running"
+    ft.state = "waiting"
     run_grid([ft], Local(1), should_stop=stop_after(3))
     assert [process.task.folder for process in started] == [ft.folder.path]
 
@@ -95,14 +122,40 @@ def test_runs_are_told_to_save_when_the_grid_is_ended_at_once(tmp_path, started)
     assert all(process.code == 130 for process in started)
 
 
+def test_a_stopped_grid_has_its_runs_save_and_waits_for_them(tmp_path, started):
+    (ft,) = jobs_of(tmp_path, ["ft"])
+    engine = Local(1)
+    assert not run_grid([ft], engine, should_stop=stop_after(2))
+    assert started[0].code == 130
+    assert not engine.places
+    assert (ft.state, ft.submitted) == ("waiting", None)
+
+
+@pytest.mark.parametrize(("kills", "state"), [(3, "done"), (4, "failed")])
+def test_a_run_that_is_killed_is_submitted_again_a_few_times(tmp_path, started, kills, state):
+    Process.codes += [-9] * kills + [0]
+    (job,) = jobs_of(tmp_path, methods=["ft"])
+    assert run_grid([job], Local(1))
+    assert (job.state, job.attempts) == (state, 4)
+    if state == "failed":
+        assert job.problem == "ended by SIGKILL; the same command goes on"
+
+
+def test_an_error_is_not_tried_again(tmp_path, started):
+    Process.codes += [2]
+    (job,) = jobs_of(tmp_path, methods=["ft"])
+    assert run_grid([job], Local(1))
+    assert (job.state, job.attempts) == ("failed", 1)
+
+
 def test_a_run_that_cannot_be_started_fails_with_a_sentence(tmp_path, monkeypatch):
     def full(task):
         raise OSError(28, "No space left on device", str(task.log))
 
-    monkeypatch.setattr(carry, "_start", full)
+    monkeypatch.setattr(engines, "start", full)
     (ft,) = jobs_of(tmp_path, ["ft"])
     assert run_grid([ft], Local(1))
-    assert "could not be started: [Errno 28] No space left on device" in failure(ft)
+    assert "could not be started: [Errno 28] No space left on device" in ft.problem
 
 
 def test_two_grids_do_not_work_in_one_folder(tmp_path):
@@ -152,3 +205,37 @@ def test_the_runs_of_a_killed_grid_save_and_end():
             assert said.readline() == "ready\n"
             grid.kill()
             assert said.read() == "saved\n"
+
+
+OPTIONS = [
+    "--scenarios", SCENARIO, "--methods", "ft,mib", "--set", "data.train=48",
+    "--set", "data.val=12", "--set", "data.size=32", "--set", "model.backbone=tiny",
+    "--set", "model.decoder_channels=8", "--set", "images.crop_size=32",
+    "--set", "images.augmentation=flip", "--set", "train.batch_size=8", "--set", "train.epochs=30",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_grid_that_is_killed_goes_on_to_the_figures_of_an_undisturbed_one(tmp_path):
+    def grid(out):
+        command = [sys.executable, "-m", "nacre", "grid", "--out", str(out), "--json", *OPTIONS]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    undisturbed, first = grid(whole), grid(out)
+    begun = out / "scenes_4-4_overlapped" / "ft-1" / "events.jsonl"
+    until = time.monotonic() + 200
+    while not (begun.exists() and begun.read_text().count('"train"') > 3):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    first.kill()
+    first.communicate()
+    said, _ = grid(out).communicate()
+    undisturbed.communicate()
+    assert undisturbed.returncode == 0
+    assert [run["state"] for run in json.loads(said)] == ["done", "done"]
+    metrics = sorted(whole.glob("scenes*/*/**/metrics.json"))
+    assert len(metrics) == 6
+    for path in metrics:
+        assert path.read_bytes() == (out / path.relative_to(whole)).read_bytes()

@@ -81,10 +81,9 @@ def jobs_of(name, root, out, **changes):
 
 
 def carry_out(jobs):
-    """Carry out runs in this process, those first whose step 0 others take over."""
-    for job in sorted(jobs, key=lambda job: job.base is not None):
-        base = job.base and job.base.folder.path
-        run_scenario(job.config, job.folder.path, base=base)
+    """Carry out runs in this process, those first that learn step 0 for others."""
+    for job in sorted(jobs, key=lambda job: job.first is not None):
+        run_scenario(job.config, job.folder.path, cache=job.cache)
 
 
 @each_grid

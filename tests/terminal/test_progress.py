@@ -52,8 +52,8 @@ def test_a_log_tells_what_happens():
 def test_a_step_0_of_another_run_is_told():
     file = io.StringIO()
     display = RunDisplay(Console(file=file, width=120))
-    display(StepSkipped(0, 4, taken_from="runs/15-5"))
-    assert "step 0: taken over from runs/15-5, not learnt again" in file.getvalue()
+    display(StepSkipped(0, 4, taken_from="runs/steps"))
+    assert "step 0: taken from runs/steps, not learned again" in file.getvalue()
 
 
 def test_a_terminal_has_bars_with_the_time_left():
@@ -71,7 +71,7 @@ def test_the_time_left_is_not_shortened_by_what_was_taken_over(monkeypatch):
     file = io.StringIO()
     display = RunDisplay(Console(file=file, width=120))
     display(RunBegan("voc/15-5/overlapped", "mib", 1, "cpu", 1, "float32", "none", [900, 10]))
-    display(StepSkipped(0, 900, taken_from="runs/15-5"))
+    display(StepSkipped(0, 900, taken_from="runs/steps"))
     display(StepBegan(1, ["sheep"], images=99, iterations=10, first=0))
     display(Iterated(1, 1))
     # One update, in the two minutes that the clock went on by: nine of them are left.

@@ -16,7 +16,7 @@ def run(
     method: str = "mib",
     preset: str | None = None,
     seed: int | None = None,
-    base: str | Path | None = None,
+    cache: str | Path | None = None,
     config: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Learn all steps of a scenario, or go on with a run that was interrupted.
@@ -27,7 +27,7 @@ def run(
         method: Name of the method.
         preset: Values that lie under all others: ``paper``, ``small`` or ``demo``.
         seed: Of the weights, the order and the augmentation; 1 unless the config says another.
-        base: A run whose step 0 is taken over instead of being learnt again.
+        cache: Folder of learned steps that runs share: what is there is not learned again.
         config: Values as in a config file, such as ``{"train": {"epochs": 2}}``.
 
     Returns:
@@ -38,4 +38,4 @@ def run(
     if seed is not None:
         values["seed"] = seed
     resolved = build_config(preset=preset, overrides=deep_merge(values, config or {}))
-    return run_scenario(resolved, Path(out), base=Path(base) if base else None)
+    return run_scenario(resolved, Path(out), cache=Path(cache) if cache else None)

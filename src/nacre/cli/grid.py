@@ -1,6 +1,5 @@
-"""The command that carries out several runs: on this machine, on a cluster, or on many by hand."""
+"""The command that carries out several runs, on this machine or on a cluster."""
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nacre.cli.app import app, echo, make_console, print_json, until_interrupted
-from nacre.cli.options import Preset, Root, Set, config_values, split_names
+from nacre.cli.options import Cache, Preset, Root, Set, config_values, split_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,10 +34,14 @@ def grid(
         "runs/grid"
     ),
     on: Annotated[
-        str, typer.Option(help="Where the runs are carried out: local, slurm or ray.")
+        str, typer.Option(help="What carries the runs out: local, slurm or ray.")
     ] = "local",
-    worker: Annotated[
-        bool, typer.Option("--worker", help="Join in: take the next free run of a shared folder.")
+    gpus_per_run: Annotated[
+        int | None, typer.Option(min=0, help="GPUs of a run; one unless given, if there are any.")
+    ] = None,
+    cache: Cache = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take back the jobs that --on slurm submitted.")
     ] = False,
     list_: Annotated[
         bool, typer.Option("--list", help="Only show the runs and how far they are.")
@@ -49,74 +52,79 @@ def grid(
 ) -> None:
     """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
     from nacre.errors import unknown_name
-    from nacre.sweeps.board import Board
     from nacre.sweeps.engines import ENGINES
     from nacre.sweeps.grid import check_weights, make_jobs
+    from nacre.sweeps.launch import look
 
     if on not in ENGINES:
         raise unknown_name("engine", on, ENGINES)
     lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
-    content = {key: split_names(text) for key, text in lists.items() if text is not None}
-    made = _grid(file, {**content, "preset": preset, "jobs": jobs}, root, set_ or [])
-    runs = make_jobs(made, out)
+    content: dict[str, Any] = {
+        key: split_names(text) for key, text in lists.items() if text is not None
+    }
+    content |= {"preset": preset, "jobs": jobs, "gpus_per_run": gpus_per_run}
+    made = _grid(file, content, root, set_ or [])
+    runs = make_jobs(made, out, cache)
     if list_:
-        Board(runs).look()
+        look(runs)
         _print(runs, json)
+        return
+    if cancel:
+        _cancel(runs, made, out, on)
         return
     check_weights(runs)
     console = _console(quiet=json)
-    if not _carry_out(runs, made, out, on, worker, console):
-        echo("interrupted; saved. The same command goes on.", err=True)
+    if not _carry_out(runs, made, out, on, console):
+        echo(f"interrupted; {_left(runs)}. The same command goes on.", err=True)
         sys.exit(130)
-    _conclude(runs, out, worker, json, console)
+    _conclude(runs, out, json, console)
+
+
+def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, on: str) -> None:
+    """Take back what an earlier command submitted."""
+    from nacre.errors import NacreError
+    from nacre.sweeps.engines import open_engine
+    from nacre.sweeps.launch import cancel_submitted
+    from nacre.utils.lock import locked
+
+    if on != "slurm":
+        raise NacreError(f"--cancel: no jobs of --on {on} survive its command; give --on slurm")
+    with locked(out, "grid"):  # a command that is at work would submit them again
+        echo(f"{cancel_submitted(runs, open_engine(on, made, out))} jobs taken back")
+
+
+def _left(runs: "list[Job]") -> str:
+    """Say what became of the runs of a grid that was stopped."""
+    count = sum(job.submitted is not None for job in runs)
+    return f"{count} submitted jobs go on (--cancel takes them back)" if count else "saved"
 
 
 def _carry_out(
-    runs: "list[Job]",
-    made: "GridConfig",
-    out: Path,
-    on: str,
-    worker: bool,
-    console: "Console",
+    runs: "list[Job]", made: "GridConfig", out: Path, on: str, console: "Console"
 ) -> bool:
     """Carry out the runs; return False if the user stopped it."""
-    from nacre.errors import NacreError
     from nacre.sweeps.engines import open_engine
-    from nacre.sweeps.engines.local import Local
-    from nacre.sweeps.launch import marked, run_grid
+    from nacre.sweeps.launch import run_grid
     from nacre.terminal.grid import GridDisplay
     from nacre.utils.lock import locked
     from nacre.utils.signals import StopSignal
 
-    if worker and on != "local":
-        raise NacreError(f"--worker works on its own machine; it does not go with --on {on}")
-    with contextlib.ExitStack() as while_running:
-        mark = None
-        if worker:
-            engine: Any = Local(made.jobs)
-        else:
-            while_running.enter_context(locked(out, "grid"))
-            mark = while_running.enter_context(marked(out))
-            engine = open_engine(on, made, mark, out)
-        stop = while_running.enter_context(StopSignal())
-        display = while_running.enter_context(GridDisplay(console))
-        return until_interrupted(
-            lambda: run_grid(runs, engine, mark=mark, should_stop=stop, show=display),
-            "the same command",
-        )
+    with locked(out, "grid"):
+        engine = open_engine(on, made, out)
+        with StopSignal() as stop, GridDisplay(console) as display:
+            return until_interrupted(
+                lambda: run_grid(runs, engine, should_stop=stop, show=display),
+                "the same command",
+            )
 
 
-def _conclude(runs: "list[Job]", out: Path, worker: bool, json: bool, console: "Console") -> None:
+def _conclude(runs: "list[Job]", out: Path, json: bool, console: "Console") -> None:
     """Tell what failed, and make the page of the rest."""
-    from nacre.sweeps.launch import failure
-
     for job in runs:
         if job.state == "failed":
-            echo(f"failed: {failure(job)}", err=True)
+            echo(f"failed: {job.name}: {job.problem}", err=True)
     done = [job.folder.path for job in runs if job.state == "done"]
-    if worker:
-        console.print(f"nothing is left to do; the page:  nacre report {out}", soft_wrap=True)
-    elif done:
+    if done:
         from nacre.report.page.page import write_report
 
         console.print("report:", str(write_report(done, out)), soft_wrap=True)

@@ -24,8 +24,8 @@ Preset = Annotated[str | None, typer.Option(help="paper, text, small or demo.")]
 
 Seed = Annotated[int | None, typer.Option(min=0, help="1 unless given.")]
 
-Base = Annotated[
-    Path | None, typer.Option(help="A run whose step 0 is taken over, not learnt again.")
+Cache = Annotated[
+    Path | None, typer.Option(help="Folder of learned steps: what is there is not learned again.")
 ]
 
 Config = Annotated[Path | None, typer.Option(help="YAML file with config values.")]
@@ -45,7 +45,7 @@ Track = Annotated[
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """What a command that learns a scenario is told of the config, and of its step 0."""
+    """What a command that learns a scenario is told of the config, and where learned steps are."""
 
     scenario: Scenario = None
     method: MethodName = None
@@ -54,7 +54,7 @@ class ConfigOptions:
     set_: Set = None
     root: Root = None
     seed: Seed = None
-    base: Base = None
+    cache: Cache = None
 
     def resolve(self, saved: Path | None = None) -> "RunConfig":
         """Put the config together; ``saved`` stands for a file where none is given."""

@@ -88,7 +88,7 @@ def run(
             lambda: run_scenario(
                 config,
                 folder,
-                base=options.base,
+                cache=options.cache,
                 observers=[display, *observers],
                 should_stop=stop,
             ),
@@ -100,7 +100,7 @@ def run(
 
 @app.command(
     epilog="Example:  nacre tune voc/15-5/overlapped --method mib --root VOC2012 --preset paper "
-    "--set model.weights=imagenet --base runs/mib  then  nacre run --config …/tuned.yaml"
+    "--set model.weights=imagenet  then  nacre run --config …/tuned.yaml --cache …/steps"
 )
 @takes_config
 def tune(
@@ -129,7 +129,7 @@ def tune(
             lambda: search(
                 config,
                 folder,
-                base=options.base,
+                cache=options.cache,
                 rates=rate or (),
                 observers=[display.observe],
                 should_stop=stop,

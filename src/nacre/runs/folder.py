@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -91,11 +90,6 @@ class RunFolder:
         return self.path / "exemplars.csv"
 
     @property
-    def unfinished_base(self) -> Path:
-        """Step 0 of another run while it is being copied."""
-        return self.path / ".step-0"
-
-    @property
     def nothing_learned(self) -> bool:
         """Whether no step and no part of one is there yet."""
         return not self.resume.exists() and not any(self.path.glob("step-*/model.safetensors"))
@@ -112,7 +106,7 @@ class RunFolder:
         return hashlib.sha256(b"\0".join([*parts, b"resume" * self.resume.exists()])).hexdigest()
 
     def tidy(self) -> None:
-        """Remove what killed processes left: files half written, a step 0 half copied."""
+        """Remove the half-written files that killed processes left."""
         places = [self.path, *self.path.glob("step-*")] if self.config.exists() else [self.path]
         names = ["config.yaml"]
         if self.config.exists():
@@ -125,7 +119,6 @@ class RunFolder:
                 self.resume,
             )
             names += [*(file.name for file in files), "model.json", "model.safetensors"]
-            shutil.rmtree(self.unfinished_base, ignore_errors=True)
         for place in places:
             remove_temporaries(place, names)
 

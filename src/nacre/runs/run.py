@@ -5,7 +5,9 @@ that has a model is not learnt again, a step that has metrics is not tested agai
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +22,36 @@ from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.models.pretrained import find_model_weights
-from nacre.runs.base import check_base, take_base
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder, with_absolute_paths
 from nacre.runs.records import StepMetrics, read_record
 from nacre.runs.scenario_data import open_scenario, step_hidden, step_sampler
 from nacre.runs.shared_folder import check_shared
+from nacre.runs.step_cache import StepCache, digest_masks, step_keys
 from nacre.training.config import RunConfig
 from nacre.training.events import (
     ImagesTested,
     Observer,
     Recorder,
     RunBegan,
+    StepAwaited,
     StepSkipped,
     StepTested,
 )
 from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import Learned, Session, StepSpec, batches_to_test, learn_step
+from nacre.training.step import (
+    Interrupted,
+    Learned,
+    Session,
+    StepSpec,
+    batches_to_test,
+    learn_step,
+)
 from nacre.utils.device import set_precision, sizes_vary
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
+
+WAIT_SECONDS = 2.0
 
 
 class Run:
@@ -48,7 +60,7 @@ class Run:
     Args:
         config: What is learnt.
         out: The run's folder.
-        base: A run whose step 0 is taken over instead of being learnt again.
+        cache: Folder of learned steps that runs share; None learns all of them here.
         data: The config's data; opened if not given.
         num_steps: How many of the scenario's steps are learnt; all of them by default.
         observers: Receive the events.
@@ -60,13 +72,14 @@ class Run:
         config: RunConfig,
         out: Path,
         *,
-        base: Path | None = None,
+        cache: Path | None = None,
         data: ScenarioData | None = None,
         num_steps: int | None = None,
         observers: Iterable[Observer] = (),
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.config, self.folder, self.base = config, RunFolder(out), base
+        self.config, self.folder = config, RunFolder(out)
+        self.cache_folder = cache
         self.dist = init_distributed(config.train.device)
         self.precision = set_precision(config.train.precision, self.dist.device)
         self.data = data or open_scenario(config)
@@ -122,11 +135,53 @@ class Run:
             # What is there is seen by the main process, and told: folders may look different
             # from another machine for a while.
             if dist.from_main(self.folder.is_finished(spec.index)):
-                recorder(self._skipped(spec))
+                recorder(StepSkipped(spec.index, spec.sampler.iterations))
                 learned = None
                 continue
-            learned = self._learn_or_load(spec, learned, session)
-            self._test(spec.index, learned)
+            with self._shared(spec) as is_taken:
+                learned = None if is_taken else self._learn_or_load(spec, learned, session)
+                if learned is not None:
+                    self._test(spec.index, learned)
+
+    @contextlib.contextmanager
+    def _shared(self, spec: StepSpec) -> Iterator[bool]:
+        """Take a step that another run learned, or leave to others what is learned now."""
+        if self.cache_folder is None:
+            yield False
+            return
+        step, place = spec.index, self.folder.model(spec.index).parent
+        is_taken = self._wait_for(step)
+        if is_taken:
+            self.dist.on_main(self.checkpoint.remove)
+            self.recorder(StepSkipped(step, spec.sampler.iterations, str(self.cache_folder)))
+        try:
+            yield is_taken
+            if not is_taken:
+                self.dist.on_main(lambda: self._cache.store(step, place))
+        finally:
+            if self.dist.is_main:
+                self._cache.release()
+
+    def _wait_for(self, step: int) -> bool:
+        """Return whether the cache had a step; while another process learns it, wait."""
+        place, is_told = self.folder.model(step).parent, False
+        while True:
+            answer = self.dist.on_main(lambda: self._cache.ask(step, place))
+            if answer != "wait":
+                return answer == "taken"
+            if not is_told:
+                self.recorder(StepAwaited(step))
+                is_told = True
+            if any(self.dist.any(self.should_stop())):
+                raise Interrupted
+            time.sleep(WAIT_SECONDS)
+
+    @cached_property
+    def _cache(self) -> StepCache:
+        assert self.cache_folder is not None
+        state = find_method(self.config.method.name).persistent_state
+        keys = step_keys(self.config, self.data.fingerprint(), digest_masks(self.data))
+        return StepCache(self.cache_folder, keys, state)
 
     def _learn_or_load(self, spec: StepSpec, before: Learned | None, session: Session) -> Learned:
         """Learn a step from the one before, unless that was done."""
@@ -192,7 +247,7 @@ class Run:
 
     def _find_weights(self) -> None:
         """Refuse weights that are not there before the data are read, which may take long."""
-        if self.base is None and not self.folder.model(0).exists():
+        if not self.folder.model(0).exists():
             find_model_weights(self.config.model)
 
     def _read_data(self) -> None:
@@ -202,12 +257,10 @@ class Run:
 
     def _open_folder(self, specs: list[StepSpec], while_running: contextlib.ExitStack) -> None:
         """Make the folder this run's, tidy it, and say what begins to all who are told."""
-        check_base(self.base, self.config, self.data)
         while_running.enter_context(self.folder.lock())
         self.folder.tidy()
         self.folder.bind_config(self.config, self.data.fingerprint())
         self._keep_exemplars()
-        take_base(self.base, self.folder)
         self.recorder.observers = [
             EventFile(self.folder.events, self._position()),
             *self.observers,
@@ -251,10 +304,6 @@ class Run:
         self.checkpoint.remove()
         return Position(step, is_learned=is_learned)
 
-    def _skipped(self, spec: StepSpec) -> StepSkipped:
-        taken = str(self.base) if self.base and spec.index == 0 else None
-        return StepSkipped(spec.index, spec.sampler.iterations, taken)
-
     def _weights(self) -> str:
         """Say what the backbone starts from; the paper starts from ImageNet's weights."""
         model = self.config.model
@@ -291,11 +340,11 @@ def run_scenario(
     config: RunConfig,
     out: Path,
     *,
-    base: Path | None = None,
+    cache: Path | None = None,
     observers: Iterable[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Learn all steps of a config in the folder ``out``; return the metrics of the run."""
-    run = Run(config, out, base=base, observers=observers, should_stop=should_stop)
+    run = Run(config, out, cache=cache, observers=observers, should_stop=should_stop)
     run.learn_steps()
     return run.summarize()

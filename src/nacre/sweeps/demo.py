@@ -9,9 +9,9 @@ from pathlib import Path
 
 from nacre.errors import NacreError
 from nacre.report.page.page import write_report
-from nacre.sweeps.engines.local import Local
+from nacre.sweeps.engines import Local
 from nacre.sweeps.grid import GridConfig, Job, make_jobs
-from nacre.sweeps.launch import failure, run_grid
+from nacre.sweeps.launch import run_grid
 from nacre.training.step import Interrupted
 from nacre.utils.lock import locked
 from nacre.utils.system import usable_cores
@@ -55,7 +55,7 @@ def run_demo(
             raise Interrupted
     for job in jobs:
         if job.state == "failed":
-            raise NacreError(f"failed: {failure(job)}")
+            raise NacreError(f"failed: {job.name}: {job.problem}")
     return [job.folder.path for job in jobs]
 
 

@@ -1,98 +1,34 @@
-"""Carrying out the runs of a grid on an engine: this machine, or a cluster.
+"""Carrying out the runs of a grid on an engine: submit, poll, and submit again what was lost.
 
 What is done is skipped, what was interrupted goes on, what a signal or a dying machine ended is
-begun again, and when one run fails the others go on and the failure is told at the end. The runs
-end with the grid, however that ends.
+submitted again, and when one run fails the others go on and the failure is told at the end. Where
+jobs survive the grid's process, their names are kept in files, so that the same command finds them.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
 
 from nacre.errors import NacreError
 from nacre.runs.folder import with_absolute_paths
-from nacre.sweeps.board import Board, check, is_worked_on
-from nacre.sweeps.carry import RETRIES, Outcome, RunTask
-from nacre.sweeps.engines.engine import Engine, Handle
+from nacre.sweeps.engines import Engine
 from nacre.sweeps.grid import Job
-from nacre.utils.claim import BEAT_SECONDS, Claim, Watch, read_claim, remove_claims, take
+from nacre.sweeps.task import Ended, Task
 from nacre.utils.io import remove_temporaries, save_text
+from nacre.utils.lock import is_locked
 
 POLL_SECONDS = 0.5
-LOOK_SECONDS = 3.0
-GRID = "grid"
-"""What a grid's own claim is called."""
-
-
-class _Attempts:
-    """The runs that an engine has now."""
-
-    def __init__(self, board: Board, engine: Engine) -> None:
-        self.board, self.engine = board, engine
-        self.handles: dict[int, tuple[Job, Handle]] = {}
-
-    def begin_next(self) -> None:
-        """Hand runs to the engine as long as it takes some."""
-        for job in self.board.next(self.handles):
-            if len(self.handles) >= self.engine.capacity:
-                return
-            if not is_worked_on(job):
-                self._begin(job)
-
-    def _begin(self, job: Job) -> None:
-        check(job)
-        if job.state != "waiting":
-            return
-        try:
-            handle = self.engine.begin(task_of(job), self.board.claims.get(id(job)))
-        except (OSError, NacreError) as error:
-            job.state, job.problem = "failed", f"could not be started: {error}"
-            return
-        if handle is not None:
-            job.attempts += 1
-            self.handles[id(job)] = job, handle
-            job.state = "running" if self.engine.begins_at_once else "waiting"
-
-    def poll(self) -> bool:
-        """See which runs have ended; return whether any has."""
-        ended = False
-        for key, (job, handle) in list(self.handles.items()):
-            outcome = handle.poll()
-            if outcome is not None:
-                del self.handles[key]
-                self._conclude(job, outcome)
-                ended = True
-        return ended
-
-    def _conclude(self, job: Job, outcome: Outcome) -> None:
-        if outcome.end in ("done", "failed"):
-            job.state, job.problem = outcome.end, outcome.problem
-        elif outcome.end == "ended early" and job.attempts > RETRIES:
-            job.state, job.problem = "failed", outcome.problem
-        else:
-            job.state = "waiting"
-
-    def stop(self, mark: Claim | None, wait: bool) -> None:
-        """Have the runs save what they have; those elsewhere see that the grid's mark is gone."""
-        if mark is not None:
-            mark.release()
-        for _, handle in self.handles.values():
-            handle.stop()
-        if wait:
-            for job, handle in self.handles.values():
-                handle.wait()
-                job.state = "waiting"
-            self.handles.clear()
+RETRIES = 3
+"""New attempts at a run that a signal or a dying machine ended."""
+_STOP_SECONDS = 120.0
 
 
 def run_grid(
     jobs: Sequence[Job],
     engine: Engine,
     *,
-    mark: Claim | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     show: Callable[[Sequence[Job]], None] = lambda jobs: None,
 ) -> bool:
@@ -101,71 +37,135 @@ def run_grid(
     Args:
         jobs: The runs.
         engine: Carries them out.
-        mark: The grid's own claim, by which runs on other machines know that it lives.
-        should_stop: Whether the user wants to stop; the runs save.
+        should_stop: Whether the user wants to stop; the runs save, or go on if they survive.
         show: Receives the runs again and again.
     """
-    board = Board(jobs)
-    attempts = _Attempts(board, engine)
-    looked = float("-inf")
+    find_submitted(jobs, engine)
     try:
-        while board.is_open or attempts.handles:
+        while any(job.is_open for job in jobs):
             if should_stop():
-                attempts.stop(mark, wait=True)
+                stop(jobs, engine)
                 return False
-            if mark is not None:
-                mark.beat()
-            if attempts.poll() or time.monotonic() - looked >= LOOK_SECONDS:
-                board.look(attempts.handles)
-                looked = time.monotonic()
-            attempts.begin_next()
+            for job in jobs:
+                if job.submitted is not None:
+                    _poll(job, engine)
+            _submit_next(jobs, engine)
             show(jobs)
             time.sleep(POLL_SECONDS)
     finally:
-        attempts.stop(mark, wait=False)
-        engine.close()
+        _cancel(jobs, engine)
     show(jobs)
     return True
 
 
-@contextlib.contextmanager
-def marked(out: Path) -> Iterator[Claim]:
-    """Mark a grid's folder as worked on by this process, for all machines to see."""
-    place, watch = out / GRID, Watch()
-    seen = read_claim(place)
-    if seen is not None and watch.is_alive(seen):
-        # On another machine it may be dead: a live one is heard of within two beats.
-        time.sleep(2 * BEAT_SECONDS)
-        seen = read_claim(place)
-    if seen is not None and watch.is_alive(seen, patience=0.0):
-        raise NacreError(
-            f"{out} is in use: another `nacre grid` works in it on {seen.note.host}; "
-            "`--worker` joins in"
-        )
-    mark = take(place, seen.number if seen else 0)
-    if mark is None:
-        raise NacreError(f"{out} is in use: another `nacre grid` has just begun there")
+def look(jobs: Sequence[Job]) -> None:
+    """Find how far runs are that another process may carry out."""
+    for job in jobs:
+        job.look()
+        if job.is_open and is_locked(job.folder.path):
+            job.state = "running"
+
+
+def find_submitted(jobs: Sequence[Job], engine: Engine) -> None:
+    """Find which runs are done, and which an engine has from an earlier process of the grid."""
+    for job in jobs:
+        job.look()
+        if not job.is_open:
+            job.submitted_file.unlink(missing_ok=True)
+        elif engine.survives and job.submitted_file.exists():
+            job.submitted = job.submitted_file.read_text(encoding="utf-8").strip()
+
+
+def stop(jobs: Sequence[Job], engine: Engine) -> None:
+    """Have the runs save, and wait for that; those that survive the grid go on."""
+    _cancel(jobs, engine)
+    until = time.monotonic() + _STOP_SECONDS
+    while not engine.survives and time.monotonic() < until:
+        if not any(job.submitted is not None for job in jobs):
+            return
+        for job in jobs:
+            if job.submitted is not None:
+                _poll(job, engine)
+        time.sleep(0.05)
+
+
+def _cancel(jobs: Sequence[Job], engine: Engine) -> None:
+    for job in jobs:
+        if job.submitted is not None and not engine.survives:
+            engine.cancel(job.submitted)
+
+
+def cancel_submitted(jobs: Sequence[Job], engine: Engine) -> int:
+    """Take back what an earlier process of the grid submitted; return how many jobs that are."""
+    find_submitted(jobs, engine)
+    count = 0
+    for job in jobs:
+        if job.submitted is not None:
+            engine.cancel(job.submitted)
+            _forget(job)
+            count += 1
+    return count
+
+
+def _poll(job: Job, engine: Engine) -> None:
+    assert job.submitted is not None
+    ended = engine.poll(job.submitted)
+    if ended is not None:
+        _forget(job)
+        _conclude(job, ended)
+    elif job.state == "waiting":
+        # A cluster may let it wait; it runs when it has locked its folder.
+        job.state = "running" if is_locked(job.folder.path) else "waiting"
+
+
+def _conclude(job: Job, ended: Ended) -> None:
+    job.problem = ended.problem
+    if ended.state != "lost":
+        job.state = ended.state
+    else:
+        job.state = "failed" if job.attempts > RETRIES else "waiting"
+
+
+def _forget(job: Job) -> None:
+    job.submitted = None
+    job.submitted_file.unlink(missing_ok=True)
+
+
+def _submit_next(jobs: Sequence[Job], engine: Engine) -> None:
+    """Hand runs to the engine as long as it takes some, those first that others wait for."""
+    waiting = [job for job in jobs if job.state == "waiting" and job.submitted is None]
+    waited_for = {id(job.first) for job in waiting}
+    taken = sum(job.submitted is not None for job in jobs)
+    for job in sorted(waiting, key=lambda job: id(job) not in waited_for):
+        if taken >= engine.capacity:
+            return
+        if job.is_ready and not is_locked(job.folder.path):  # by a run started by hand, say
+            _submit(job, engine)
+            taken += job.submitted is not None
+
+
+def _submit(job: Job, engine: Engine) -> None:
+    job.look()
+    if not job.is_open:
+        return
     try:
-        yield mark
-    finally:
-        mark.release()
-        remove_claims(place)
+        job.submitted = engine.submit(make_task(job))
+        if engine.survives:
+            save_text(job.submitted_file, job.submitted)
+    except (OSError, NacreError) as error:
+        job.state, job.problem = "failed", f"could not be started: {error}"
+        return
+    job.attempts += 1
 
 
-def task_of(job: Job) -> RunTask:
-    """Return what carries a run out on any machine, after writing the config that it needs."""
+def make_task(job: Job) -> Task:
+    """Return what carries a run out on any machine, after writing the config that it reads."""
     folder = job.folder.path.absolute()
+    config = folder.with_name(f"{folder.name}.yaml")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    config = job.log.absolute().with_suffix(".yaml")
     remove_temporaries(config.parent, [config.name])
     save_text(config, yaml.safe_dump(with_absolute_paths(job.config), sort_keys=False))
     arguments = ["run", "--config", str(config), "--out", str(folder)]
-    if job.base is not None and job.has_base() and not job.has_step_0:
-        arguments += ["--base", str(job.base.folder.path.absolute())]
+    arguments += ["--cache", str(job.cache.absolute())]
     arguments += [part for name in job.track for part in ("--track", name)]
-    return RunTask(tuple(arguments), folder, Path.cwd(), folder / job.folder.metrics.name)
-
-
-def failure(job: Job) -> str:
-    """Say why a run failed, and where more stands."""
-    return f"{job.name}: {job.problem}"
+    return Task(tuple(arguments), folder, Path.cwd())

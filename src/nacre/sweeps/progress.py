@@ -100,7 +100,6 @@ def as_plain(jobs: Sequence[Job], progress: GridProgress) -> list[dict[str, Any]
             "run": job.name,
             "folder": str(job.folder.path),
             "state": job.state,
-            "where": job.where,
             "iterations": progress.iterations(job),
             "of": sum(job.to_learn),
             "tested_step": reached[0] if reached else None,

@@ -33,6 +33,8 @@ class GridDisplay(Display):
 
     def __call__(self, jobs: Sequence[Job]) -> None:
         """Show how far the runs are: at once what changed, the rest now and then."""
+        if self.done_before is None:
+            self.done_before = self._done(jobs)
         changed = [job for job in jobs if self.states.get(job.name, "waiting") != job.state]
         self.states = {job.name: job.state for job in jobs}
         now = time.monotonic()
@@ -60,13 +62,13 @@ class GridDisplay(Display):
         if len(jobs) > rows:
             shown = sorted(jobs, key=lambda job: _ORDER.index(job.state))[:rows]
         table = Table(title=f"{len(jobs)} runs, {self._left(jobs)}", title_justify="left")
-        for title in ("run", "state", "where"):
+        for title in ("run", "state"):
             table.add_column(title)
         table.add_column("iterations", justify="right")
         table.add_column("mIoU without background")
         for job in shown:
             done, total = self.progress.iterations(job), sum(job.to_learn)
-            row = (job.name, job.state, job.where or "", f"{done:,}/{total:,}")
+            row = (job.name, job.state, f"{done:,}/{total:,}")
             table.add_row(*row, self._reached(job).strip(" :"), style=STYLES[job.state])
         if len(jobs) > len(shown):
             counts = Counter(job.state for job in jobs)
@@ -75,13 +77,16 @@ class GridDisplay(Display):
 
     def _left(self, jobs: Sequence[Job]) -> str:
         total = sum(sum(job.to_learn) for job in jobs)
-        done = sum(self.progress.iterations(job) for job in jobs)
-        if self.done_before is None:
-            self.done_before = done
-        gained, spent = done - self.done_before, time.monotonic() - self.began
+        done = self._done(jobs)
+        gained = 0 if self.done_before is None else done - self.done_before
+        spent = time.monotonic() - self.began
         if gained <= 0 or done >= total:
             return f"{done / max(total, 1):.0%} done"
         return f"{done / total:.0%} done, about {spent * (total - done) / gained / 60:.0f} min left"
+
+    def _done(self, jobs: Sequence[Job]) -> int:
+        """Return how many updates the runs are past."""
+        return sum(self.progress.iterations(job) for job in jobs)
 
     def _reached(self, job: Job) -> str:
         """Return the means after the last step that was tested."""

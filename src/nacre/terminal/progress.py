@@ -24,6 +24,7 @@ from nacre.training.events import (
     Iterated,
     RunBegan,
     Saved,
+    StepAwaited,
     StepBegan,
     StepLearned,
     StepSkipped,
@@ -94,6 +95,7 @@ class RunDisplay(Display):
         return {
             RunBegan: self._on_run,
             StepSkipped: self._on_skipped,
+            StepAwaited: self._on_awaited,
             StepBegan: self._on_begin,
             Iterated: self._on_iteration,
             Trained: self._on_train,
@@ -121,8 +123,12 @@ class RunDisplay(Display):
     def _on_skipped(self, event: StepSkipped) -> None:
         self._leave_out(event.iterations)
         taken = event.taken_from
-        how = f"taken over from {taken}, not learnt again" if taken else "done before"
+        how = f"taken from {taken}, not learned again" if taken else "done before"
         self.console.print(f"  step {event.step}: {how}", style="dim", highlight=False)
+
+    def _on_awaited(self, event: StepAwaited) -> None:
+        text = f"  step {event.step}: another run is learning it; waiting"
+        self.console.print(text, style="dim", highlight=False)
 
     def _on_begin(self, event: StepBegan) -> None:
         shown = ", ".join(event.classes[:6])

@@ -42,12 +42,21 @@ class RunBegan(Event):
 
 @dataclass(frozen=True)
 class StepSkipped(Event):
-    """A step is there already; `taken_from` is the run whose step 0 it is, if another's."""
+    """A step is there already; `taken_from` is the cache that it was taken from, if it was."""
 
     kind = "skipped"
     step: int
     iterations: int
     taken_from: str | None = None
+
+
+@dataclass(frozen=True)
+class StepAwaited(Event):
+    """A step is being learned by another run, which this one waits for."""
+
+    kind = "awaited"
+    is_transient = True
+    step: int
 
 
 @dataclass(frozen=True)
@@ -141,6 +150,7 @@ EVENTS: dict[str, type[Event]] = {
     for kind in (
         RunBegan,
         StepSkipped,
+        StepAwaited,
         StepBegan,
         Iterated,
         Trained,

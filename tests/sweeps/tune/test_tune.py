@@ -5,11 +5,13 @@ import yaml
 from rich.console import Console
 
 from nacre.errors import NacreError
+from nacre.runs.event_file import read_events
 from nacre.runs.run import Run, run_scenario
 from nacre.sweeps.tune import tune as module
 from nacre.sweeps.tune.tune import tune
 from nacre.terminal.tune import TuneDisplay
 from nacre.training.config import build_config
+from nacre.training.events import StepSkipped
 from nacre.training.step import Interrupted
 from nacre.training.trainer import NotFinite
 from tiny_runs import StopAfter, tiny_config
@@ -31,7 +33,7 @@ def measured(monkeypatch):
 
         def learn_steps(self):
             method = self.config.method
-            if self.base is None:
+            if self.num_steps == 1:
                 return {}
             weight = getattr(method, "weight", None)
             self.tried.append((method.name, weight, self.config.train.incremental_lr))
@@ -106,7 +108,7 @@ def test_lwf_mc_is_measured_against_its_own_fine_tuning(measured, tmp_path):
 def test_what_cannot_be_tuned(measured, tmp_path):
     with pytest.raises(NacreError, match=r"train\.incremental_lr: .*nan"):
         tune(tiny_config(method={"name": "mib"}), tmp_path / "nan", rates=[0.01, float("nan")])
-    assert not (tmp_path / "nan" / "base").exists(), "refused before anything is learnt"
+    assert not (tmp_path / "nan" / "step-0").exists(), "refused before anything is learnt"
     with pytest.raises(NacreError, match="'lwf-mc-d' has no weight to choose"):
         tune(config_of("lwf-mc-d"), tmp_path / "out")
     with pytest.raises(NacreError, match="has one step"):
@@ -135,28 +137,21 @@ def test_the_table_is_live(measured, tmp_path, terminal):
     assert "chosen" in shown if terminal else "weight-50: 45.0" in shown
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    out = tmp_path_factory.mktemp("base") / "rw"
-    run_scenario(config_of("rw"), out)
-    return out
-
-
 @pytest.fixture
 def some_accuracy(monkeypatch):
     """Tiny runs learn nothing; what counts here is that they are carried out."""
     monkeypatch.setattr(module, "accuracy", lambda metrics: 0.2 + metrics["pixel_accuracy"])
 
 
-def test_a_search_that_was_interrupted_goes_on(some_accuracy, base, tmp_path):
+def test_a_search_that_was_interrupted_goes_on(some_accuracy, tmp_path):
     config = config_of("ewc")
     one, other = tmp_path / "one", tmp_path / "other"
-    tuning = tune(config, one, base=base)
+    tuning = tune(config, one)
     assert tuning.weight is not None
     for after in (2, 7):
         with pytest.raises(Interrupted):
-            tune(config, other, base=base, should_stop=StopAfter(after))
-    tune(config, other, base=base)
+            tune(config, other, should_stop=StopAfter(after))
+    tune(config, other)
     for name in ("tuning.json", "tuned.yaml"):
         assert (one / name).read_text() == (other / name).read_text()
     models = sorted(path.relative_to(one) for path in one.glob("*/step-1/model.safetensors"))
@@ -166,29 +161,32 @@ def test_a_search_that_was_interrupted_goes_on(some_accuracy, base, tmp_path):
     assert not list(one.glob("*/metrics.json")), "a trial is not a run"
 
 
-def test_step_0_is_learnt_once_and_is_a_base_for_runs(some_accuracy, tmp_path):
+def test_step_0_is_learned_once_and_runs_take_it(some_accuracy, tmp_path):
     out = tmp_path / "out"
     tuning = tune(config_of("mib"), out)
     steps = {path.read_bytes() for path in out.glob("*/step-0/model.safetensors")}
     assert len(steps) == 1
-    assert not (out / "base" / "step-1").exists()
+    assert not (out / "step-0" / "step-1").exists()
     own = tmp_path / "own"
     run_scenario(config_of("mib"), own)
     assert (own / "step-0" / "model.safetensors").read_bytes() == steps.pop()
-    run_scenario(build_config(file=tuning.config), tmp_path / "run", base=out / "base")
+    tuned = build_config(file=tuning.config)
+    run_scenario(tuned, tmp_path / "run", cache=out / "steps")
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    assert [one.step for one in events if isinstance(one, StepSkipped)] == [0]
 
 
 def test_a_trial_of_another_config_is_not_taken_for_this_ones(tmp_path, monkeypatch):
     def diverge(trainer, batch, **options):
         raise NotFinite("the loss is not a finite number")
 
-    out, base = tmp_path / "out", tmp_path / "base"
-    run_scenario(config_of("lwf"), base)
+    out, cache = tmp_path / "out", tmp_path / "steps"
+    run_scenario(config_of("lwf"), tmp_path / "run", cache=cache)
     monkeypatch.setattr("nacre.training.trainer.Trainer.update", diverge)
     for _ in range(2):
         with pytest.raises(NacreError, match="fine-tuning learns nothing"):
-            tune(config_of("lwf"), out, base=base)
+            tune(config_of("lwf"), out, cache=cache)
     assert (out / "ft-lr-0.01" / "diverged.json").exists()
     other = config_of("lwf", train={"incremental_epochs": 2})
     with pytest.raises(NacreError, match=r"another config \(train.incremental_epochs: None -> 2"):
-        tune(other, out, base=base)
+        tune(other, out, cache=cache)

@@ -1,6 +1,6 @@
 """The validation protocol of the paper's supplement: which weight a method gets.
 
-    1. step 0 is learnt once, or taken over, and shared by all trials;
+    1. step 0 is learned once and shared by all trials (`nacre.runs.step_cache`);
     2. fine-tuning learns the first incremental step, with each learning rate that is offered;
        the best accuracy on the new classes chooses the rate and sets the measure;
     3. the method learns the same step with weights of the grid (`nacre.sweeps.tune.result`); the
@@ -26,6 +26,7 @@ from nacre.methods import find_method
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import Run
 from nacre.runs.scenario_data import open_scenario
+from nacre.runs.step_cache import CACHE
 from nacre.sweeps.tune.result import (
     GRID,
     Trial,
@@ -51,20 +52,23 @@ class _Search:
         self,
         config: RunConfig,
         out: Path,
-        base: Path | None,
+        cache: Path,
         observers: Iterable[Observer],
         should_stop: Callable[[], bool],
         show: Callable[[Tuning], None],
     ) -> None:
         self.config, self.out, self.show = config, out, show
-        self.options: dict[str, Any] = {"observers": list(observers), "should_stop": should_stop}
+        self.options: dict[str, Any] = {
+            "cache": cache,
+            "observers": list(observers),
+            "should_stop": should_stop,
+        }
         self.writes = init_distributed(config.train.device).is_main
         self.kind = find_method(config.method.name)
         self.whole = open_scenario(config)
         self.trial_data = trial_data(self.whole)
         self._check()
         self.tuning = Tuning(config.method.name)
-        self.base = base
 
     def _check(self) -> None:
         if not self.kind.tunable:
@@ -74,10 +78,10 @@ class _Search:
                 f"scenario {self.config.scenario!r} has one step; weights are chosen in the second"
             )
 
-    def _learn_step_0(self) -> Path:
-        folder = self.out / "base"
+    def _learn_step_0(self) -> None:
+        """Learn step 0 with what the method collects in it, which fine-tuning does not."""
+        folder = self.out / "step-0"
         Run(self.config, folder, data=self.whole, num_steps=1, **self.options).learn_steps()
-        return folder
 
     def fine_tuning(self, rate: float) -> Trial:
         """Measure what can be learnt when nothing is to be kept."""
@@ -112,7 +116,6 @@ class _Search:
         run = Run(
             config,
             folder,
-            base=self.base,
             data=self.trial_data,
             num_steps=FIRST + 1,
             **self.options,
@@ -142,7 +145,7 @@ class _Search:
         """Choose the learning rate by fine-tuning, then the weight."""
         for rate in rates:
             self.changed({}, rate)  # refused here, and not when step 0 is learnt
-        self.base = self.base or self._learn_step_0()
+        self._learn_step_0()
         best = max((self.fine_tuning(rate) for rate in rates), key=lambda one: one.accuracy or 0)
         if not best.accuracy:
             raise NacreError(
@@ -174,7 +177,7 @@ def tune(
     config: RunConfig,
     out: Path,
     *,
-    base: Path | None = None,
+    cache: Path | None = None,
     rates: Sequence[float] = (),
     observers: Iterable[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
@@ -185,13 +188,13 @@ def tune(
     Args:
         config: The scenario, the method and everything that is the same in all trials.
         out: Folder for the trials and the result; calling again goes on there.
-        base: A run whose step 0 is taken over; without one it is learnt in ``out/base``.
+        cache: Folder of learned steps that runs share; ``out/steps`` if not given.
         rates: Learning rates for fine-tuning to choose from; the config's if there are none.
         observers: Receive the events of every run.
         should_stop: Whether the user wants to stop; what was learnt is saved.
         show: Receives the search after every change.
     """
-    search = _Search(config, out, base, observers, should_stop, show)
+    search = _Search(config, out, cache or out / CACHE, observers, should_stop, show)
     remove_temporaries(out, ["tuning.json", "tuned.yaml"])
     try:
         return search.search(rates or (config.train.incremental_lr,))

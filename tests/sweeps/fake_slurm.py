@@ -42,6 +42,8 @@ def srun(*arguments: str) -> None:
         options.append(command.pop(0))
         if options[-1] in ("--output", "--error"):
             options.append(command.pop(0))
+    if "FAKE_SLURM_FAILS" in os.environ:
+        command = ["false"]
     log = os.open(STATE / f"{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -60,7 +62,10 @@ def scancel(number: str) -> None:
     (STATE / f"{number}.cancelled").touch()
     task = STATE / f"{number}.task"
     if task.exists():
-        os.kill(int(task.read_text()), signal.SIGTERM)
+        number = task.read_text()
+        below = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        for process in [*below, number]:  # SLURM signals every process of a job
+            os.kill(int(process), signal.SIGTERM)
 
 
 def sacct(*arguments: str) -> None:

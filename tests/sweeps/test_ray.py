@@ -1,0 +1,274 @@
+"""The wiring to Ray, with one that runs tasks in threads, and a real cluster of two nodes."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nacre.errors import NacreError
+from nacre.sweeps import launch, task
+from nacre.sweeps.engines import Ray, open_engine
+from nacre.sweeps.grid import check_grid, make_jobs
+from nacre.sweeps.launch import run_grid
+from tiny_runs import TINY
+
+VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
+GRID = {"scenarios": ["scenes/4-4/overlapped"], "methods": ["ft", "joint"], "config": VALUES}
+
+
+class RayError(Exception):
+    """Ray's own errors are kinds of this one."""
+
+
+class RayTask(threading.Thread):
+    """A task of Ray: a thread, or one that its machine took with it."""
+
+    def __init__(self, ray, function, *given):
+        super().__init__(daemon=True)
+        self.ray, self.function, self.given = ray, function, given
+        self.result, self.error, self.process = None, None, None
+        self.start()
+
+    def run(self):
+        if self.ray.losses:
+            self.ray.losses -= 1
+            self.error = RayError("The node died.\nThe worker died unexpectedly")
+            return
+        self.result = self.function(*self.given)
+
+
+class FakeRay:
+    """The part of Ray that an engine uses."""
+
+    exceptions = SimpleNamespace(RayError=RayError)
+
+    def __init__(self):
+        self.options, self.tasks, self.losses = {}, [], 0
+        self.is_there = True
+
+    def init(self, address, **more):
+        if not self.is_there:
+            raise ConnectionError(f"Could not find any running Ray instance at {address}\nmore")
+
+    def cluster_resources(self):
+        return {"CPU": 8.0, "GPU": 4.0}
+
+    def remote(self, **options):
+        self.options = options
+
+        def wrap(function):
+            def submit(*given):
+                self.tasks.append(RayTask(self, function, *given))
+                return self.tasks[-1]
+
+            return SimpleNamespace(remote=submit)
+
+        return wrap
+
+    def wait(self, tasks, timeout):
+        return [one for one in tasks if not one.is_alive()], []
+
+    def get(self, task):
+        if task.error is not None:
+            raise task.error
+        return task.result
+
+    def cancel(self, task):
+        """Interrupt the task, which terminates its process."""
+        for process in Process.alive:
+            if process.task.folder == task.given[0].folder:
+                process.terminate()
+
+
+class Process:
+    """A run that is done at the second look; or goes on until it is told to stop."""
+
+    goes_on = False
+    alive: list = []
+
+    def __init__(self, task):
+        self.task, self.left, self.code = task, 2, None
+        self.alive.append(self)
+
+    def poll(self):
+        self.left -= 1
+        if self.code is None and not self.goes_on and self.left < 0:
+            self.code = 0
+            self.task.folder.mkdir(parents=True, exist_ok=True)
+            (self.task.folder / "metrics.json").write_text("{}")
+        return self.code
+
+    def terminate(self):
+        self.code = 130
+
+    def wait(self):
+        return self.code
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(task, "start", Process)
+    monkeypatch.setattr(task, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(Process, "alive", [])
+    return fake
+
+
+def carried_out(out, grid=GRID, **more):
+    jobs = make_jobs(check_grid(grid), out)
+    return run_grid(jobs, Ray(), **more), jobs
+
+
+def test_runs_are_tasks_with_a_gpu_and_a_core(ray, tmp_path):
+    finished, jobs = carried_out(tmp_path)
+    assert finished
+    assert [job.state for job in jobs] == ["done", "done"]
+    assert ray.options == {"num_gpus": 1, "num_cpus": 1, "max_retries": 0}
+
+
+def test_a_run_may_have_several_gpus_and_a_process_for_each(ray, tmp_path):
+    engine = open_engine("ray", check_grid({**GRID, "gpus_per_run": 2}), tmp_path)
+    assert ray.options["num_gpus"] == 2
+    (job,) = make_jobs(check_grid({**GRID, "methods": ["ft"]}), tmp_path)
+    engine.submit(launch.make_task(job))
+    assert "--nproc-per-node=2" in ray.tasks[0].given[0].command()
+
+
+def test_what_ray_loses_is_submitted_again_a_few_times(ray, tmp_path):
+    ray.losses = 2
+    _, jobs = carried_out(tmp_path)
+    assert [job.state for job in jobs] == ["done", "done"]
+    assert len(ray.tasks) == 4
+    ray.losses = 10
+    _, jobs = carried_out(tmp_path / "again", {**GRID, "methods": ["ft"]})
+    assert jobs[0].state == "failed"
+    assert jobs[0].problem == "Ray lost it: The worker died unexpectedly"
+
+
+def test_tasks_save_and_end_when_the_grid_stops(ray, tmp_path, monkeypatch):
+    monkeypatch.setattr(Process, "goes_on", True)
+    finished, jobs = carried_out(tmp_path, should_stop=lambda: len(Process.alive) == 2)
+    assert not finished
+    assert [job.state for job in jobs] == ["waiting", "waiting"]
+    assert [one.result.state for one in ray.tasks] == ["lost"] * 2
+
+
+def test_without_a_cluster_it_says_how_to_make_one(ray, tmp_path):
+    ray.is_there = False
+    with pytest.raises(NacreError, match=r"there is no Ray cluster here .*`ray start --head`"):
+        Ray()
+
+
+def test_without_ray_it_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(NacreError, match=r"pip install .*\[ray\]"):
+        Ray()
+
+
+OPTIONS = [
+    "--scenarios", "scenes/4-4/overlapped", "--methods", "ft,mib,lwf-mc,joint", "--set",
+    "data.train=48", "--set", "data.val=12", "--set", "data.size=32", "--set",
+    "model.backbone=tiny", "--set", "model.decoder_channels=8", "--set", "images.crop_size=32",
+    "--set", "images.augmentation=flip", "--set", "train.batch_size=8", "--set", "train.epochs=30",
+]  # fmt: skip
+# A busy machine answers Ray late.
+PATIENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_raylet_client_connect_timeout_milliseconds": "60000",
+}
+
+
+def grid(out, *more, **env):
+    command = [sys.executable, "-m", "nacre", "grid", "--out", str(out), "--json", *OPTIONS, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+
+
+class Nodes:
+    """A Ray cluster of processes of `ray start`, each a node with a core."""
+
+    def __init__(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.processes = []
+
+    def start(self, *how):
+        program = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"]
+        usual = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--block"]
+        env = {**os.environ, **PATIENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        node = subprocess.Popen(
+            [*program, *how, *usual, "--disable-usage-stats"],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.processes.append(node)
+        return node
+
+    def kill(self, node):
+        """End a node as a power cut does: all its processes at once, raylet and workers too."""
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+
+    def close(self):
+        for node in self.processes:
+            if node.poll() is None:
+                self.kill(node)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_grid_on_ray_loses_one_of_two_nodes_and_ends_with_the_same_figures(tmp_path):
+    """Compare with the same grid on this machine alone."""
+    whole, out = tmp_path / "whole", tmp_path / "ray"
+    said, _ = grid(whole).communicate()
+    assert [run["state"] for run in json.loads(said)] == ["done"] * 4
+    nodes = Nodes()
+    try:
+        nodes.start("--head", f"--port={nodes.port}", "--include-dashboard=false")
+        time.sleep(20)
+        second = nodes.start(f"--address={nodes.address}")
+        driver = grid(out, "--on", "ray", RAY_ADDRESS=nodes.address, **PATIENT)
+        await_two_that_learn(out, driver)
+        nodes.kill(second)
+        said, _ = driver.communicate(timeout=2400)
+    finally:
+        nodes.close()
+    runs = json.loads(said)
+    assert [run["state"] for run in runs] == ["done"] * 4
+    starts = [len(json.loads(path.read_text())["starts"]) for path in out.rglob("run.json")]
+    assert sum(starts) > 4, "what the node had was begun again"
+    metrics = sorted(whole.glob("scenes*/*/**/metrics.json"))
+    assert len(metrics) == 11
+    for path in metrics:
+        assert path.read_bytes() == (out / path.relative_to(whole)).read_bytes()
+
+
+def await_two_that_learn(out: Path, driver) -> None:
+    until = time.monotonic() + 900
+    while True:
+        events = [path.read_text() for path in out.rglob("events.jsonl")]
+        done = len(list(out.glob("scenes*/*/metrics.json")))
+        if sum('"train"' in text for text in events) - done >= 2:
+            return
+        assert driver.poll() is None, driver.stdout.read()
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -1,0 +1,219 @@
+"""SLURM through submitit: its local executor, and stand-ins for SLURM's commands."""
+
+import importlib.util
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nacre.cli.app import app
+from nacre.errors import NacreError
+from nacre.runs.run import run_scenario
+from nacre.sweeps import launch
+from nacre.sweeps.engines import Slurm, SlurmRun, open_engine
+from nacre.sweeps.grid import check_grid, make_jobs
+from nacre.sweeps.launch import cancel_submitted, run_grid
+from nacre.sweeps.task import Task
+from tiny_runs import TINY
+
+if importlib.util.find_spec("submitit") is None:
+    pytest.skip(
+        "submitit is not installed, the extra slurm",
+        allow_module_level=True,
+    )
+if sys.platform != "linux":
+    pytest.skip("SLURM is Linux's", allow_module_level=True)
+
+VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
+GRID = {"scenarios": ["scenes/4-4/overlapped"], "methods": ["ft"], "config": VALUES}
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Put SLURM's commands into the path; return the folder of their state."""
+    spec = importlib.util.spec_from_file_location(
+        "fake_slurm", Path(__file__).with_name("fake_slurm.py")
+    )
+    fake = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fake)
+    fake.install(tmp_path / "bin")
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(state))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    return state
+
+
+def stop_after(count):
+    asked = iter([False] * count)
+    return lambda: next(asked, True)
+
+
+def test_jobs_ask_for_what_the_grid_says_and_stay_when_it_stops(slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_SLURM_HOLDS", "1")
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
+    means = {"partition": "gpu", "time": 90, "qos": "low", "cpus_per_task": 6}
+    values = {**GRID, "methods": ["ft", "joint"], "gpus_per_run": 2, "slurm": means}
+    grid, out = check_grid(values), tmp_path / "grid"
+    engine = open_engine("slurm", grid, out)
+    assert not run_grid(make_jobs(grid, out), engine, should_stop=stop_after(2))
+    scripts = sorted(slurm.glob("*.sh"))
+    assert len(scripts) == 2
+    text = scripts[0].read_text()
+    for wanted in ("partition=gpu", "time=90", "qos=low", "cpus-per-task=6", "gpus-per-node=2"):
+        assert f"#SBATCH --{wanted}\n" in text
+    assert "#SBATCH --signal=USR2@" in text
+    assert not list(slurm.glob("*.cancelled"))
+
+    again, engine = make_jobs(grid, out), open_engine("slurm", grid, out)
+    assert not run_grid(again, engine, should_stop=stop_after(2))
+    assert [job.submitted for job in again] == ["1", "2"], "found, and not submitted again"
+    assert len(list(slurm.glob("*.sh"))) == 2
+    assert cancel_submitted(make_jobs(grid, out), engine) == 2
+    assert {path.stem for path in slurm.glob("*.cancelled")} == {"1", "2"}
+    assert not list(out.rglob("*.job"))
+
+
+def test_only_jobs_that_survive_their_command_can_be_taken_back(tmp_path):
+    done = CliRunner().invoke(app, ["grid", *OPTIONS, "--out", str(tmp_path), "--cancel"])
+    assert "--cancel: no jobs of --on local survive its command" in str(done.exception)
+
+
+def test_a_run_without_gpus_asks_for_none(slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_SLURM_HOLDS", "1")
+    grid = check_grid({**GRID, "gpus_per_run": 0})
+    engine = open_engine("slurm", grid, tmp_path / "grid")
+    assert not run_grid(make_jobs(grid, tmp_path / "grid"), engine, should_stop=stop_after(1))
+    assert "--gpus" not in (slurm / "1.sh").read_text()
+
+
+def test_parameters_that_submitit_does_not_know_are_a_sentence(slurm, tmp_path):
+    grid = check_grid({**GRID, "slurm": {"partitoin": "gpu"}})
+    with pytest.raises(NacreError, match="partitoin"):
+        open_engine("slurm", grid, tmp_path)
+
+
+def test_without_slurm_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NacreError, match="are you indeed on a slurm"):
+        open_engine("slurm", check_grid(GRID), tmp_path)
+
+
+class Process:
+    """A run that goes on until it is told to stop."""
+
+    def __init__(self):
+        self.code = None
+
+    def poll(self):
+        return self.code
+
+    def terminate(self):
+        self.code = 130
+
+    def wait(self):
+        return self.code
+
+
+def test_a_job_that_must_go_has_its_run_save_and_can_be_sent_again(tmp_path):
+    job = SlurmRun(Task(("run",), tmp_path / "run", tmp_path))
+    job.process = process = Process()
+    again = job.checkpoint()
+    assert process.code == 130
+    sent = pickle.loads(pickle.dumps(again.function))
+    assert (sent.task, sent.process) == (job.task, None)
+
+
+def test_a_job_that_slurm_ended_is_submitted_again(slurm, tmp_path, monkeypatch):
+    """Its process is killed before it could leave a result."""
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
+    (job,) = make_jobs(check_grid(GRID), tmp_path / "grid")
+    engine = open_engine("slurm", check_grid(GRID), tmp_path / "grid")
+    engine.executor.job_class.watcher.delay_s = 0
+    monkeypatch.setenv("FAKE_SLURM_FAILS", "1")
+    assert not run_grid([job], engine, should_stop=lambda: job.attempts == 2)
+    assert len(list(slurm.glob("*.sh"))) == 2
+
+
+@pytest.mark.slow
+def test_submitits_local_executor_carries_out_a_grid(tmp_path, monkeypatch):
+    import submitit
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    executor = submitit.LocalExecutor(tmp_path / "jobs")
+    executor.update_parameters(timeout_min=10)
+    jobs = make_jobs(check_grid({**GRID, "methods": ["ft", "mib"]}), tmp_path / "grid")
+    assert run_grid(jobs, Slurm(executor, 2))
+    assert [job.state for job in jobs] == ["done", "done"], jobs[0].problem
+    assert not list((tmp_path / "grid").rglob("*.job"))
+    whole = run_scenario(jobs[1].config, tmp_path / "whole")
+    assert json.loads(jobs[1].folder.metrics.read_text()) == whole
+
+
+OPTIONS = [
+    "--scenarios", "scenes/4-4/overlapped", "--methods", "ft", "--gpus-per-run", "0",
+    *(part for section, values in VALUES.items() for key, value in values.items()
+      for part in ("--set", f"{section}.{key}={value}")),
+    "--set", "train.epochs=30",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_submitted_job_survives_its_launcher_and_the_same_command_finds_it(slurm, tmp_path):
+    out = tmp_path / "grid"
+    command = [sys.executable, "-m", "nacre", "grid", "--on", "slurm", "--out", str(out), "--json"]
+    launcher = subprocess.Popen([*command, *OPTIONS], stdout=subprocess.DEVNULL)
+    await_training(out / "scenes_4-4_overlapped" / "ft-1" / "events.jsonl")
+    launcher.kill()
+    launcher.wait()
+    again = subprocess.run([*command, *OPTIONS], capture_output=True, text=True, check=True)
+    (run,) = json.loads(again.stdout)
+    assert run["state"] == "done"
+    assert (out / "scenes_4-4_overlapped" / "ft-1.job").exists() is False
+    assert len((slurm / "1.starts").read_text().splitlines()) == 1, "it never stopped"
+    assert len(list(slurm.glob("*.sh"))) == 1, "it was not submitted twice"
+    starts = json.loads((Path(run["folder"]) / "run.json").read_text())["starts"]
+    assert len(starts) == 1
+
+
+def await_training(events):
+    until = time.monotonic() + 200
+    while not (events.exists() and events.read_text().count('"train"') > 3):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.nightly
+def test_a_preempted_job_is_queued_again_and_ends_as_if_nothing_had_been(slurm, tmp_path):
+    values = {**VALUES, "train": {**VALUES["train"], "epochs": 40}}
+    grid = check_grid({**GRID, "gpus_per_run": 0, "config": values})
+    (job,) = make_jobs(grid, tmp_path / "grid")
+    preempted = []
+
+    def preempt(jobs):
+        events = job.folder.events
+        if preempted or not (events.exists() and events.read_text().count('"train"') > 3):
+            return
+        task = int((slurm / "1.task").read_text())
+        below = Path(f"/proc/{task}/task/{task}/children").read_text().split()
+        # SLURM warns every process of a job.
+        for process in [*map(int, below), task]:
+            os.kill(process, signal.SIGUSR2)
+        preempted.append(time.monotonic())
+
+    assert run_grid([job], open_engine("slurm", grid, tmp_path / "grid"), show=preempt)
+    assert preempted
+    log = (slurm / "1.log").read_text()
+    assert job.state == "done", job.problem or log
+    assert len((slurm / "1.starts").read_text().splitlines()) == 2, log
+    assert "Requeued job 1" in log
+    run_scenario(job.config, tmp_path / "whole")
+    assert job.folder.metrics.read_bytes() == (tmp_path / "whole" / "metrics.json").read_bytes()
