@@ -21,11 +21,11 @@ import numpy as np
 from PIL import Image
 
 from measuring import Row, apart, command, peaks_of, take_turns
-from nacre.data.importers.catalog import Catalog, Spool
-from nacre.data.importers.detect import recognize
-from nacre.data.importers.files.export import open_export
-from nacre.data.importers.reading import Source
-from nacre.data.importers.run import ImportOptions, import_export
+from nacre.importers.catalog import Catalog, Spool
+from nacre.importers.detect import recognize
+from nacre.importers.files.export import open_export
+from nacre.importers.reading import Source
+from nacre.importers.run import ImportOptions, import_export
 
 SHAPES_PER_PICTURE = 14
 CORNERS = 90

@@ -27,14 +27,14 @@ from values import BAD_OPTIONS, BAD_YAML, damage_bytes, damage_file, damage_word
 from world import SCENES, SMALL, World
 
 import unprivileged
-from data.importers.exports import WRITERS, zip_folder
+from importers.exports import WRITERS, zip_folder
 from local_server import send, serving
 from nacre.cli import app
-from nacre.data.importers.run import import_export
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError, has_control_characters
 from nacre.export import server
 from nacre.export.metadata import Metadata
+from nacre.importers.run import import_export
 from nacre.methods import METHODS
 from nacre.runs.learn_config import build_learn_config
 from nacre.training.automatic import Choice

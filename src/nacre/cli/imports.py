@@ -12,7 +12,7 @@ from nacre.cli.options import split_names
 from nacre.errors import NacreError, unknown_name
 
 if TYPE_CHECKING:
-    from nacre.data.importers.run import ImportOptions
+    from nacre.importers.run import ImportOptions
 
 
 Images = Annotated[Path | None, typer.Option(help="Folder or archive with the pictures, if apart.")]
@@ -54,8 +54,8 @@ def import_(
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
-    from nacre.data.importers.run import ImportOptions
-    from nacre.data.importers.writing.classes import ClassOptions
+    from nacre.importers.run import ImportOptions
+    from nacre.importers.writing.classes import ClassOptions
 
     chosen: dict[str, Any] = {
         "boxes": _one_of("--boxes", boxes, ("fill", "skip")),
@@ -70,7 +70,7 @@ def import_(
 
 def _import(export: Path, to: Path, options: "ImportOptions", json: bool) -> None:
     """Import with bars, and print the report."""
-    from nacre.data.importers.run import import_export
+    from nacre.importers.run import import_export
     from nacre.terminal.imports import ImportDisplay, render
     from nacre.utils.signals import StopSignal
 

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from nacre.data.importers.catalog import BACKGROUND
-from nacre.data.importers.report import ImportReport
-from nacre.data.importers.writing.folder import SHEET
+from nacre.importers.catalog import BACKGROUND
+from nacre.importers.report import ImportReport
+from nacre.importers.writing.folder import SHEET
 from nacre.utils.progress import Progress, show_progress
 
 
