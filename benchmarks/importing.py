@@ -21,11 +21,9 @@ import numpy as np
 from PIL import Image
 
 from measuring import Row, apart, command, peaks_of, take_turns
-from nacre.importers.catalog import Catalog, Spool
-from nacre.importers.detect import recognize
-from nacre.importers.files.export import open_export
-from nacre.importers.reading import Source
-from nacre.importers.run import ImportOptions, import_export
+from nacre.importers import ImportOptions, Reading, import_export
+from nacre.importers.files import Export
+from nacre.importers.formats import recognize
 
 SHAPES_PER_PICTURE = 14
 CORNERS = 90
@@ -66,11 +64,9 @@ def make_cvat(megabytes: float = 0.1) -> tuple[Path]:
 
 def read_by_nacre(folder: Path) -> int:
     """Read an export as `nacre import` does, up to painting."""
-    export = open_export(folder)
-    catalog = Catalog(Spool(folder / ".shapes"))
-    recognize(export).read(Source(export, catalog, "fill", lambda *_: None))
-    catalog.spool.close()
-    return sum(catalog.shape_counts.values())
+    reading = Reading(Export(folder))
+    recognize(reading)
+    return sum(reading.shape_counts.values())
 
 
 def load_json(folder: Path) -> int:

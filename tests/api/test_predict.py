@@ -25,7 +25,7 @@ from nacre.api.video import read_frames
 from nacre.data.image_io import read_mask
 from nacre.errors import NacreError
 from nacre.export.verify import noise_picture
-from nacre.importers.run import ImportOptions, import_export
+from nacre.importers import ImportOptions, import_export
 from nacre.utils.lock import locked
 from tiny_runs import StopAfter
 

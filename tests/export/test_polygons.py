@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from nacre.export.polygons import Ring, simplify, trace_rings
-from nacre.importers.shapes.rasterize import fill_ring
+from nacre.importers.rasterize import fill_ring
 
 
 def paint(rings: list[Ring], shape: tuple[int, int], tolerance: float = 0.0):

@@ -1,6 +1,6 @@
 """Writes one small world in the form of every annotation tool, as faithfully as is known of them.
 
-Three pictures: ``a`` and ``b`` hold a large cat and, over it, a small dog; ``empty`` holds
+Three images: ``a`` and ``b`` hold a large cat and, over it, a small dog; ``empty`` holds
 nothing. ``a`` is for training, ``b`` for validation where a tool keeps splits. All corners are
 whole pixels, so that every tool must come to the same masks.
 """
@@ -36,7 +36,7 @@ COLORS = {"cat": (250, 50, 83), "dog": (51, 221, 255)}
 
 
 def truth(name: str) -> Mask:
-    """Return the mask of a picture: 1 is cat, 2 is dog."""
+    """Return the mask of an image: 1 is cat, 2 is dog."""
     width, height = SIZES[name]
     mask = np.zeros((height, width), np.uint8)
     for label, (left, top, right, bottom) in BOXES[name]:
@@ -45,7 +45,7 @@ def truth(name: str) -> Mask:
 
 
 def hex_of(name: str) -> str:
-    """Return the colour of a class as tools write it."""
+    """Return the color of a class as tools write it."""
     return "#" + "".join(f"{one:02x}" for one in COLORS[name])
 
 
@@ -63,8 +63,13 @@ def corners(box: tuple[int, int, int, int]) -> list[list[float]]:
     return [[left, top], [right, top], [right, bottom], [left, bottom]]
 
 
-def save_picture(path: Path, size: tuple[int, int], seed: int = 0, **more: Any) -> None:
-    """Write a picture of noise."""
+def outline(box: tuple[int, int, int, int]) -> list[list[float]]:
+    """Return the corners with one more on an edge: an outline that nobody takes for a frame."""
+    return [*corners(box), [float(box[0]), (box[1] + box[3]) / 2]]
+
+
+def save_image(path: Path, size: tuple[int, int], seed: int = 0, **more: Any) -> None:
+    """Write an image of noise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
     Image.fromarray(noise).save(path, **more)
@@ -135,7 +140,7 @@ def brush_code(mask: Mask, literal: bool = False) -> list[int]:
 
 
 def coco_content(names: list[str], rle: str = "", first_id: int = 1) -> dict[str, Any]:
-    """Return a COCO file of some pictures; ``rle`` is '', 'list' or 'text'."""
+    """Return a COCO file of some images; ``rle`` is '', 'list' or 'text'."""
     images, annotations = [], []
     for i, name in enumerate(names):
         width, height = SIZES[name]
@@ -145,7 +150,7 @@ def coco_content(names: list[str], rle: str = "", first_id: int = 1) -> dict[str
         for label, box in BOXES[name]:
             mask = bits_of(name, box)
             runs = runs_of(mask.reshape(-1, order="F"))
-            segmentation: Any = [[value for corner in corners(box) for value in corner]]
+            segmentation: Any = [[value for corner in outline(box) for value in corner]]
             if rle:
                 counts = compress(runs) if rle == "text" else runs
                 segmentation = {"size": [height, width], "counts": counts}
@@ -180,15 +185,15 @@ def coco_cvat(root: Path) -> None:
         names = [name for name in SIZES if SPLITS[name] == split]
         save_json(root / "annotations" / f"instances_{split}.json", coco_content(names))
         for name in names:
-            save_picture(root / "images" / split / f"{name}.jpg", SIZES[name])
+            save_image(root / "images" / split / f"{name}.jpg", SIZES[name])
 
 
 def coco_rle(root: Path) -> None:
-    """One COCO file with runs, pictures in a folder."""
+    """One COCO file with runs, images in a folder."""
     content = coco_content(list(SIZES), "list")
     save_json(root / "result.json", content)
     for name in SIZES:
-        save_picture(root / "images" / f"{name}.jpg", SIZES[name])
+        save_image(root / "images" / f"{name}.jpg", SIZES[name])
 
 
 def coco_compressed(root: Path) -> None:
@@ -197,11 +202,11 @@ def coco_compressed(root: Path) -> None:
     order = ("info", "images", "licenses", "annotations", "categories")
     save_json(root / "annotations" / "instances_default.json", {key: content[key] for key in order})
     for name in SIZES:
-        save_picture(root / "images" / "default" / f"{name}.jpg", SIZES[name])
+        save_image(root / "images" / "default" / f"{name}.jpg", SIZES[name])
 
 
 def coco_roboflow(root: Path) -> None:
-    """Roboflow's COCO: a file a split beside the pictures, and a category that is none."""
+    """Roboflow's COCO: a file a split beside the images, and a category that is none."""
     for split, folder in (("train", "train"), ("val", "valid")):
         names = [name for name in SIZES if SPLITS[name] == split]
         content = coco_content(names)
@@ -211,12 +216,12 @@ def coco_roboflow(root: Path) -> None:
         ]
         save_json(root / folder / "_annotations.coco.json", content)
         for name in names:
-            save_picture(root / folder / f"{name}.jpg", SIZES[name])
+            save_image(root / folder / f"{name}.jpg", SIZES[name])
     save_text(root / "README.roboflow.txt", "provided by a user")
 
 
 def coco_panoptic(root: Path) -> None:
-    """COCO panoptic: segment numbers as colours."""
+    """COCO panoptic: segment numbers as colors."""
     images, annotations = [], []
     for i, name in enumerate(SIZES):
         width, height = SIZES[name]
@@ -230,7 +235,7 @@ def coco_panoptic(root: Path) -> None:
         colors = np.stack([ids & 255, ids >> 8 & 255, ids >> 16], axis=2).astype(np.uint8)
         save_png(root / "panoptic_default" / f"{name}.png", colors)
         annotations.append({"image_id": i, "file_name": f"{name}.png", "segments_info": segments})
-        save_picture(root / "images" / f"{name}.jpg", SIZES[name])
+        save_image(root / "images" / f"{name}.jpg", SIZES[name])
     categories = [{"id": 7 + i, "name": name, "isthing": 1} for i, name in enumerate(CLASSES)]
     content = {"images": images, "annotations": annotations, "categories": categories}
     save_json(root / "panoptic_default.json", content)
@@ -272,12 +277,12 @@ def cvat_xml(root: Path) -> None:
                     f'width="{right - left}" height="{bottom - top}"></mask>'
                 )
         lines.append("</image>")
-        save_picture(root / "images" / subset / f"{name}.jpg", SIZES[name])
+        save_image(root / "images" / subset / f"{name}.jpg", SIZES[name])
     save_text(root / "annotations.xml", "\n".join([*lines, "</annotations>"]))
 
 
 def cvat_masks(root: Path) -> None:
-    """CVAT segmentation mask 1.1; the picture without a shape has no mask."""
+    """CVAT segmentation mask 1.1; the image without a shape has no mask."""
     colors = {"background": (0, 0, 0)} | COLORS
     lines = ["# label:color_rgb:parts:actions"]
     lines += [
@@ -290,14 +295,14 @@ def cvat_masks(root: Path) -> None:
         save_text(root / "ImageSets" / "Segmentation" / f"{split}.txt", "\n".join(names) + "\n")
     table = np.array([(0, 0, 0), *COLORS.values()], np.uint8)
     for name in SIZES:
-        save_picture(root / "JPEGImages" / f"{name}.jpg", SIZES[name])
+        save_image(root / "JPEGImages" / f"{name}.jpg", SIZES[name])
         if BOXES[name]:
             save_png(root / "SegmentationClass" / f"{name}.png", table[truth(name)])
             save_png(root / "SegmentationObject" / f"{name}.png", table[truth(name)])
 
 
 def labelme(root: Path) -> None:
-    """LabelMe: files beside the pictures, a Windows path, an old file without shape_type."""
+    """LabelMe: files beside the images, a Windows path, an old file without shape_type."""
     for name in SIZES:
         shapes: list[dict[str, Any]] = []
         for i, (label, box) in enumerate(BOXES[name]):
@@ -321,7 +326,7 @@ def labelme(root: Path) -> None:
             "imageWidth": width,
         }
         save_json(root / f"{name}.json", content)
-        save_picture(root / f"{name}.jpg", SIZES[name])
+        save_image(root / f"{name}.jpg", SIZES[name])
 
 
 def yolo(root: Path) -> None:
@@ -339,10 +344,10 @@ def yolo(root: Path) -> None:
         width, height = SIZES[name]
         lines = []
         for label, box in BOXES[name]:
-            values = [f"{x / width:.17g} {y / height:.17g}" for x, y in corners(box)]
+            values = [f"{x / width:.17g} {y / height:.17g}" for x, y in outline(box)]
             lines.append(f"{CLASSES.index(label)} {' '.join(values)}")
         save_text(root / folder / "labels" / f"{name}.txt", "\n".join(lines[::-1]))
-        save_picture(root / folder / "images" / f"{name}.jpg", SIZES[name])
+        save_image(root / folder / "images" / f"{name}.jpg", SIZES[name])
 
 
 def roboflow_masks(root: Path) -> None:
@@ -353,7 +358,7 @@ def roboflow_masks(root: Path) -> None:
         )
         for name in SIZES:
             if SPLITS[name] == split:
-                save_picture(root / folder / f"{name}.jpg", SIZES[name])
+                save_image(root / folder / f"{name}.jpg", SIZES[name])
                 save_png(root / folder / f"{name}_mask.png", truth(name))
 
 
@@ -431,7 +436,7 @@ def label_studio(root: Path) -> None:
                 "project": 1,
             }
         )
-        save_picture(root / "pictures" / f"{name}.jpg", SIZES[name])
+        save_image(root / "images" / f"{name}.jpg", SIZES[name])
     save_json(root / "project-1-at-2024.json", tasks)
 
 
@@ -470,7 +475,7 @@ def supervisely(root: Path) -> None:
             "objects": objects,
         }
         save_json(root / SPLITS[name] / "ann" / f"{name}.jpg.json", content)
-        save_picture(root / SPLITS[name] / "img" / f"{name}.jpg", SIZES[name])
+        save_image(root / SPLITS[name] / "img" / f"{name}.jpg", SIZES[name])
 
 
 def cityscapes(root: Path) -> None:
@@ -479,7 +484,7 @@ def cityscapes(root: Path) -> None:
     for name in SIZES:
         stem = f"aachen_{name}_000019"
         folder = f"{SPLITS[name]}/aachen"
-        save_picture(root / "leftImg8bit" / folder / f"{stem}_leftImg8bit.png", SIZES[name])
+        save_image(root / "leftImg8bit" / folder / f"{stem}_leftImg8bit.png", SIZES[name])
         mask = root / "gtFine" / folder / f"{stem}_gtFine_labelIds.png"
         save_png(mask, values[truth(name)])
 
@@ -490,11 +495,11 @@ TOOLS: dict[str, tuple[str, Callable[[Path], None], bool]] = {
     "coco_compressed": ("coco", coco_compressed, False),
     "coco_roboflow": ("coco", coco_roboflow, True),
     "coco_panoptic": ("coco-panoptic", coco_panoptic, False),
-    "cvat_xml": ("cvat-xml", cvat_xml, True),
-    "cvat_masks": ("cvat-masks", cvat_masks, True),
+    "cvat_xml": ("cvat", cvat_xml, True),
+    "cvat_masks": ("voc", cvat_masks, True),
     "labelme": ("labelme", labelme, False),
     "yolo": ("yolo", yolo, True),
-    "roboflow_masks": ("roboflow-masks", roboflow_masks, True),
+    "roboflow_masks": ("masks", roboflow_masks, True),
     "label_studio": ("label-studio", label_studio, False),
     "supervisely": ("supervisely", supervisely, True),
 }

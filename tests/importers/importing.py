@@ -8,13 +8,15 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from nacre.importers.report import ImportReport
-from nacre.importers.run import ImportOptions, import_export
-from nacre.importers.writing.classes import ClassOptions
+from nacre.importers import ClassOptions, ImportOptions, ImportReport, import_export
 
 
 def options(**given: Any) -> ImportOptions:
-    """Return import options; those of the classes may stand beside the others."""
+    """Return import options; those of the classes may stand beside the others.
+
+    Most outlines of these exports are boxes, so that the question is answered beforehand.
+    """
+    given = {"boxes": "fill"} | given
     classes = {key: given.pop(key) for key in ("classes", "ignore", "rename") if key in given}
     return ImportOptions(classes=ClassOptions(**classes), **given)
 
@@ -38,12 +40,12 @@ class Imported:
         return "\n".join(self.report.sentences())
 
     def mask(self, name: str) -> NDArray[Any]:
-        """Return the labels of a picture."""
+        """Return the labels of an image."""
         with Image.open(self.root / "masks" / f"{name}.png") as image:
             return np.array(image)
 
-    def pictures(self) -> set[str]:
-        """Return the names of the pictures that were written."""
+    def images(self) -> set[str]:
+        """Return the names of the images that were written."""
         below = self.root / "images"
         return {
             path.relative_to(below).with_suffix("").as_posix()

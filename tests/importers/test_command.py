@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exports import SIZES, TOOLS, coco_content, cvat_masks, save_json, save_picture, zip_folder
+from exports import SIZES, TOOLS, coco_content, cvat_masks, save_image, save_json, zip_folder
 
 from importing import Imported
 from nacre.cli import main
-from nacre.importers.painting import parallel
+from nacre.importers import run
 
 Nacre = Callable[..., tuple[str, str]]
 
@@ -36,9 +36,9 @@ def nacre(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_it_says_what_was_found_and_what_to_do_next(nacre: Nacre, tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     out, _ = nacre("import", tmp_path / "x", "--to", tmp_path / "my-data")
-    assert "CVAT segmentation mask 1.1: 3 pictures in my-data" in out
+    assert "masks as in Pascal VOC: 3 images in my-data" in out
     assert "split lists: train.txt 2, val.txt 1" in out
-    assert "1 picture without any shape: all background (empty)" in out
+    assert "1 image without any shape: all background (empty)" in out
     assert "nacre data folder --root" in out
     out, _ = nacre("data", "folder", "--root", tmp_path / "my-data")
     assert "every file can be used" in out
@@ -48,7 +48,7 @@ def test_the_report_as_json(nacre: Nacre, tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     out, _ = nacre("import", tmp_path / "x", "--to", tmp_path / "y", "--json")
     report = json.loads(out)
-    assert (report["pictures"], report["splits"]) == (3, {"train": 2, "val": 1})
+    assert (report["images"], report["splits"]) == (3, {"train": 2, "val": 1})
     assert [one["name"] for one in report["classes"]] == ["dog", "cat"]
     assert report == json.loads((tmp_path / "y" / "import.json").read_text("utf-8"))
 
@@ -95,16 +95,16 @@ def test_several_processes_come_to_the_same(
         annotations += [
             one | {"image_id": i} for one in content["annotations"] if one["image_id"] == i % 3 + 1
         ]
-        save_picture(tmp_path / "x" / f"{i}.jpg", SIZES[name], seed=i)
+        save_image(tmp_path / "x" / f"{i}.jpg", SIZES[name], seed=i)
     (tmp_path / "x" / "7.jpg").write_bytes(b"damaged")
     save_json(tmp_path / "x" / "c.json", content | {"images": images, "annotations": annotations})
     export = zip_folder(tmp_path / "x", tmp_path / "x.zip") if packed else tmp_path / "x"
     alone = Imported(export, tmp_path / "alone", workers=1)
-    monkeypatch.setattr(parallel, "_ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(run, "_ALONE_SECONDS", 0.0)
     many = Imported(export, tmp_path / "many", workers=3)
     assert alone.report.as_dict() == many.report.as_dict()
-    assert alone.pictures() == many.pictures() == {str(i) for i in range(40) if i != 7}
-    for name in alone.pictures():
+    assert alone.images() == many.images() == {str(i) for i in range(40) if i != 7}
+    for name in alone.images():
         np.testing.assert_array_equal(alone.mask(name), many.mask(name))
 
 
@@ -115,7 +115,7 @@ def test_a_stop_leaves_nothing_behind(tmp_path: Path) -> None:
     code = f"""
 import os, signal, sys
 from nacre.cli import main
-from nacre.importers.painting import paint
+from nacre.importers import paint
 
 def interrupted(path, look_at=paint.look_at):
     os.kill(os.getpid(), signal.SIGINT)

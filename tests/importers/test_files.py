@@ -2,19 +2,18 @@
 
 import pytest
 
-from nacre.importers.catalog import Picture
-from nacre.importers.files.export import (
+from nacre.importers.files import (
+    File,
     Finder,
-    Match,
+    agrees,
     clean_parts,
     split_in_name,
     split_of,
 )
-from nacre.importers.files.tree import File
+from nacre.importers.folder import plan_lists, plan_names, safe_part, written_suffix
 from nacre.importers.problems import Unusable
-from nacre.importers.writing.naming import plan_names, safe_part, written_suffix
-from nacre.importers.writing.sheet import choose
-from nacre.importers.writing.splits import plan_lists
+from nacre.importers.reading import Image
+from nacre.importers.sheet import choose
 
 
 def files(*paths: str) -> list[File]:
@@ -53,18 +52,23 @@ def test_the_file_that_a_name_means(
         )
     )
     match = finder.find(reference, near, split)
-    assert (match.file.path if match else None) == found
+    assert (match.path if match else None) == found
 
 
 def test_two_files_that_may_be_meant_are_not_guessed() -> None:
-    with pytest.raises(Unusable, match="several files may be the picture"):
+    with pytest.raises(Unusable, match="several files may be the image"):
         Finder(files("x/a.jpg", "y/a.jpg")).find("a.jpg")
 
 
 def test_a_whole_path_is_told_from_a_last_part() -> None:
     finder = Finder(files("day1/a.jpg"))
-    assert finder.find("day1/a.jpg") == Match(files("day1/a.jpg")[0], True)
-    assert finder.find("day2/a.jpg") == Match(files("day1/a.jpg")[0], False)
+    (file,) = files("day1/a.jpg")
+    assert finder.find("day1/a.jpg") == finder.find("day2/a.jpg") == file
+    assert [agrees(name, file) for name in ("a.jpg", "Day1/a.png", "day2/a.jpg")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,21 +105,19 @@ def test_paths_of_all_systems_have_plain_parts() -> None:
     assert clean_parts("C:\\a\\..\\b/./c") == ("a", "b", "c")
 
 
-def pictures(*paths: str) -> list[Picture]:
-    return [
-        Picture(path, Match(file, True)) for path, file in zip(paths, files(*paths), strict=True)
-    ]
+def images(*paths: str) -> list[Image]:
+    return [Image(path, file) for path, file in zip(paths, files(*paths), strict=True)]
 
 
 def test_names_are_short_where_that_is_clear() -> None:
-    assert plan_names(pictures("x/train/a.jpg", "x/valid/b.png")) == ["a", "b"]
-    assert plan_names(pictures("x/train/a.jpg", "x/valid/A.jpg")) == ["train/a", "valid/A"]
-    assert plan_names(pictures("x/a.jpg", "x/a.png", "x/a_png.jpg")) == [
+    assert plan_names(images("x/train/a.jpg", "x/valid/b.png")) == ["a", "b"]
+    assert plan_names(images("x/train/a.jpg", "x/valid/A.jpg")) == ["train/a", "valid/A"]
+    assert plan_names(images("x/a.jpg", "x/a.png", "x/a_png.jpg")) == [
         "a_jpg",
         "a_png",
         "a_png_2",
     ]
-    assert plan_names(pictures("v1.2/a.jpg", "v1.3/a.jpg")) == ["v1_2/a", "v1_3/a"]
+    assert plan_names(images("v1.2/a.jpg", "v1.3/a.jpg")) == ["v1_2/a", "v1_3/a"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_the_masks_are_right_and_nacre_reads_the_folder(
     assert set(masks) == set(SIZES)
     for name in SIZES:
         np.testing.assert_array_equal(masks[name], truth(name), err_msg=name)
-    assert (report.pictures, report.left_out) == (3, ())
+    assert (report.num_images, report.left_out) == (3, ())
     assert set(report.classes) == set(CLASSES)
     folder = Folder(FolderConfig(root=target))
     split_of = {name: split for split in ("train", "val") for name in folder.index(split).names}

@@ -18,8 +18,8 @@ from exports import (
     coco_rle,
     cvat_xml,
     label_studio,
+    save_image,
     save_json,
-    save_picture,
     save_text,
     yolo,
     zip_folder,
@@ -29,9 +29,9 @@ from PIL import Image
 from importing import Imported
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
-from nacre.importers.files import tree
+from nacre.importers import files
+from nacre.importers.folder import new_folder
 from nacre.importers.run import import_export
-from nacre.importers.writing.folder import new_folder
 
 
 def packed(path: Path, entries: dict[str, bytes], mode: int = 0) -> Path:
@@ -45,7 +45,7 @@ def packed(path: Path, entries: dict[str, bytes], mode: int = 0) -> Path:
     return path
 
 
-def picture_bytes(size: tuple[int, int] = (16, 12)) -> bytes:
+def image_bytes(size: tuple[int, int] = (16, 12)) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", size, (90, 120, 30)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -83,7 +83,7 @@ def refused(export: Path, tmp_path: Path, message: str) -> None:
 )
 def test_names_that_lead_out_of_an_archive(name: str, tmp_path: Path) -> None:
     content = json.dumps(coco_content(["a"])).encode()
-    entries = {"c.json": content, "a.jpg": picture_bytes(), name: b"x"}
+    entries = {"c.json": content, "a.jpg": image_bytes(), name: b"x"}
     refused(packed(tmp_path / "x.zip", entries), tmp_path, "which leads out of the archive")
 
 
@@ -91,28 +91,28 @@ def test_names_that_lead_out_of_an_archive(name: str, tmp_path: Path) -> None:
     "name", ["../../outside.png", "/etc/outside.png", "..\\..\\outside.png", "C:\\outside.png"]
 )
 def test_names_in_annotations_cannot_lead_out_either(name: str, tmp_path: Path) -> None:
-    save_picture(tmp_path / "outside.png", (16, 12))
+    save_image(tmp_path / "outside.png", (16, 12))
     content = coco_content(["a"])
     content["images"][0]["file_name"] = name
     save_json(tmp_path / "inside" / "x" / "c.json", content)
     refused(tmp_path / "inside" / "x", tmp_path, "holds none of their files")
     # A file of that name inside the export is meant, and its name is written plainly.
-    save_picture(tmp_path / "inside" / "x" / "outside.png", (16, 12))
+    save_image(tmp_path / "inside" / "x" / "outside.png", (16, 12))
     got = Imported(tmp_path / "inside" / "x", tmp_path / "inside" / "y")
-    assert got.pictures() == {"outside"}
+    assert got.images() == {"outside"}
 
 
-def test_hostile_names_of_pictures_become_plain_ones(tmp_path: Path) -> None:
+def test_hostile_names_of_images_become_plain_ones(tmp_path: Path) -> None:
     content = coco_content(["a"])
     names = ["con.jpg", " .hidden.jpg", "a\nb.jpg", "x" * 180 + ".jpg", "tab\t.jpg", "nul.x.jpg"]
     images, annotations = [], []
     for i, name in enumerate(names):
         images.append(content["images"][0] | {"id": i, "file_name": name})
         annotations += [one | {"image_id": i} for one in content["annotations"]]
-        save_picture(tmp_path / "x" / name, (16, 12))
+        save_image(tmp_path / "x" / name, (16, 12))
     save_json(tmp_path / "x" / "c.json", content | {"images": images, "annotations": annotations})
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.report.pictures == len(names)
+    assert got.report.num_images == len(names)
     written = sorted(path.name for path in (tmp_path / "y" / "images").iterdir())
     assert all(name.isprintable() and not name.startswith(".") for name in written)
     assert all(len(name) < 140 for name in written)
@@ -130,7 +130,7 @@ def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
 def test_links_in_a_folder_are_followed_only_inside_it(tmp_path: Path) -> None:
     coco_rle(tmp_path / "x")
     secret = tmp_path / "secret"
-    save_picture(secret / "a.jpg", SIZES["a"])
+    save_image(secret / "a.jpg", SIZES["a"])
     (tmp_path / "x" / "images" / "a.jpg").unlink()
     (tmp_path / "x" / "images" / "a.jpg").symlink_to(secret / "a.jpg")
     (tmp_path / "x" / "images" / "b.jpg").rename(tmp_path / "x" / "kept.bin")
@@ -138,7 +138,7 @@ def test_links_in_a_folder_are_followed_only_inside_it(tmp_path: Path) -> None:
     (tmp_path / "x" / "more").symlink_to(secret)
     (tmp_path / "x" / "round").symlink_to(tmp_path / "x")
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"b", "empty"}
+    assert got.images() == {"b", "empty"}
     assert "3 links that lead outside were not followed" in got.text
     assert not (tmp_path / "y" / "images" / "b.jpg").is_symlink()
 
@@ -148,7 +148,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x" / "images" / "pipe.jpg")
     os.mkfifo(tmp_path / "x" / "pipe.json")
     os.mkfifo(tmp_path / "pipe")
-    assert Imported(tmp_path / "x", tmp_path / "y").report.pictures == 3
+    assert Imported(tmp_path / "x", tmp_path / "y").report.num_images == 3
     with pytest.raises(NacreError, match="neither a folder nor a file"):
         import_export(tmp_path / "pipe", tmp_path / "z")
 
@@ -156,7 +156,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
 def test_an_archive_that_would_grow_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree, "_BOMB_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "_BOMB_BYTES", 1 << 20)
     path = packed(tmp_path / "x.zip", {"c.json": b" " * (8 << 20)})
     refused(path, tmp_path, r"would grow from 8,\d\d\d to 8,388,608 bytes")
 
@@ -187,8 +187,8 @@ def test_an_archive_with_flipped_bytes_leaves_out_what_is_damaged(tmp_path: Path
     data[start + 60 : start + 90] = bytes(30)
     path.write_bytes(data)
     got = Imported(path, tmp_path / "y")
-    assert got.pictures() == {"b", "empty"}
-    assert "the picture cannot be read" in got.text
+    assert got.images() == {"b", "empty"}
+    assert "the image cannot be read" in got.text
 
 
 def test_locked_archives_and_other_kinds_of_them(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_class_names_that_yaml_would_read_otherwise(name: str, tmp_path: Path) -
     content = coco_content(["a"])
     content["categories"][0]["name"] = name
     save_json(tmp_path / "x" / "c.json", content)
-    save_picture(tmp_path / "x" / "a.jpg", SIZES["a"])
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
     Imported(tmp_path / "x", tmp_path / "y")
     assert Folder(FolderConfig(root=tmp_path / "y")).space.names == {1: name, 2: "dog"}
 
@@ -236,14 +236,14 @@ def test_deep_nesting(depth: int, tmp_path: Path) -> None:
     content = coco_content(["a"])
     text = json.dumps(content).replace('"occluded": false', f'"x": {"[" * depth}{"]" * depth}', 1)
     save_text(tmp_path / "x" / "c.json", text)
-    save_picture(tmp_path / "x" / "a.jpg", SIZES["a"])
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
     if depth > 1000:
         refused(tmp_path / "x", tmp_path, "nested too deeply")
     else:
-        assert Imported(tmp_path / "x", tmp_path / "y").pictures() == {"a"}
+        assert Imported(tmp_path / "x", tmp_path / "y").images() == {"a"}
 
 
-def test_giant_sizes_are_believed_only_of_the_picture_itself(tmp_path: Path) -> None:
+def test_giant_sizes_are_believed_only_of_the_image_itself(tmp_path: Path) -> None:
     for name, change in {
         "one": {"width": 10**9, "height": 10**9},
         "two": {"width": 10**300, "height": -5},
@@ -252,22 +252,22 @@ def test_giant_sizes_are_believed_only_of_the_picture_itself(tmp_path: Path) -> 
         content["images"][0] |= change
         content["annotations"][0]["segmentation"] = {"size": [10**9, 10**9], "counts": "1"}
         save_json(tmp_path / name / "c.json", content)
-        save_picture(tmp_path / name / "a.jpg", SIZES["a"])
-        refused(tmp_path / name, tmp_path, "another size|damaged")
+        save_image(tmp_path / name / "a.jpg", SIZES["a"])
+        refused(tmp_path / name, tmp_path, "another size|damaged|integer overflow")
 
 
-def test_a_picture_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
+def test_a_image_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
     content = coco_content(["a", "b"])
     save_json(tmp_path / "x" / "c.json", content)
-    save_picture(tmp_path / "x" / "b.jpg", SIZES["b"])
-    data = bytearray(picture_bytes())
+    save_image(tmp_path / "x" / "b.jpg", SIZES["b"])
+    data = bytearray(image_bytes())
     data[16:24] = (60_000).to_bytes(4, "big") * 2
     crc = __import__("zlib").crc32(bytes(data[12:29])).to_bytes(4, "big")
     data[29:33] = crc
     (tmp_path / "x" / "a.jpg").write_bytes(data)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"b"}
-    assert "the picture cannot be used" in got.text
+    assert got.images() == {"b"}
+    assert "the image cannot be used" in got.text
 
 
 @pytest.mark.parametrize(
@@ -275,18 +275,18 @@ def test_a_picture_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
     [b"", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"GIF89a\x01\x00\x01\x00", b"\xff\xd8\xff\xe0" + b"x" * 50],
     ids=["empty", "postscript", "gif", "not a jpeg"],
 )
-def test_files_that_are_no_pictures(data: bytes, tmp_path: Path) -> None:
+def test_files_that_are_no_images(data: bytes, tmp_path: Path) -> None:
     save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
     (tmp_path / "x" / "a.jpg").write_bytes(data)
-    refused(tmp_path / "x", tmp_path, "the picture cannot be used")
+    refused(tmp_path / "x", tmp_path, "the image cannot be used")
 
 
-def test_a_picture_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_image_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
     coco_rle(tmp_path / "x")
     path = tmp_path / "x" / "images" / "a.jpg"
     path.write_bytes(path.read_bytes()[:-60])
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"b", "empty"}
+    assert got.images() == {"b", "empty"}
     assert sorted(path.name for path in (tmp_path / "y" / "images").iterdir()) == [
         "b.jpg",
         "empty.jpg",
@@ -295,8 +295,8 @@ def test_a_picture_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_a_png_whose_last_chunk_is_cut_off_is_left_out(tmp_path: Path) -> None:
     save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
-    (tmp_path / "x" / "a.jpg").write_bytes(picture_bytes()[:-6])
-    refused(tmp_path / "x", tmp_path, "the picture cannot be used .broken PNG file")
+    (tmp_path / "x" / "a.jpg").write_bytes(image_bytes()[:-6])
+    refused(tmp_path / "x", tmp_path, "the image cannot be used .broken PNG file")
 
 
 def test_class_names_are_made_printable(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_class_names_are_made_printable(tmp_path: Path) -> None:
     content["categories"][0]["name"] = "cat\x1b[31m\nred\u202e"
     content["categories"][1]["name"] = "=cmd|' /C calc'!A0, [bold]<script>"
     save_json(tmp_path / "x" / "c.json", content)
-    save_picture(tmp_path / "x" / "a.jpg", SIZES["a"])
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names[0] == "cat [31m red"
     assert all(name.isprintable() for name in got.names)
@@ -324,7 +324,7 @@ def test_errors_show_little_of_giant_values(tmp_path: Path) -> None:
     content["annotations"][0]["segmentation"] = "x" * 100_000
     content["annotations"][1]["image_id"] = "y" * 100_000
     save_json(tmp_path / "x" / "c.json", content)
-    save_picture(tmp_path / "x" / "a.jpg", SIZES["a"])
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
     refused(tmp_path / "x", tmp_path, "damaged|does not list")
 
 
@@ -332,8 +332,8 @@ def test_a_long_zigzag_ends_in_time(tmp_path: Path) -> None:
     points = np.random.default_rng(0).uniform(0, 100, (200_000, 2)).round(2)
     shape = {"label": "cat", "points": points.tolist(), "shape_type": "polygon"}
     save_json(tmp_path / "x" / "p.json", {"shapes": [shape], "imagePath": "p.jpg"})
-    save_picture(tmp_path / "x" / "p.jpg", (100, 100))
-    assert Imported(tmp_path / "x", tmp_path / "y").report.pictures == 1
+    save_image(tmp_path / "x" / "p.jpg", (100, 100))
+    assert Imported(tmp_path / "x", tmp_path / "y").report.num_images == 1
 
 
 def test_a_file_where_the_target_should_be_and_a_folder_that_is_not_empty(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nacre.importers.painting.paint.save_mask", full)
+    monkeypatch.setattr("nacre.importers.paint.save_mask", full)
     with pytest.raises(NacreError, match=r"could not write .*No space left on device"):
         import_export(tmp_path / "x", tmp_path / "y")
     assert snapshot(tmp_path) == before
@@ -438,7 +438,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (lambda root: save_text(root / "a.json", '{"images": [}'), "a.json is not JSON"),
         (lambda root: save_text(root / "a.zip", "x"), "holds another archive"),
         (lambda root: save_text(root / "a.parquet", "x"), "as files"),
-        (lambda root: save_text(root / "SegmentationClass" / "a.png", "x"), "no labelmap.txt"),
+        (lambda root: save_text(root / "SegmentationClass" / "a.png", "x"), "none of their files"),
     ],
 )
 def test_what_is_no_export_is_said_with_advice(
@@ -460,21 +460,21 @@ def test_archives_of_windows_and_of_macs(tmp_path: Path) -> None:
     content["images"][0]["file_name"] = "grün.PNG"
     entries = {
         "export\\annotations\\c.json": json.dumps(content).encode(),
-        "export\\images\\gru\u0308n.PNG": picture_bytes(),
+        "export\\images\\gru\u0308n.PNG": image_bytes(),
         "__MACOSX/export/images/._grün.PNG": b"x",
         "export/.DS_Store": b"x",
     }
     got = Imported(packed(tmp_path / "x.zip", entries), tmp_path / "y")
-    assert got.pictures() == {"grün"}
+    assert got.images() == {"grün"}
     # Some programs write UTF-8 without saying so.
     data = (tmp_path / "x.zip").read_bytes()
     (tmp_path / "z.zip").write_bytes(data.replace(b"\x00\x08\x08\x00", b"\x00\x00\x08\x00"))
-    assert Imported(tmp_path / "z.zip", tmp_path / "z").pictures() == {"grün"}
+    assert Imported(tmp_path / "z.zip", tmp_path / "z").images() == {"grün"}
 
 
-def test_one_file_is_an_export_with_the_pictures_beside_it(tmp_path: Path) -> None:
+def test_one_file_is_an_export_with_the_images_beside_it(tmp_path: Path) -> None:
     coco_rle(tmp_path / "x")
-    save_picture(tmp_path / "x" / "elsewhere" / "a.jpg", SIZES["a"], seed=5)
+    save_image(tmp_path / "x" / "elsewhere" / "a.jpg", SIZES["a"], seed=5)
     save_json(tmp_path / "x" / "other.json", {"shapes": []})
     got = Imported(tmp_path / "x" / "result.json", tmp_path / "y")
-    assert got.report.pictures == 3
+    assert got.report.num_images == 3

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nacre.importers.shapes import rasterize
-from nacre.importers.shapes.rasterize import (
+from nacre.importers import rasterize
+from nacre.importers.rasterize import (
     Patch,
     fill_ellipse,
     fill_region,
@@ -19,11 +19,11 @@ from nacre.importers.shapes.rasterize import (
 
 
 def whole(patch: Patch, width: int, height: int) -> NDArray[np.bool_]:
-    """Return a patch in the picture that it belongs to."""
-    picture = np.zeros((height, width), np.bool_)
+    """Return a patch in the image that it belongs to."""
+    image = np.zeros((height, width), np.bool_)
     rows, columns = patch.bits.shape
-    picture[patch.top : patch.top + rows, patch.left : patch.left + columns] = patch.bits
-    return picture
+    image[patch.top : patch.top + rows, patch.left : patch.left + columns] = patch.bits
+    return image
 
 
 def reference(ring: NDArray[np.float64], width: int, height: int) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from exports import brush_code, compress, runs_of
 from numpy.typing import NDArray
 from test_rasterize import whole
 
-from nacre.importers.shapes.rle import (
+from nacre.importers.rle import (
     check_runs,
     decode_brush,
     decode_columns,

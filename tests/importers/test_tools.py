@@ -18,8 +18,8 @@ from exports import (
     cvat_masks,
     png_bytes,
     runs_of,
+    save_image,
     save_json,
-    save_picture,
     save_png,
     save_text,
     yolo,
@@ -29,7 +29,7 @@ from test_rasterize import reference
 from importing import Imported, filled
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
-from nacre.importers.shapes.rasterize import rectangle
+from nacre.importers.rasterize import rectangle
 
 SIZE = (24, 16)
 
@@ -42,7 +42,7 @@ def expected_ring(points: Any) -> np.ndarray:
 
 
 def coco_of(root: Path, *annotations: dict[str, Any], **image: Any) -> None:
-    save_picture(root / "p.jpg", SIZE)
+    save_image(root / "p.jpg", SIZE)
     content = {
         "images": [{"id": 1, "file_name": "p.jpg"} | image],
         "annotations": [{"image_id": 1, "category_id": 1} | one for one in annotations],
@@ -78,7 +78,7 @@ def test_boxes_and_lines_of_coco_are_counted_not_painted(segmentation: Any, tmp_
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
-def test_a_picture_with_boxes_only_is_not_taken_as_empty(tmp_path: Path) -> None:
+def test_a_image_with_boxes_only_is_not_taken_as_empty(tmp_path: Path) -> None:
     coco_of(tmp_path / "x", {"bbox": [1, 1, 5, 5]})
     with pytest.raises(NacreError, match="only shapes without an area"):
         Imported(tmp_path / "x", tmp_path / "y")
@@ -109,7 +109,7 @@ def test_crowd_regions_are_their_class(tmp_path: Path) -> None:
         ("text", "segmentation is text"),
     ],
 )
-def test_a_damaged_shape_leaves_its_picture_out(
+def test_a_damaged_shape_leaves_its_image_out(
     segmentation: Any, message: str, tmp_path: Path
 ) -> None:
     coco_of(
@@ -124,28 +124,28 @@ def test_a_damaged_shape_leaves_its_picture_out(
     assert not (tmp_path / "y").exists()
 
 
-def test_annotations_may_come_before_their_pictures(tmp_path: Path) -> None:
+def test_annotations_may_come_before_their_images(tmp_path: Path) -> None:
     content = coco_content(["a", "b"])
     save_json(tmp_path / "x" / "c.json", dict(reversed(content.items())))
     for name in ("a", "b"):
-        save_picture(tmp_path / "x" / f"{name}.jpg", SIZES[name])
-    assert Imported(tmp_path / "x", tmp_path / "y").pictures() == {"a", "b"}
+        save_image(tmp_path / "x" / f"{name}.jpg", SIZES[name])
+    assert Imported(tmp_path / "x", tmp_path / "y").images() == {"a", "b"}
     content["annotations"][0]["segmentation"] = {"size": [1], "counts": 5}
     save_json(tmp_path / "x" / "c.json", dict(reversed(content.items())))
-    assert Imported(tmp_path / "x", tmp_path / "z").pictures() == {"a"}
+    assert Imported(tmp_path / "x", tmp_path / "z").images() == {"a"}
 
 
-def test_annotations_of_unknown_pictures_and_categories(tmp_path: Path) -> None:
+def test_annotations_of_unknown_images_and_categories(tmp_path: Path) -> None:
     content = coco_content(["a", "b"])
     content["annotations"].append({"image_id": 77, "category_id": 1, "segmentation": [FLAT]})
     content["annotations"].append({"image_id": 2, "category_id": 9, "segmentation": [FLAT]})
     save_json(tmp_path / "x" / "c.json", content)
     for name in ("a", "b"):
-        save_picture(tmp_path / "x" / f"{name}.jpg", SIZES[name])
+        save_image(tmp_path / "x" / f"{name}.jpg", SIZES[name])
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"a"}
+    assert got.images() == {"a"}
     assert "a category that is not listed" in got.text
-    assert "a picture that the export does not list" in got.text
+    assert "an image that the export does not list" in got.text
 
 
 @pytest.mark.parametrize("key", ["images", "categories"])
@@ -157,12 +157,12 @@ def test_an_identifier_that_is_there_twice_is_refused(key: str, tmp_path: Path) 
         Imported(tmp_path / "x", tmp_path / "y")
 
 
-def test_one_picture_in_two_files_has_the_shapes_of_both(tmp_path: Path) -> None:
+def test_one_image_in_two_files_has_the_shapes_of_both(tmp_path: Path) -> None:
     content = coco_content(["a"])
     for i in (0, 1):
         part = content | {"annotations": [content["annotations"][i]]}
         save_json(tmp_path / "x" / f"part{i}.json", part)
-    save_picture(tmp_path / "x" / "a.jpg", SIZES["a"])
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(
         got.mask("a"), filled((16, 12), (2, 3, 12, 10, 1), (8, 5, 14, 9, 2))
@@ -174,7 +174,7 @@ def test_captions_beside_the_instances_are_passed_over(tmp_path: Path) -> None:
     captions = {"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a cat"}]}
     save_json(tmp_path / "x" / "captions_val.json", captions)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.report.pictures == 1
+    assert got.report.num_images == 1
     assert "captions_val.json lists no categories and is passed over" in got.text
 
 
@@ -182,7 +182,7 @@ def test_captions_beside_the_instances_are_passed_over(tmp_path: Path) -> None:
 
 
 def cvat_of(root: Path, *shapes: str) -> None:
-    save_picture(root / "p.jpg", SIZE)
+    save_image(root / "p.jpg", SIZE)
     body = "".join(shapes)
     save_text(
         root / "annotations.xml",
@@ -227,11 +227,11 @@ def test_cvat_z_order_goes_before_the_document_and_may_be_negative(tmp_path: Pat
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 3)))
 
 
-def test_cvat_subsets_tell_pictures_of_one_name_apart(tmp_path: Path) -> None:
+def test_cvat_subsets_tell_images_of_one_name_apart(tmp_path: Path) -> None:
     points = ";".join(f"{x},{y}" for x, y in corners(BOX))
     body = ""
     for subset in ("monday", "tuesday"):
-        save_picture(tmp_path / "x" / "images" / subset / "p.jpg", SIZE)
+        save_image(tmp_path / "x" / "images" / subset / "p.jpg", SIZE)
         body += (
             f'<image id="0" name="p.jpg" subset="{subset}" width="24" height="16">'
             f'<polygon label="{subset}" points="{points}"/></image>'
@@ -283,7 +283,7 @@ def test_cvats_video_format_is_refused_with_advice(tmp_path: Path) -> None:
         '<polygon points="1,2;3,4;4,5"/>',
     ],
 )
-def test_damaged_cvat_shapes_leave_the_picture_out(shape: str, tmp_path: Path) -> None:
+def test_damaged_cvat_shapes_leave_the_image_out(shape: str, tmp_path: Path) -> None:
     cvat_of(tmp_path / "x", shape)
     with pytest.raises(
         NacreError, match=r"p\.jpg, is left out: a (shape is damaged|class has no name)"
@@ -291,7 +291,7 @@ def test_damaged_cvat_shapes_leave_the_picture_out(shape: str, tmp_path: Path) -
         Imported(tmp_path / "x", tmp_path / "y")
 
 
-def test_cvat_masks_are_told_by_colour_not_by_line(tmp_path: Path) -> None:
+def test_cvat_masks_are_told_by_color_not_by_line(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_text(
         tmp_path / "x" / "labelmap.txt",
@@ -304,23 +304,23 @@ def test_cvat_masks_are_told_by_colour_not_by_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_background_of_another_colour(tmp_path: Path) -> None:
+def test_a_background_of_another_color(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_text(tmp_path / "x" / "labelmap.txt", "Background:250,50,83::\ndog:51,221,255::\n")
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert (got.names, set(np.unique(got.mask("a")))) == (["dog"], {0, 1})
 
 
-def test_an_unknown_colour_ends_the_import_with_count_and_first_file(tmp_path: Path) -> None:
+def test_an_unknown_color_ends_the_import_with_count_and_first_file(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_text(tmp_path / "x" / "labelmap.txt", "background:0,0,0::\ncat:250,50,83::\n")
-    message = r"2 masks hold what .*SegmentationClass/a\.png: the colour 51,221,255 in 24 pixels"
+    message = r"2 masks hold what .*SegmentationClass/a\.png: the color 51,221,255 in 24 pixels"
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()
 
 
-def test_palette_masks_of_cvat_are_read_by_their_colours(tmp_path: Path) -> None:
+def test_palette_masks_of_cvat_are_read_by_their_colors(tmp_path: Path) -> None:
     from PIL import Image
 
     cvat_masks(tmp_path / "x")
@@ -339,22 +339,22 @@ def test_masks_of_cvat_in_folders_that_the_list_does_not_name(tmp_path: Path) ->
     assert got.mask("a").any()
 
 
-def test_one_mask_is_never_that_of_two_pictures(tmp_path: Path) -> None:
+def test_one_mask_is_never_that_of_two_images(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     for folder in ("one", "two"):
-        save_picture(tmp_path / "x" / "JPEGImages" / folder / "a.jpg", SIZES["a"])
+        save_image(tmp_path / "x" / "JPEGImages" / folder / "a.jpg", SIZES["a"])
     save_text(tmp_path / "x" / "ImageSets" / "Segmentation" / "train.txt", "one/a\ntwo/a\n")
     (tmp_path / "x" / "JPEGImages" / "a.jpg").unlink()
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"b"}
-    assert "its mask is that of another picture as well" in got.text
+    assert got.images() == {"b"}
+    assert "its mask is that of another image as well" in got.text
 
 
 # LabelMe
 
 
 def labelme_of(root: Path, *shapes: dict[str, Any], **more: Any) -> None:
-    save_picture(root / "p.jpg", SIZE)
+    save_image(root / "p.jpg", SIZE)
     save_json(root / "p.json", {"shapes": list(shapes), "imagePath": "p.jpg"} | more)
 
 
@@ -395,7 +395,7 @@ def test_labelmes_names_for_ignored_and_background(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), expected)
 
 
-def test_the_picture_inside_a_labelme_file_is_used_where_there_is_no_other(tmp_path: Path) -> None:
+def test_the_image_inside_a_labelme_file_is_used_where_there_is_no_other(tmp_path: Path) -> None:
     labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)})
     data = base64.b64encode((tmp_path / "x" / "p.jpg").read_bytes()).decode()
     labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)}, imageData=data)
@@ -407,10 +407,10 @@ def test_the_picture_inside_a_labelme_file_is_used_where_there_is_no_other(tmp_p
 
 def test_a_labelme_file_that_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
     labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)})
-    save_picture(tmp_path / "x" / "q.jpg", SIZE)
+    save_image(tmp_path / "x" / "q.jpg", SIZE)
     save_text(tmp_path / "x" / "q.json", '{"shapes": [')
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"p"}
+    assert got.images() == {"p"}
     assert "its annotation cannot be read" in got.text
 
 
@@ -423,16 +423,16 @@ def test_labelme_points_and_lines_have_no_area(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
-def test_two_annotations_of_one_picture_leave_it_out(tmp_path: Path) -> None:
+def test_two_annotations_of_one_image_leave_it_out(tmp_path: Path) -> None:
     shape = {"label": "cat", "points": corners(BOX)}
     labelme_of(tmp_path / "x", shape)
     # Renamed with its old path inside, as happens to files that are copied by hand.
     save_json(tmp_path / "x" / "q.json", {"shapes": [shape], "imagePath": "p.jpg"})
-    save_picture(tmp_path / "x" / "q.jpg", SIZE)
+    save_image(tmp_path / "x" / "q.jpg", SIZE)
     save_json(tmp_path / "x" / "r.json", {"shapes": [shape], "imagePath": "r.jpg"})
-    save_picture(tmp_path / "x" / "r.jpg", SIZE)
+    save_image(tmp_path / "x" / "r.jpg", SIZE)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"r"}
+    assert got.images() == {"r"}
     assert "two annotations name its file" in got.text
 
 
@@ -443,7 +443,7 @@ def test_yolo_boxes_are_counted_and_files_without_lines_are_empty(tmp_path: Path
     yolo(tmp_path / "x")
     labels = tmp_path / "x" / "train" / "labels" / "a.txt"
     labels.write_text("\ufeff" + labels.read_text() + "\n0 0.5 0.5 0.2 0.2\n", encoding="utf-8")
-    save_picture(tmp_path / "x" / "train" / "images" / "no-text.jpg", (9, 9))
+    save_image(tmp_path / "x" / "train" / "images" / "no-text.jpg", (9, 9))
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.report.skipped_shapes == {"boxes without an outline": 1}
     assert got.report.empty == ("train/images/empty.jpg", "train/images/no-text.jpg")
@@ -463,7 +463,7 @@ def test_yolo_boxes_are_counted_and_files_without_lines_are_empty(tmp_path: Path
 )
 def test_damaged_yolo_lines(line: str, message: str, tmp_path: Path) -> None:
     save_text(tmp_path / "x" / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
-    save_picture(tmp_path / "x" / "images" / "p.jpg", SIZE)
+    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
     save_text(tmp_path / "x" / "labels" / "p.txt", line)
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
@@ -471,7 +471,7 @@ def test_damaged_yolo_lines(line: str, message: str, tmp_path: Path) -> None:
 
 def test_corners_a_hair_outside_are_tolerated(tmp_path: Path) -> None:
     save_text(tmp_path / "x" / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
-    save_picture(tmp_path / "x" / "images" / "p.jpg", SIZE)
+    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
     save_text(tmp_path / "x" / "labels" / "p.txt", "0 -0.005 0 1.005 0 1.005 1.005 -0.005 1.005")
     assert Imported(tmp_path / "x", tmp_path / "y").mask("p").all()
 
@@ -479,7 +479,7 @@ def test_corners_a_hair_outside_are_tolerated(tmp_path: Path) -> None:
 def test_label_studios_yolo_has_its_classes_in_a_text_file(tmp_path: Path) -> None:
     save_text(tmp_path / "x" / "classes.txt", "cat\ndog\n")
     save_text(tmp_path / "x" / "notes.json", '{"categories": []}')
-    save_picture(tmp_path / "x" / "images" / "1a2b3c4d-p.jpg", SIZE)
+    save_image(tmp_path / "x" / "images" / "1a2b3c4d-p.jpg", SIZE)
     save_text(tmp_path / "x" / "labels" / "1a2b3c4d-p.txt", "1 0 0 0.5 0 0.5 1 0 1")
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(got.mask("1a2b3c4d-p"), filled(SIZE, (0, 0, 12, 16, 2)))
@@ -491,13 +491,13 @@ def test_yolo_splits_by_the_folders_that_data_yaml_names(tmp_path: Path) -> None
         "names: [cat]\npath: /far/away\ntrain: images/one\nval: images/two",
     )
     for name in ("one", "two"):
-        save_picture(tmp_path / "x" / "images" / name / f"{name}.JPG", SIZE)
+        save_image(tmp_path / "x" / "images" / name / f"{name}.JPG", SIZE)
         save_text(tmp_path / "x" / "labels" / name / f"{name}.txt", "0 0 0 1 0 1 1")
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert (got.list("train"), got.list("val")) == (["one.jpg"], ["two.jpg"])
 
 
-def test_labels_whose_pictures_lie_elsewhere(tmp_path: Path) -> None:
+def test_labels_whose_images_lie_elsewhere(tmp_path: Path) -> None:
     yolo(tmp_path / "x")
     for name, split in (("a", "train"), ("b", "valid"), ("empty", "train")):
         path = tmp_path / "x" / split / "images" / f"{name}.jpg"
@@ -506,28 +506,28 @@ def test_labels_whose_pictures_lie_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(NacreError, match=r"holds none of their files; .*--images FOLDER"):
         Imported(tmp_path / "x", tmp_path / "y")
     got = Imported(tmp_path / "x", tmp_path / "y", images=tmp_path / "photos")
-    assert got.pictures() == {"a", "b", "empty"}
+    assert got.images() == {"a", "b", "empty"}
 
 
-def test_yolo_splits_by_lists_of_pictures(tmp_path: Path) -> None:
+def test_yolo_splits_by_lists_of_images(tmp_path: Path) -> None:
     save_text(
         tmp_path / "x" / "data.yaml", "names: {0: cat}\npath: .\ntrain: train.txt\nval: val.txt"
     )
     for name, split in (("one", "train"), ("two", "val")):
-        save_picture(tmp_path / "x" / "images" / f"{name}.jpg", SIZE)
+        save_image(tmp_path / "x" / "images" / f"{name}.jpg", SIZE)
         save_text(tmp_path / "x" / "labels" / f"{name}.txt", "0 0 0 1 0 1 1")
         save_text(tmp_path / "x" / f"{split}.txt", f"data/images/{name}.jpg\n")
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert (got.list("train"), got.list("val")) == (["one.jpg"], ["two.jpg"])
 
 
-def test_labels_in_folders_that_the_pictures_do_not_have(tmp_path: Path) -> None:
+def test_labels_in_folders_that_the_images_do_not_have(tmp_path: Path) -> None:
     save_text(tmp_path / "x" / "data.yaml", "names: {0: cat}\ntrain: images")
-    save_picture(tmp_path / "x" / "images" / "p.jpg", SIZE)
-    save_picture(tmp_path / "x" / "images" / "q.jpg", SIZE)
+    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
+    save_image(tmp_path / "x" / "images" / "q.jpg", SIZE)
     save_text(tmp_path / "x" / "labels" / "train" / "p.txt", "0 0 0 1 0 1 1 0 1")
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"p"}
+    assert got.images() == {"p"}
     assert got.mask("p").all()
 
 
@@ -543,7 +543,7 @@ def test_a_data_set_of_key_points_is_refused(tmp_path: Path) -> None:
 
 
 def label_studio_of(root: Path, *results: dict[str, Any], **annotation: Any) -> None:
-    save_picture(root / "p.jpg", SIZE)
+    save_image(root / "p.jpg", SIZE)
     common = {"original_width": SIZE[0], "original_height": SIZE[1], "image_rotation": 0}
     done = {"id": 1, "result": [common | one for one in results], "was_cancelled": False}
     task = {"id": 1, "data": {"image": "/data/upload/p.jpg"}, "annotations": [done | annotation]}
@@ -625,10 +625,10 @@ def test_a_task_without_annotation_is_unlabelled_one_with_an_empty_result_is_emp
         },
     ]
     for name in "qrs":
-        save_picture(tmp_path / "x" / f"{name}.jpg", SIZE)
+        save_image(tmp_path / "x" / f"{name}.jpg", SIZE)
     save_json(tmp_path / "x" / "export.json", tasks)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"p", "s"}
+    assert got.images() == {"p", "s"}
     assert got.report.empty == ("p.jpg",)
 
 
@@ -653,13 +653,13 @@ def test_bitmasks_and_the_short_form_of_label_studio(tmp_path: Path) -> None:
         "imageDataURL": f"data:image/png;base64,{data}",
         "bitmasklabels": ["cat"],
     }
-    save_picture(tmp_path / "x" / "p.jpg", SIZE)
+    save_image(tmp_path / "x" / "p.jpg", SIZE)
     save_json(tmp_path / "x" / "min.json", [{"image": "/data/p.jpg", "id": 1, "tag": [value]}])
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
-def test_a_picture_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) -> None:
+def test_a_image_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) -> None:
     value = {"points": [[0, 0], [50, 0], [50, 100]], "polygonlabels": ["cat"]}
     label_studio_of(tmp_path / "x", {"type": "polygonlabels", "value": value, "image_rotation": 90})
     with pytest.raises(NacreError, match=r"was turned in Label Studio .by 90 degrees"):
@@ -676,7 +676,7 @@ def test_a_picture_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) -
         {"format": "rle", "rle": brush_code(bits_of("a", (1, 1, 2, 2))), "brushlabels": ["cat"]},
     ],
 )
-def test_damaged_brushes_leave_the_picture_out(value: dict[str, Any], tmp_path: Path) -> None:
+def test_damaged_brushes_leave_the_image_out(value: dict[str, Any], tmp_path: Path) -> None:
     label_studio_of(tmp_path / "x", {"type": "brushlabels", "value": value})
     with pytest.raises(NacreError, match="a shape is damaged"):
         Imported(tmp_path / "x", tmp_path / "y")
@@ -699,12 +699,12 @@ def test_label_studios_pngs_point_to_the_json_export(tmp_path: Path) -> None:
         "C:\\Users\\me\\p.jpg",
     ],
 )
-def test_addresses_of_pictures(address: str, tmp_path: Path) -> None:
+def test_addresses_of_images(address: str, tmp_path: Path) -> None:
     value = {"points": [[0, 0], [50, 0], [50, 100], [0, 100]], "polygonlabels": ["cat"]}
     label_studio_of(tmp_path / "x", {"type": "polygonlabels", "value": value})
     path = tmp_path / "x" / "export.json"
     save_text(path, path.read_text().replace("/data/upload/p.jpg", address.replace("\\", "\\\\")))
-    assert Imported(tmp_path / "x", tmp_path / "y").pictures() == {"p"}
+    assert Imported(tmp_path / "x", tmp_path / "y").images() == {"p"}
 
 
 # Supervisely
@@ -747,7 +747,7 @@ def test_supervisely_holes_and_plain_bitmaps(tmp_path: Path) -> None:
         tmp_path / "x" / "ds" / "ann" / "p.jpg.json",
         {"size": {"width": 24, "height": 16}, "objects": objects},
     )
-    save_picture(tmp_path / "x" / "ds" / "img" / "p.jpg", SIZE)
+    save_image(tmp_path / "x" / "ds" / "img" / "p.jpg", SIZE)
     got = Imported(tmp_path / "x", tmp_path / "y")
     expected = filled(SIZE, (*BOX, 1), (4, 5, 7, 8, 0), (22, 15, 23, 16, 1), (16, 3, 17, 4, 1))
     np.testing.assert_array_equal(got.mask("p"), expected)
@@ -762,7 +762,7 @@ def test_cityscapes_has_nineteen_classes_and_no_background(ids: str, tmp_path: P
     stem = "aachen_000000_000019"
     for split in ("train", "val", "test"):
         folder = tmp_path / "x" / "leftImg8bit" / split / "aachen"
-        save_picture(folder / f"{stem}_{split}_leftImg8bit.png", SIZE)
+        save_image(folder / f"{stem}_{split}_leftImg8bit.png", SIZE)
     # Road (7, train id 0), car (26, train id 13), unlabelled (0, train id 255), licence plate.
     values = {"labelIds": (7, 26, 0, 255), "labelTrainIds": (0, 13, 255, 255)}[ids]
     mask = np.array(values, np.uint8)[
@@ -798,7 +798,7 @@ def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(folder.mask("train", names[0]), got.mask("p"))
 
 
-def test_every_tool_keeps_its_colours_where_it_has_some(tmp_path: Path) -> None:
+def test_every_tool_keeps_its_colors_where_it_has_some(tmp_path: Path) -> None:
     for tool in ("cvat_xml", "cvat_masks", "supervisely"):
         TOOLS[tool][1](tmp_path / tool)
         got = Imported(tmp_path / tool, tmp_path / f"{tool}-out")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exports import coco_content, corners, cvat_masks, save_json, save_picture
+from exports import coco_content, corners, cvat_masks, save_image, save_json
 from PIL import Image, ImageOps
 
 from importing import Imported, filled
@@ -33,13 +33,13 @@ def coco(
 def save_turned(path: Path, orientation: int, size: tuple[int, int] = STORED) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    save_picture(path, size, exif=exif)
+    save_image(path, size, exif=exif)
 
 
-def turned_export(root: Path, pictures: dict[str, tuple[int, tuple[int, int] | None]]) -> None:
-    """Write pictures with an orientation, annotated at a size."""
+def turned_export(root: Path, photos: dict[str, tuple[int, tuple[int, int] | None]]) -> None:
+    """Write images with an orientation, annotated at a size."""
     images, annotations = [], []
-    for i, (name, (orientation, size)) in enumerate(pictures.items()):
+    for i, (name, (orientation, size)) in enumerate(photos.items()):
         save_turned(root / f"{name}.jpg", orientation)
         image: dict[str, Any] = {"id": i, "file_name": f"{name}.jpg"}
         images.append(image | ({"width": size[0], "height": size[1]} if size else {}))
@@ -51,10 +51,10 @@ def turned_export(root: Path, pictures: dict[str, tuple[int, tuple[int, int] | N
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_mask_drawn_on_the_stored_pixels_is_turned_as_the_picture_is(
+def test_a_mask_drawn_on_the_stored_pixels_is_turned_as_the_image_is(
     orientation: int, tmp_path: Path
 ) -> None:
-    # One sideways picture says for sure that the tool did not turn; the others follow it.
+    # One sideways image says for sure that the tool did not turn; the others follow it.
     turned_export(tmp_path / "x", {"p": (orientation, STORED), "q": (6, STORED)})
     got = Imported(tmp_path / "x", tmp_path / "y")
     stored = Image.fromarray(filled(STORED, (*BOX, 1)))
@@ -67,7 +67,7 @@ def test_a_mask_drawn_on_the_stored_pixels_is_turned_as_the_picture_is(
 
 
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])
-def test_a_mask_drawn_on_the_upright_picture_stays(orientation: int, tmp_path: Path) -> None:
+def test_a_mask_drawn_on_the_upright_image_stays(orientation: int, tmp_path: Path) -> None:
     upright = (STORED[1], STORED[0])
     turned_export(tmp_path / "x", {"p": (orientation, upright)})
     got = Imported(tmp_path / "x", tmp_path / "y")
@@ -80,7 +80,7 @@ def test_where_the_size_cannot_tell_people_are_told(tmp_path: Path) -> None:
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.report.doubtful == ("p.jpg", "q.jpg")
     np.testing.assert_array_equal(got.mask("p"), filled(STORED, (*BOX, 1)))
-    assert "orientation: 2 pictures are turned by the camera" in got.text
+    assert "orientation: 2 images turned by the camera" in got.text
 
 
 def test_upright_evidence_outweighs_for_the_doubtful(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_mask_file_of_the_stored_pixels_is_turned_too(tmp_path: Path) -> None:
 
 
 def test_a_tiff_that_pillow_turns_by_itself(tmp_path: Path) -> None:
-    save_picture(tmp_path / "x" / "p.tif", STORED, tiffinfo={274: 6})
+    save_image(tmp_path / "x" / "p.tif", STORED, tiffinfo={274: 6})
     annotation = {"image_id": 0, "category_id": 0, "segmentation": [flat(BOX)]}
     image = {"id": 0, "file_name": "p.tif", "width": 20, "height": 10}
     save_json(tmp_path / "x" / "coco.json", coco([image], [annotation]))
@@ -107,10 +107,10 @@ def test_a_tiff_that_pillow_turns_by_itself(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), np.rot90(filled(STORED, (*BOX, 1)), -1))
 
 
-def test_a_picture_of_another_size_is_left_out(tmp_path: Path) -> None:
+def test_a_image_of_another_size_is_left_out(tmp_path: Path) -> None:
     turned_export(tmp_path / "x", {"p": (1, (40, 20)), "q": (1, STORED)})
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"q"}
+    assert got.images() == {"q"}
     assert "20 x 10, annotated at 40 x 20" in got.text
 
 
@@ -127,7 +127,7 @@ def test_ids_never_become_labels(ids: tuple[Any, Any], tmp_path: Path) -> None:
         annotation["category_id"] = int(new) if isinstance(new, float) else new
     save_json(tmp_path / "x" / "c.json", content)
     for name, size in (("a", (16, 12)), ("b", (21, 10))):
-        save_picture(tmp_path / "x" / f"{name}.jpg", size)
+        save_image(tmp_path / "x" / f"{name}.jpg", size)
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.classes["classes"] == {1: "cat", 2: "dog"}
     assert set(np.unique(got.mask("a"))) == {0, 1, 2}
@@ -144,8 +144,8 @@ def test_files_with_other_ids_for_the_same_names(tmp_path: Path) -> None:
         annotation["category_id"] = {1: 9, 2: 1}[annotation["category_id"]]
     save_json(tmp_path / "x" / "instances_train.json", one)
     save_json(tmp_path / "x" / "instances_val.json", other)
-    save_picture(tmp_path / "x" / "a.jpg", (16, 12))
-    save_picture(tmp_path / "x" / "b.jpg", (21, 10))
+    save_image(tmp_path / "x" / "a.jpg", (16, 12))
+    save_image(tmp_path / "x" / "b.jpg", (21, 10))
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names == ["cat", "dog", "bird"]
     np.testing.assert_array_equal(
@@ -160,7 +160,7 @@ def test_roboflows_umbrella_category_is_dropped_and_told(tmp_path: Path) -> None
         category | {"supercategory": "pets"} for category in content["categories"]
     ]
     save_json(tmp_path / "x" / "_annotations.coco.json", content)
-    save_picture(tmp_path / "x" / "a.jpg", (16, 12))
+    save_image(tmp_path / "x" / "a.jpg", (16, 12))
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names == ["cat", "dog"]
     assert "'pets' names a group of others" in got.text
@@ -170,7 +170,7 @@ def test_an_umbrella_category_that_is_used_stays(tmp_path: Path) -> None:
     content = coco_content(["a"])
     content["categories"][0]["supercategory"] = "dog"
     save_json(tmp_path / "x" / "c.json", content)
-    save_picture(tmp_path / "x" / "a.jpg", (16, 12))
+    save_image(tmp_path / "x" / "a.jpg", (16, 12))
     assert Imported(tmp_path / "x", tmp_path / "y").names == ["cat", "dog"]
 
 
@@ -182,7 +182,7 @@ def test_names_that_differ_in_case_or_blanks_are_refused(
 ) -> None:
     image = {"id": 0, "file_name": "p.jpg"}
     save_json(tmp_path / "x" / "c.json", coco([image], [{"image_id": 0, "category_id": 0}], names))
-    save_picture(tmp_path / "x" / "p.jpg", STORED)
+    save_image(tmp_path / "x" / "p.jpg", STORED)
     with pytest.raises(NacreError, match=r"spelled almost alike; .* --rename"):
         Imported(tmp_path / "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()
@@ -195,7 +195,7 @@ def test_renaming_makes_them_one_class(tmp_path: Path) -> None:
         for i, box in enumerate([(0, 0, 4, 4), (10, 0, 14, 4)])
     ]
     save_json(tmp_path / "x" / "c.json", coco([image], annotations, ("Cat", "cat ")))
-    save_picture(tmp_path / "x" / "p.jpg", STORED)
+    save_image(tmp_path / "x" / "p.jpg", STORED)
     got = Imported(tmp_path / "x", tmp_path / "y", rename={"cat ": "Cat"})
     assert got.names == ["Cat"]
     np.testing.assert_array_equal(got.mask("p"), filled(STORED, (0, 0, 4, 4, 1), (10, 0, 14, 4, 1)))
@@ -210,7 +210,7 @@ def test_parts_are_united_and_one_ring_is_even_odd(tmp_path: Path) -> None:
     image = {"id": 0, "file_name": "p.jpg"}
     annotation = {"image_id": 0, "category_id": 0, "segmentation": parts}
     save_json(tmp_path / "x" / "c.json", coco([image], [annotation]))
-    save_picture(tmp_path / "x" / "p.jpg", STORED)
+    save_image(tmp_path / "x" / "p.jpg", STORED)
     got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
     expected = filled(STORED, (2, 2, 18, 9, 1), (4, 4, 8, 6, 0), (6, 5, 12, 8, 1))
     np.testing.assert_array_equal(got, expected)
@@ -224,7 +224,7 @@ def test_in_coco_the_smaller_lies_on_top_unless_z_order_says_else(
     large = {"image_id": 0, "category_id": 0, "segmentation": [flat((0, 0, 20, 10))], "area": 1}
     small = {"image_id": 0, "category_id": 1, "segmentation": [flat((5, 2, 9, 6))], "area": 999}
     pair = [large, small] if first == "large" else [small, large]
-    save_picture(tmp_path / "x" / "p.jpg", STORED)
+    save_image(tmp_path / "x" / "p.jpg", STORED)
     save_json(tmp_path / "x" / "c.json", coco([image], pair))
     got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
     np.testing.assert_array_equal(got, filled(STORED, (0, 0, 20, 10, 1), (5, 2, 9, 6, 2)))
@@ -233,44 +233,44 @@ def test_in_coco_the_smaller_lies_on_top_unless_z_order_says_else(
     assert set(np.unique(Imported(tmp_path / "x", tmp_path / "z").mask("p"))) == {1}
 
 
-# Pictures without labels, and what does not count
+# Images without labels, and what does not count
 
 
-def test_a_picture_without_mask_is_empty_only_if_the_export_lists_it(tmp_path: Path) -> None:
+def test_a_image_without_mask_is_empty_only_if_the_export_lists_it(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
-    save_picture(tmp_path / "x" / "JPEGImages" / "unlisted.jpg", (9, 9))
+    save_image(tmp_path / "x" / "JPEGImages" / "unlisted.jpg", (9, 9))
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"a", "b", "empty"}
+    assert got.images() == {"a", "b", "empty"}
     assert not got.mask("empty").any()
     assert got.report.empty == ("empty",)
 
 
-def test_pictures_that_nothing_speaks_of_are_left_out_or_background(tmp_path: Path) -> None:
-    save_picture(tmp_path / "x" / "p.jpg", STORED)
-    save_picture(tmp_path / "x" / "q.jpg", STORED)
+def test_images_that_nothing_speaks_of_are_left_out_or_background(tmp_path: Path) -> None:
+    save_image(tmp_path / "x" / "p.jpg", STORED)
+    save_image(tmp_path / "x" / "q.jpg", STORED)
     shape = {"label": "cat", "points": corners(BOX), "shape_type": "polygon"}
     save_json(tmp_path / "x" / "p.json", {"shapes": [shape], "imagePath": "p.jpg"})
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.pictures() == {"p"}
-    assert "1 picture: nothing says what is in it (q.jpg)" in got.text
+    assert got.images() == {"p"}
+    assert "1 image: nothing says what is in it (q.jpg)" in got.text
     assert "--unlabeled background" in got.text
     both = Imported(tmp_path / "x", tmp_path / "z", unlabeled="background")
-    assert both.pictures() == {"p", "q"}
+    assert both.images() == {"p", "q"}
     assert not both.mask("q").any()
 
 
-def test_listed_pictures_without_labels_can_be_left_out(tmp_path: Path) -> None:
+def test_listed_images_without_labels_can_be_left_out(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     got = Imported(tmp_path / "x", tmp_path / "y", unlabeled="skip")
-    assert got.pictures() == {"a", "b"}
+    assert got.images() == {"a", "b"}
 
 
 def test_a_coco_file_without_annotations_is_unlabelled_not_empty(tmp_path: Path) -> None:
     save_json(tmp_path / "x" / "instances_train.json", coco_content(["a"]))
     save_json(tmp_path / "x" / "image_info_test.json", coco_content(["b"]) | {"annotations": []})
-    save_picture(tmp_path / "x" / "a.jpg", (16, 12))
-    save_picture(tmp_path / "x" / "b.jpg", (21, 10))
-    assert Imported(tmp_path / "x", tmp_path / "y").pictures() == {"a"}
+    save_image(tmp_path / "x" / "a.jpg", (16, 12))
+    save_image(tmp_path / "x" / "b.jpg", (21, 10))
+    assert Imported(tmp_path / "x", tmp_path / "y").images() == {"a"}
 
 
 def test_an_ignored_class_is_255_and_no_class(tmp_path: Path) -> None:

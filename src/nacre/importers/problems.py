@@ -1,6 +1,6 @@
 """What can be wrong with an export, and how it is said.
 
-A mistake that concerns one picture leaves that picture out and is counted (`Unusable`). One that
+A mistake that concerns one image leaves that image out and is counted (`Unusable`). One that
 concerns the export as a whole, or that would make all masks doubtful, ends the import
 (`NacreError`), and nothing is written.
 """
@@ -13,12 +13,14 @@ _LONGEST = 80
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = _LONGEST
 
+DAMAGED = "a shape is damaged"
+
 
 class Unusable(Exception):
-    """One picture cannot be imported.
+    """One image that cannot be imported.
 
     Attributes:
-        reason: Why, in words that are the same for all pictures of which it is true.
+        reason: Why, in words that are the same for all images of which it is true.
         detail: What is particular to this one; may be empty.
     """
 
@@ -46,5 +48,5 @@ def some(names: Iterable[Any], count: int = 5) -> str:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return ``1 picture`` or ``3 pictures``."""
+    """Return ``1 image`` or ``3 images``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,75 +1,67 @@
-"""What an export holds, looked up once: files by what they begin with, and damage on the way."""
+"""What the files of an export are by what they begin with, looked up once."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.importers.files import jsonstream
-from nacre.importers.files.export import Export, clean_parts
-from nacre.importers.files.tree import File
-from nacre.importers.problems import brief, some
-from nacre.importers.reading import as_dict, load_yaml
+from nacre.importers.documents import outline_json, stream_xml
+from nacre.importers.files import Export, File
+from nacre.importers.reading import as_dict
 
 MOST_JSON = 50
-"""Where a folder has more JSON files than this, they are one per picture; few tell their kind."""
+"""Where a folder has more JSON files than this, they are one per image; few tell their kind."""
 
-_LABEL_STUDIO_PNG = ("-annotation-", "-by-")
-
-
-class Evidence:
-    """What an export holds, looked up once."""
-
-    def __init__(self, export: Export) -> None:
-        self.export = export
-        self.damage: list[NacreError] = []
-        self._kinds: dict[File, str] = {}
-
-    @cached_property
-    def json_files(self) -> list[File]:
-        """JSON files that may be a whole export: not those of folders with one per picture."""
-        files = self.export.with_suffix(".json")
-        per_folder = Counter(file.folder for file in files)
-        crowded = {folder for folder, count in per_folder.items() if count > MOST_JSON}
-        return [file for file in files if file.folder not in crowded]
-
-    @cached_property
-    def yaml_files(self) -> list[tuple[File, dict[str, Any]]]:
-        """YAML files that hold a table, the outermost first."""
-        found = []
-        for file in sorted(
-            self.export.with_suffix(".yaml", ".yml"), key=lambda one: one.path.count("/")
-        ):
-            try:
-                found.append((file, as_dict(load_yaml(self.export, file))))
-            except NacreError as error:
-                self.damage.append(error)
-        return found
-
-    def of_kind(self, kind: str, files: list[File] | None = None) -> list[File]:
-        """Return the JSON files of a kind."""
-        return [
-            file
-            for file in (self.json_files if files is None else files)
-            if self.kind(file) == kind
-        ]
-
-    def kind(self, file: File) -> str:
-        """Return what a JSON file is by its first keys; nothing if that is not known."""
-        if file not in self._kinds:
-            try:
-                with self.export.open(file) as opened:
-                    self._kinds[file] = _json_kind(jsonstream.outline(opened, file.path))
-            except NacreError as error:
-                self.damage.append(error)
-                self._kinds[file] = "damaged"
-        return self._kinds[file]
+_MOST_ELEMENTS = 2000
 
 
-def _json_kind(outline: Any) -> str:
+def of_kind(export: Export, *kinds: str) -> list[File]:
+    """Return the JSON files of a kind that may be a whole export, so not one of many."""
+    files = export.with_suffix(".json")
+    per_folder = Counter(file.folder for file in files)
+    few = [file for file in files if per_folder[file.folder] <= MOST_JSON]
+    return [file for file in few if json_kind(export, file) in kinds]
+
+
+def json_kind(export: Export, file: File) -> str:
+    """Return what a JSON file is by its first keys; nothing if that is not known."""
+    return _looked_up(export, file, _json_kind)
+
+
+def xml_kind(export: Export, file: File) -> str:
+    """Return what an XML file is by its first elements; nothing if that is not known."""
+    return _looked_up(export, file, _xml_kind)
+
+
+def _looked_up(export: Export, file: File, look: Callable[[Any, str], str]) -> str:
+    if file not in export.kinds:
+        try:
+            with export.open(file) as opened:
+                export.kinds[file] = look(opened, file.path)
+        except NacreError as error:
+            export.damage.append(error)
+            export.kinds[file] = "damaged"
+    return export.kinds[file]
+
+
+def _xml_kind(opened: Any, name: str) -> str:
+    """Tell CVAT's file from those of single images, with areas or with boxes only."""
+    kind = ""
+    for count, element in enumerate(stream_xml(opened, name)):
+        tag = element.path[-1]
+        if element.path == ("annotations",):
+            return "cvat"
+        if element.path[0] != "annotation" or count > _MOST_ELEMENTS:
+            return kind
+        if tag in ("polygon", "segm"):
+            return "labelme"
+        kind = "boxes" if tag == "bndbox" else kind or "image"
+    return kind
+
+
+def _json_kind(opened: Any, name: str) -> str:
     keys = set()
-    for key, sample in outline:
+    for key, sample in outline_json(opened, name):
         keys.add(key)
         found = _KEYS[key](sample) if key in _KEYS else ""
         if found:
@@ -78,9 +70,7 @@ def _json_kind(outline: Any) -> str:
             return "via"
     if {"images", "categories"} <= keys:
         return "coco"
-    if {"objects", "size"} <= keys:
-        return "supervisely-ann"
-    return ""
+    return "supervisely-ann" if {"objects", "size"} <= keys else ""
 
 
 def _task_kind(sample: Any) -> str:
@@ -107,72 +97,7 @@ _KEYS: dict[str, Callable[[Any], str]] = {
     "annotations": _annotations_kind,
     "shapes": lambda sample: "labelme" if sample is None or as_dict(sample) else "",
     "classes": lambda sample: "supervisely" if "title" in as_dict(sample) else "",
+    "items": lambda sample: "datumaro" if "annotations" in as_dict(sample) else "",
     "_via_settings": lambda sample: "via",
     "_via_img_metadata": lambda sample: "via",
 }
-
-
-def describe(evidence: Evidence, known: Iterable[str]) -> str:
-    """Say what is there where no format was recognised, and what to do where that is known.
-
-    Args:
-        evidence: What the export holds.
-        known: The formats that nacre reads.
-    """
-    root = brief(str(evidence.export.main.root))
-    for fits, advice in _ADVICE:
-        if fits(evidence):
-            return f"{root} {advice}"
-    endings = Counter(file.suffix or "without extension" for file in evidence.export.files)
-    there = some((f"{count:,} {ending}" for ending, count in endings.most_common()), 6)
-    return f"{root} has none of the known formats (it holds {there}); known: {', '.join(known)}"
-
-
-def _holds(kind: str) -> Callable[[Evidence], bool]:
-    return lambda evidence: bool(evidence.of_kind(kind))
-
-
-def _ends(*suffixes: str) -> Callable[[Evidence], bool]:
-    return lambda evidence: bool(evidence.export.with_suffix(*suffixes))
-
-
-def _is_label_studio_png(evidence: Evidence) -> bool:
-    return any(
-        all(part in file.name for part in _LABEL_STUDIO_PNG) for file in evidence.export.pictures
-    )
-
-
-def _is_nacre_folder(evidence: Evidence) -> bool:
-    return bool(evidence.export.named("classes.yaml")) and {"images", "masks"} <= _folders(evidence)
-
-
-def _folders(evidence: Evidence) -> set[str]:
-    return {part for file in evidence.export.files for part in clean_parts(file.folder)}
-
-
-_ADVICE: tuple[tuple[Callable[[Evidence], bool], str], ...] = (
-    (_holds("via"), "is a project of VGG's VIA; export it there as COCO"),
-    (
-        _holds("coco-results"),
-        "holds COCO results, not annotations: categories are missing",
-    ),
-    (
-        _is_label_studio_png,
-        "is Label Studio's export of brushes as PNG, which does not say to which picture each "
-        "belongs; export as JSON",
-    ),
-    (_is_nacre_folder, "is a folder of nacre already; there is nothing to import"),
-    (
-        lambda evidence: {"images", "masks"} <= _folders(evidence),
-        "has images/ and masks/ as nacre's own folders have; what is missing is classes.yaml, such "
-        "as `classes: {1: crack}`, and then there is nothing to import",
-    ),
-    (
-        lambda evidence: "SegmentationClass" in _folders(evidence),
-        "has Pascal VOC's folders but no labelmap.txt, which says what the colours mean; Pascal "
-        "VOC itself needs no import: nacre data voc --root FOLDER",
-    ),
-    (_ends(".parquet"), "holds parquet files; save pictures and masks as files"),
-    (_ends(".zip", ".tar", ".gz", ".7z", ".rar"), "holds another archive; unpack it, then import"),
-)
-"""What else an export may be, and what to do then."""

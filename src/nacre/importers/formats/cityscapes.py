@@ -1,22 +1,21 @@
 """Cityscapes: ``leftImg8bit/<split>/<city>/`` and ``gtFine/<split>/<city>/``.
 
-The masks hold label ids or train ids. Nineteen of the classes are evaluated; all else, and 255,
-does not count. There is no background. Where there are no masks, the polygons of the JSON files are
-painted in their order. CVAT writes the same layout with classes of one's own: then
-``label_colors.txt`` names them, a line for each value, and black is the background.
+The masks hold label ids, train ids or instance ids (a label id, or 1000 times one and a number).
+Nineteen of the classes are evaluated; all else, and 255, does not count. There is no background.
+Where there are no masks, the polygons of the JSON files are painted in their order. CVAT writes the
+same layout with classes of one's own: then ``label_colors.txt`` names them, a line for each value,
+and black is the background.
 """
 
 import re
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.importers.catalog import BACKGROUND, IGNORED, Coding, MaskFile, Picture, size_of
-from nacre.importers.files.export import Finder, Match, split_of
-from nacre.importers.files.tree import File
-from nacre.importers.problems import Unusable, brief
-from nacre.importers.reading import Source, as_dict, as_list
-from nacre.importers.shapes import shape as shapes
-from nacre.importers.shapes.shape import DAMAGED, points_of
+from nacre.importers.files import Export, File, Finder, split_of
+from nacre.importers.masks import BACKGROUND, IGNORED, MaskFile
+from nacre.importers.problems import DAMAGED, Unusable, brief
+from nacre.importers.reading import Image, Reading, as_dict, as_list, size_of
+from nacre.importers.shapes import Box, Shape, points_of, ring_of
 
 CLASSES = {
     7: "road",
@@ -82,115 +81,139 @@ NOT_EVALUATED = (
     "license plate",
 )
 
-LABEL_IDS = ("_gtfine_labelids", "_gtcoarse_labelids")
-TRAIN_IDS = ("_gtfine_labeltrainids", "_gtcoarse_labeltrainids")
-POLYGONS = ("_gtfine_polygons", "_gtcoarse_polygons")
-OWN_CLASSES = "label_colors.txt"
-
-_PICTURE = "_leftimg8bit"
+_LABEL_IDS = "labelids"
+_TRAIN_IDS = "labeltrainids"
+_INSTANCE_IDS = "instanceids"
+_POLYGONS = "polygons"
+_GROUND_TRUTH = ("_gtfine_", "_gtcoarse_")
+_OWN_CLASSES = "label_colors.txt"
+_IMAGE = "_leftimg8bit"
 _LINE = re.compile(r"(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})\s+(\S.*)")
+_MOST_INSTANCES = 1000
 
 Key = tuple[str | None, str]
-"""Split, and city, sequence and frame, of a picture or a mask."""
+"""Split, and city, sequence and frame, of an image or a mask."""
 
 
-def read(source: Source, files: list[File]) -> None:
+def find(export: Export) -> list[File]:
+    """Return the masks, or the polygons where there are none."""
+    masks = _ending(export.images, _LABEL_IDS, _TRAIN_IDS, _INSTANCE_IDS)
+    return masks or _ending(export.with_suffix(".json"), _POLYGONS)
+
+
+def _ending(files: list[File], *words: str) -> list[File]:
+    endings = tuple(start + word for start in _GROUND_TRUTH for word in words)
+    return [file for file in files if file.pure.stem.casefold().endswith(endings)]
+
+
+def read(reading: Reading, files: list[File]) -> None:
     """Read Cityscapes by its masks, or by its polygons where there are no masks."""
     if files[0].suffix == ".json":
-        _read_polygons(source, files)
+        _read_polygons(reading, files)
         return
-    own = source.export.named(OWN_CLASSES)
-    source.catalog.has_background = bool(own)
-    masks = _own_masks(source, files, own[0]) if own else _masks(source, files)
-    for file in source.export.pictures:
-        stem = file.pure.stem.casefold()
-        if stem.endswith(_PICTURE):
-            mask = masks.get(_key(file, _PICTURE))
-            picture = Picture(file.path, Match(file, True), split_of(file.folder), mask=mask)
-            picture.is_labeled, picture.is_listed = mask is not None, False
-            source.catalog.add(picture)
+    own = reading.export.named(_OWN_CLASSES)
+    reading.has_background = bool(own)
+    masks = _masks(files, _own_values(reading, own[0]) if own else _values(reading))
+    for file in reading.export.images:
+        if file.pure.stem.casefold().endswith(_IMAGE):
+            mask = masks.get(_key(file, _IMAGE))
+            image = Image(file.path, file, split_of(file.folder), mask=mask, is_listed=False)
+            image.is_labeled = mask is not None
+            reading.images.append(image)
 
 
 def _key(file: File, ending: str) -> Key:
     return split_of(file.folder), file.pure.stem.casefold().removesuffix(ending)
 
 
-def _numbers(source: Source) -> list[int]:
+def _numbers(reading: Reading) -> list[int]:
     """Return the numbers of the evaluated classes."""
     classes = zip(CLASSES.values(), COLORS, strict=True)
-    return [source.catalog.class_id(name, color) for name, color in classes]
+    return [reading.class_id(name, color) for name, color in classes]
 
 
-def _masks(source: Source, files: list[File]) -> dict[Key, MaskFile]:
-    """Return the masks; fine ones and label ids go before the others."""
-    numbers = _numbers(source)
+def _values(reading: Reading) -> dict[str, dict[int, int]]:
+    """Return class number by value, for each kind of masks, the best first."""
+    numbers = _numbers(reading)
     # Ids outside the list are not evaluated; there are 34, and the number plate is stored as 255.
-    by_label = dict.fromkeys((*range(35), 255), IGNORED) | dict(zip(CLASSES, numbers, strict=True))
-    by_train = {255: IGNORED} | dict(enumerate(numbers))
-    masks: dict[Key, MaskFile] = {}
-    for fine_or_coarse in zip(LABEL_IDS, TRAIN_IDS, strict=True):
-        for ending, values in zip(fine_or_coarse, (by_label, by_train), strict=True):
-            _add_masks(masks, files, ending, Coding("values", values))
-    return masks
+    labels = dict.fromkeys((*range(35), 255), IGNORED) | dict(zip(CLASSES, numbers, strict=True))
+    return {
+        _LABEL_IDS: labels,
+        _TRAIN_IDS: {255: IGNORED} | dict(enumerate(numbers)),
+        _INSTANCE_IDS: _with_instances(labels),
+    }
 
 
-def _own_masks(source: Source, files: list[File], named: File) -> dict[Key, MaskFile]:
-    """Return the masks of an export whose classes a file names."""
+def _with_instances(labels: dict[int, int]) -> dict[int, int]:
+    """Return class number by instance id: a label id, or 1000 times one and a number."""
+    instances = {
+        _MOST_INSTANCES * label + i: number
+        for label, number in labels.items()
+        if 0 < label < 64
+        for i in range(_MOST_INSTANCES)
+    }
+    return instances | labels
+
+
+def _own_values(reading: Reading, named: File) -> dict[str, dict[int, int]]:
+    """Return class number by value for an export whose classes a file names."""
     values: dict[int, int] = {255: IGNORED}
-    for line in source.load_text(named).splitlines():
-        if not line.strip() or line.lstrip().startswith("#"):
+    for line in reading.load_lines(named):
+        if line.startswith("#"):
             continue
-        form = _LINE.fullmatch(line.strip())
+        form = _LINE.fullmatch(line)
         if form is None:
             raise NacreError(f"{brief(named.path)}: {brief(line)!r} is not of the form r g b name")
         red, green, blue = (int(form[i]) for i in (1, 2, 3))
         is_black = (red, green, blue) == (0, 0, 0) and BACKGROUND not in values.values()
         color = (red, green, blue) if max(red, green, blue) < 256 else None
-        number = BACKGROUND if is_black else source.list_class(form[4], named, color)
+        number = BACKGROUND if is_black else reading.list_class(form[4], named, color)
         values[len(values) - 1] = number
+    return {_LABEL_IDS: values, _INSTANCE_IDS: _with_instances(values)}
+
+
+def _masks(files: list[File], values: dict[str, dict[int, int]]) -> dict[Key, MaskFile]:
+    """Return the masks; fine ones go before the others, and the best kind before the others."""
     masks: dict[Key, MaskFile] = {}
-    for ending in LABEL_IDS:
-        _add_masks(masks, files, ending, Coding("values", values))
+    for start in _GROUND_TRUTH:
+        for word, classes in values.items():
+            for file in _ending(files, word):
+                if file.pure.stem.casefold().endswith(start + word):
+                    masks.setdefault(_key(file, start + word), MaskFile(file, classes))
     return masks
 
 
-def _add_masks(masks: dict[Key, MaskFile], files: list[File], ending: str, coding: Coding) -> None:
-    for file in files:
-        if file.pure.stem.casefold().endswith(ending):
-            masks.setdefault(_key(file, ending), MaskFile(file, coding))
-
-
-def _read_polygons(source: Source, files: list[File]) -> None:
-    source.catalog.has_background = False
-    classes = dict(zip(CLASSES.values(), _numbers(source), strict=True))
-    finder = Finder(one for one in source.export.pictures if _PICTURE in one.name.casefold())
-    for file in source.each(files):
-        content = as_dict(source.load_json(file))
+def _read_polygons(reading: Reading, files: list[File]) -> None:
+    reading.has_background = False
+    classes = dict(zip(CLASSES.values(), _numbers(reading), strict=True))
+    finder = Finder(one for one in reading.export.images if _IMAGE in one.name.casefold())
+    for file in reading.each(files):
+        content = as_dict(reading.load_json(file))
         stem = re.sub("_gt[^_]*_polygons$", "_leftImg8bit", file.pure.stem, flags=re.IGNORECASE)
         size = size_of(content.get("imgWidth"), content.get("imgHeight"))
-        index = source.add_picture(stem, split=split_of(file.folder), size=size, finder=finder)
+        image = reading.add_image(stem, split=split_of(file.folder), size=size, finder=finder)
         if size is None:
-            source.catalog.spoil(index, Unusable(DAMAGED, "its annotation has no size"))
+            image.spoil(Unusable(DAMAGED, "its annotation has no size"))
             continue
         # What no polygon covers is not evaluated.
-        source.catalog.spool.add(index, shapes.box(IGNORED, (0, 0, *size)))
+        image.shapes.append(Shape(IGNORED, Box((0, 0, *size))))
         for item in map(as_dict, as_list(content.get("objects"))):
             try:
-                _draw(source, index, item, classes)
+                _draw(reading, image, item, classes)
             except Unusable as problem:
-                source.catalog.spoil(index, problem)
+                image.spoil(problem)
 
 
-def _draw(source: Source, index: int, item: dict[str, Any], classes: dict[str, int]) -> None:
+def _draw(reading: Reading, image: Image, item: dict[str, Any], classes: dict[str, int]) -> None:
     label = item.get("label")
-    points = points_of(as_list(item.get("polygon")))
-    if item.get("deleted") or len(points) < 3:
-        source.catalog.skip(index, "outlines that are deleted or have fewer than three corners")
+    area = ring_of(points_of(as_list(item.get("polygon"))))
+    if item.get("deleted") or area is None:
+        reading.skip(image, "outlines that are deleted or have fewer than three corners")
         return
     if label in NOT_EVALUATED:
         number = IGNORED
     else:
         # "cargroup" is cars that cannot be told apart.
-        plain = label.removesuffix("group") if isinstance(label, str) else label
-        number = classes[plain] if plain in classes else source.catalog.class_id(label)
-    source.catalog.draw(index, shapes.rings(number, [(points, ())]), "polygons")
+        plain = label.removesuffix("group") if isinstance(label, str) else ""
+        number = classes[plain] if plain in classes else reading.class_id(label)
+    reading.draw(image, number, area, "polygons")

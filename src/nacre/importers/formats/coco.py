@@ -1,6 +1,6 @@
 """COCO instances: CVAT "COCO 1.0", Roboflow, Label Studio, Segments, VIA and many scripts.
 
-``images`` have id, file name and size, ``categories`` id and name, ``annotations`` a picture, a
+``images`` have id, file name and size, ``categories`` id and name, ``annotations`` an image, a
 category and a segmentation: a list of outlines that are united, or runs down the columns, as
 numbers or compressed. There may be one file per split. Where objects overlap, the smaller one
 lies on top, unless the export says by ``z_order``.
@@ -10,24 +10,36 @@ from collections import defaultdict
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.importers.catalog import BACKGROUND, Picture, clean_name, color_of, size_of
-from nacre.importers.files.export import split_in_name, split_of
-from nacre.importers.files.tree import File
-from nacre.importers.problems import Unusable, brief, counted, some
-from nacre.importers.reading import Source, as_dict, as_key, as_layer, as_list
-from nacre.importers.shapes import shape as shapes
-from nacre.importers.shapes.rle import check_runs, parse_compressed
-from nacre.importers.shapes.shape import DAMAGED, Shape, points_of
+from nacre.importers.files import File, split_in_name, split_of
+from nacre.importers.masks import BACKGROUND, IGNORED
+from nacre.importers.problems import DAMAGED, Unusable, brief, counted, some
+from nacre.importers.reading import (
+    FEW_CORNERS,
+    NO_OUTLINE,
+    Image,
+    Reading,
+    as_dict,
+    as_key,
+    as_layer,
+    as_list,
+    clean_name,
+    color_of,
+    size_of,
+)
+from nacre.importers.rle import check_runs, parse_compressed
+from nacre.importers.shapes import Area, ColumnRuns, Outline, points_of
 
-NOT_LISTED = "annotations name a picture that the export does not list"
+Categories = dict[str, tuple[int, dict[str, Any]]]
+
+NOT_LISTED = "annotations name an image that the export does not list"
 
 _FILE_NAMES = ("file_name", "filename", "name", "path", "coco_url")
 
 
-def read(source: Source, files: list[File]) -> None:
+def read(reading: Reading, files: list[File]) -> None:
     """Read COCO files."""
-    source.catalog.order = "area"
-    reader = _Reader(source)
+    reading.order = "area"
+    reader = _Reader(reading)
     for file in files:
         reader.read(file)
     if not reader.has_categories:
@@ -36,234 +48,184 @@ def read(source: Source, files: list[File]) -> None:
 
 
 class _Reader:
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.catalog = source.catalog
+    """What is known while the files of one export are read."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
         self.has_categories = False
         self.used: set[int] = set()
         self.umbrellas: set[int] = set()
-        self.kept_places: set[int] = set()
-        self.by_name: dict[tuple[str | None, str], int] = {}
+        self.by_name: dict[tuple[str | None, str], Image] = {}
 
     def read(self, file: File) -> None:
         """Read one file; its identifiers mean nothing in another one."""
-        split = split_in_name(file.pure.stem) or split_of(file.folder)
-        categories = read_categories(self.source, file)
+        categories = read_categories(self.reading, file)
         if not categories:
             # Such as COCO's captions, which lie beside its instances.
-            self.catalog.notes.append(f"{brief(file.path)} lists no categories and is passed over")
+            self.reading.notes.append(f"{brief(file.path)} lists no categories and is passed over")
             return
         self.has_categories = True
         self._note_umbrellas(categories)
-        classes = {key: number for key, (number, _) in categories.items()}
-        pictures: dict[str, int] = {}
-        new: list[int] = []
+        # Annotations may come before the images that they belong to.
+        images: dict[str, Image] = defaultdict(lambda: Image("", is_labeled=False))
+        listed: dict[str, Image] = {}
         count = 0
-        for place, item in self.source.stream_json(file, [("images", "*"), ("annotations", "*")]):
+        wanted = [("images", "*"), ("annotations", "*")]
+        for place, item in self.reading.stream_json(file, wanted):
             if place[0] == "images":
-                self._picture(as_dict(item), pictures, new, file, split)
+                self._image(as_dict(item), images, listed, file)
             else:
                 count += 1
-                self._annotation(as_dict(item), pictures, classes)
-        self._spoil_unlisted()
+                key = as_key(as_dict(item).get("image_id"))
+                self._annotation(as_dict(item), images[key], categories)
+        for key, image in images.items():
+            if key not in listed:
+                image.name = f"image {brief(key)}"
+                image.spoil(Unusable(NOT_LISTED))
+                self.reading.images.append(image)
         if not count:
-            # Pictures that nobody annotated are not pictures in which nothing is.
-            for index in new:
-                self.catalog.pictures[index].is_listed = False
-
-    def _spoil_unlisted(self) -> None:
-        """Leave out pictures that only annotations name."""
-        for index in self.kept_places:
-            self.catalog.spoil(index, Unusable(NOT_LISTED))
-        self.kept_places.clear()
+            # Images that nobody annotated are not images in which nothing is.
+            for image in listed.values():
+                image.is_listed = False
 
     def drop_umbrellas(self) -> None:
         """Drop categories that only name a group of others, as Roboflow writes one."""
         for number in sorted(self.umbrellas - self.used):
-            self.catalog.dropped.add(number)
-            name = brief(self.catalog.names[number])
-            self.catalog.notes.append(
+            self.reading.dropped.add(number)
+            name = brief(self.reading.names[number])
+            self.reading.notes.append(
                 f"the category {name!r} names a group of others and no annotation has it: "
                 "it is no class"
             )
 
-    def _note_umbrellas(self, categories: dict[str, tuple[int, dict[str, Any]]]) -> None:
-        groups = {
-            one.get("supercategory")
-            for _, one in categories.values()
-            if isinstance(one.get("supercategory"), str)
-        }
+    def _note_umbrellas(self, categories: Categories) -> None:
+        every = [one.get("supercategory") for _, one in categories.values()]
+        groups = {group for group in every if isinstance(group, str)}
         for number, one in categories.values():
-            if (
-                number > 1
-                and one.get("name") in groups
-                and one.get("supercategory") != one.get("name")
-            ):
+            name = one.get("name")
+            if number > IGNORED and name in groups and one.get("supercategory") != name:
                 self.umbrellas.add(number)
 
-    def _picture(
-        self,
-        item: dict[str, Any],
-        pictures: dict[str, int],
-        new: list[int],
-        file: File,
-        split: str | None,
+    def _image(
+        self, item: dict[str, Any], images: dict[str, Image], listed: dict[str, Image], file: File
     ) -> None:
         key = as_key(item.get("id"))
+        if key in listed:
+            raise NacreError(f"{brief(file.path)} lists two images with the id {brief(key)}")
         name = next((item[one] for one in _FILE_NAMES if isinstance(item.get(one), str)), "")
+        split = split_in_name(file.pure.stem) or split_of(file.folder)
         size = size_of(item.get("width"), item.get("height"))
-        if key in pictures and pictures[key] not in self.kept_places:
-            raise NacreError(f"{brief(file.path)} lists two pictures with the id {brief(key)}")
         known = self.by_name.get((split, name)) if name else None
-        if known is not None and key not in pictures:
-            if known in new or self.catalog.pictures[known].size != size:
-                self.catalog.spoil(known, Unusable("the export lists it twice"))
-            pictures[key] = known
+        if known is not None and key not in images:
+            if known in listed.values() or known.size != size:
+                known.spoil(Unusable("the export lists it twice"))
+            images[key] = listed[key] = known
             return
-        index = self._add(name, key, file, split, size)
-        if key in pictures:
-            # Its annotations came before it: it takes the place that was kept for them.
-            index = self._take_place(pictures[key])
-        pictures[key] = self.by_name[split, name] = index
-        new.append(index)
-
-    def _add(
-        self, name: str, key: str, file: File, split: str | None, size: tuple[int, int] | None
-    ) -> int:
-        index = self.source.add_picture(
-            name or f"picture {key}",
-            near=file.folder,
-            split=split or split_of(name.rpartition("/")[0]),
-            size=size,
-            is_labeled=False,
-        )
+        image = listed[key] = images[key]
+        image.name = name or f"image {key}"
+        image.split = split or split_of(name.rpartition("/")[0])
+        image.size = size or image.size
+        image.find(self.reading.export.finder, image.name, file.folder, image.split)
         if not name:
-            self.catalog.spoil(index, Unusable("the export gives it no file name"))
-        return index
+            image.spoil(Unusable("the export gives it no file name"))
+        self.by_name[split, name] = image
+        self.reading.images.append(image)
 
-    def _take_place(self, place: int) -> int:
-        kept, picture = self.catalog.pictures[place], self.catalog.pictures.pop()
-        picture.num_shapes, picture.num_skipped = kept.num_shapes, kept.num_skipped
-        picture.is_labeled = kept.is_labeled
-        picture.size = picture.size or kept.size
-        picture.problem = kept.problem or picture.problem
-        self.catalog.pictures[place] = picture
-        self.kept_places.remove(place)
-        return place
-
-    def _annotation(
-        self, item: dict[str, Any], pictures: dict[str, int], classes: dict[str, int]
-    ) -> None:
-        index = self._index_of(as_key(item.get("image_id")), pictures)
-        picture = self.catalog.pictures[index]
-        picture.is_labeled = True
+    def _annotation(self, item: dict[str, Any], image: Image, categories: Categories) -> None:
+        image.is_labeled = True
         category = as_key(item.get("category_id"))
-        if category not in classes:
-            problem = Unusable(
-                "an annotation has a category that is not listed", f"category {brief(category)}"
-            )
-            self.catalog.spoil(index, problem)
+        if category not in categories:
+            detail = f"category {brief(category)}"
+            image.spoil(Unusable("an annotation has a category that is not listed", detail))
             return
-        self.used.add(classes[category])
+        class_id = categories[category][0]
+        self.used.add(class_id)
         try:
-            self._draw(index, classes[category], item)
+            self._draw(image, class_id, item)
         except Unusable as problem:
             where = f"annotation {brief(item.get('id'))}: {problem.detail}"
-            self.catalog.spoil(index, Unusable(problem.reason, where))
+            image.spoil(Unusable(problem.reason, where))
 
-    def _index_of(self, key: str, pictures: dict[str, int]) -> int:
-        if key not in pictures:
-            pictures[key] = self.catalog.add(Picture(f"picture {brief(key)}"))
-            self.kept_places.add(pictures[key])
-        return pictures[key]
-
-    def _draw(self, index: int, class_id: int, item: dict[str, Any]) -> None:
-        layer = as_layer(item.get("z_order", as_dict(item.get("attributes")).get("z_order")))
-        is_crowd = item.get("iscrowd") in (1, True, "1")
+    def _draw(self, image: Image, class_id: int, item: dict[str, Any]) -> None:
         segmentation = item.get("segmentation")
-        picture = self.catalog.pictures[index]
-        for shape, kind in segmentation_shapes(segmentation, class_id):
-            if shape.kind == "columns" and picture.size is None:
-                picture.size = (int(shape.numbers[0]), int(shape.numbers[1]))
-            drawn = shape._replace(layer=layer)
-            self.catalog.draw(index, drawn, "crowd regions" if is_crowd else kind)
+        area = _area(segmentation)
+        if area is None:
+            self.reading.skip(image, FEW_CORNERS if segmentation else NO_OUTLINE)
             return
-        self.catalog.skip(
-            index,
-            "boxes without an outline"
-            if not segmentation
-            else "outlines with fewer than three corners",
-        )
+        kind = "polygons"
+        if isinstance(area, ColumnRuns):
+            image.size = image.size or area.size
+            kind = "masks (RLE)"
+        if item.get("iscrowd") in (1, True, "1"):
+            kind = "crowd regions"
+        layer = as_layer(item.get("z_order", as_dict(item.get("attributes")).get("z_order")))
+        self.reading.draw(image, class_id, area, kind, layer)
 
 
-def read_categories(source: Source, file: File) -> dict[str, tuple[int, dict[str, Any]]]:
+def read_categories(reading: Reading, file: File) -> Categories:
     """Return class number and the category itself by identifier, in the order of the file."""
-    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    found: Categories = {}
     names: dict[str, list[str]] = defaultdict(list)
-    for place, item in source.stream_json(file, [("categories",)]):
-        for one in as_list(item):
-            category = as_dict(one)
+    for _, item in reading.stream_json(file, [("categories",)]):
+        for category in map(as_dict, as_list(item)):
             key = as_key(category.get("id"))
             if key in found:
                 raise NacreError(
                     f"{brief(file.path)} lists two categories with the id {brief(key)}"
                 )
-            found[key] = (_class_id(source, category, file), category)
+            found[key] = (_class_id(reading, category, file), category)
             names[clean_name(str(category.get("name")))].append(key)
-        if place:
-            break
+        break
     twice = [name for name, keys in names.items() if len(keys) > 1]
     if twice:
-        source.catalog.notes.append(
+        reading.notes.append(
             f"{counted(len(twice), 'name')} of categories in {brief(file.path)} stand there twice: "
             f"such categories are one class ({some(twice)})"
         )
     return found
 
 
-def _class_id(source: Source, category: dict[str, Any], file: File) -> int:
+def _class_id(reading: Reading, category: dict[str, Any], file: File) -> int:
     # COCO-Stuff gives all pixels of things the category 183, "other".
     if category.get("id") == 183 and category.get("name") == "other":
         return BACKGROUND
     where = f"category {brief(category.get('id'))}: "
-    return source.list_class(category.get("name"), file, color_of(category.get("color")), where)
+    return reading.list_class(category.get("name"), file, color_of(category.get("color")), where)
 
 
-def segmentation_shapes(segmentation: Any, class_id: int) -> list[tuple[Shape, str]]:
-    """Return the shape of a segmentation and what people call it; nothing if it has no area.
+def _area(segmentation: Any) -> Area | None:
+    """Return what a segmentation covers; None if it has no area.
 
     Raises:
         Unusable: It is damaged.
     """
     if isinstance(segmentation, dict) and segmentation:
-        return [(_runs_shape(segmentation, class_id), "masks (RLE)")]
+        return _runs(segmentation)
     if not isinstance(segmentation, list) or not segmentation:
         if segmentation in (None, [], {}, ""):
-            return []
+            return None
         raise Unusable(DAMAGED, f"its segmentation is {brief(segmentation)}")
     if all(isinstance(one, (int, float)) for one in segmentation):
         segmentation = [segmentation]
     if all(isinstance(one, dict) for one in segmentation):
         if len(segmentation) > 1:
             raise Unusable(DAMAGED, "its segmentation is a list of several RLEs")
-        return [(_runs_shape(segmentation[0], class_id), "masks (RLE)")]
+        return _runs(segmentation[0])
     parts = [points_of(part) for part in segmentation]
-    outlines = [(ring, ()) for ring in parts if len(ring) >= 3]
-    return [(shapes.rings(class_id, outlines), "polygons")] if outlines else []
+    outlines = tuple((ring, ()) for ring in parts if len(ring) >= 3)
+    return Outline(outlines) if outlines else None
 
 
-def _runs_shape(segmentation: dict[str, Any], class_id: int) -> Shape:
+def _runs(segmentation: dict[str, Any]) -> ColumnRuns:
     size, counts = as_list(segmentation.get("size")), segmentation.get("counts")
     sides = size_of(size[1], size[0]) if len(size) == 2 else None
     if sides is None:
         raise Unusable(DAMAGED, f"its RLE has the size {brief(segmentation.get('size'))}")
     try:
         if isinstance(counts, str):
-            runs = parse_compressed(counts)
-        elif isinstance(counts, list):
-            runs = check_runs(counts)
-        else:
-            raise ValueError(f"the counts of its RLE are {brief(counts)}")
+            return ColumnRuns(parse_compressed(counts), sides)
+        if isinstance(counts, list):
+            return ColumnRuns(check_runs(counts), sides)
     except ValueError as error:
         raise Unusable(DAMAGED, str(error)) from error
-    return shapes.columns(class_id, runs, *sides)
+    raise Unusable(DAMAGED, f"the counts of its RLE are {brief(counts)}")

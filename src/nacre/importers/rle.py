@@ -8,7 +8,7 @@ Label Studio (brush)      a bit stream of runs and literals over height x width 
                           the alpha channel is the mask
 ========================  =========================================================================
 
-A code whose runs do not add up to the picture exactly is damaged: filling up or cutting off would
+A code whose runs do not add up to the image exactly is damaged: filling up or cutting off would
 give a wrong mask without a word.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nacre.importers.shapes.rasterize import Bits, Patch, empty_patch
+from nacre.importers.rasterize import Bits, Patch, empty_patch
 
 Runs = npt.NDArray[np.int64]
 
@@ -70,7 +70,7 @@ def check_runs(lengths: Sequence[object] | npt.NDArray[np.float64]) -> Runs:
 
 
 def decode_columns(runs: Runs, width: int, height: int) -> Patch:
-    """Decode runs down the columns of a picture (COCO)."""
+    """Decode runs down the columns of a image (COCO)."""
     bits, first = _decode(runs, width * height, height)
     return Patch(first, 0, bits.T) if bits.size else empty_patch()
 
@@ -93,7 +93,7 @@ def _decode(runs: Runs, size: int, line: int) -> tuple[Bits, int]:
     if not len(starts):
         return np.zeros((0, 0), np.bool_), 0
     first, last = int(starts[0]) // line, (int(stops[-1]) - 1) // line + 1
-    # Objects are small in large pictures: only the lines that they touch are unrolled.
+    # Objects are small in large images: only the lines that they touch are unrolled.
     steps = np.zeros((last - first) * line + 1, np.int8)
     steps[starts - first * line] += 1
     steps[stops - first * line] -= 1
@@ -154,5 +154,5 @@ class _BitStream:
 
     def _stop(self, bits: int) -> int:
         if self.position + bits > self.end:
-            raise ValueError("the brush ends before its picture does")
+            raise ValueError("the brush ends before its image does")
         return self.position + bits

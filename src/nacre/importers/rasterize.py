@@ -1,14 +1,14 @@
-"""Filling outlines exactly: a pixel belongs to a shape when its centre lies inside.
+"""Filling outlines exactly: a pixel belongs to a shape when its center lies inside.
 
-Pixel (column c, row r) has its centre at (c + 1/2, r + 1/2); x points right, y down, the corner of
-the picture is the origin. Inside one ring the even-odd rule holds, so that self-crossing outlines
+Pixel (column c, row r) has its center at (c + 1/2, r + 1/2); x points right, y down, the corner of
+the image is the origin. Inside one ring the even-odd rule holds, so that self-crossing outlines
 and keyholes are right and the zero-width bridges with which some tools join parts cover nothing. An
-edge owns its upper end and a pixel whose centre lies on a left edge, so that neighbours that share
+edge owns its upper end and a pixel whose center lies on a left edge, so that neighbors that share
 an edge share no pixel and leave none out.
 
-The scan line: every edge toggles, in each row whose centre it crosses, all pixels right of the
+The scan line: every edge toggles, in each row whose center it crosses, all pixels right of the
 crossing; a running parity along the row is the filled shape. Crossings are computed in doubles; the
-few that fall so near to a centre that rounding could decide are settled in exact fractions.
+few that fall so near to a center that rounding could decide are settled in exact fractions.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,8 +54,8 @@ def fill_ring(ring: Points, width: int, height: int) -> Patch:
 
     Args:
         ring: Corners (x, y), n x 2; the last is joined to the first.
-        width: Columns of the picture.
-        height: Rows of the picture.
+        width: Columns of the image.
+        height: Rows of the image.
 
     Raises:
         ValueError: The outline is too large to be real.
@@ -99,7 +99,7 @@ def fill_ellipse(
     width: int,
     height: int,
 ) -> Patch:
-    """Fill an ellipse that is turned clockwise (as seen, y down) about its centre."""
+    """Fill an ellipse that is turned clockwise (as seen, y down) about its center."""
     (x, y), (rx, ry) = center, radii
     if not (rx > 0 and ry > 0):
         return empty_patch()
@@ -117,7 +117,7 @@ def fill_ellipse(
 
 
 def rectangle(left: float, top: float, right: float, bottom: float, degrees: float = 0.0) -> Points:
-    """Return the corners of a rectangle, turned clockwise about its centre."""
+    """Return the corners of a rectangle, turned clockwise about its center."""
     corners = np.array([(left, top), (right, top), (right, bottom), (left, bottom)], np.float64)
     return turned(corners, degrees, ((left + right) / 2, (top + bottom) / 2))
 
@@ -166,7 +166,7 @@ def _erase(patch: Patch, hole: Patch) -> None:
 
 
 def _span(values: Points, size: int) -> tuple[int, int]:
-    """Return the first pixel and the one after the last whose centres the values can enclose."""
+    """Return the first pixel and the one after the last whose centers the values can enclose."""
     first = np.clip(np.ceil(values.min() - 0.5), 0, size)
     last = np.clip(np.floor(values.max() - 0.5) + 1, 0, size)
     return int(first), int(last)
@@ -223,7 +223,7 @@ def _cross(
 def _settle(
     upper: Points, lower: Points, rows: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64] | list[int]:
-    """Return the first pixel whose centre is not left of each crossing, without any rounding."""
+    """Return the first pixel whose center is not left of each crossing, without any rounding."""
     ends = np.concatenate([upper, lower], axis=1) * _GRID
     if np.all(ends == np.rint(ends)) and np.abs(ends).max() < 2**24:
         # Corners on whole, half or quarter pixels are where ties come from; whole numbers do.
@@ -231,7 +231,7 @@ def _settle(
         above = _GRID * rows + _GRID // 2 - y0
         return -(-((x0 - _GRID // 2) * (y1 - y0) + above * (x1 - x0)) // (_GRID * (y1 - y0)))
     if len(rows) > MOST_DOUBTFUL:
-        raise ValueError(f"an outline passes {len(rows):,} pixel centres closer than can be told")
+        raise ValueError(f"an outline passes {len(rows):,} pixel centers closer than can be told")
     return [_exact(a, b, int(row)) for a, b, row in zip(upper, lower, rows, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/annotation-tools.md are what the importers make today."""
+"""The images of docs/annotation-tools.md are what the importers make today."""
 
 import importlib.util
 from pathlib import Path

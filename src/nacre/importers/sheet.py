@@ -1,4 +1,4 @@
-"""A contact sheet: some pictures with their masks over them, to see that they belong together."""
+"""A contact sheet: some images with their masks over them, to see that they belong together."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from nacre.data.image_io import load, open_image
-from nacre.importers.catalog import Color
+from nacre.importers.reading import Color
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -23,10 +23,10 @@ _LEGEND = 60
 
 
 def choose(pixels: Sequence[Mapping[int, int]], most: int = _MOST) -> list[int]:
-    """Choose pictures so that every label is seen if possible, then evenly over the rest.
+    """Choose images so that every label is seen if possible, then evenly over the rest.
 
     Args:
-        pixels: Pixels by label of each picture.
+        pixels: Pixels by label of each image.
         most: How many at most.
     """
     holders: dict[int, list[int]] = {}
@@ -52,12 +52,12 @@ def draw_sheet(
     legend: Sequence[tuple[str, Color]],
     title: str,
 ) -> Image.Image:
-    """Draw pictures under their masks.
+    """Draw images under their masks.
 
     Args:
-        pairs: Name, picture and mask.
+        pairs: Name, image and mask.
         colors: Colour by label; what has none is white.
-        legend: Names and colours.
+        legend: Names and colors.
         title: What stands above.
     """
     across = min(_ACROSS, max(1, len(pairs)))
@@ -89,13 +89,13 @@ def _draw_legend(
 
 
 def _tile(image: Path, mask: Path, colors: Sequence[Color]) -> Image.Image:
-    """Return one small picture, its labels in colour over it."""
-    picture = open_image(image)
-    picture.draft("RGB", (2 * _SIDE, 2 * _SIDE))
-    load(picture)
-    scale = _SIDE / max(picture.size)
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-    pixels = np.asarray(picture.resize(size, Image.Resampling.BOX), np.float32)
+    """Return one small image, its labels in color over it."""
+    shown = open_image(image)
+    shown.draft("RGB", (2 * _SIDE, 2 * _SIDE))
+    load(shown)
+    scale = _SIDE / max(shown.size)
+    size = (max(1, round(shown.width * scale)), max(1, round(shown.height * scale)))
+    pixels = np.asarray(shown.resize(size, Image.Resampling.BOX), np.float32)
     with Image.open(mask) as stored:
         labels = np.asarray(stored.resize(size, Image.Resampling.NEAREST))
     table = np.full((max(len(colors), int(labels.max()) + 1), 3), 255, np.float32)

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nacre.errors import NacreError, did_you_mean
-from nacre.importers.catalog import BACKGROUND, IGNORED, Catalog, Color, clean_name
+from nacre.importers.masks import BACKGROUND, IGNORED
 from nacre.importers.problems import brief, some
+from nacre.importers.reading import Color, Reading, clean_name
 from nacre.scenarios.classes import distinct_colors
 
 BACKGROUND_NAME = "background"
@@ -43,8 +44,8 @@ class Labels:
 
     Attributes:
         names: Class name by label; label 1 is the first.
-        colors: Colour by label, background first.
-        by_class: Label by the class number of the catalogue.
+        colors: Color by label, background first.
+        by_class: Label by the class number of the reading.
         ignored: The label of what does not count.
         has_background: False where no pixel can be background.
     """
@@ -60,28 +61,33 @@ class Labels:
         """Whether labels need 16 bits."""
         return len(self.names) > _LARGEST_8_BIT
 
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.uint16]:
+        """What a mask is stored as."""
+        return np.uint16 if self.is_wide else np.uint8
 
-def make_labels(catalog: Catalog, options: ClassOptions) -> Labels:
+
+def make_labels(reading: Reading, options: ClassOptions) -> Labels:
     """Number the classes.
 
     Raises:
         NacreError: Two are spelled almost alike, or a name that the user gave is not there.
     """
-    final = _final_names(catalog, options.rename or {})
+    final = _final_names(reading, options.rename or {})
     _check_alike(final)
     names = list(dict.fromkeys(name for number, name in final.items() if number > IGNORED))
-    if catalog.is_sorted:
+    if reading.is_sorted:
         names.sort(key=str.casefold)
     ignore = _chosen(options.ignore, [*names, BACKGROUND_NAME], "--ignore")
     chosen = _chosen(options.classes, names, "--classes") or names
     kept = [name for name in chosen if name not in (*ignore, BACKGROUND_NAME)]
     _check_count(kept, names)
     ignored = 255 if len(kept) <= _LARGEST_8_BIT else 65535
-    has_background = catalog.has_background or not set(names) <= set(kept) | set(ignore)
+    has_background = reading.has_background or not set(names) <= set(kept) | set(ignore)
     return Labels(
         tuple(kept),
-        _colors(catalog, final, kept),
-        _labels_by_class(catalog, final, kept, ignore, ignored),
+        _colors(reading, final, kept),
+        _labels_by_class(reading, final, kept, ignore, ignored),
         ignored,
         has_background and BACKGROUND_NAME not in ignore,
     )
@@ -98,33 +104,33 @@ def _check_count(kept: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _labels_by_class(
-    catalog: Catalog,
+    reading: Reading,
     final: Mapping[int, str],
     kept: Sequence[str],
     ignore: Sequence[str],
     ignored: int,
 ) -> npt.NDArray[np.uint16]:
-    """Return the label by the class number of the catalogue."""
+    """Return the label by the class number of the reading."""
     label_of = {name: label for label, name in enumerate(kept, start=1)}
     label_of |= dict.fromkeys(ignore, ignored)
-    by_class = np.zeros(len(catalog.names), np.uint16)
+    by_class = np.zeros(len(reading.names), np.uint16)
     for number, name in final.items():
-        # A class that is not wanted stays in the picture: it is background.
+        # A class that is not wanted stays in the image: it is background.
         by_class[number] = label_of.get(name, 0)
     by_class[IGNORED] = ignored
     return by_class
 
 
-def _final_names(catalog: Catalog, rename: Mapping[str, str]) -> dict[int, str]:
+def _final_names(reading: Reading, rename: Mapping[str, str]) -> dict[int, str]:
     """Return the name by number after renaming; the background is among them."""
     by_name = {clean_name(old): clean_name(new) for old, new in rename.items()} | dict(rename)
-    known = {BACKGROUND_NAME} | {name for one in catalog.names for name in (one, clean_name(one))}
+    known = {BACKGROUND_NAME} | {name for one in reading.names for name in (one, clean_name(one))}
     for old in rename:
         if old not in known:
-            raise _unknown(old, catalog.names[IGNORED + 1 :], "--rename")
+            raise _unknown(old, reading.names[IGNORED + 1 :], "--rename")
     final = {BACKGROUND: BACKGROUND_NAME}
-    for number, spelled in enumerate(catalog.names):
-        if number > IGNORED and number not in catalog.dropped:
+    for number, spelled in enumerate(reading.names):
+        if number > IGNORED and number not in reading.dropped:
             new = by_name.get(spelled, by_name.get(clean_name(spelled), spelled))
             final[number] = (
                 BACKGROUND_NAME if clean_name(new).casefold() == BACKGROUND_NAME else new
@@ -167,10 +173,10 @@ def _unknown(name: str, names: Sequence[str], option: str) -> NacreError:
     )
 
 
-def _colors(catalog: Catalog, final: Mapping[int, str], kept: Sequence[str]) -> tuple[Color, ...]:
-    """Return the export's colours where they tell the classes apart, else colours of our own."""
+def _colors(reading: Reading, final: Mapping[int, str], kept: Sequence[str]) -> tuple[Color, ...]:
+    """Return the export's colors where they tell the classes apart, else colors of our own."""
     own: dict[str, Color] = {}
-    for number, color in catalog.colors.items():
+    for number, color in reading.colors.items():
         if number in final and color not in ((0, 0, 0), *own.values()):
             own.setdefault(final[number], color)
     spread = distinct_colors(len(kept) + 1)
