@@ -80,7 +80,7 @@ def test_boxes_and_lines_of_coco_are_counted_not_painted(segmentation: Any, tmp_
 
 def test_a_image_with_boxes_only_is_not_taken_as_empty(tmp_path: Path) -> None:
     coco_of(tmp_path / "x", {"bbox": [1, 1, 5, 5]})
-    with pytest.raises(NacreError, match="only shapes without an area"):
+    with pytest.raises(NacreError, match="it has boxes, no outlines"):
         Imported(tmp_path / "x", tmp_path / "y")
 
 

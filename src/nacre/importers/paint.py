@@ -34,6 +34,10 @@ Unlabeled = Literal["listed", "background", "skip"]
 
 MISSING = "the image file is missing"
 NOT_LABELED = "nothing says what is in it"
+ONLY_BOXES = (
+    "it has boxes, no outlines, and boxes of COCO and YOLO are never filled: label areas, or make "
+    "masks of the boxes first, with a tool such as SAM"
+)
 
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
@@ -144,7 +148,7 @@ def _check(image: Image, unlabeled: Unlabeled) -> None:
     if image.file is None and image.embedded is None:
         raise Unusable(MISSING)
     if image.num_skipped and not image.shapes:
-        raise Unusable("it has only shapes without an area")
+        raise Unusable(ONLY_BOXES if image.has_only_boxes else "it has only shapes without an area")
 
 
 def _copy_image(job: Job, index: int) -> Path:

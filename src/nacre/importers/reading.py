@@ -59,6 +59,7 @@ class Image:
         embedded: An annotation of LabelMe that has the image inside.
         shapes: What is painted.
         num_skipped: How many more shapes it has that are not areas.
+        has_only_boxes: All of these are boxes without an outline.
         problem: Why it cannot be imported, if that is known already.
     """
 
@@ -72,6 +73,7 @@ class Image:
     embedded: File | None = None
     shapes: list[Shape] = field(default_factory=list)
     num_skipped: int = 0
+    has_only_boxes: bool = True
     problem: Unusable | None = None
 
     def spoil(self, problem: Unusable) -> None:
@@ -192,6 +194,7 @@ class Reading:
         """Count a shape that is not an area."""
         self.skipped_shapes[reason] += 1
         image.num_skipped += 1
+        image.has_only_boxes &= reason == NO_OUTLINE
 
     def takes(self, image: Image, kind: str, kinds: Mapping[str, str], no_area: Any) -> bool:
         """Return whether shapes of a kind are areas; count those that are not.
