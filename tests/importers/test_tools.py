@@ -169,6 +169,13 @@ def test_one_image_in_two_files_has_the_shapes_of_both(tmp_path: Path) -> None:
     )
 
 
+def test_a_damaged_file_beside_the_others_is_not_passed_over(tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": [FLAT]})
+    save_text(tmp_path / "x" / "val.json", '{"images": [], "annotations": [{"image_id": 1, }]}')
+    with pytest.raises(NacreError, match=r"val\.json is not JSON that can be read"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
 def test_captions_beside_the_instances_are_passed_over(tmp_path: Path) -> None:
     coco_of(tmp_path / "x", {"segmentation": [FLAT]})
     captions = {"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a cat"}]}

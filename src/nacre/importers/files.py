@@ -362,7 +362,7 @@ class Export:
     def __init__(self, path: Path, images: Path | None = None) -> None:
         self.main = open_tree(path)
         self.extra = open_tree(images) if images is not None else None
-        self.damage: list[NacreError] = []
+        self.damage: dict[File, NacreError] = {}
         self.kinds: dict[File, str] = {}
 
     @property

@@ -16,11 +16,19 @@ _MOST_ELEMENTS = 2000
 
 
 def of_kind(export: Export, *kinds: str) -> list[File]:
-    """Return the JSON files of a kind that may be a whole export, so not one of many."""
+    """Return the JSON files of a kind that may be a whole export, so not one of many.
+
+    Raises:
+        NacreError: There are some, and another one is damaged, which may be one of them.
+    """
     files = export.with_suffix(".json")
     per_folder = Counter(file.folder for file in files)
     few = [file for file in files if per_folder[file.folder] <= MOST_JSON]
-    return [file for file in few if json_kind(export, file) in kinds]
+    found = [file for file in few if json_kind(export, file) in kinds]
+    damaged = [export.damage[file] for file in few if file in export.damage]
+    if found and damaged:
+        raise damaged[0]
+    return found
 
 
 def json_kind(export: Export, file: File) -> str:
@@ -39,7 +47,7 @@ def _looked_up(export: Export, file: File, look: Callable[[Any, str], str]) -> s
             with export.open(file) as opened:
                 export.kinds[file] = look(opened, file.path)
         except NacreError as error:
-            export.damage.append(error)
+            export.damage[file] = error
             export.kinds[file] = "damaged"
     return export.kinds[file]
 

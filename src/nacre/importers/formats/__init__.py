@@ -120,8 +120,8 @@ def _load(others: dict[str, EntryPoint]) -> list[Format]:
 
 
 def _not_recognized(export: Export, wanted: str | None) -> NacreError:
-    if export.damage:
-        return export.damage[0]
+    for damage in export.damage.values():
+        return damage
     root = brief(str(export.root))
     if wanted:
         return NacreError(f"{root} does not look like {wanted}")

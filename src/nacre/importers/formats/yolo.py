@@ -54,7 +54,7 @@ def _describes(export: Export, file: File) -> bool:
     try:
         known = as_dict(load_yaml(export, file))
     except NacreError as error:
-        export.damage.append(error)
+        export.damage[file] = error
         return False
     return "names" in known and any(key in known for key in (*_SPLIT_KEYS, "nc", "path"))
 
