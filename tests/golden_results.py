@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import nacre
-from data.importers.exports import WRITERS
+from importers.exports import WRITERS
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.methods import METHODS
 from partial_data import LABELS, write_folder

@@ -23,6 +23,7 @@ ROOMS = (
     "report",
     "export",
     "sweeps",
+    "importers",
     "terminal",
     "api",
     "cli",

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from nacre.data.importers.run import ImportOptions, import_export
 from nacre.data.sources.scenes_render import CLASS_NAMES, render
 from nacre.export.polygons import simplify, trace_rings
 from nacre.export.predictions import Legend, compress_runs, encode_runs, overlay
+from nacre.importers import ImportOptions, import_export
 
 SIDE, SCENE = 288, 18
 COLORS = ((0, 0, 0), (86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66))
@@ -226,31 +226,6 @@ def supervisely(root: Path, things: list[Thing]) -> list[str]:
     return kinds
 
 
-def segments(root: Path, things: list[Thing]) -> list[str]:
-    """Segments.ai: a release file and a bitmap of numbers."""
-    names = sorted({thing.name for thing in things})
-    ids = np.zeros((SIDE, SIDE), np.uint32)
-    found = []
-    for i, thing in enumerate(things, start=1):
-        ids[thing.mask] = i
-        found.append({"id": i, "category_id": names.index(thing.name) + 1})
-    bands = np.stack([ids & 255, ids >> 8 & 255, ids >> 16, np.full_like(ids, 255)], 2)
-    write(root / "scene_label_ground-truth.png", png(bands.astype(np.uint8)))
-    bitmap = {"format_version": "0.1", "annotations": found, "segmentation_bitmap": {"url": "x"}}
-    label = {"label_status": "LABELED", "attributes": bitmap}
-    sample = {"name": "scene.png", "uuid": "1", "attributes": {}, "labels": {"ground-truth": label}}
-    categories = [{"id": i, "name": name} for i, name in enumerate(names, start=1)]
-    dataset = {
-        "name": "sea",
-        "task_type": "segmentation-bitmap",
-        "task_attributes": {"format_version": "0.1", "categories": categories},
-        "labelsets": [{"name": "ground-truth"}],
-        "samples": [sample],
-    }
-    write(root / "sea-v1.json", {"name": "v1", "description": "", "dataset": dataset})
-    return ["mask"]
-
-
 TOOLS: dict[str, Callable[[Path, list[Thing]], list[str]]] = {
     "cvat": cvat,
     "roboflow": roboflow,
@@ -259,7 +234,6 @@ TOOLS: dict[str, Callable[[Path, list[Thing]], list[str]]] = {
     "ultralytics": ultralytics,
     "coco": coco,
     "supervisely": supervisely,
-    "segments": segments,
 }
 
 

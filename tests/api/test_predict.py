@@ -23,9 +23,9 @@ from nacre.api.predict import PredictOptions, predict_all
 from nacre.api.rasters import is_georeferenced
 from nacre.api.video import read_frames
 from nacre.data.image_io import read_mask
-from nacre.data.importers.run import ImportOptions, import_export
 from nacre.errors import NacreError
 from nacre.export.verify import noise_picture
+from nacre.importers import ImportOptions, import_export
 from nacre.utils.lock import locked
 from tiny_runs import StopAfter
 

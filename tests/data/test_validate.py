@@ -96,3 +96,18 @@ def test_many_problems_are_cut_short(root: Path) -> None:
     assert "q09" in text
     assert "q10" not in text
     assert "train: and 5 more" in text
+
+
+def test_masks_in_black_and_white_with_another_label_are_a_problem_with_its_remedy(
+    root: Path,
+) -> None:
+    for path in (root / "masks").iterdir():
+        save_mask(path, blocks(8, 12, [0, 255]))
+    (root / "classes.yaml").write_text("classes: {1: plant}")
+    report = _check(root)
+    assert (report.is_valid, report.white_label) == (False, 255)
+    text = _text(report)
+    assert "write `classes: {255: plant}` in classes.yaml" in text
+    assert "every file can be used" not in text
+    (root / "classes.yaml").write_text("classes: {255: plant}")
+    assert _check(root).is_valid

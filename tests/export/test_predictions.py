@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from nacre.data.importers.shapes.rle import parse_compressed
 from nacre.export.predictions import (
     CocoWriter,
     Legend,
@@ -18,6 +17,7 @@ from nacre.export.predictions import (
     labelme,
     overlay,
 )
+from nacre.importers.rle import parse_compressed
 
 LEGEND = Legend(("background", "cat", "dog"), ((0, 0, 0), (200, 0, 0), (0, 200, 0)))
 

@@ -27,14 +27,14 @@ from values import BAD_OPTIONS, BAD_YAML, damage_bytes, damage_file, damage_word
 from world import SCENES, SMALL, World
 
 import unprivileged
-from data.importers.exports import WRITERS, zip_folder
+from importers.exports import WRITERS, zip_folder
 from local_server import send, serving
 from nacre.cli import app
-from nacre.data.importers.run import import_export
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError, has_control_characters
 from nacre.export import server
 from nacre.export.metadata import Metadata
+from nacre.importers import import_export
 from nacre.methods import METHODS
 from nacre.runs.learn_config import build_learn_config
 from nacre.training.automatic import Choice
@@ -187,7 +187,9 @@ def _import(export: Path, work: Path) -> None:
         assert set(work.rglob("*")) == before, "something was left behind"
     else:
         folder = Folder(FolderConfig(root=work / "data"))
-        assert 0 < sum(len(folder.index(one).names) for one in ("train", "val")) <= report.pictures
+        assert (
+            0 < sum(len(folder.index(one).names) for one in ("train", "val")) <= report.num_images
+        )
         assert all(line.isprintable() for line in report.sentences())
         new = {path.relative_to(work).parts[0] for path in set(work.rglob("*")) - before}
         assert new == {"data"}

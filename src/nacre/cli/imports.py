@@ -1,5 +1,6 @@
 """The command that turns the export of an annotation tool into a folder to learn from."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,10 @@ from nacre.cli.options import split_names
 from nacre.errors import NacreError, unknown_name
 
 if TYPE_CHECKING:
-    from nacre.data.importers.run import ImportOptions
+    from nacre.importers import ImportOptions
 
 
-Images = Annotated[Path | None, typer.Option(help="Folder or archive with the pictures, if apart.")]
+Images = Annotated[Path | None, typer.Option(help="Folder or archive with the images, if apart.")]
 Classes = Annotated[str | None, typer.Option(help="Only these classes, by commas, in this order.")]
 Ignore = Annotated[
     list[str] | None, typer.Option(help="A class whose pixels do not count; may be repeated.")
@@ -24,15 +25,26 @@ Rename = Annotated[
     list[str] | None,
     typer.Option(metavar="OLD=NEW", help="Call a class otherwise, or join two."),
 ]
+Colors = Annotated[
+    str | None,
+    typer.Option(metavar="R,G,B=NAME,…", help="What colors in masks mean, if no file says so."),
+]
+Boxes = Annotated[
+    str,
+    typer.Option(
+        help="Rectangles: fill, skip, or ask: fill those drawn as areas, and ask where all "
+        "outlines of COCO or YOLO are boxes."
+    ),
+]
 Unlabeled = Annotated[
     str,
     typer.Option(
-        help="Pictures without labels: background if the export lists them (listed), "
+        help="Images without labels: background if the export lists them (listed), "
         "always (background), or never (skip)."
     ),
 ]
 Format = Annotated[
-    str | None, typer.Option("--format", help="Name of the format, if it is not recognised.")
+    str | None, typer.Option("--format", help="Name of the format, if it is not recognized.")
 ]
 
 
@@ -48,17 +60,18 @@ def import_(
     classes: Classes = None,
     ignore: Ignore = None,
     rename: Rename = None,
-    boxes: Annotated[str, typer.Option(help="Rectangles: fill or skip.")] = "fill",
+    colors: Colors = None,
+    boxes: Boxes = "ask",
     unlabeled: Unlabeled = "listed",
     format_: Format = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
-    from nacre.data.importers.run import ImportOptions
-    from nacre.data.importers.writing.classes import ClassOptions
+    from nacre.importers import ClassOptions, ImportOptions
 
     chosen: dict[str, Any] = {
-        "boxes": _one_of("--boxes", boxes, ("fill", "skip")),
+        "boxes": _one_of("--boxes", boxes, ("ask", "fill", "skip")),
+        "colors": _parse_colors(colors or ""),
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }
     wanted = ClassOptions(
@@ -70,7 +83,7 @@ def import_(
 
 def _import(export: Path, to: Path, options: "ImportOptions", json: bool) -> None:
     """Import with bars, and print the report."""
-    from nacre.data.importers.run import import_export
+    from nacre.importers import import_export
     from nacre.terminal.imports import ImportDisplay, render
     from nacre.utils.signals import StopSignal
 
@@ -100,3 +113,16 @@ def _parse_renames(pairs: Sequence[str]) -> dict[str, str]:
             raise NacreError(f"--rename {pair!r} is not of the form OLD=NEW")
         renamed[old] = new
     return renamed
+
+
+def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
+    """Return names by color from ``0,255,0=crop,255,0,0=weed``."""
+    named, rest = {}, text.strip()
+    while rest:
+        form = re.match(r"(\d{1,3}),\s*(\d{1,3}),\s*(\d{1,3})\s*=([^,=]+)(?:,\s*|$)", rest)
+        color = tuple(int(form[i]) for i in (1, 2, 3)) if form else (256,)
+        if form is None or max(color) > 255 or not form[4].strip():
+            raise NacreError(f"--colors {text!r} is not of the form R,G,B=NAME,R,G,B=NAME")
+        named[color[0], color[1], color[2]] = form[4].strip()
+        rest = rest[form.end() :]
+    return named

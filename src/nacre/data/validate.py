@@ -54,8 +54,15 @@ class DataReport:
 
     @property
     def is_valid(self) -> bool:
-        """True if every file that a split names can be used."""
-        return not any(split.problems for split in self.splits)
+        """True if every file that a split names can be used, and means what was meant."""
+        return not any(split.problems for split in self.splits) and self.white_label is None
+
+    @property
+    def white_label(self) -> int | None:
+        """The ignored label where it is likely the one class: masks in black and white."""
+        there = set(images_by_label(self.splits[0].index))
+        is_alone = there == {self.space.background, self.space.ignored}
+        return self.space.ignored if is_alone and len(self.space.names) == 1 else None
 
     @property
     def is_complete(self) -> bool:
@@ -75,6 +82,7 @@ class DataReport:
             "valid": self.is_valid,
             "complete": self.is_complete,
             "empty_classes": list(self.empty_classes),
+            "white_label": self.white_label,
             "splits": [_split_as_dict(split, self.space) for split in self.splits],
         }
 

@@ -88,5 +88,15 @@ def _sentences(report: DataReport) -> Iterator[str]:
             )
     if report.empty_classes:
         yield f"no pixel in training: {', '.join(report.empty_classes)}"
+    if report.white_label is not None:
+        (name,) = report.empty_classes
+        yield (
+            f"the masks hold {report.space.background} and {report.white_label} only, and "
+            f"{report.white_label} does not count: no pixel is {name}; if {report.white_label} is "
+            f"{name}, write `classes: {{{report.white_label}: {name}}}` in classes.yaml"
+        )
     faulty = sum(len(split.problems) for split in report.splits)
-    yield "every file can be used" if report.is_valid else f"{faulty:,} images cannot be used"
+    if report.is_valid:
+        yield "every file can be used"
+    elif faulty:
+        yield f"{faulty:,} images cannot be used"

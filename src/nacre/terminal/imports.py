@@ -10,9 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from nacre.data.importers.catalog import BACKGROUND
-from nacre.data.importers.report import ImportReport
-from nacre.data.importers.writing.folder import SHEET
+from nacre.importers import ImportReport
+from nacre.importers.folder import SHEET
+from nacre.importers.masks import BACKGROUND
+from nacre.importers.problems import counted
 from nacre.utils.progress import Progress, show_progress
 
 
@@ -56,24 +57,24 @@ def render(report: ImportReport) -> Group:
 
 
 def _classes_table(report: ImportReport) -> Table:
-    title = f"{report.format}: {report.pictures:,} pictures in {report.target.name}"
+    title = f"{report.format}: {counted(report.num_images, 'image')} in {report.target.name}"
     table = Table(title=escape(title), title_justify="left")
     table.add_column("label", justify="right")
     table.add_column("class", overflow="fold")
-    table.add_column("pictures", justify="right")
+    table.add_column("images", justify="right")
     table.add_column("pixels", justify="right")
     for label, name in _rows(report):
         counts = f"{report.images[label]:,}", f"{report.share(label):.2%}"
-        table.add_row(
-            str(label), escape(name), *counts, style="" if report.images[label] else "dim"
-        )
+        table.add_row(str(label), escape(name), *counts)
     return table
 
 
 def _rows(report: ImportReport) -> Iterator[tuple[int, str]]:
     if report.images[BACKGROUND]:
         yield BACKGROUND, "(background)"
-    yield from enumerate(report.classes, start=1)
+    # Classes without a pixel stand in one line below the table.
+    there = enumerate(report.classes, start=1)
+    yield from ((label, name) for label, name in there if report.images[label])
     if report.images[report.ignored]:
         yield report.ignored, "(ignored)"
 

@@ -1,1 +1,0 @@
-"""From a picture and its labels to a mask."""

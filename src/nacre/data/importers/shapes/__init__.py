@@ -1,1 +1,0 @@
-"""Annotated shapes and the exact pixels that they cover."""

@@ -1,1 +1,0 @@
-"""What is written beside the masks: labels, names, lists, the contact sheet."""

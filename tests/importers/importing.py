@@ -1,0 +1,66 @@
+"""What the tests of single formats share: importing a folder and looking at what came of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+
+from nacre.importers import ClassOptions, ImportOptions, ImportReport, import_export
+
+
+def options(**given: Any) -> ImportOptions:
+    """Return import options; those of the classes may stand beside the others.
+
+    Most outlines of these exports are boxes, so that the question is answered beforehand.
+    """
+    given = {"boxes": "fill"} | given
+    classes = {key: given.pop(key) for key in ("classes", "ignore", "rename") if key in given}
+    return ImportOptions(classes=ClassOptions(**classes), **given)
+
+
+class Imported:
+    """A folder that was imported."""
+
+    def __init__(self, export: Path, target: Path, **given: Any) -> None:
+        self.root = target
+        self.report: ImportReport = import_export(export, target, options(**given))
+        self.classes: dict[str, Any] = yaml.safe_load((target / "classes.yaml").read_text("utf-8"))
+
+    @property
+    def names(self) -> list[str]:
+        """The class names in the order of their labels."""
+        return list(self.classes["classes"].values())
+
+    @property
+    def text(self) -> str:
+        """All that people are told."""
+        return "\n".join(self.report.sentences())
+
+    def mask(self, name: str) -> NDArray[Any]:
+        """Return the labels of an image."""
+        with Image.open(self.root / "masks" / f"{name}.png") as image:
+            return np.array(image)
+
+    def images(self) -> set[str]:
+        """Return the names of the images that were written."""
+        below = self.root / "images"
+        return {
+            path.relative_to(below).with_suffix("").as_posix()
+            for path in below.rglob("*")
+            if path.is_file()
+        }
+
+    def list(self, split: str) -> list[str]:
+        """Return a split list."""
+        return (self.root / f"{split}.txt").read_text("utf-8").splitlines()
+
+
+def filled(size: tuple[int, int], *boxes: tuple[int, int, int, int, int]) -> NDArray[np.uint8]:
+    """Return a mask with boxes (left, top, right, bottom, label), later ones on top."""
+    mask = np.zeros((size[1], size[0]), np.uint8)
+    for left, top, right, bottom, label in boxes:
+        mask[top:bottom, left:right] = label
+    return mask

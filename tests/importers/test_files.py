@@ -1,0 +1,173 @@
+"""Which file a name in an annotation means, which split a path tells, and what files are called."""
+
+import pytest
+
+from nacre.importers.files import (
+    File,
+    Finder,
+    agrees,
+    clean_parts,
+    split_in_name,
+    split_of,
+)
+from nacre.importers.folder import plan_lists, plan_names, safe_part, written_suffix
+from nacre.importers.problems import Unusable
+from nacre.importers.reading import Image
+from nacre.importers.sheet import choose
+
+
+def files(*paths: str) -> list[File]:
+    return [File(path, 1, path) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("reference", "near", "split", "found"),
+    [
+        ("a.jpg", "", None, "images/a.jpg"),
+        ("A.JPG", "", None, "images/a.jpg"),
+        ("a", "", None, "images/a.jpg"),
+        ("a.jpeg", "", None, "images/a.jpg"),
+        ("C:\\photos\\a.jpg", "", None, "images/a.jpg"),
+        ("../../images/a.jpg", "", None, "images/a.jpg"),
+        ("b.png", "train", None, "train/b.png"),
+        ("b.png", "", "val", "valid/b.png"),
+        ("valid/b.png", "train", "train", "valid/b.png"),
+        ("http://x.org/y/valid/b.png?z=1", "", None, "valid/b.png"),
+        ("c%20d.png", "", None, "c d.png"),
+        ("images/e.png", "", None, "images/e.png"),
+        ("images/e.png", "train", None, "train/images/e.png"),
+        ("nothing.jpg", "", None, None),
+        ("data:image/png;base64,xyz", "", None, None),
+        ("", "", None, None),
+        ("http://[", "", None, None),
+    ],
+)
+def test_the_file_that_a_name_means(
+    reference: str, near: str, split: str | None, found: str | None
+) -> None:
+    finder = Finder(
+        files(
+            *("images/a.jpg", "train/b.png", "valid/b.png", "c d.png"),
+            *("images/e.png", "train/images/e.png", "masks/nothing.png"),
+        )
+    )
+    match = finder.find(reference, near, split)
+    assert (match.path if match else None) == found
+
+
+def test_two_files_that_may_be_meant_are_not_guessed() -> None:
+    with pytest.raises(Unusable, match="several files may be the image"):
+        Finder(files("x/a.jpg", "y/a.jpg")).find("a.jpg")
+
+
+def test_a_whole_path_is_told_from_a_last_part() -> None:
+    finder = Finder(files("day1/a.jpg"))
+    (file,) = files("day1/a.jpg")
+    assert finder.find("day1/a.jpg") == finder.find("day2/a.jpg") == file
+    assert [agrees(name, file) for name in ("a.jpg", "Day1/a.png", "day2/a.jpg")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [
+        ("images/Train", "train"),
+        ("train/images", "train"),
+        ("x/VALID/y", "val"),
+        ("val2017", "val"),
+        ("training", "train"),
+        ("leftImg8bit/test/berlin", "test"),
+        ("trains/x", None),
+        ("", None),
+    ],
+)
+def test_splits_in_paths(path: str, split: str | None) -> None:
+    assert split_of(path) == split
+
+
+@pytest.mark.parametrize(
+    ("stem", "split"),
+    [
+        ("instances_val2017", "val"),
+        ("train-annotations", "train"),
+        ("result", None),
+        ("_x.test", "test"),
+    ],
+)
+def test_splits_in_names_of_files(stem: str, split: str | None) -> None:
+    assert split_in_name(stem) == split
+
+
+def test_paths_of_all_systems_have_plain_parts() -> None:
+    assert clean_parts("C:\\a\\..\\b/./c") == ("a", "b", "c")
+
+
+def images(*paths: str) -> list[Image]:
+    return [Image(path, file) for path, file in zip(paths, files(*paths), strict=True)]
+
+
+def test_names_are_short_where_that_is_clear() -> None:
+    assert plan_names(images("x/train/a.jpg", "x/valid/b.png")) == ["a", "b"]
+    assert plan_names(images("x/train/a.jpg", "x/valid/A.jpg")) == ["train/a", "valid/A"]
+    assert plan_names(images("x/a.jpg", "x/a.png", "x/a_png.jpg")) == [
+        "a_jpg",
+        "a_png",
+        "a_png_2",
+    ]
+    assert plan_names(images("v1.2/a.jpg", "v1.3/a.jpg")) == ["v1_2/a", "v1_3/a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("a b", "a b"),
+        ("..", "_"),
+        (".x. ", "x"),
+        ("a:b*c", "a_b_c"),
+        ("NUL", "_NUL"),
+        ("\x1bé", "_é"),
+    ],
+)
+def test_parts_of_names_are_safe(text: str, safe: str) -> None:
+    assert safe_part(text) == safe
+
+
+def test_long_names_stay_apart() -> None:
+    one, other = (safe_part("x" * 300 + end) for end in "ab")
+    assert one != other
+    assert max(len(one), len(other)) <= 120
+    assert [written_suffix(name) for name in ("a.JFIF", "b.jpeg", "c.Png")] == [
+        ".jpg",
+        ".jpg",
+        ".png",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("splits", "lists"),
+    [
+        ({"a": "train", "b": "val", "c": "test"}, {"train": ["a"], "val": ["b"], "test": ["c"]}),
+        ({"a": "train", "b": "test"}, {"train": ["a"], "val": ["b"]}),
+        ({"a": "train", "b": "val", "c": None}, {"train": ["a"], "val": ["b"]}),
+        ({"a": "train", "b": "train"}, {}),
+        ({"a": "val", "b": "test"}, {}),
+        ({"a": None, "b": None}, {}),
+    ],
+)
+def test_lists_are_both_of_two_or_none(
+    splits: dict[str, str | None], lists: dict[str, list[str]]
+) -> None:
+    assert plan_lists(splits.items())[0] == lists
+
+
+def test_the_sheet_shows_every_class_if_it_can() -> None:
+    pixels = [{0: 9} for _ in range(100)]
+    for label, i in ((1, 3), (2, 77), (3, 98)):
+        pixels[i] = {0: 5, label: 4}
+    chosen = choose(pixels, 10)
+    assert len(chosen) == 10
+    assert {3, 77, 98} <= set(chosen)
+    assert choose(pixels[:2], 10) == [0, 1]

@@ -1,0 +1,480 @@
+"""Exports that mean harm: one sentence, nothing written, and never anything outside the target."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exports import (
+    SIZES,
+    coco_content,
+    coco_rle,
+    cvat_xml,
+    label_studio,
+    save_image,
+    save_json,
+    save_text,
+    yolo,
+    zip_folder,
+)
+from PIL import Image
+
+from importing import Imported
+from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.errors import NacreError
+from nacre.importers import files
+from nacre.importers.folder import new_folder
+from nacre.importers.run import import_export
+
+
+def packed(path: Path, entries: dict[str, bytes], mode: int = 0) -> Path:
+    """Write an archive with names as they are."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (mode or stat.S_IFREG | 0o644) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, data)
+    return path
+
+
+def image_bytes(size: tuple[int, int] = (16, 12)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (90, 120, 30)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder, and every folder as an empty entry."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+        if not path.is_symlink()
+    }
+
+
+def refused(export: Path, tmp_path: Path, message: str) -> None:
+    """See that an export is refused in one sentence and leaves everything as it was."""
+    before = snapshot(tmp_path)
+    with pytest.raises(NacreError, match=message) as caught:
+        import_export(export, tmp_path / "target" / "deeper" / "data")
+    assert len(str(caught.value)) < 1000
+    assert "\n" not in str(caught.value)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.json",
+        "images/../../outside.jpg",
+        "/etc/outside.json",
+        "C:\\outside.json",
+        "..\\..\\outside.json",
+        "a/b/../../../outside",
+    ],
+)
+def test_names_that_lead_out_of_an_archive(name: str, tmp_path: Path) -> None:
+    content = json.dumps(coco_content(["a"])).encode()
+    entries = {"c.json": content, "a.jpg": image_bytes(), name: b"x"}
+    refused(packed(tmp_path / "x.zip", entries), tmp_path, "which leads out of the archive")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../outside.png", "/etc/outside.png", "..\\..\\outside.png", "C:\\outside.png"]
+)
+def test_names_in_annotations_cannot_lead_out_either(name: str, tmp_path: Path) -> None:
+    save_image(tmp_path / "outside.png", (16, 12))
+    content = coco_content(["a"])
+    content["images"][0]["file_name"] = name
+    save_json(tmp_path / "inside" / "x" / "c.json", content)
+    refused(tmp_path / "inside" / "x", tmp_path, "holds none of their files")
+    # A file of that name inside the export is meant, and its name is written plainly.
+    save_image(tmp_path / "inside" / "x" / "outside.png", (16, 12))
+    got = Imported(tmp_path / "inside" / "x", tmp_path / "inside" / "y")
+    assert got.images() == {"outside"}
+
+
+def test_hostile_names_of_images_become_plain_ones(tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    names = ["con.jpg", " .hidden.jpg", "a\nb.jpg", "x" * 180 + ".jpg", "tab\t.jpg", "nul.x.jpg"]
+    images, annotations = [], []
+    for i, name in enumerate(names):
+        images.append(content["images"][0] | {"id": i, "file_name": name})
+        annotations += [one | {"image_id": i} for one in content["annotations"]]
+        save_image(tmp_path / "x" / name, (16, 12))
+    save_json(tmp_path / "x" / "c.json", content | {"images": images, "annotations": annotations})
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.report.num_images == len(names)
+    written = sorted(path.name for path in (tmp_path / "y" / "images").iterdir())
+    assert all(name.isprintable() and not name.startswith(".") for name in written)
+    assert all(len(name) < 140 for name in written)
+    assert {"_con.jpg", "hidden.jpg", "a_b.jpg", "tab_.jpg", "_nul.x.jpg"} < set(written)
+
+
+def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
+    content = json.dumps(coco_content(["a"])).encode()
+    path = packed(tmp_path / "x.zip", {"a.jpg": b"/etc/passwd"}, stat.S_IFLNK | 0o777)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("c.json", content)
+    refused(path, tmp_path, "holds none of their files")
+
+
+def test_links_in_a_folder_are_followed_only_inside_it(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    secret = tmp_path / "secret"
+    save_image(secret / "a.jpg", SIZES["a"])
+    (tmp_path / "x" / "images" / "a.jpg").unlink()
+    (tmp_path / "x" / "images" / "a.jpg").symlink_to(secret / "a.jpg")
+    (tmp_path / "x" / "images" / "b.jpg").rename(tmp_path / "x" / "kept.bin")
+    (tmp_path / "x" / "images" / "b.jpg").symlink_to(tmp_path / "x" / "kept.bin")
+    (tmp_path / "x" / "more").symlink_to(secret)
+    (tmp_path / "x" / "round").symlink_to(tmp_path / "x")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"b", "empty"}
+    assert "3 links that lead outside were not followed" in got.text
+    assert not (tmp_path / "y" / "images" / "b.jpg").is_symlink()
+
+
+def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    os.mkfifo(tmp_path / "x" / "images" / "pipe.jpg")
+    os.mkfifo(tmp_path / "x" / "pipe.json")
+    os.mkfifo(tmp_path / "pipe")
+    assert Imported(tmp_path / "x", tmp_path / "y").report.num_images == 3
+    with pytest.raises(NacreError, match="neither a folder nor a file"):
+        import_export(tmp_path / "pipe", tmp_path / "z")
+
+
+def test_an_archive_that_would_grow_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_BOMB_BYTES", 1 << 20)
+    path = packed(tmp_path / "x.zip", {"c.json": b" " * (8 << 20)})
+    refused(path, tmp_path, r"would grow from 8,\d\d\d to 8,388,608 bytes")
+
+
+def test_names_that_an_archive_has_twice(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("c.json", "{}")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("c.json", "[]")
+    refused(path, tmp_path, "holds 'c.json' twice")
+
+
+@pytest.mark.parametrize("end", [0, 10, 30, 100, -1, -10, -40])
+def test_archives_that_are_cut_off(end: int, tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    whole = zip_folder(tmp_path / "x", tmp_path / "whole.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(whole[:end])
+    refused(tmp_path / "cut.zip", tmp_path, "is not a zip archive that can be read")
+
+
+def test_an_archive_with_flipped_bytes_leaves_out_what_is_damaged(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    path = zip_folder(tmp_path / "x", tmp_path / "x.zip")
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("images/a.jpg").header_offset
+    data[start + 60 : start + 90] = bytes(30)
+    path.write_bytes(data)
+    got = Imported(path, tmp_path / "y")
+    assert got.images() == {"b", "empty"}
+    assert "the image cannot be read" in got.text
+
+
+def test_locked_archives_and_other_kinds_of_them(tmp_path: Path) -> None:
+    path = packed(tmp_path / "x.zip", {"c.json": b"{}"})
+    data = bytearray(path.read_bytes())
+    data[6] |= 1  # the flag of an encrypted entry, here and in the directory
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    refused(path, tmp_path, "locked by a password")
+    (tmp_path / "x.tar").write_bytes(b"x")
+    refused(tmp_path / "x.tar", tmp_path, "unpack it, then import the folder")
+    refused(tmp_path / "nothing", tmp_path, "there is no export")
+
+
+def test_an_xml_bomb(tmp_path: Path) -> None:
+    cvat_xml(tmp_path / "x")
+    path = tmp_path / "x" / "annotations.xml"
+    bomb = '<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    save_text(path, path.read_text().replace("<annotations>", bomb + "<annotations>"))
+    refused(tmp_path / "x", tmp_path, "declares a document type")
+
+
+@pytest.mark.parametrize("name", ["1e999", "no", "~", "0x1F", "#x", "- y", "{z}", "'", "=", "nan"])
+def test_class_names_that_yaml_would_read_otherwise(name: str, tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    content["categories"][0]["name"] = name
+    save_json(tmp_path / "x" / "c.json", content)
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
+    Imported(tmp_path / "x", tmp_path / "y")
+    assert Folder(FolderConfig(root=tmp_path / "y")).space.names == {1: name, 2: "dog"}
+
+
+def test_a_yaml_bomb(tmp_path: Path) -> None:
+    yolo(tmp_path / "x")
+    lines = ["a: &a [x, x]"] + [
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]"
+        for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+    ]
+    save_text(tmp_path / "x" / "data.yaml", "\n".join([*lines, "names: *j", "train: x"]))
+    refused(tmp_path / "x", tmp_path, "is not valid YAML: it holds more than")
+
+
+@pytest.mark.parametrize("depth", [200, 100_000])
+def test_deep_nesting(depth: int, tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    text = json.dumps(content).replace('"occluded": false', f'"x": {"[" * depth}{"]" * depth}', 1)
+    save_text(tmp_path / "x" / "c.json", text)
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
+    if depth > 1000:
+        refused(tmp_path / "x", tmp_path, "nested too deeply")
+    else:
+        assert Imported(tmp_path / "x", tmp_path / "y").images() == {"a"}
+
+
+def test_giant_sizes_are_believed_only_of_the_image_itself(tmp_path: Path) -> None:
+    for name, change in {
+        "one": {"width": 10**9, "height": 10**9},
+        "two": {"width": 10**300, "height": -5},
+    }.items():
+        content = coco_content(["a"], "text")
+        content["images"][0] |= change
+        content["annotations"][0]["segmentation"] = {"size": [10**9, 10**9], "counts": "1"}
+        save_json(tmp_path / name / "c.json", content)
+        save_image(tmp_path / name / "a.jpg", SIZES["a"])
+        refused(tmp_path / name, tmp_path, "another size|damaged|integer overflow")
+
+
+def test_a_image_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
+    content = coco_content(["a", "b"])
+    save_json(tmp_path / "x" / "c.json", content)
+    save_image(tmp_path / "x" / "b.jpg", SIZES["b"])
+    data = bytearray(image_bytes())
+    data[16:24] = (60_000).to_bytes(4, "big") * 2
+    crc = __import__("zlib").crc32(bytes(data[12:29])).to_bytes(4, "big")
+    data[29:33] = crc
+    (tmp_path / "x" / "a.jpg").write_bytes(data)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"b"}
+    assert "the image cannot be used" in got.text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"GIF89a\x01\x00\x01\x00", b"\xff\xd8\xff\xe0" + b"x" * 50],
+    ids=["empty", "postscript", "gif", "not a jpeg"],
+)
+def test_files_that_are_no_images(data: bytes, tmp_path: Path) -> None:
+    save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
+    (tmp_path / "x" / "a.jpg").write_bytes(data)
+    refused(tmp_path / "x", tmp_path, "the image cannot be used")
+
+
+def test_a_image_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    path = tmp_path / "x" / "images" / "a.jpg"
+    path.write_bytes(path.read_bytes()[:-60])
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"b", "empty"}
+    assert sorted(path.name for path in (tmp_path / "y" / "images").iterdir()) == [
+        "b.jpg",
+        "empty.jpg",
+    ]
+
+
+def test_a_png_whose_last_chunk_is_cut_off_is_left_out(tmp_path: Path) -> None:
+    save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
+    (tmp_path / "x" / "a.jpg").write_bytes(image_bytes()[:-6])
+    refused(tmp_path / "x", tmp_path, "the image cannot be used .broken PNG file")
+
+
+def test_class_names_are_made_printable(tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    content["categories"][0]["name"] = "cat\x1b[31m\nred\u202e"
+    content["categories"][1]["name"] = "=cmd|' /C calc'!A0, [bold]<script>"
+    save_json(tmp_path / "x" / "c.json", content)
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names[0] == "cat [31m red"
+    assert all(name.isprintable() for name in got.names)
+    assert "\x1b" not in got.text
+
+
+@pytest.mark.parametrize("name", [None, "", "  ", [], {}, True, "\x00"])
+def test_classes_without_a_name(name: object, tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    content["categories"][0]["name"] = name
+    save_json(tmp_path / "x" / "c.json", content)
+    refused(tmp_path / "x", tmp_path, "category 1: .* is not the name of a class")
+
+
+def test_errors_show_little_of_giant_values(tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    content["annotations"][0]["segmentation"] = "x" * 100_000
+    content["annotations"][1]["image_id"] = "y" * 100_000
+    save_json(tmp_path / "x" / "c.json", content)
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
+    refused(tmp_path / "x", tmp_path, "damaged|does not list")
+
+
+def test_a_long_zigzag_ends_in_time(tmp_path: Path) -> None:
+    points = np.random.default_rng(0).uniform(0, 100, (200_000, 2)).round(2)
+    shape = {"label": "cat", "points": points.tolist(), "shape_type": "polygon"}
+    save_json(tmp_path / "x" / "p.json", {"shapes": [shape], "imagePath": "p.jpg"})
+    save_image(tmp_path / "x" / "p.jpg", (100, 100))
+    assert Imported(tmp_path / "x", tmp_path / "y").report.num_images == 1
+
+
+def test_a_file_where_the_target_should_be_and_a_folder_that_is_not_empty(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    before = snapshot(tmp_path)
+    with pytest.raises(NacreError, match=r"is a file; --to names a folder to make"):
+        import_export(tmp_path / "x", tmp_path / "file")
+    with pytest.raises(NacreError, match="is not empty; import into a new folder"):
+        import_export(tmp_path / "x", tmp_path / "full")
+    with pytest.raises(NacreError, match=r"could not (make|write)"):
+        import_export(tmp_path / "x", tmp_path / "file" / "below")
+    assert snapshot(tmp_path) == before
+
+
+def test_an_empty_target_and_a_link_to_one_are_used(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    import_export(tmp_path / "x", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "empty" / "classes.yaml").exists()
+
+
+@pytest.mark.parametrize("stop_at", ["reading", "painting masks"])
+def test_nothing_is_left_of_an_import_that_is_stopped(stop_at: str, tmp_path: Path) -> None:
+    label_studio(tmp_path / "x")
+    before = snapshot(tmp_path)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what.startswith(stop_at) and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_export(tmp_path / "x", tmp_path / "far" / "away", progress=stop)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("stop_at", ["reading", "painting masks"])
+def test_what_a_killed_import_leaves_is_removed_by_the_next_one(
+    stop_at: str, tmp_path: Path
+) -> None:
+    label_studio(tmp_path / "x")
+    before = snapshot(tmp_path)
+
+    def die(what: str, done: int, total: int) -> None:
+        if what.startswith(stop_at) and done:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        import_export(tmp_path / "x", tmp_path / "y", progress=die)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert snapshot(tmp_path) != before, "something is left, so the test can fail"
+    import_export(tmp_path / "x", tmp_path / "y")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+
+def test_an_import_leaves_alone_what_another_one_is_writing(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    (tmp_path / ".y.settings").mkdir()
+    with new_folder(tmp_path / "y") as folder:
+        Imported(tmp_path / "x", tmp_path / "y")
+        assert (folder / "images").is_dir()
+        shutil.rmtree(tmp_path / "y")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".y.settings", "x", "y"]
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coco_rle(tmp_path / "x")
+    before = snapshot(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("nacre.importers.paint.save_mask", full)
+    with pytest.raises(NacreError, match=r"could not write .*No space left on device"):
+        import_export(tmp_path / "x", tmp_path / "y")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda root: root.mkdir(), "holds no files"),
+        (
+            lambda root: save_text(root / "a.txt", "x"),
+            r"none of the known formats \(it holds 1 .txt",
+        ),
+        (
+            lambda root: save_json(root / "a.json", {"_via_settings": {}}),
+            "VIA; export it there as COCO",
+        ),
+        (
+            lambda root: save_json(root / "a.json", [{"image_id": 1, "category_id": 2}]),
+            "COCO results",
+        ),
+        (lambda root: save_text(root / "a.json", '{"images": [}'), "a.json is not JSON"),
+        (lambda root: save_text(root / "a.zip", "x"), "holds another archive"),
+        (lambda root: save_text(root / "a.parquet", "x"), "as files"),
+        (lambda root: save_text(root / "SegmentationClass" / "a.png", "x"), "none of their files"),
+    ],
+)
+def test_what_is_no_export_is_said_with_advice(
+    write: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "x")
+    refused(tmp_path / "x", tmp_path, message)
+
+
+def test_nacres_own_folder_is_not_imported_again(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    import_export(tmp_path / "x", tmp_path / "y")
+    with pytest.raises(NacreError, match="folder of nacre already"):
+        import_export(tmp_path / "y", tmp_path / "z")
+
+
+def test_archives_of_windows_and_of_macs(tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    content["images"][0]["file_name"] = "grün.PNG"
+    entries = {
+        "export\\annotations\\c.json": json.dumps(content).encode(),
+        "export\\images\\gru\u0308n.PNG": image_bytes(),
+        "__MACOSX/export/images/._grün.PNG": b"x",
+        "export/.DS_Store": b"x",
+    }
+    got = Imported(packed(tmp_path / "x.zip", entries), tmp_path / "y")
+    assert got.images() == {"grün"}
+    # Some programs write UTF-8 without saying so.
+    data = (tmp_path / "x.zip").read_bytes()
+    (tmp_path / "z.zip").write_bytes(data.replace(b"\x00\x08\x08\x00", b"\x00\x00\x08\x00"))
+    assert Imported(tmp_path / "z.zip", tmp_path / "z").images() == {"grün"}
+
+
+def test_one_file_is_an_export_with_the_images_beside_it(tmp_path: Path) -> None:
+    coco_rle(tmp_path / "x")
+    save_image(tmp_path / "x" / "elsewhere" / "a.jpg", SIZES["a"], seed=5)
+    save_json(tmp_path / "x" / "other.json", {"shapes": []})
+    got = Imported(tmp_path / "x" / "result.json", tmp_path / "y")
+    assert got.report.num_images == 3

@@ -1,0 +1,278 @@
+"""Folders of masks as people and tools make them: colors, values, names, layouts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exports import corners, outline, save_image, save_json, save_png, save_text, yolo
+from PIL import Image
+
+from importing import Imported, filled
+from nacre.cli.imports import _parse_colors
+from nacre.errors import NacreError
+from nacre.importers import import_export
+
+SIZE = (24, 16)
+CROP, WEED = (2, 3, 9, 12), (12, 4, 20, 9)
+LABELS = filled(SIZE, (*CROP, 1), (*WEED, 2))
+COLORS = np.array([(0, 0, 0), (0, 255, 0), (255, 0, 0)], np.uint8)
+
+
+def folder(root: Path, mask: str = "masks/p.png", image: str = "images/p.jpg") -> None:
+    save_image(root / image, SIZE)
+    save_png(root / mask, COLORS[LABELS])
+
+
+META = {"label_map": {"0": "background", "1": "crop", "2": "weed"}}
+TABLES: dict[str, Any] = {
+    "class_dict.csv": "name,r,g,b\ncrop,0,255,0\nweed,255,0,0\n",
+    "label_colors.txt": "0 255 0 crop\n255 0 0\tweed\n",
+    "labelmap.txt": "# label:color_rgb\nbackground:0,0,0::\ncrop:0,255,0::\nweed:255,0,0::",
+    "classes.json": {"crop": [0, 255, 0], "weed": "#ff0000"},
+    "obj_class_to_machine_color.json": {"crop": [0, 255, 0], "weed": [255, 0, 0]},
+    "dataset_meta.json": META | {"segmentation_colors": COLORS.tolist()},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_colors(name: str, tmp_path: Path) -> None:
+    folder(tmp_path / "x")
+    text = TABLES[name] if isinstance(TABLES[name], str) else json.dumps(TABLES[name])
+    save_text(tmp_path / "x" / name, text)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (got.names, got.classes["colors"]["weed"]) == (["crop", "weed"], [255, 0, 0])
+    np.testing.assert_array_equal(got.mask("p"), LABELS)
+
+
+def test_names_may_come_before_their_colors(tmp_path: Path) -> None:
+    folder(tmp_path / "x")
+    save_text(tmp_path / "x" / "label_colors.txt", "crop 1 0 255 0\nweed 255 0 0\n")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["crop 1", "weed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("crop\nweed 1", "line 2: 'weed 1' is not a name and a color"),
+        ("crop,0,255,0\nweed,300,0,0", "line 2"),
+        ("crop,0,255,0\nweed,0,255,0", "two classes have the color 0,255,0"),
+        ("name,r,g,b\n", "names no class"),
+    ],
+)
+def test_damaged_tables_are_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+    folder(tmp_path / "x")
+    save_text(tmp_path / "x" / "class_dict.csv", text)
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+@pytest.mark.parametrize("mask", ["masks/p.png", "labels/p.png", "train_labels/p_L.png"])
+def test_colors_without_a_table_are_listed_and_may_be_named(mask: str, tmp_path: Path) -> None:
+    folder(tmp_path / "x", mask)
+    message = (
+        r'0,0,0 \(\d\d\.\d%\), 0,255,0 \(16\.4%\).*name them, such as --colors "0,255,0=crack"'
+    )
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")
+    colors = _parse_colors("0,255,0=crop,255,0,0=big weed")
+    got = Imported(tmp_path / "x", tmp_path / "y", colors=colors)
+    assert got.names == ["crop", "big weed"]
+    np.testing.assert_array_equal(got.mask("p"), LABELS)
+
+
+def test_colors_that_are_not_named_end_the_import(tmp_path: Path) -> None:
+    folder(tmp_path / "x")
+    with pytest.raises(NacreError, match="the color 255,0,0 in 40 pixels"):
+        Imported(tmp_path / "x", tmp_path / "y", colors={(0, 255, 0): "crop"})
+
+
+@pytest.mark.parametrize("text", ["0,255=crop", "0,0,256=crop", "0,255,0=", "crop", "0,1,2=a,3"])
+def test_colors_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(NacreError, match="is not of the form R,G,B=NAME"):
+        _parse_colors(text)
+
+
+def save_palette(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(values)
+    image.putpalette(np.random.default_rng(0).integers(0, 256, 768, np.uint8).tobytes())
+    image.save(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "names"),
+    [
+        ("", "", ["label 1", "label 2"]),
+        ("class_names.txt", "_background_\ncat\ndog\n", ["cat", "dog"]),
+        ("labels.txt", "__ignore__\n_background_\ncat\ndog\n", ["cat", "dog"]),
+        ("labels.txt", "cat\ndog\n", ["cat", "dog"]),
+    ],
+)
+@pytest.mark.parametrize("masks", ["SegmentationClass", "SegmentationClassPNG"])
+def test_voc_like_folders_of_ones_own(
+    masks: str, file: str, text: str, names: list[str], tmp_path: Path
+) -> None:
+    labels = filled(SIZE, (*CROP, 1), (*WEED, 2), (0, 0, 2, 2, 255))
+    for name in ("p", "q"):
+        save_image(tmp_path / "x" / "JPEGImages" / f"{name}.jpg", SIZE)
+        save_palette(tmp_path / "x" / masks / f"{name}.png", labels)
+        save_image(tmp_path / "x" / "SegmentationClassVisualization" / f"{name}.jpg", SIZE)
+    for split, name in (("train", "p"), ("val", "q")):
+        save_text(tmp_path / "x" / "ImageSets" / "Segmentation" / f"{split}.txt", f"{name}\n")
+    if file:
+        save_text(tmp_path / "x" / file, text)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (got.names, got.list("train"), got.list("val")) == (names, ["p.jpg"], ["q.jpg"])
+    np.testing.assert_array_equal(got.mask("p"), labels)
+
+
+def test_folders_as_in_camvid(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        save_image(tmp_path / "x" / split / "0001.png", SIZE)
+        save_png(tmp_path / "x" / f"{split}annot" / "0001.png", LABELS)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["label 1", "label 2"]
+    assert got.images() == {"train/0001", "val/0001", "test/0001"}
+    assert [len(got.list(split)) for split in ("train", "val", "test")] == [1, 1, 1]
+    np.testing.assert_array_equal(got.mask("val/0001"), LABELS)
+
+
+def test_camvid_with_its_table_of_colors(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        save_image(tmp_path / "x" / split / "0001TP_1.png", SIZE)
+        save_png(tmp_path / "x" / f"{split}_labels" / "0001TP_1_L.png", COLORS[LABELS])
+    save_text(tmp_path / "x" / "class_dict.csv", TABLES["class_dict.csv"])
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (got.list("train"), got.list("val")) == (["train/0001TP_1.png"], ["val/0001TP_1.png"])
+    np.testing.assert_array_equal(got.mask("train/0001TP_1"), LABELS)
+
+
+def test_white_on_black_is_one_class_and_not_what_does_not_count(tmp_path: Path) -> None:
+    white = filled(SIZE, (*CROP, 255))
+    save_image(tmp_path / "x" / "JPEGImages" / "p.jpg", SIZE)
+    save_png(tmp_path / "x" / "SegmentationClass" / "p.png", white)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["label 255"]
+    save_text(tmp_path / "x" / "labels.txt", "plant\n")
+    got = Imported(tmp_path / "x", tmp_path / "z")
+    assert got.names == ["plant"]
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*CROP, 1)))
+
+
+def test_masks_in_black_and_white_without_names_get_the_line_to_write(tmp_path: Path) -> None:
+    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
+    save_png(tmp_path / "x" / "masks" / "p.png", filled(SIZE, (*CROP, 255)))
+    with pytest.raises(NacreError, match=r"`classes: \{255: crack\}`"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+def test_images_without_a_mask_are_counted(tmp_path: Path) -> None:
+    folder(tmp_path / "x")
+    save_image(tmp_path / "x" / "images" / "q.jpg", SIZE)
+    save_text(tmp_path / "x" / "class_dict.csv", TABLES["class_dict.csv"])
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert "1 image: nothing says what is in it (images/q.jpg)" in got.text
+
+
+# Instance ids, LabelMe's XML
+
+
+def test_instance_ids_of_cityscapes(tmp_path: Path) -> None:
+    stem = "train/aachen/aachen_000000_000019"
+    save_image(tmp_path / "x" / "leftImg8bit" / f"{stem}_leftImg8bit.png", SIZE)
+    ids = np.array([7, 26003, 24, 0], np.uint16)[
+        filled(SIZE, (*CROP, 1), (*WEED, 2), (0, 0, 2, 2, 3))
+    ]
+    save_png(tmp_path / "x" / "gtFine" / f"{stem}_gtFine_instanceIds.png", ids)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    expected = np.array([1, 14, 12, 255])[filled(SIZE, (*CROP, 1), (*WEED, 2), (0, 0, 2, 2, 3))]
+    np.testing.assert_array_equal(got.mask(*got.images()), expected)
+
+
+def points(box: tuple[int, int, int, int]) -> str:
+    return "".join(f"<pt><x>{x}</x><y>{y}</y></pt>" for x, y in corners(box))
+
+
+def test_labelmes_xml_with_polygons_and_masks(tmp_path: Path) -> None:
+    root = tmp_path / "x"
+    save_image(root / "Images" / "walk" / "p.jpg", SIZE)
+    save_png(root / "Masks" / "walk" / "p_mask_0.png", filled(SIZE, (*WEED, 255)))
+    objects = (
+        f"<object><name>cat</name><deleted>0</deleted><polygon>{points(CROP)}</polygon></object>"
+        f"<object><name>old</name><deleted>1</deleted><polygon>{points(WEED)}</polygon></object>"
+        "<object><name>dog</name><deleted>0</deleted>"
+        "<segm><mask>p_mask_0.png</mask></segm></object>"
+    )
+    save_text(
+        root / "Annotations" / "walk" / "p.xml",
+        "<annotation><filename>p.jpg</filename><folder>walk</folder>"
+        f"<imagesize><nrows>16</nrows><ncols>24</ncols></imagesize>{objects}</annotation>",
+    )
+    got = Imported(root, tmp_path / "y")
+    assert got.names == ["cat", "dog"]
+    np.testing.assert_array_equal(got.mask("p"), LABELS)
+
+
+def test_xml_with_boxes_only_is_said_to_be_that(tmp_path: Path) -> None:
+    box = "<bndbox><xmin>1</xmin></bndbox>"
+    text = f"<annotation><object><name>cat</name>{box}</object></annotation>"
+    save_text(tmp_path / "x" / "p.xml", text)
+    with pytest.raises(NacreError, match="holds boxes, no outlines"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+# Boxes as outlines
+
+
+def yolo_of(root: Path, *outlines: list[list[float]]) -> None:
+    save_text(root / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
+    save_image(root / "images" / "p.jpg", SIZE)
+    lines = [" ".join(f"{x / 24:.6f} {y / 16:.6f}" for x, y in one) for one in outlines]
+    save_text(root / "labels" / "p.txt", "".join(f"0 {line}\n" for line in lines))
+
+
+TURNED = [[6.0, 2.0], [12.0, 8.0], [10.0, 10.0], [4.0, 4.0]]
+
+
+def coco_of(root: Path, *outlines: list[list[float]]) -> None:
+    save_image(root / "p.jpg", SIZE)
+    annotations = [
+        {"image_id": 1, "category_id": 1, "segmentation": [[v for point in one for v in point]]}
+        for one in outlines
+    ]
+    images, categories = [{"id": 1, "file_name": "p.jpg"}], [{"id": 1, "name": "cat"}]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    save_json(root / "c.json", content)
+
+
+@pytest.mark.parametrize("write", [yolo_of, coco_of])
+@pytest.mark.parametrize("box", [corners(CROP), TURNED, [*corners(CROP), [2.0, 3.0]]])
+def test_outlines_that_are_all_boxes_are_asked_about(
+    write: Any, box: list[list[float]], tmp_path: Path
+) -> None:
+    write(tmp_path / "x", corners(WEED), box)
+    with pytest.raises(NacreError, match=r"\(2 outlines\) are boxes .* say --boxes fill"):
+        import_export(tmp_path / "x", tmp_path / "y")
+    assert Imported(tmp_path / "x", tmp_path / "y", boxes="fill").report.shapes == {"polygons": 2}
+
+
+@pytest.mark.parametrize(
+    "other", [outline(CROP), [[2.0, 3.0], [9.0, 3.0], [12.0, 12.0], [2.0, 9.0]]]
+)
+@pytest.mark.parametrize("write", [yolo_of, coco_of])
+def test_one_outline_that_is_no_box_answers_for_all(
+    write: Any, other: list[list[float]], tmp_path: Path
+) -> None:
+    write(tmp_path / "x", corners(WEED), other)
+    assert import_export(tmp_path / "x", tmp_path / "y").num_images == 1
+
+
+def test_boxes_of_yolo_are_said_to_be_boxes(tmp_path: Path) -> None:
+    yolo(tmp_path / "x")
+    for path in (tmp_path / "x").rglob("labels/*.txt"):
+        path.write_text("0 0.5 0.5 0.2 0.2\n")
+    with pytest.raises(NacreError, match="it has boxes, no outlines"):
+        import_export(tmp_path / "x", tmp_path / "y")

@@ -1,0 +1,157 @@
+"""Exports as people have them: several in one folder, classes of one's own, odd names and texts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exports import corners, save_image, save_json, save_png, save_text
+
+from importing import Imported, filled
+from nacre.errors import NacreError
+
+SIZE = (24, 16)
+BOX = (2, 3, 9, 12)
+
+
+def cvat_task(root: Path, color: tuple[int, int, int], name: str) -> None:
+    """Write one task: a mask in one color."""
+    save_text(
+        root / "labelmap.txt",
+        f"# label:color_rgb:parts:actions\n{name}:{','.join(map(str, color))}::\n",
+    )
+    save_text(
+        root / "ImageSets" / "Segmentation" / "default.txt", "frame_000000\nUnter führung 1\n"
+    )
+    colors = np.array([(0, 0, 0), color], np.uint8)
+    save_png(root / "SegmentationClass" / "frame_000000.png", colors[filled(SIZE, (*BOX, 1))])
+    for stem in ("frame_000000", "Unter führung 1"):
+        save_image(root / "JPEGImages" / f"{stem}.JPG", SIZE)
+
+
+def test_two_tasks_of_cvat_in_one_folder(tmp_path: Path) -> None:
+    cvat_task(tmp_path / "x" / "task 1", (250, 50, 83), "crack")
+    cvat_task(tmp_path / "x" / "task 2", (0, 200, 0), "Röhre")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["crack", "Röhre"]
+    assert len(got.images()) == 4
+    labels = [set(np.unique(got.mask(name)).tolist()) for name in sorted(got.images())]
+    assert sorted(map(sorted, labels)) == [[0], [0], [0, 1], [0, 2]]
+
+
+def supervisely_project(root: Path, title: str) -> None:
+    save_json(root / "meta.json", {"classes": [{"title": title, "color": "#00FF00"}], "tags": []})
+    outline = {"exterior": corners(BOX), "interior": []}
+    item = {"classTitle": title, "geometryType": "polygon", "points": outline}
+    save_json(
+        root / "ds1" / "ann" / "IMG 0001.JPG.json",
+        {"size": {"width": 24, "height": 16}, "objects": [item]},
+    )
+    save_image(root / "ds1" / "img" / "IMG 0001.JPG", SIZE)
+
+
+def test_two_projects_of_supervisely_in_one_folder(tmp_path: Path) -> None:
+    for title in ("cat", "dog"):
+        supervisely_project(tmp_path / "x" / title, title)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["cat", "dog"]
+    masks = {name: set(np.unique(got.mask(name)).tolist()) for name in got.images()}
+    assert sorted(map(sorted, masks.values())) == [[0, 1], [0, 2]]
+
+
+def test_annotations_of_supervisely_without_their_project(tmp_path: Path) -> None:
+    supervisely_project(tmp_path / "x", "cat")
+    (tmp_path / "x" / "meta.json").unlink()
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["cat"]
+    np.testing.assert_array_equal(got.mask(*got.images()), filled(SIZE, (*BOX, 1)))
+
+
+def test_two_sets_of_yolo_number_their_classes_apart(tmp_path: Path) -> None:
+    for folder, names in (("one", "[cat, dog]"), ("two", "[dog]")):
+        root = tmp_path / "x" / folder
+        save_text(root / "data.yaml", f"train: ../train/images\nnc: 1\nnames: {names}\n")
+        outline = " ".join(
+            str(x / s) for point in corners(BOX) for x, s in zip(point, SIZE, strict=True)
+        )
+        save_text(root / "train" / "labels" / "a.txt", f"0 {outline}\n")
+        save_image(root / "train" / "images" / "a.jpg", SIZE)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["cat", "dog"]
+    found = [set(np.unique(got.mask(name)).tolist()) for name in sorted(got.images())]
+    assert sorted(map(sorted, found)) == [[0, 1], [0, 2]]
+
+
+def test_cityscapes_layout_with_classes_of_ones_own(tmp_path: Path) -> None:
+    """CVAT's export "Cityscapes 1.0": values are the lines of label_colors.txt."""
+    save_text(
+        tmp_path / "x" / "label_colors.txt", "0 0 0 background\n200 0 0 crack\n0 9 0 wet rust\n"
+    )
+    for split, value in (("train", 1), ("val", 2)):
+        stem = f"{split}/default/bridge 1"
+        save_image(tmp_path / "x" / "imgsFine" / "leftImg8bit" / f"{stem}_leftImg8bit.png", SIZE)
+        mask = tmp_path / "x" / "gtFine" / f"{stem}_gtFine_labelIds.png"
+        save_png(mask, filled(SIZE, (*BOX, value)))
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["crack", "wet rust"]
+    assert got.classes.get("background", 0) == 0
+    assert got.classes["colors"] == {"crack": [200, 0, 0], "wet rust": [0, 9, 0]}
+    for split, value in (("train", 1), ("val", 2)):
+        (name,) = got.list(split)
+        np.testing.assert_array_equal(
+            got.mask(Path(name).with_suffix("").as_posix()), filled(SIZE, (*BOX, value))
+        )
+
+
+def test_cityscapes_polygons_where_there_are_no_masks(tmp_path: Path) -> None:
+    def item(label: str, box: tuple[int, int, int, int], **more: Any) -> dict[str, Any]:
+        return {"label": label, "polygon": corners(box), **more}
+
+    objects = [
+        item("road", (0, 8, 24, 16)),
+        item("cargroup", (2, 3, 9, 12)),
+        item("ego vehicle", (10, 14, 20, 16)),
+        item("sky", (0, 0, 24, 4), deleted=1),
+    ]
+    stem = "aachen_000000_000019"
+    save_json(
+        tmp_path / "x" / "gtFine" / "train" / "aachen" / f"{stem}_gtFine_polygons.json",
+        {"imgHeight": 16, "imgWidth": 24, "objects": objects},
+    )
+    folder = tmp_path / "x" / "leftImg8bit" / "train" / "aachen"
+    save_image(folder / f"{stem}_leftImg8bit.png", SIZE)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    expected = np.full((16, 24), 255, np.uint8)
+    expected[8:], expected[3:12, 2:9], expected[14:, 10:20] = 1, 14, 255
+    np.testing.assert_array_equal(got.mask(f"{stem}_leftImg8bit"), expected)
+    assert got.classes["background"] is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_texts_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
+    cvat_task(tmp_path / "x", (250, 50, 83), "Röhre")
+    for name in ("labelmap.txt", "ImageSets/Segmentation/default.txt"):
+        file = tmp_path / "x" / name
+        file.write_text(file.read_text("utf-8"), encoding)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["Röhre"]
+    assert len(got.images()) == 2
+
+
+def test_turned_boxes_of_anylabeling(tmp_path: Path) -> None:
+    shape = {"label": "cat", "points": corners(BOX), "shape_type": "rotation", "direction": 0.0}
+    save_json(
+        tmp_path / "x" / "p.json",
+        {"version": "2.4.4", "shapes": [shape], "imagePath": "..\\x\\P.JPG", "imageData": None}
+        | {"imageHeight": 16, "imageWidth": 24},
+    )
+    save_image(tmp_path / "x" / "P.JPG", SIZE)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(got.mask(*got.images()), filled(SIZE, (*BOX, 1)))
+
+
+def test_plain_folders_of_masks_want_names_for_their_values(tmp_path: Path) -> None:
+    save_image(tmp_path / "x" / "images" / "a.png", SIZE)
+    save_png(tmp_path / "x" / "masks" / "a.png", filled(SIZE, (*BOX, 1)))
+    with pytest.raises(NacreError, match=r"what is missing is classes\.yaml"):
+        Imported(tmp_path / "x", tmp_path / "y")

@@ -1,0 +1,812 @@
+"""What is particular to each tool's export."""
+
+import base64
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exports import (
+    SIZES,
+    TOOLS,
+    bits_of,
+    brush_code,
+    coco_content,
+    compress,
+    corners,
+    cvat_masks,
+    png_bytes,
+    runs_of,
+    save_image,
+    save_json,
+    save_png,
+    save_text,
+    yolo,
+)
+from test_rasterize import reference
+
+from importing import Imported, filled
+from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.errors import NacreError
+from nacre.importers.rasterize import rectangle
+
+SIZE = (24, 16)
+
+
+def expected_ring(points: Any) -> np.ndarray:
+    return reference(np.array(points, float), *SIZE).astype(np.uint8)
+
+
+# COCO
+
+
+def coco_of(root: Path, *annotations: dict[str, Any], **image: Any) -> None:
+    save_image(root / "p.jpg", SIZE)
+    content = {
+        "images": [{"id": 1, "file_name": "p.jpg"} | image],
+        "annotations": [{"image_id": 1, "category_id": 1} | one for one in annotations],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    save_json(root / "c.json", content)
+
+
+BOX = (2, 3, 9, 12)
+FLAT = [value for corner in corners(BOX) for value in corner]
+
+
+@pytest.mark.parametrize("width", [24, "24", 24.0, None, 0, "?"])
+def test_coco_sizes_as_numbers_texts_or_not_at_all(width: Any, tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": [FLAT]}, width=width, height=16)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
+
+
+@pytest.mark.parametrize("form", [[FLAT], FLAT, [corners(BOX)]], ids=["flat", "one", "pairs"])
+def test_coco_outlines_in_all_their_forms(form: Any, tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": form})
+    np.testing.assert_array_equal(
+        Imported(tmp_path / "x", tmp_path / "y").mask("p"), filled(SIZE, (*BOX, 1))
+    )
+
+
+@pytest.mark.parametrize("segmentation", [[], None, {}, [[1, 2, 3, 4]]])
+def test_boxes_and_lines_of_coco_are_counted_not_painted(segmentation: Any, tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": [FLAT]}, {"segmentation": segmentation})
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert sum(got.report.skipped_shapes.values()) == 1
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
+
+
+def test_a_image_with_boxes_only_is_not_taken_as_empty(tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"bbox": [1, 1, 5, 5]})
+    with pytest.raises(NacreError, match="it has boxes, no outlines"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+def test_crowd_regions_are_their_class(tmp_path: Path) -> None:
+    runs = runs_of(filled(SIZE, (*BOX, 1)).reshape(-1, order="F"))
+    segmentation = {"size": [16, 24], "counts": compress(runs)}
+    coco_of(tmp_path / "x", {"segmentation": segmentation, "iscrowd": 1})
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
+    assert got.report.shapes == {"crowd regions": 1}
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ({"size": [16, 24], "counts": [5, 5]}, "of 10 pixels, not of 384"),
+        ({"size": [24, 16], "counts": [0, 384]}, "16 x 24 pixels, not of 24 x 16"),
+        ({"size": [16, 24], "counts": "@@@"}, "RLE"),
+        ({"size": [10**12, 10**12], "counts": "1"}, "RLE has the size"),
+        ({"counts": [5]}, "RLE has the size"),
+        ({"size": [16, 24]}, "counts of its RLE are None"),
+        ([["a", "b", "c", "d", "e", "f"]], "not numbers"),
+        ([[1, 2, 3, 4, 5]], "pairs of numbers"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "corner lies at"),
+        ([[1, 2, 3, 4, 5, 1e300]], "corner lies at"),
+        ("text", "segmentation is text"),
+    ],
+)
+def test_a_damaged_shape_leaves_its_image_out(
+    segmentation: Any, message: str, tmp_path: Path
+) -> None:
+    coco_of(
+        tmp_path / "x",
+        {"segmentation": [FLAT]},
+        {"segmentation": segmentation},
+        width=24,
+        height=16,
+    )
+    with pytest.raises(NacreError, match=f"a shape is damaged .*{message}"):
+        Imported(tmp_path / "x", tmp_path / "y")
+    assert not (tmp_path / "y").exists()
+
+
+def test_annotations_may_come_before_their_images(tmp_path: Path) -> None:
+    content = coco_content(["a", "b"])
+    save_json(tmp_path / "x" / "c.json", dict(reversed(content.items())))
+    for name in ("a", "b"):
+        save_image(tmp_path / "x" / f"{name}.jpg", SIZES[name])
+    assert Imported(tmp_path / "x", tmp_path / "y").images() == {"a", "b"}
+    content["annotations"][0]["segmentation"] = {"size": [1], "counts": 5}
+    save_json(tmp_path / "x" / "c.json", dict(reversed(content.items())))
+    assert Imported(tmp_path / "x", tmp_path / "z").images() == {"a"}
+
+
+def test_annotations_of_unknown_images_and_categories(tmp_path: Path) -> None:
+    content = coco_content(["a", "b"])
+    content["annotations"].append({"image_id": 77, "category_id": 1, "segmentation": [FLAT]})
+    content["annotations"].append({"image_id": 2, "category_id": 9, "segmentation": [FLAT]})
+    save_json(tmp_path / "x" / "c.json", content)
+    for name in ("a", "b"):
+        save_image(tmp_path / "x" / f"{name}.jpg", SIZES[name])
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"a"}
+    assert "a category that is not listed" in got.text
+    assert "an image that the export does not list" in got.text
+
+
+@pytest.mark.parametrize("key", ["images", "categories"])
+def test_an_identifier_that_is_there_twice_is_refused(key: str, tmp_path: Path) -> None:
+    content = coco_content(["a", "b"])
+    content[key][1]["id"] = content[key][0]["id"]
+    save_json(tmp_path / "x" / "c.json", content)
+    with pytest.raises(NacreError, match=r"lists two .* with the id 1"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+def test_one_image_in_two_files_has_the_shapes_of_both(tmp_path: Path) -> None:
+    content = coco_content(["a"])
+    for i in (0, 1):
+        part = content | {"annotations": [content["annotations"][i]]}
+        save_json(tmp_path / "x" / f"part{i}.json", part)
+    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(
+        got.mask("a"), filled((16, 12), (2, 3, 12, 10, 1), (8, 5, 14, 9, 2))
+    )
+
+
+def test_a_damaged_file_beside_the_others_is_not_passed_over(tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": [FLAT]})
+    save_text(tmp_path / "x" / "val.json", '{"images": [], "annotations": [{"image_id": 1, }]}')
+    with pytest.raises(NacreError, match=r"val\.json is not JSON that can be read"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+def test_captions_beside_the_instances_are_passed_over(tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": [FLAT]})
+    captions = {"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a cat"}]}
+    save_json(tmp_path / "x" / "captions_val.json", captions)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.report.num_images == 1
+    assert "captions_val.json lists no categories and is passed over" in got.text
+
+
+# CVAT
+
+
+def cvat_of(root: Path, *shapes: str) -> None:
+    save_image(root / "p.jpg", SIZE)
+    body = "".join(shapes)
+    save_text(
+        root / "annotations.xml",
+        "<annotations><version>1.1</version><meta><job><labels>"
+        "<label><name>cat</name><color>#ff0000</color></label>"
+        "<label><name>body</name><type>skeleton</type></label>"
+        "<label><name>nose</name><parent>body</parent></label></labels></job></meta>"
+        f'<image id="0" name="p.jpg" width="24" height="16">{body}</image></annotations>',
+    )
+
+
+def test_cvat_ellipses_and_turned_boxes(tmp_path: Path) -> None:
+    cvat_of(
+        tmp_path / "x",
+        '<ellipse label="cat" cx="6" cy="8" rx="4" ry="2" rotation="90" z_order="0"/>',
+        '<box label="cat" xtl="12" ytl="6" xbr="22" ybr="10" rotation="30" z_order="0"/>',
+    )
+    got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
+    ring = rectangle(12, 6, 22, 10, 30)
+    np.testing.assert_array_equal(got[:, 11:], expected_ring(ring)[:, 11:])
+    rows, columns = np.nonzero(got[:, :11])
+    assert (columns.min(), columns.max(), rows.min(), rows.max()) == (4, 7, 4, 11)
+
+
+def test_a_cvat_mask_is_read_along_the_rows_of_its_box(tmp_path: Path) -> None:
+    # 3 x 2 box: .XX / X..
+    shape = '<mask label="cat" rle="1, 3, 2" left="5" top="7" width="3" height="2" z_order="0"/>'
+    cvat_of(tmp_path / "x", shape)
+    got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
+    assert list(zip(*np.nonzero(got), strict=True)) == [(7, 6), (7, 7), (8, 5)]
+
+
+def test_cvat_z_order_goes_before_the_document_and_may_be_negative(tmp_path: Path) -> None:
+    points = ";".join(f"{x},{y}" for x, y in corners(BOX))
+    cvat_of(
+        tmp_path / "x",
+        f'<polygon label="top" points="{points}" z_order="-1"/>',
+        f'<polygon label="cat" points="{points}" z_order="-3"/>',
+    )
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["cat", "body", "top"]
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 3)))
+
+
+def test_cvat_subsets_tell_images_of_one_name_apart(tmp_path: Path) -> None:
+    points = ";".join(f"{x},{y}" for x, y in corners(BOX))
+    body = ""
+    for subset in ("monday", "tuesday"):
+        save_image(tmp_path / "x" / "images" / subset / "p.jpg", SIZE)
+        body += (
+            f'<image id="0" name="p.jpg" subset="{subset}" width="24" height="16">'
+            f'<polygon label="{subset}" points="{points}"/></image>'
+        )
+    save_text(tmp_path / "x" / "annotations.xml", f"<annotations>{body}</annotations>")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert [int(got.mask(f"{day}/p").max()) for day in ("monday", "tuesday")] == [1, 2]
+
+
+def test_cvat_shapes_without_area_are_counted(tmp_path: Path) -> None:
+    points = ";".join(f"{x},{y}" for x, y in corners(BOX))
+    cvat_of(
+        tmp_path / "x",
+        f'<polygon label="cat" points="{points}"/>',
+        '<polyline label="cat" points="1,1;5,5"/><points label="cat" points="1,1"/>',
+        '<skeleton label="body"><points label="nose" points="1,1"/></skeleton><tag label="cat"/>',
+        '<box label="cat" xtl="0" ytl="0" xbr="24" ybr="16"/>',
+    )
+    got = Imported(tmp_path / "x", tmp_path / "y", boxes="skip")
+    assert got.report.skipped_shapes == {
+        "polylines have no area": 1,
+        "points have no area": 1,
+        "skeletons have no area": 1,
+        "boxes are not taken (--boxes skip)": 1,
+    }
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
+
+
+def test_cvats_video_format_is_refused_with_advice(tmp_path: Path) -> None:
+    save_text(
+        tmp_path / "x" / "annotations.xml", '<annotations><track id="0" label="c"/></annotations>'
+    )
+    with pytest.raises(NacreError, match=r"format for videos; export it as 'CVAT for images 1.1'"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        '<polygon label="cat" points="1,2;3;4,5"/>',
+        '<polygon label="cat" points="a,b;c,d;e,f"/>',
+        '<box label="cat" xtl="1" ytl="1" xbr="x" ybr="3"/>',
+        '<box label="cat" xtl="1" ytl="1"/>',
+        '<mask label="cat" rle="1, 3" left="5" top="7" width="3" height="2"/>',
+        '<mask label="cat" rle="x" left="5" top="7" width="3" height="2"/>',
+        '<mask label="cat" rle="0, 6" left="5" top="7" width="-3" height="-2"/>',
+        '<mask label="cat" rle="0, 6" left="5" top="7" width="99999999" height="99999999"/>',
+        '<ellipse label="cat" cx="nan" cy="1" rx="1" ry="1"/>',
+        '<polygon points="1,2;3,4;4,5"/>',
+    ],
+)
+def test_damaged_cvat_shapes_leave_the_image_out(shape: str, tmp_path: Path) -> None:
+    cvat_of(tmp_path / "x", shape)
+    with pytest.raises(
+        NacreError, match=r"p\.jpg, is left out: a (shape is damaged|class has no name)"
+    ):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+def test_cvat_masks_are_told_by_color_not_by_line(tmp_path: Path) -> None:
+    cvat_masks(tmp_path / "x")
+    save_text(
+        tmp_path / "x" / "labelmap.txt",
+        "# label:color_rgb:parts:actions\ndog:51,221,255::\nbackground:0,0,0::\ncat:250,50,83::\n",
+    )
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["dog", "cat"]
+    np.testing.assert_array_equal(
+        got.mask("a"), filled((16, 12), (2, 3, 12, 10, 2), (8, 5, 14, 9, 1))
+    )
+
+
+def test_a_background_of_another_color(tmp_path: Path) -> None:
+    cvat_masks(tmp_path / "x")
+    save_text(tmp_path / "x" / "labelmap.txt", "Background:250,50,83::\ndog:51,221,255::\n")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (got.names, set(np.unique(got.mask("a")))) == (["dog"], {0, 1})
+
+
+def test_an_unknown_color_ends_the_import_with_count_and_first_file(tmp_path: Path) -> None:
+    cvat_masks(tmp_path / "x")
+    save_text(tmp_path / "x" / "labelmap.txt", "background:0,0,0::\ncat:250,50,83::\n")
+    message = r"2 masks hold what .*SegmentationClass/a\.png: the color 51,221,255 in 24 pixels"
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")
+    assert not (tmp_path / "y").exists()
+
+
+def test_palette_masks_of_cvat_are_read_by_their_colors(tmp_path: Path) -> None:
+    from PIL import Image
+
+    cvat_masks(tmp_path / "x")
+    path = tmp_path / "x" / "SegmentationClass" / "a.png"
+    Image.open(path).convert("P", palette=Image.Palette.ADAPTIVE, colors=3).save(path)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert set(np.unique(got.mask("a"))) == {0, 1, 2}
+
+
+def test_masks_of_cvat_in_folders_that_the_list_does_not_name(tmp_path: Path) -> None:
+    cvat_masks(tmp_path / "x")
+    folder = tmp_path / "x" / "SegmentationClass"
+    (folder / "Train").mkdir()
+    (folder / "a.png").rename(folder / "Train" / "a.png")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.mask("a").any()
+
+
+def test_one_mask_is_never_that_of_two_images(tmp_path: Path) -> None:
+    cvat_masks(tmp_path / "x")
+    for folder in ("one", "two"):
+        save_image(tmp_path / "x" / "JPEGImages" / folder / "a.jpg", SIZES["a"])
+    save_text(tmp_path / "x" / "ImageSets" / "Segmentation" / "train.txt", "one/a\ntwo/a\n")
+    (tmp_path / "x" / "JPEGImages" / "a.jpg").unlink()
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"b"}
+    assert "its mask is that of another image as well" in got.text
+
+
+# LabelMe
+
+
+def labelme_of(root: Path, *shapes: dict[str, Any], **more: Any) -> None:
+    save_image(root / "p.jpg", SIZE)
+    save_json(root / "p.json", {"shapes": list(shapes), "imagePath": "p.jpg"} | more)
+
+
+def test_labelme_circles_and_turned_rectangles(tmp_path: Path) -> None:
+    ring = rectangle(13, 5, 22, 9, 25)
+    labelme_of(
+        tmp_path / "x",
+        {"label": "cat", "points": [[6, 6], [6, 9]], "shape_type": "circle"},
+        {"label": "cat", "points": ring.tolist(), "shape_type": "oriented_rectangle"},
+    )
+    got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
+    np.testing.assert_array_equal(got[:, 11:], expected_ring(ring)[:, 11:])
+    rows, columns = np.nonzero(got[:, :11])
+    assert (columns.min(), columns.max(), rows.min(), rows.max()) == (3, 8, 3, 8)
+
+
+def test_later_shapes_of_labelme_cover_earlier_ones(tmp_path: Path) -> None:
+    small = {"label": "small", "points": corners((4, 4, 6, 6)), "shape_type": "polygon"}
+    large = {"label": "large", "points": corners(BOX), "shape_type": None}
+    labelme_of(tmp_path / "x", small, large)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["large", "small"]
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
+    assert "no pixel has the class small" in got.text
+
+
+def test_labelmes_names_for_ignored_and_background(tmp_path: Path) -> None:
+    labelme_of(
+        tmp_path / "x",
+        {"label": "cat", "points": corners((0, 0, 24, 16))},
+        {"label": "__ignore__", "points": corners((0, 0, 4, 4))},
+        {"label": "_background_", "points": corners((10, 0, 14, 4))},
+    )
+    save_text(tmp_path / "x" / "labels.txt", "__ignore__\n_background_\nzebra\ncat\n")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["zebra", "cat"]
+    expected = filled(SIZE, (0, 0, 24, 16, 2), (0, 0, 4, 4, 255), (10, 0, 14, 4, 0))
+    np.testing.assert_array_equal(got.mask("p"), expected)
+
+
+def test_the_image_inside_a_labelme_file_is_used_where_there_is_no_other(tmp_path: Path) -> None:
+    labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)})
+    data = base64.b64encode((tmp_path / "x" / "p.jpg").read_bytes()).decode()
+    labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)}, imageData=data)
+    original = (tmp_path / "x" / "p.jpg").read_bytes()
+    (tmp_path / "x" / "p.jpg").unlink()
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (got.root / "images" / "p.jpg").read_bytes() == original
+
+
+def test_a_labelme_file_that_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
+    labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)})
+    save_image(tmp_path / "x" / "q.jpg", SIZE)
+    save_text(tmp_path / "x" / "q.json", '{"shapes": [')
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"p"}
+    assert "its annotation cannot be read" in got.text
+
+
+def test_labelme_points_and_lines_have_no_area(tmp_path: Path) -> None:
+    kinds = ["point", "points", "line", "linestrip", "cube"]
+    shapes = [{"label": "cat", "points": [[1, 1], [2, 2]], "shape_type": kind} for kind in kinds]
+    labelme_of(tmp_path / "x", *shapes, {"label": "cat", "points": corners(BOX)})
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert sum(got.report.skipped_shapes.values()) == len(kinds)
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
+
+
+def test_two_annotations_of_one_image_leave_it_out(tmp_path: Path) -> None:
+    shape = {"label": "cat", "points": corners(BOX)}
+    labelme_of(tmp_path / "x", shape)
+    # Renamed with its old path inside, as happens to files that are copied by hand.
+    save_json(tmp_path / "x" / "q.json", {"shapes": [shape], "imagePath": "p.jpg"})
+    save_image(tmp_path / "x" / "q.jpg", SIZE)
+    save_json(tmp_path / "x" / "r.json", {"shapes": [shape], "imagePath": "r.jpg"})
+    save_image(tmp_path / "x" / "r.jpg", SIZE)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"r"}
+    assert "two annotations name its file" in got.text
+
+
+# YOLO
+
+
+def test_yolo_boxes_are_counted_and_files_without_lines_are_empty(tmp_path: Path) -> None:
+    yolo(tmp_path / "x")
+    labels = tmp_path / "x" / "train" / "labels" / "a.txt"
+    labels.write_text("\ufeff" + labels.read_text() + "\n0 0.5 0.5 0.2 0.2\n", encoding="utf-8")
+    save_image(tmp_path / "x" / "train" / "images" / "no-text.jpg", (9, 9))
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.report.skipped_shapes == {"boxes without an outline": 1}
+    assert got.report.empty == ("train/images/empty.jpg", "train/images/no-text.jpg")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("7 0 0 1 0 1 1", "class that is not listed .line 1: class 7"),
+        ("0 0 0 1 0 1.2 1", "not shares of the width"),
+        ("0 10 10 300 10 300 200", "not shares of the width"),
+        ("0 0 0 1 0 x 1", "else than numbers"),
+        ("0 0 0 1 0 1 1 1", "pairs of numbers"),
+        ("0.5 0 0 1 0 1 1", "class that is not listed"),
+        ("0 0 0 1 0 1 nan", "corner lies at"),
+    ],
+)
+def test_damaged_yolo_lines(line: str, message: str, tmp_path: Path) -> None:
+    save_text(tmp_path / "x" / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
+    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
+    save_text(tmp_path / "x" / "labels" / "p.txt", line)
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+def test_corners_a_hair_outside_are_tolerated(tmp_path: Path) -> None:
+    save_text(tmp_path / "x" / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
+    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
+    save_text(tmp_path / "x" / "labels" / "p.txt", "0 -0.005 0 1.005 0 1.005 1.005 -0.005 1.005")
+    assert Imported(tmp_path / "x", tmp_path / "y").mask("p").all()
+
+
+def test_label_studios_yolo_has_its_classes_in_a_text_file(tmp_path: Path) -> None:
+    save_text(tmp_path / "x" / "classes.txt", "cat\ndog\n")
+    save_text(tmp_path / "x" / "notes.json", '{"categories": []}')
+    save_image(tmp_path / "x" / "images" / "1a2b3c4d-p.jpg", SIZE)
+    save_text(tmp_path / "x" / "labels" / "1a2b3c4d-p.txt", "1 0 0 0.5 0 0.5 1 0 1")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(got.mask("1a2b3c4d-p"), filled(SIZE, (0, 0, 12, 16, 2)))
+
+
+def test_yolo_splits_by_the_folders_that_data_yaml_names(tmp_path: Path) -> None:
+    save_text(
+        tmp_path / "x" / "d.yaml",
+        "names: [cat]\npath: /far/away\ntrain: images/one\nval: images/two",
+    )
+    for name in ("one", "two"):
+        save_image(tmp_path / "x" / "images" / name / f"{name}.JPG", SIZE)
+        save_text(tmp_path / "x" / "labels" / name / f"{name}.txt", "0 0 0 1 0 1 1")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (got.list("train"), got.list("val")) == (["one.jpg"], ["two.jpg"])
+
+
+def test_labels_whose_images_lie_elsewhere(tmp_path: Path) -> None:
+    yolo(tmp_path / "x")
+    for name, split in (("a", "train"), ("b", "valid"), ("empty", "train")):
+        path = tmp_path / "x" / split / "images" / f"{name}.jpg"
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        path.rename(tmp_path / "photos" / f"{name}.jpg")
+    with pytest.raises(NacreError, match=r"holds none of their files; .*--images FOLDER"):
+        Imported(tmp_path / "x", tmp_path / "y")
+    got = Imported(tmp_path / "x", tmp_path / "y", images=tmp_path / "photos")
+    assert got.images() == {"a", "b", "empty"}
+
+
+def test_yolo_splits_by_lists_of_images(tmp_path: Path) -> None:
+    save_text(
+        tmp_path / "x" / "data.yaml", "names: {0: cat}\npath: .\ntrain: train.txt\nval: val.txt"
+    )
+    for name, split in (("one", "train"), ("two", "val")):
+        save_image(tmp_path / "x" / "images" / f"{name}.jpg", SIZE)
+        save_text(tmp_path / "x" / "labels" / f"{name}.txt", "0 0 0 1 0 1 1")
+        save_text(tmp_path / "x" / f"{split}.txt", f"data/images/{name}.jpg\n")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (got.list("train"), got.list("val")) == (["one.jpg"], ["two.jpg"])
+
+
+def test_labels_in_folders_that_the_images_do_not_have(tmp_path: Path) -> None:
+    save_text(tmp_path / "x" / "data.yaml", "names: {0: cat}\ntrain: images")
+    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
+    save_image(tmp_path / "x" / "images" / "q.jpg", SIZE)
+    save_text(tmp_path / "x" / "labels" / "train" / "p.txt", "0 0 0 1 0 1 1 0 1")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"p"}
+    assert got.mask("p").all()
+
+
+def test_a_data_set_of_key_points_is_refused(tmp_path: Path) -> None:
+    yolo(tmp_path / "x")
+    with (tmp_path / "x" / "data.yaml").open("a") as file:
+        file.write("kpt_shape: [17, 3]\n")
+    with pytest.raises(NacreError, match="key points"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+# Label Studio
+
+
+def label_studio_of(root: Path, *results: dict[str, Any], **annotation: Any) -> None:
+    save_image(root / "p.jpg", SIZE)
+    common = {"original_width": SIZE[0], "original_height": SIZE[1], "image_rotation": 0}
+    done = {"id": 1, "result": [common | one for one in results], "was_cancelled": False}
+    task = {"id": 1, "data": {"image": "/data/upload/p.jpg"}, "annotations": [done | annotation]}
+    save_json(root / "export.json", [task])
+
+
+def test_label_studio_ellipses_and_boxes_turned_about_their_corner(tmp_path: Path) -> None:
+    x, y, width, height = 15, 2, 6, 3
+    label_studio_of(
+        tmp_path / "x",
+        {
+            "type": "ellipselabels",
+            "value": {"x": 25, "y": 50, "radiusX": 12.5, "radiusY": 25, "ellipselabels": ["cat"]},
+        },
+        {
+            "type": "rectanglelabels",
+            "value": {
+                "x": 100 * x / 24,
+                "y": 100 * y / 16,
+                "width": 100 * width / 24,
+                "height": 100 * height / 16,
+                "rotation": 90,
+                "rectanglelabels": ["cat"],
+            },
+        },
+    )
+    got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
+    expected = filled(SIZE, (x - height, y, x, y + width, 1))
+    np.testing.assert_array_equal(got[:, 12:], expected[:, 12:])
+    rows, columns = np.nonzero(got[:, :11])
+    assert (columns.min(), columns.max(), rows.min(), rows.max()) == (3, 8, 4, 11)
+
+
+def test_ground_truth_goes_before_the_newest(tmp_path: Path) -> None:
+    def polygon(label: str) -> dict[str, Any]:
+        points = [[0, 0], [100, 0], [100, 100], [0, 100]]
+        return {"type": "polygonlabels", "value": {"points": points, "polygonlabels": [label]}}
+
+    label_studio_of(tmp_path / "x", polygon("new"), updated_at="2025")
+    import json
+
+    path = tmp_path / "x" / "export.json"
+    tasks = json.loads(path.read_text())
+    truth = {"id": 2, "result": [polygon("true")], "ground_truth": True, "updated_at": "2020"}
+    tasks[0]["annotations"].append(truth)
+    path.write_text(json.dumps(tasks))
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["true"]
+
+
+def test_a_task_without_annotation_is_unlabelled_one_with_an_empty_result_is_empty(
+    tmp_path: Path,
+) -> None:
+    label_studio_of(tmp_path / "x")
+    tasks = [
+        {"id": 1, "data": {"image": "p.jpg"}, "annotations": [{"id": 1, "result": []}]},
+        {"id": 2, "data": {"image": "q.jpg"}, "annotations": []},
+        {
+            "id": 3,
+            "data": {"image": "r.jpg"},
+            "annotations": [{"result": [], "was_cancelled": True}],
+        },
+        {
+            "id": 4,
+            "data": {"image": "s.jpg"},
+            "annotations": [
+                {
+                    "result": [
+                        {
+                            "type": "polygonlabels",
+                            "value": {
+                                "points": [[0, 0], [50, 0], [50, 99]],
+                                "polygonlabels": ["cat"],
+                            },
+                        }
+                    ]
+                }
+            ],
+        },
+    ]
+    for name in "qrs":
+        save_image(tmp_path / "x" / f"{name}.jpg", SIZE)
+    save_json(tmp_path / "x" / "export.json", tasks)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"p", "s"}
+    assert got.report.empty == ("p.jpg",)
+
+
+def test_shapes_and_labels_that_label_studio_keeps_apart(tmp_path: Path) -> None:
+    value = {"points": [[0, 0], [50, 0], [50, 100], [0, 100]]}
+    label_studio_of(
+        tmp_path / "x",
+        {"id": "r1", "type": "polygon", "value": value},
+        {"id": "r1", "type": "labels", "value": value | {"labels": ["cat"]}},
+        {"id": "r1", "type": "choices", "value": {"choices": ["blurred"]}},
+    )
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (0, 0, 12, 16, 1)))
+    assert got.report.shapes == {"polygons": 1}
+
+
+def test_bitmasks_and_the_short_form_of_label_studio(tmp_path: Path) -> None:
+    data = base64.b64encode(png_bytes(filled(SIZE, (*BOX, 255)))).decode()
+    value = {
+        "original_width": 24,
+        "original_height": 16,
+        "imageDataURL": f"data:image/png;base64,{data}",
+        "bitmasklabels": ["cat"],
+    }
+    save_image(tmp_path / "x" / "p.jpg", SIZE)
+    save_json(tmp_path / "x" / "min.json", [{"image": "/data/p.jpg", "id": 1, "tag": [value]}])
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
+
+
+def test_a_image_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) -> None:
+    value = {"points": [[0, 0], [50, 0], [50, 100]], "polygonlabels": ["cat"]}
+    label_studio_of(tmp_path / "x", {"type": "polygonlabels", "value": value, "image_rotation": 90})
+    with pytest.raises(NacreError, match=r"was turned in Label Studio .by 90 degrees"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"format": "rle", "rle": [1, 2, 3], "brushlabels": ["cat"]},
+        {"format": "rle", "rle": [999], "brushlabels": ["cat"]},
+        {"format": "rle", "rle": "abc", "brushlabels": ["cat"]},
+        {"format": "png", "rle": [], "brushlabels": ["cat"]},
+        {"format": "rle", "rle": brush_code(bits_of("a", (1, 1, 2, 2))), "brushlabels": ["cat"]},
+    ],
+)
+def test_damaged_brushes_leave_the_image_out(value: dict[str, Any], tmp_path: Path) -> None:
+    label_studio_of(tmp_path / "x", {"type": "brushlabels", "value": value})
+    with pytest.raises(NacreError, match="a shape is damaged"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+def test_label_studios_pngs_point_to_the_json_export(tmp_path: Path) -> None:
+    name = "task-1-annotation-2-by-1-tag-cat-0.png"
+    save_png(tmp_path / "x" / name, np.zeros((4, 4), np.uint8))
+    with pytest.raises(NacreError, match="export as JSON"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://localhost:8080/data/upload/7/p.jpg",
+        "/data/local-files/?d=photos%2Fday%201%2Fp.jpg",
+        "s3://bucket/some/p.jpg",
+        "https://example.org/x/p.jpg?width=9&token=a/b.png",
+        "C:\\Users\\me\\p.jpg",
+    ],
+)
+def test_addresses_of_images(address: str, tmp_path: Path) -> None:
+    value = {"points": [[0, 0], [50, 0], [50, 100], [0, 100]], "polygonlabels": ["cat"]}
+    label_studio_of(tmp_path / "x", {"type": "polygonlabels", "value": value})
+    path = tmp_path / "x" / "export.json"
+    save_text(path, path.read_text().replace("/data/upload/p.jpg", address.replace("\\", "\\\\")))
+    assert Imported(tmp_path / "x", tmp_path / "y").images() == {"p"}
+
+
+# Supervisely
+
+
+def test_supervisely_holes_and_plain_bitmaps(tmp_path: Path) -> None:
+    hole = corners((4, 5, 7, 8))
+    bits = np.zeros((3, 4), np.uint8)
+    bits[1, 2] = 255
+    objects = [
+        {
+            "classTitle": "cat",
+            "geometryType": "polygon",
+            "points": {"exterior": corners(BOX), "interior": [hole]},
+        },
+        {
+            "classTitle": "cat",
+            "geometryType": "bitmap",
+            "bitmap": {"data": base64.b64encode(png_bytes(bits)).decode(), "origin": [20, 14]},
+        },
+        {
+            "classTitle": "cat",
+            "geometryType": "bitmap",
+            "bitmap": {
+                "data": base64.b64encode(zlib.compress(png_bytes(bits))).decode(),
+                "origin": [14, 2],
+            },
+        },
+        {
+            "classTitle": "cat",
+            "geometryType": "point",
+            "points": {"exterior": [[1, 1]], "interior": []},
+        },
+    ]
+    save_json(
+        tmp_path / "x" / "meta.json",
+        {"classes": [{"title": "cat", "color": "#00FF00"}], "tags": []},
+    )
+    save_json(
+        tmp_path / "x" / "ds" / "ann" / "p.jpg.json",
+        {"size": {"width": 24, "height": 16}, "objects": objects},
+    )
+    save_image(tmp_path / "x" / "ds" / "img" / "p.jpg", SIZE)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    expected = filled(SIZE, (*BOX, 1), (4, 5, 7, 8, 0), (22, 15, 23, 16, 1), (16, 3, 17, 4, 1))
+    np.testing.assert_array_equal(got.mask("p"), expected)
+    assert got.classes["colors"] == {"cat": [0, 255, 0]}
+
+
+# Cityscapes
+
+
+@pytest.mark.parametrize("ids", ["labelIds", "labelTrainIds"])
+def test_cityscapes_has_nineteen_classes_and_no_background(ids: str, tmp_path: Path) -> None:
+    stem = "aachen_000000_000019"
+    for split in ("train", "val", "test"):
+        folder = tmp_path / "x" / "leftImg8bit" / split / "aachen"
+        save_image(folder / f"{stem}_{split}_leftImg8bit.png", SIZE)
+    # Road (7, train id 0), car (26, train id 13), unlabelled (0, train id 255), licence plate.
+    values = {"labelIds": (7, 26, 0, 255), "labelTrainIds": (0, 13, 255, 255)}[ids]
+    mask = np.array(values, np.uint8)[
+        filled(SIZE, (0, 0, 5, 5, 1), (9, 9, 12, 12, 2), (20, 0, 24, 3, 3))
+    ]
+    for split in ("train", "val"):
+        folder = tmp_path / "x" / "gtFine" / split / "aachen"
+        save_png(folder / f"{stem}_{split}_gtFine_{ids}.png", mask)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert (len(got.names), got.names[0], got.names[13]) == (19, "road", "car")
+    assert got.classes["background"] is None
+    expected = np.array((1, 14, 255, 255), np.uint8)[
+        filled(SIZE, (0, 0, 5, 5, 1), (9, 9, 12, 12, 2), (20, 0, 24, 3, 3))
+    ]
+    np.testing.assert_array_equal(got.mask(f"{stem}_train_leftImg8bit"), expected)
+    assert len(got.list("train")) == len(got.list("val")) == 1
+    Folder(FolderConfig(root=tmp_path / "y")).index("train")
+
+
+def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": [FLAT], "category_id": 299})
+    import json
+
+    path = tmp_path / "x" / "c.json"
+    content = json.loads(path.read_text())
+    content["categories"] = [{"id": i, "name": f"class {i}"} for i in range(300)]
+    path.write_text(json.dumps(content))
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.mask("p").max() == 300
+    assert got.classes["ignored"] == 65535
+    folder = Folder(FolderConfig(root=tmp_path / "y"))
+    names = [*folder._splits["train"], *folder._splits["val"]]
+    np.testing.assert_array_equal(folder.mask("train", names[0]), got.mask("p"))
+
+
+def test_every_tool_keeps_its_colors_where_it_has_some(tmp_path: Path) -> None:
+    for tool in ("cvat_xml", "cvat_masks", "supervisely"):
+        TOOLS[tool][1](tmp_path / tool)
+        got = Imported(tmp_path / tool, tmp_path / f"{tool}-out")
+        assert got.classes["colors"] == {"cat": [250, 50, 83], "dog": [51, 221, 255]}
