@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import nacre
+from nacre.cli.app import app
 from nacre.data.dataset import TrainDataset, UnionDataset, split_off
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.data.transforms import ImagesConfig
@@ -236,6 +238,16 @@ def test_what_is_forgotten_leaves_the_ledger_wholly_and_loses_its_row_of_the_dec
         assert torch.equal(decoder_rows(found)["pearl"], decoder_rows(whole)["pearl"])
         assert len(found.network.ledger.learned) == 2
     assert_same_ledger(forget_step(whole, 1), open_ledger(learned("pearl")))
+
+
+def test_the_commands_say_what_the_decoder_does(learned, tmp_path):
+    run = CliRunner().invoke
+    two, one = str(learned("pearl", "starfish")), str(learned("starfish"))
+    done = run(app, ["forget", two, "--class", "pearl", "--out", str(tmp_path / "a")])
+    assert "were learned with it and stay" in " ".join(done.output.split())
+    done = run(app, ["merge", str(learned("pearl")), one, "--out", str(tmp_path / "b")])
+    assert "of the others are background" in " ".join(done.output.split())
+    assert nacre.load(tmp_path / "b").classes == ("background", "pearl", "starfish")
 
 
 def test_a_merged_class_is_background_to_a_decoder_that_has_not_learned_it(learned):
