@@ -271,6 +271,9 @@ def test_what_it_cannot_continue_or_learn_is_refused(learned, folders, tmp_path)
     stages = {**RECIPE, "model": {"backbone": "tiny", "decoder": "stages"}}
     with pytest.raises(NacreError, match="'stages' has no weights"):
         nacre.learn(folders["pearl"], out=tmp_path / "x", method="duo", config=stages)
+    grid = {**RECIPE, "model": {**RECIPE["model"], "grid_stride": 8}}
+    with pytest.raises(NacreError, match=r"model\.grid_stride: method 'mib' keeps no sums"):
+        nacre.learn(folders["pearl"], out=tmp_path / "y", method="mib", config=grid)
     with pytest.raises(ValueError, match=r"parts\.freeze_step_0 cannot be set for duo"):
         DUO.Config(parts={"freeze_step_0": False})
 

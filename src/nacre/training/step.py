@@ -240,6 +240,11 @@ def _grow(
         crop_size = recipe.images.crop_size
         model = method.network_config(recipe.model)
         network = build_network(model, len(spec.class_names), crop_size).to(dist.device)
+        if getattr(network, "ledger", None) is not None and "sums" not in method.persistent_state:
+            raise NacreError(
+                f"model.grid_stride: method {method.name!r} keeps no sums for a ledger beside the "
+                "decoder; leave it out, or use method 'duo'"
+            )
         if not network.has_background:
             raise NacreError(
                 "model.background=null: a network without a background can only be continued; to "
