@@ -35,17 +35,20 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
     torch.manual_seed(5)
     kind = METHODS[name]
     config = kind.Config(name=name, **values)
+    before = kind(config, 0)
     model = DeepLabConfig(backbone="tiny", decoder_channels=8, norm=norm)
-    network = build_network(model, OLD, SIDE).to(dist.device)
+    network = build_network(before.network_config(model), OLD, SIDE).to(dist.device)
     first = [pictures([0, 0, 1, 2], seed) for seed in range(count)]
     places = [[x.to(dist.device) for x in sample] for sample in first]
     base = Step(0, NAMES[:OLD], 0, network, None, dist, 3, None, 3, lambda: passes(places))
-    before = kind(config, 0)
+    base = replace(base, open_images=lambda: passes(places))
     learner = trainer_of(base, before, lr, train)
     for sample in first:
         learner.update([sample])
     before.parts.end_step(base)
     before.end_step(base)
+    network.eval()
+    before.fit(base)
     method = kind(config, OLD)
     if before.state():
         method.load_state(before.state())

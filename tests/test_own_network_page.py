@@ -139,6 +139,8 @@ def test_a_network_of_transformers_is_built_again_from_its_file() -> None:
     assert model.classes == ("background", "road", "car", "crack")
     assert model.info.model["kind"] == "hf"
     assert isinstance(model.network.model, type(start))
+    before, after = start.base_model.state_dict(), model.network.model.base_model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items()), "it is frozen"
 
 
 class Up(torch.nn.Module):

@@ -176,6 +176,7 @@ def test_weights_are_those_of_the_papers(name):
         "dkd": [5, 5],
         "star": [5],
         "graft": [0.75],
+        "duo": [10],
     }
     config = METHODS[name].Config()
     assert [getattr(config, key) for key in METHODS[name].tunable] == paper.get(name, [])

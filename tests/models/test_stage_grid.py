@@ -99,10 +99,8 @@ def test_a_model_file_keeps_the_grid_and_its_constants(tmp_path: Any) -> None:
     assert torch.equal(loaded.head.std, head.std)
 
 
-def test_a_grid_finer_than_all_stages_and_one_without_the_decoder_are_refused() -> None:
+def test_a_grid_finer_than_all_stages_is_refused() -> None:
     backbone = Tiny()
     backbone.stages = ((96, 32),)
     with pytest.raises(NacreError, match="decoder=stages needs a stage of stride 16 or less"):
         StageGrid(backbone, stride=16, crop=None)
-    with pytest.raises(ValueError, match="grid_stride goes with decoder 'stages'"):
-        DeepLabConfig(backbone="tiny", grid_stride=8)

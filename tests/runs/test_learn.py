@@ -136,12 +136,27 @@ def test_many_pictures_teach_the_whole_network_and_other_methods_keep_their_part
     assert "method" not in many.values
     few = choose(Machine("cpu", 0, True), FEW - 1, continues=True)
     assert few.values["method"] == {"parts": {"freeze": "backbone", "freeze_bn": True}}
-    foreign = choose(Machine("cpu", 0, True), FEW - 1, continues=True, has_backbone=False)
-    assert foreign.values["method"] == {"parts": {"freeze_bn": True}}
+    assert "grad_clip_norm" not in few.values["train"]
     values = {**TINY, "method": {"name": "plop"}}
     plan = plan_learning([data / "birds"], find_start(pets), values=values)
     assert plan.config.method.parts.freeze == "nothing"
     assert plan.how == "learnt by PLOP"
+
+
+@pytest.mark.parametrize("images", [FEW - 1, FEW])
+def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped(images):
+    machine = Machine("cpu", 0, True)
+    apart = choose(machine, images, continues=True, is_own=False)
+    assert apart.values["method"] == {"parts": {"freeze": "backbone", "freeze_bn": True}}
+    whole = choose(machine, images, continues=True, is_own=False, has_backbone=False)
+    assert whole.values["method"] == {"parts": {"freeze_bn": True}}
+    assert whole.values["train"]["grad_clip_norm"] == 1
+
+
+def test_a_model_with_sums_goes_on_with_them():
+    assert default_method({"decoder": "stages", "grid_stride": 16}) == "ledger"
+    assert default_method({"decoder": "light", "grid_stride": 8}) == "duo"
+    assert default_method({"decoder": "light", "grid_stride": None}) == "graft"
 
 
 def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):

@@ -1,11 +1,14 @@
 """Commands that change what a model of the ledger knows, without an image."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nacre.cli.app import app, make_console
+
+if TYPE_CHECKING:
+    from nacre.api.model import Model
 
 Out = Annotated[Path, typer.Option(help="Folder for the new model.")]
 
@@ -15,7 +18,7 @@ Out = Annotated[Path, typer.Option(help="Folder for the new model.")]
     "nacre forget models/pets --class cat --out models/no-cat"
 )
 def forget(
-    model: Annotated[Path, typer.Argument(help="A model that the method ledger learned.")],
+    model: Annotated[Path, typer.Argument(help="A model that ledger or duo learned.")],
     out: Out,
     step: Annotated[int | None, typer.Option(help="The step, as `nacre log` counts.")] = None,
     class_name: Annotated[str | None, typer.Option("--class", help="The class's name.")] = None,
@@ -23,27 +26,34 @@ def forget(
     """Take a step or a class out of a model: the new one never learned it."""
     from nacre.api.model import load
 
-    _show(load(model, "cpu").forget(step=step, class_name=class_name, out=out).path)
+    edited = load(model, "cpu").forget(step=step, class_name=class_name, out=out)
+    note = "the ledger's part never learned it; the weights of the decoder beside it were learned "
+    _show(edited, note + "with it and stay")
 
 
 @app.command(
     "merge", epilog="Example:  nacre merge models/site-a models/site-b --out models/both-sites"
 )
 def merge_models(
-    models: Annotated[list[Path], typer.Argument(help="Models of the method ledger.")],
+    models: Annotated[list[Path], typer.Argument(help="Models of ledger, or of duo.")],
     out: Out,
 ) -> None:
     """Merge models on one backbone: the new one learned from the images of all."""
     from nacre.api.model import merge
 
-    _show(merge(models, out=out).path)
+    note = (
+        "the ledger's part learned all; the decoder is that of the first model, to which classes "
+    )
+    _show(merge(models, out=out), note + "of the others are background")
 
 
-def _show(path: Path | None) -> None:
-    from nacre.models.io import read_info
+def _show(model: "Model", note: str) -> None:
+    """Print what a model knows; the note is of one with a decoder beside its ledger."""
     from nacre.terminal.learn import log_table
 
-    assert path is not None
+    assert model.path is not None
     console = make_console()
-    console.print(log_table(path.parent, read_info(path), None))
-    console.print(f"model: {path}", soft_wrap=True, markup=False)
+    console.print(log_table(model.path.parent, model.info, None))
+    if getattr(model.network, "ledger", None) is not None:
+        console.print(note, markup=False)
+    console.print(f"model: {model.path}", soft_wrap=True, markup=False)

@@ -66,6 +66,12 @@ class TrainDataset(Dataset[Sample]):
         self.source, self.names, self.lut = source, names, lut
         self.config, self.seed, self.saliency = config, seed, saliency
 
+    def only(self, names: Sequence[str]) -> "TrainDataset":
+        """Return some of its images."""
+        return TrainDataset(
+            self.source, names, self.lut, self.config, self.seed, saliency=self.saliency
+        )
+
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.names)
@@ -105,6 +111,28 @@ class UnionDataset(Dataset[Sample]):
         start = 0 if part == 0 else int(self._ends[part - 1])
         image, targets = self.parts[part][epoch, i - start]
         return image, targets, torch.tensor(part)
+
+
+def split_off(
+    dataset: TrainDataset | UnionDataset, one_of: int
+) -> tuple[TrainDataset | UnionDataset, TrainDataset | UnionDataset]:
+    """Return a step's images without one of so many, and these; an image's name decides.
+
+    A data set of which no image would be left keeps all.
+    """
+    if isinstance(dataset, UnionDataset):
+        pairs = [_split_names(part, one_of) for part in dataset.parts]
+        return UnionDataset([kept for kept, _ in pairs]), UnionDataset([held for _, held in pairs])
+    return _split_names(dataset, one_of)
+
+
+def _split_names(dataset: TrainDataset, one_of: int) -> tuple[TrainDataset, TrainDataset]:
+    is_held = {name: zlib.crc32(name.encode()) % one_of == 0 for name in dataset.names}
+    if all(is_held.values()):
+        is_held = dict.fromkeys(is_held, False)
+    return dataset.only([n for n in dataset.names if not is_held[n]]), dataset.only(
+        [n for n in dataset.names if is_held[n]]
+    )
 
 
 class EvalDataset(Dataset[EvalSample]):

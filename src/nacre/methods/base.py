@@ -25,10 +25,12 @@ equal to the plain functions of `nacre.losses` on upsampled logits. The teacher 
 greatest of `Output.scores` is the answer; what a network needs for it (such as a row for what is
 unknown) is part of the network and so of the model file.
 
-A method that learns without gradients says so (`learns_by_gradient`). Then there is no optimizer,
-and between `prepare` and the end stands one call:
+What is learned without gradients comes after the last update:
 
     method.fit(step)                         # passes over step.images(), each image once
+
+A method that learns nothing else says so (`learns_by_gradient`): then there is no optimizer, and
+`fit` follows `prepare`.
 
 What combines with any method (freezing, fusion, pseudo-labels, rates) is in `nacre.methods.parts`.
 """
@@ -141,7 +143,9 @@ class Method:
     train_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The same for the section `train`: where a paper learns with a recipe of its own."""
     learns_by_gradient: ClassVar[bool] = True
-    """Whether it is learned by `losses`, in iterations; else by `fit`."""
+    """Whether it is learned by `losses`, in iterations; else by `fit` alone."""
+    holds_out: ClassVar[bool] = False
+    """Whether `fit` judges by images that no update is made from."""
     uses_teacher: ClassVar[bool] = False
     uses_stages: bool = False
     """Whether `losses` needs the features at the end of the backbone's stages."""
@@ -210,8 +214,7 @@ class Method:
         raise NotImplementedError(f"{self.name} has no losses")
 
     def fit(self, step: Step) -> None:
-        """Learn the whole step without gradients; `state` keeps what later steps need."""
-        raise NotImplementedError(f"{self.name} is learned by its losses")
+        """Learn what is learned without gradients; `state` keeps what later steps need."""
 
     def prepare(self, step: Step) -> None:
         """Freeze, add rows: called before optimizer and DDP are made, the network in train mode."""

@@ -24,7 +24,8 @@ Sums are kept in the model file as n and mean in float64 and the scatter around 
 of which half is stored: 2.3 MiB per class and step with EfficientNet-Lite0. See docs/ledger.md.
 """
 
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -36,6 +37,7 @@ from nacre.losses.reference import upsample
 from nacre.losses.ridge import Sums, from_products, join, solve
 from nacre.methods.base import Batch, Method, MethodConfig, Step
 from nacre.methods.parts import PartsConfig, deeplab
+from nacre.models.classifier import Classifier
 from nacre.models.config import DeepLabConfig, HeadConfig, ModelConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
@@ -46,16 +48,21 @@ SCALE = 8.0
 """Of the logits over the regression's scores."""
 
 
-class LedgerConfig(MethodConfig):
-    """The ridge and the grid."""
+class SumsConfig(MethodConfig):
+    """The ridge and the grid of a head from sums."""
 
-    name: Literal["ledger"] = Field("ledger", description="a head in closed form, from sums")
     ridge: float = Field(
         0.01, gt=0, le=1000, description="what is added to each feature's variance, as a share"
     )
     grid_stride: Literal[8, 16] | None = Field(
-        None, description="input pixels per point of the grid; 16, or that of the start model"
+        None, description="input pixels per point of the grid; or that of the start model"
     )
+
+
+class LedgerConfig(SumsConfig):
+    """The ledger alone; its grid has 16 pixels per point by default."""
+
+    name: Literal["ledger"] = Field("ledger", description="a head in closed form, from sums")
 
     @classmethod
     def own_parts(cls) -> dict[str, Any]:
@@ -72,12 +79,13 @@ class Ledger(Method):
     """Sums per class, and the head that follows from them."""
 
     name = "ledger"
-    Config = LedgerConfig
+    Config: ClassVar[type[MethodConfig]] = LedgerConfig
     learns_by_gradient = False
     step_0 = "ledger"
     needs = frozenset({"classifier"})
     persistent_state = frozenset({"sums"})
-    config: LedgerConfig
+    default_stride = DEFAULT_STRIDE
+    config: SumsConfig
 
     def __init__(self, config: Any, num_old: int) -> None:
         super().__init__(config, num_old)
@@ -86,8 +94,8 @@ class Ledger(Method):
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
         """Say that step 0 depends on the method's own values."""
-        assert isinstance(config, LedgerConfig)
-        stride = config.grid_stride or DEFAULT_STRIDE
+        assert isinstance(config, SumsConfig)
+        stride = config.grid_stride or cls.default_stride
         return f"{cls.step_0}, ridge {config.ridge}, grid of stride {stride}"
 
     @classmethod
@@ -97,31 +105,35 @@ class Ledger(Method):
 
     def network_config(self, model: ModelConfig) -> ModelConfig:
         """Return the network with the stages as its decoder."""
+        return self.with_grid(model, decoder="stages")
+
+    def with_grid(self, model: ModelConfig, **changes: str) -> ModelConfig:
+        """Return a network with a grid of its stages."""
         if not isinstance(model, HeadConfig):
             return model  # `needs` refuses it, with what it lacks
         if not isinstance(model, DeepLabConfig):
             raise NacreError(
-                f"method 'ledger' reads the stages of nacre's own backbones, not of kind "
+                f"method {self.name!r} reads the stages of nacre's own backbones, not of kind "
                 f"{model.kind!r}; leave out model.kind, or use another method"
             )
-        grid = {"decoder": "stages", "grid_stride": self.config.grid_stride or DEFAULT_STRIDE}
-        return model.model_copy(update=grid)
+        stride = self.config.grid_stride or self.default_stride
+        return model.model_copy(update={"grid_stride": stride, **changes})
 
     def grow(self, network: Network, num_new: int) -> None:
-        """Add channels, whose rows `fit` solves for."""
-        head = deeplab(network).head
-        if self.sums is None or not isinstance(head, StageGrid):
+        """Add channels, whose rows `fit` solves for; to a decoder beside it they are background."""
+        if self.sums is None or not has_grid(network):
             raise NacreError(
-                "the model keeps no sums of its classes: method 'ledger' continues only what it "
-                "learned itself; learn all steps with it, or use another method"
+                f"the model keeps no sums of its classes: method {self.name!r} continues only what "
+                "ledger or duo learned; learn all steps with it, or use another method"
             )
-        if self.config.grid_stride not in (None, head.stride):
+        stride = grid_of(network).stride
+        if self.config.grid_stride not in (None, stride):
             raise NacreError(
                 f"method.grid_stride: {self.config.grid_stride}, but the model's sums are on a "
-                f"grid of stride {head.stride}; leave it out"
+                f"grid of stride {stride}; leave it out"
             )
         check_sums(deeplab(network), self.sums)
-        network.grow(num_new, "random")
+        network.grow(num_new, "random" if deeplab(network).ledger is None else "background")
 
     @torch.no_grad()
     def fit(self, step: Step) -> None:
@@ -130,24 +142,29 @@ class Ledger(Method):
         Where data sets of one step hide new classes of each other, a second pass counts again: the
         head of the first knows the new classes well enough to leave such background out.
         """
-        before, known = self.sums, [self.num_old]
-        if step.hidden is not None and bool(step.hidden[:, max(1, self.num_old) :].any()):
-            known.append(step.num_classes)
-        for count in known:
-            found = from_products(step.index, _total(step, self._add_up(step, count)))
-            self.sums = found if before is None else join([before, found])
+        before = self.sums
+        for known in self.passes(step):
+            found = total(step, self.add_up(step, step.images(), known))
+            self.sums = joined(before, step, found)
             put_head(deeplab(step.network), self.sums, self.config.ridge)
 
-    def _add_up(self, step: Step, known: int) -> PixelSums:
+    def passes(self, step: Step) -> list[int]:
+        """Return by how many first channels the background is masked, in each pass."""
+        known = [self.num_old]
+        if step.hidden is not None and bool(step.hidden[:, max(1, self.num_old) :].any()):
+            known.append(step.num_classes)
+        return known
+
+    def add_up(self, step: Step, batches: Iterable[Batch], known: int) -> PixelSums:
         """Return the sums of this process's images, masked by the first so many channels."""
         network, head = deeplab(step.network), grid_of(step.network)
         sums = PixelSums()
-        for batch in step.images():
-            stages = network.read_maps(batch.images)
+        for batch in batches:
+            _, stages = network.read(batch.images)
             joined = head.join(stages)
             targets = batch.targets
             if known:
-                scores = network.classifier(head.standardize(joined))[:, :known]
+                scores = rows_of(network)(head.standardize(joined))[:, :known]
                 targets = leave_out_known(batch, scores)
             # Means that are one for a whole image need one row per image, not one per point.
             count = head.map_channels if head.covers(stages) else head.channels
@@ -161,8 +178,8 @@ class Ledger(Method):
         return {} if self.sums is None else to_state(self.sums)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take back the sums."""
-        self.sums = from_state(state)
+        """Take back the sums; in step 0 there are none before `fit`."""
+        self.sums = from_state(state) if state else None
 
 
 def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
@@ -184,11 +201,24 @@ def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
     return targets
 
 
+def has_grid(network: Network) -> bool:
+    """Whether a network has a grid of stages, as its decoder or beside it."""
+    return isinstance(network, DeepLab) and (
+        network.ledger is not None or isinstance(network.head, StageGrid)
+    )
+
+
 def grid_of(network: Network) -> StageGrid:
-    """Return the decoder of a network that the ledger made: `grow` sees to it."""
-    head = deeplab(network).head
-    assert isinstance(head, StageGrid), type(head)
-    return head
+    """Return the grid of a network that has one: `grow` sees to it."""
+    found = deeplab(network)
+    grid = found.head if found.ledger is None else found.ledger.grid
+    assert isinstance(grid, StageGrid), type(grid)
+    return grid
+
+
+def rows_of(network: DeepLab) -> Classifier:
+    """Return the rows on the grid of a network."""
+    return network.classifier if network.ledger is None else network.ledger.classifier
 
 
 def check_sums(network: DeepLab, sums: Sums) -> None:
@@ -207,7 +237,7 @@ def put_head(network: DeepLab, sums: Sums, ridge: float) -> None:
     found = solve(sums, network.num_classes, ridge)
     head.mean.copy_(found.mean)
     head.std.copy_(found.std)
-    network.classifier.set_rows(SCALE * found.weight, SCALE * found.bias)
+    rows_of(network).set_rows(SCALE * found.weight, SCALE * found.bias)
 
 
 def to_state(sums: Sums) -> dict[str, Tensor]:
@@ -228,7 +258,13 @@ def from_state(state: dict[str, Tensor]) -> Sums:
     return Sums(**{name: state[f"sums.{name}"].cpu() for name in names})
 
 
-def _total(step: Step, sums: PixelSums) -> dict[int, Tensor]:
+def joined(before: Sums | None, step: Step, products: dict[int, Tensor]) -> Sums:
+    """Return the sums before a step with those that the step's images have."""
+    found = from_products(step.index, products)
+    return found if before is None else join([before, found])
+
+
+def total(step: Step, sums: PixelSums) -> dict[int, Tensor]:
     """Return the sums of all processes, in the CPU's memory."""
     products = sums.products()
     found = sorted({channel for one in step.dist.all(list(products)) for channel in one})

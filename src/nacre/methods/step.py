@@ -72,6 +72,7 @@ class Step:
         num_images: How many pictures it has; None if nobody counted.
         open_batches: Opens this process's share of one such pass, see `batches`.
         open_images: Opens this process's share of a pass without augmentation, see `images`.
+        open_held_out: The same for images that no update is made from, see `held_out`.
     """
 
     index: int
@@ -87,6 +88,7 @@ class Step:
     overlapped: bool = True
     num_images: int | None = None
     open_images: Callable[[], Iterator[Batch]] | None = None
+    open_held_out: Callable[[], Iterator[Batch]] | None = None
 
     @property
     def num_new(self) -> int:
@@ -110,3 +112,7 @@ class Step:
         """
         assert self.open_images is not None, "this step was made without its images"
         return self.open_images()
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield this process's share of the images that are held out, as `images` does."""
+        return iter(()) if self.open_held_out is None else self.open_held_out()

@@ -157,6 +157,13 @@ ROWS: dict[str, MethodRow] = {
         regularizes="everything: the sums of old classes stay",
         paper="nacre's own, after AIR 2024",
     ),
+    "duo": MethodRow(
+        "nacre.methods.duo:Duo",
+        title="Duo",
+        summary="frozen backbone; the ledger and a decoder learned by mib, their scores added",
+        regularizes="the sums of old classes stay; outputs of old channels, unbiased",
+        paper="nacre's own",
+    ),
     "joint": MethodRow(
         "nacre.methods.joint:Joint",
         title="Joint",

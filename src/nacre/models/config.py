@@ -63,7 +63,9 @@ class DeepLabConfig(HeadConfig):
     )
     grid_stride: Literal[8, 16] | None = Field(
         default=None,
-        description="decoder=stages: input pixels per point of the grid; 16 by default",
+        description="input pixels per point of the grid of stages: with decoder=stages 16 by "
+        "default; with another decoder the grid of the ledger beside it, which the method `duo` "
+        "chooses itself",
     )
     weights: str = Field(
         default="none",
@@ -82,8 +84,6 @@ class DeepLabConfig(HeadConfig):
     @model_validator(mode="after")
     def _fits_the_backbone(self) -> DeepLabConfig:
         row, name = BACKBONES[self.backbone], self.backbone
-        if self.grid_stride is not None and self.decoder != "stages":
-            raise ValueError(f"grid_stride goes with decoder 'stages', not {self.decoder!r}")
         if row.strides is None and self.output_stride is not None:
             raise ValueError(f"output_stride cannot be chosen for backbone {name!r}: leave it out")
         if self.norm not in row.norms:

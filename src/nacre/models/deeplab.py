@@ -15,11 +15,17 @@ from nacre.losses.reference import at_least_float32
 from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
 from nacre.models.head import DeepLabHead
+from nacre.models.ledger import LedgerHead
 from nacre.models.light import LightDecoder
 from nacre.models.network import Init, Network, Output, Part
 from nacre.models.stage_grid import StageGrid
 
 Head = DeepLabHead | LightDecoder | StageGrid
+
+
+def head_stride(backbone: Backbone, head: Head) -> int:
+    """Return the input pixels per feature of a head on a backbone."""
+    return backbone.stride if isinstance(head, DeepLabHead) else head.stride
 
 
 class DeepLab(Network):
@@ -29,21 +35,29 @@ class DeepLab(Network):
         backbone: makes features; says which normalisation of pixels it expects.
         head: takes the backbone's features, or some of its stages.
         classifier: takes the head's output.
+        ledger: takes all stages; its scores are added to the classifier's in eval.
     """
 
     pixel_scale: Tensor
     pixel_shift: Tensor
 
-    def __init__(self, backbone: Backbone, head: Head, classifier: Classifier) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: Head,
+        classifier: Classifier,
+        ledger: LedgerHead | None = None,
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.classifier = classifier
+        self.ledger = ledger
         mean, std = torch.tensor(backbone.mean), torch.tensor(backbone.std)
         # Constants of the backbone and not of a checkpoint, hence not persistent
         self.register_buffer("pixel_scale", (1 / (255 * std)).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", (-mean / std).view(3, 1, 1), persistent=False)
-        self.stride = backbone.stride if isinstance(head, DeepLabHead) else head.stride
+        self.stride = head_stride(backbone, head)
 
     @property
     def num_classes(self) -> int:
@@ -73,19 +87,27 @@ class DeepLab(Network):
         if kept:
             return self.decode_kept(kept)
         x = self._normalize(images)
-        if not (with_stages or self.head.reads):
+        adds = self.ledger is not None and not self.training
+        if not (with_stages or self.head.reads or adds):
             return self.decode(self.backbone(x))
         features, stages = self.backbone.forward_stages(x)
-        return self.decode(features, stages)
+        output = self.decode(features, stages)
+        if self.ledger is not None and adds:
+            output.together = self.ledger.add_to(output.logits, self.ledger(stages))
+        return output
 
     def _normalize(self, images: Tensor) -> Tensor:
         pixels = images.to(self.pixel_scale.dtype)
         return torch.addcmul(self.pixel_shift, pixels, self.pixel_scale)
 
     @torch.no_grad()
+    def read(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the backbone's features and stages, of images in 0..255."""
+        return self.backbone.forward_stages(self._normalize(images))
+
     def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return what the head reads of the backbone, of images in 0..255."""
-        features, stages = self.backbone.forward_stages(self._normalize(images))
+        features, stages = self.read(images)
         return tuple(stages[i] for i in self.head.reads) or (features,)
 
     def decode_kept(self, kept: tuple[Tensor, ...]) -> Output:
@@ -143,3 +165,11 @@ class DeepLab(Network):
             self.classifier.grow_from_background(num_new)
         else:
             self.classifier.grow(num_new)
+        if self.ledger is not None:
+            self.ledger.grow(num_new)
+
+    def drop_ledger(self) -> None:
+        """Go on without the ledger beside the head, if there is one."""
+        if self.ledger is not None:
+            self.ledger = None
+            self.config = self.config.model_copy(update={"grid_stride": None})

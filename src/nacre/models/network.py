@@ -40,6 +40,7 @@ class Output:
         unknown: N,1,h,w, logit of what is no class yet, where the network has such a row.
         auxiliary: N,1,h,w, logit of the auxiliary row, where the network has one.
         has_background: whether channel 0 is a background that may hide the new classes.
+        together: N,C,h,w, the logits and a ledger's scores added, where one stands beside the head.
         backbone: what a foreign network's backbone gave, if it stands apart (`Network.maps`).
     """
 
@@ -50,11 +51,14 @@ class Output:
     unknown: Tensor | None = None
     auxiliary: Tensor | None = None
     has_background: bool = True
+    together: Tensor | None = None
     backbone: Any = None
 
     @property
     def scores(self) -> Tensor:
         """N,C,h,w, of which the greatest is the answer: the logits, unknown as background."""
+        if self.together is not None:
+            return self.together
         return self.logits if self.unknown is None else merge_unknown(self.logits, self.unknown)
 
 

@@ -12,6 +12,7 @@ before a step was learned, was not counted in it (`nacre.methods.ledger`).
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +22,19 @@ import torch
 
 from nacre.errors import NacreError, check, did_you_mean
 from nacre.losses.ridge import Sums, join
-from nacre.methods.ledger import LedgerConfig, check_sums, from_state, put_head, to_state
+from nacre.methods import find_method
+from nacre.methods.ledger import (
+    SumsConfig,
+    check_sums,
+    from_state,
+    has_grid,
+    put_head,
+    to_state,
+)
 from nacre.models.classifier import Classifier
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
-from nacre.models.stage_grid import StageGrid
+from nacre.models.ledger import LedgerHead
 from nacre.runs.learn import extend_colors
 
 
@@ -46,7 +55,11 @@ class LedgerModel:
     @property
     def ridge(self) -> float:
         """The ridge of the method's config."""
-        return check(LedgerConfig, self.info.config.get("method", {})).ridge
+        section = self.info.config.get("method", {})
+        config = check(find_method(str(section.get("name", "ledger"))).Config, section)
+        if not isinstance(config, SumsConfig):
+            raise NacreError(f"the model's config is of method {config.name!r}: a damaged file?")
+        return config.ridge
 
 
 def open_ledger(path: Path) -> LedgerModel:
@@ -57,10 +70,10 @@ def open_ledger(path: Path) -> LedgerModel:
     """
     file = find_model(path)
     network, info, state = load_model(file)
-    if not isinstance(network, DeepLab) or not isinstance(network.head, StageGrid) or not state:
+    if not isinstance(network, DeepLab) or not has_grid(network) or not state:
         raise NacreError(
-            f"{file} keeps no sums of its classes; only models of the method 'ledger' can forget "
-            "and be merged"
+            f"{file} keeps no sums of its classes; only models of the methods 'ledger' and 'duo' "
+            "can forget and be merged"
         )
     sums = from_state(state)
     check_sums(network, sums)
@@ -231,6 +244,26 @@ def _numbered(lineage: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _solved(model: LedgerModel, info: ModelInfo, sums: Sums) -> LedgerModel:
     """Return a model with the head that follows from sums."""
     network = copy.deepcopy(model.network)
-    network.classifier = Classifier(network.classifier.in_channels, info.steps).eval()
+    if network.ledger is not None:
+        _arrange(network, network.ledger, model.info.classes, info)
+    else:
+        network.classifier = Classifier(network.classifier.in_channels, info.steps).eval()
     put_head(network, sums, model.ridge)
     return LedgerModel(network, info, sums)
+
+
+@torch.no_grad()
+def _arrange(network: DeepLab, ledger: LedgerHead, before: Sequence[str], info: ModelInfo) -> None:
+    """Give a decoder the channels of other classes; one that it does not know is background.
+
+    Its row begins as the background's (eq. 8, 9), as that of a new class does.
+    """
+    places = torch.tensor([before.index(name) if name in before else 0 for name in info.classes])
+    lacks = torch.tensor([name not in before for name in info.classes])
+    weight, bias = network.classifier.weight(slice(None)), network.classifier.bias(slice(None))
+    bias = bias.clone()
+    bias[0] -= math.log(1 + int(lacks.sum()))
+    network.classifier = Classifier(network.classifier.in_channels, info.steps).eval()
+    network.classifier.set_rows(weight[places], bias[places])
+    ledger.classifier = Classifier(ledger.classifier.in_channels, info.steps).eval()
+    ledger.learned = ledger.learned[places] & ~lacks

@@ -48,11 +48,13 @@ class Start:
         path: Its file.
         info: What the file says about it.
         network: What it was learned from, if the file alone cannot build it.
+        has_backbone: Whether its backbone can be told apart, and so frozen.
     """
 
     path: Path
     info: ModelInfo
     network: nn.Module | None = None
+    has_backbone: bool = True
 
     def fingerprint(self) -> str:
         """Return the digest of the model file."""
@@ -69,8 +71,8 @@ def find_start(path: Path | None, network: nn.Module | None = None) -> Start | N
     if path is None:
         return None
     file = find_model(path)
-    _, info, _ = load_model(file, network=network)
-    return Start(file, info, network)
+    loaded, info, _ = load_model(file, network=network)
+    return Start(file, info, network, "backbone" in loaded.gives)
 
 
 class Learning:

@@ -27,8 +27,13 @@ from nacre.utils.yaml_file import read_yaml
 def default_method(model: Mapping[str, Any]) -> str:
     """Return what learns a step of a network unless another method is named.
 
-    Graft (docs/graft.md) for our own, and MiB for others, whose backbone may not stand apart.
+    A model with sums goes on with them (docs/ledger.md); else Graft (docs/graft.md) for our own
+    networks, and MiB for others.
     """
+    if model.get("decoder") == "stages":
+        return "ledger"
+    if model.get("grid_stride") is not None:
+        return "duo"
     return "graft" if is_own_network(model) else "mib"
 
 

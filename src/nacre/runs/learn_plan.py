@@ -11,7 +11,6 @@ from nacre.runs.learn import Learning, Start
 from nacre.runs.learn_config import LearnConfig, build_learn_config
 from nacre.runs.learn_data import open_folders
 from nacre.training.automatic import Choice, choose, look_at
-from nacre.training.config import deep_merge
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 
@@ -58,9 +57,14 @@ def _how(config: LearnConfig) -> str:
 
 def _was_taken(choice: Choice, config: LearnConfig) -> bool:
     """Whether what was chosen is what is done: a person's own values need no reasons."""
-    plain, chosen = config.to_dict(), {**choice.values}
-    chosen.pop("method", None)  # of MiB's parts `how` speaks
-    return deep_merge(plain, chosen) == plain
+    plain = config.to_dict()
+    sections = {name: values for name, values in choice.values.items() if name != "method"}
+    # Of MiB's parts `how` speaks.
+    return all(
+        plain[name].get(key) == value
+        for name, values in sections.items()
+        for key, value in values.items()
+    )
 
 
 def plan_learning(
@@ -85,7 +89,8 @@ def plan_learning(
         look_at(choose_device("auto")),
         num_images,
         continues=start is not None,
-        has_backbone=start is None or is_own_network(start.info.model),
+        is_own=start is None or is_own_network(start.info.model),
+        has_backbone=start is None or start.has_backbone,
     )
     config = build_learn_config(
         start=start.info if start else None,

@@ -4,7 +4,9 @@ The network and the crop go by the device and its memory, the batch by the memor
 the number of pictures: few pictures are seen often, many pictures a few times. A model that is
 continued keeps its own network and crop. Where MiB learns from few pictures, it keeps its backbone
 and batch norm, too: statistics of ten pictures are no statistics, and old classes were lost to them
-(docs/results.md). Everything can be set by hand over it.
+(docs/results.md). Of a network that is not ours nobody knows the rate that its backbone bears: it
+is frozen whatever the number of images, and where it cannot be told apart, gradients are clipped.
+Everything can be set by hand over it.
 """
 
 from dataclasses import dataclass
@@ -54,7 +56,12 @@ def look_at(device: torch.device) -> Machine:
 
 
 def choose(
-    machine: Machine, num_images: int, *, continues: bool, has_backbone: bool = True
+    machine: Machine,
+    num_images: int,
+    *,
+    continues: bool,
+    is_own: bool = True,
+    has_backbone: bool = True,
 ) -> Choice:
     """Return a recipe for a machine and so many training pictures.
 
@@ -62,7 +69,8 @@ def choose(
         machine: What it is learnt on.
         num_images: Pictures of the step.
         continues: Whether a model is continued: then its network and crop stay.
-        has_backbone: Whether the network says which part of it is the backbone.
+        is_own: Whether it is a network of ours that is continued.
+        has_backbone: Whether the network's backbone can be told apart.
     """
     large = machine.device == "cuda" and machine.memory >= 10 * GIB
     backbone = _backbone(machine, large)
@@ -83,9 +91,11 @@ def choose(
         decoder = {} if large else {"decoder_channels": 128}
         values["model"] = {"backbone": backbone, "weights": "imagenet", **decoder}
         values["images"] = {"crop_size": crop_size}
-    elif num_images < FEW:
+    elif num_images < FEW or not is_own:
         freeze = {"freeze": "backbone"} if has_backbone else {}
         values["method"] = {"parts": {**freeze, "freeze_bn": True}}
+        if not has_backbone:
+            train["grad_clip_norm"] = 1.0
     return Choice(values, _reasons(machine, num_images, values))
 
 

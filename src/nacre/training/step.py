@@ -21,6 +21,7 @@ from nacre.data.dataset import (
     UnionDataset,
     eval_batches,
     plain_batches,
+    split_off,
     train_batches,
 )
 from nacre.data.sampler import StepSampler
@@ -48,6 +49,11 @@ from nacre.utils.tensor_file import Tensors
 
 T = TypeVar("T")
 
+HELD_OUT = 10
+"""Of so many images one is held out, where a method judges by such."""
+FEWEST_TO_HOLD_OUT = 50
+"""Images of a step without which none is held out."""
+
 
 class Interrupted(Exception):
     """The user asked to stop; what was learnt so far is saved."""
@@ -65,6 +71,7 @@ class StepSpec:
         sampler: Which of them come when.
         hidden: Which channels may hide in the background, a row per data set; None for all old.
         overlapped: Whether its images may come again in other steps.
+        held_out: Images of the step that are not in `dataset`: no update is made from them.
     """
 
     index: int
@@ -74,6 +81,12 @@ class StepSpec:
     sampler: StepSampler
     hidden: Tensor | None = None
     overlapped: bool = True
+    held_out: TrainDataset | UnionDataset | None = None
+
+    @property
+    def num_images(self) -> int:
+        """How many images the step has, with those that are held out."""
+        return len(self.dataset) + len(self.held_out or ())
 
     @property
     def new_names(self) -> list[str]:
@@ -122,11 +135,24 @@ def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: S
     began = time.monotonic()
     device = session.dist.device
     configure_backends(device, tf32=recipe.train.precision != "float32")
-    by_gradient = find_method(recipe.method.name).learns_by_gradient
-    learned = (_iterate if by_gradient else _fit)(spec, start, recipe, session)
+    kind = find_method(recipe.method.name)
+    if kind.holds_out and spec.num_images >= FEWEST_TO_HOLD_OUT:
+        spec = _hold_out(spec)
+    learned = (_iterate if kind.learns_by_gradient else _fit)(spec, start, recipe, session)
     seconds = round(time.monotonic() - began, 1)
     session.recorder(StepLearned(spec.index, seconds, peak_memory(device)))
     return learned
+
+
+def _hold_out(spec: StepSpec) -> StepSpec:
+    """Set every tenth image apart; as many updates are made from the others."""
+    dataset, held_out = split_off(spec.dataset, HELD_OUT)
+    sampler = replace(spec.sampler, num_images=len(dataset), total=spec.sampler.iterations)
+    if sampler.shares is not None:
+        parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
+        pairs = zip(parts, sampler.shares, strict=True)
+        sampler = replace(sampler, shares=tuple((len(one), share) for one, (_, share) in pairs))
+    return replace(spec, dataset=dataset, held_out=held_out, sampler=sampler)
 
 
 def _fit(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Learned:
@@ -155,6 +181,8 @@ def _iterate(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
     method.parts.end_step(step)
     method.end_step(step)
     trainer.check_learned()
+    step.network.eval()
+    method.fit(step)
     return Learned(step.network, method.state())
 
 
@@ -180,9 +208,12 @@ def _begin(
         iterations_per_epoch=_one_epoch(spec.sampler).iterations,
         num_images=len(spec.dataset),
         open_batches=_opener(spec, recipe.train.num_workers, session.dist),
-        open_images=lambda: _plain_pass(spec, recipe.train, session),
+        open_images=lambda: _plain_pass(spec, spec.dataset, recipe, session),
         overlapped=spec.overlapped,
     )
+    if spec.held_out is not None:
+        held_out = spec.held_out
+        step = replace(step, open_held_out=lambda: _plain_pass(spec, held_out, recipe, session))
     return method, step
 
 
@@ -191,7 +222,7 @@ def _began(spec: StepSpec, iteration: int) -> StepBegan:
     return StepBegan(
         step=spec.index,
         classes=spec.new_names,
-        images=len(spec.dataset),
+        images=spec.num_images,
         iterations=sampler.iterations,
         first=iteration,
         micro_batch=sampler.local_batch // sampler.micro_batches,
@@ -209,6 +240,11 @@ def _grow(
         crop_size = recipe.images.crop_size
         model = method.network_config(recipe.model)
         network = build_network(model, len(spec.class_names), crop_size).to(dist.device)
+        if getattr(network, "ledger", None) is not None and "sums" not in method.persistent_state:
+            raise NacreError(
+                f"model.grid_stride: method {method.name!r} keeps no sums for a ledger beside the "
+                "decoder; leave it out, or use method 'duo'"
+            )
         if not network.has_background:
             raise NacreError(
                 "model.background=null: a network without a background can only be continued; to "
@@ -218,6 +254,8 @@ def _grow(
     else:
         network = start.network
         _check_needs(method, network)
+        if isinstance(network, DeepLab) and "sums" not in method.persistent_state:
+            network.drop_ledger()  # without its sums it could not learn the new classes
         method.parts.remember(network)
         if method.needs_teacher:
             teacher = make_teacher(network, method.parts.shared)
@@ -286,22 +324,26 @@ def _one_pass(spec: StepSpec, num_workers: int, dist: Distributed) -> Iterator[B
             yield Batch(there[0], there[1])
 
 
-def _plain_pass(spec: StepSpec, train: TrainConfig, session: Session) -> Iterator[Batch]:
-    """Yield this process's share of a step's images, each once and not augmented.
+def _plain_pass(
+    spec: StepSpec, dataset: TrainDataset | UnionDataset, recipe: Recipe, session: Session
+) -> Iterator[Batch]:
+    """Yield this process's share of images of a step, each once and not augmented.
 
     Raises:
         Interrupted: when the user wanted to stop; nothing was saved.
     """
-    dist, last = session.dist, spec.sampler.iterations
+    dist, last, train = session.dist, spec.sampler.iterations, recipe.train
+    counts = not find_method(recipe.method.name).learns_by_gradient  # else updates are counted
     workers = count_workers(train.num_workers, dist.device)
     pin = dist.device.type == "cuda"
     size = train.test_batch(1)  # not a process's share: a batch is the same for any number of them
-    batches = plain_batches(spec.dataset, size, dist.rank, dist.world_size, workers, pin)
+    batches = plain_batches(dataset, size, dist.rank, dist.world_size, workers, pin)
     hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
     for done, sample in enumerate(until_stopped(batches, dist, session.should_stop), start=1):
         images, targets, whose = (one.to(dist.device, non_blocking=True) for one in sample)
         yield Batch(images, targets, hidden=None if hidden is None else hidden[whose])
-        session.recorder(Iterated(spec.index, min(last, done * dist.world_size)))
+        if counts:
+            session.recorder(Iterated(spec.index, min(last, done * dist.world_size)))
 
 
 def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:

@@ -10,10 +10,11 @@ from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES, NormName
 from nacre.models.classifier import Classifier
 from nacre.models.config import DeepLabConfig, HeadConfig
-from nacre.models.deeplab import DeepLab, Head
+from nacre.models.deeplab import DeepLab, Head, head_stride
 from nacre.models.head import DeepLabHead, default_atrous_rates
 from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.kinds.base import Kind
+from nacre.models.ledger import LedgerHead
 from nacre.models.light import LightDecoder
 from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
 from nacre.models.weights import load_backbone
@@ -39,8 +40,12 @@ def under_head(
     backbone: Backbone, config: HeadConfig, classes_per_step: Sequence[int], crop: int | None
 ) -> DeepLab:
     """Put the head and a classifier on a backbone."""
-    head = _make_head(backbone, config, crop)
-    network = DeepLab(backbone, head, Classifier(head.channels, list(classes_per_step)))
+    head, steps = _make_head(backbone, config, crop), list(classes_per_step)
+    classifier, ledger = Classifier(head.channels, steps), None
+    if isinstance(config, DeepLabConfig) and config.grid_stride and config.decoder != "stages":
+        grid = StageGrid(backbone, stride=config.grid_stride, crop=crop)
+        ledger = LedgerHead(grid, steps, head_stride(backbone, head))
+    network = DeepLab(backbone, head, classifier, ledger)
     network.config = config
     return network
 

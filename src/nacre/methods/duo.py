@@ -1,0 +1,185 @@
+"""Duo: the ledger and a decoder learned by MiB, both on one frozen backbone, their scores added.
+
+Two parts that fail differently. The decoder has context and edges, and forgets: images of sheep
+alone say no more what a cow looks like. The ledger (`nacre.methods.ledger`) keeps the sums of every
+class, and sees one point of its grid at a time. With the decoder's logits z and the ledger's l
+
+    score[c] = z[c] + weight * l[c]      (`nacre.models.ledger`)
+
+Decoder and classifier learn MiB's losses (`nacre.methods.mib`: eq. 3 to 9), as they would without a
+ledger; then `fit` adds up the step's images, as the ledger would without a decoder.
+
+A decoder that has hardly seen a rare class vetoes it. So `fit` asks images of which no update was
+made, one of ten: a new class whose IoU on them is not greater by its own logit than by the
+background's has not been learned by the decoder, takes the background's (eq. 8 at inference), and
+the ledger alone decides between the two. Classes that these images do not show, and steps of fewer
+than 50 images, are judged by the images learned from, which favors the decoder. The sums are in the
+end those of all images.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from nacre.errors import NacreError
+from nacre.losses.reference import upsample
+from nacre.methods.base import (
+    Batch,
+    DistillingConfig,
+    MethodConfig,
+    Step,
+    label_cross_entropy,
+    label_losses,
+    require_teacher,
+)
+from nacre.methods.ledger import Ledger, SumsConfig, joined, put_head, total
+from nacre.methods.mib import Mib
+from nacre.methods.parts import deeplab
+from nacre.models.config import ModelConfig
+from nacre.models.deeplab import DeepLab
+from nacre.models.ledger import LedgerHead
+from nacre.models.network import Network, Output
+from nacre.models.stage_grid import StageGrid
+from nacre.scenarios.classes import ignore_value
+
+
+class DuoConfig(DistillingConfig, SumsConfig):
+    """The weights of the distillation and of the ledger; its grid has 8 pixels per point."""
+
+    name: Literal["duo"] = Field("duo", description="the ledger, and a decoder learned by mib")
+    weight: float = Field(10.0, ge=0, description="weight of the distillation")
+    ledger_weight: float = Field(
+        1.0, ge=0, description="weight of the ledger's scores over the decoder's"
+    )
+
+    @classmethod
+    def own_parts(cls) -> dict[str, Any]:
+        """Return what stays as it is: the backbone, whose features the sums are of."""
+        return {"freeze": "backbone", "freeze_step_0": True, "freeze_bn": True}
+
+    @classmethod
+    def refused_parts(cls) -> dict[str, str]:
+        """Refuse what would change the features of which there are sums."""
+        return {"freeze_step_0": "the ledger's sums are of the backbone's features"}
+
+
+class Duo(Ledger):
+    """MiB's losses for the decoder, sums for the ledger beside it."""
+
+    name = "duo"
+    Config = DuoConfig
+    presets = Mib.presets
+    tunable = ("weight",)
+    learns_by_gradient = True
+    holds_out = True
+    uses_teacher = True
+    unsure = Mib.unsure
+    step_0 = "cross-entropy, a frozen backbone, a ledger beside it"
+    default_stride = 8
+    config: DuoConfig
+
+    @classmethod
+    def step_0_of(cls, config: MethodConfig) -> str:
+        """Say that step 0 depends on the ledger's weight too."""
+        assert isinstance(config, DuoConfig)
+        return f"{super().step_0_of(config)}, weight {config.ledger_weight}"
+
+    def network_config(self, model: ModelConfig) -> ModelConfig:
+        """Return the network with a ledger beside its decoder."""
+        if getattr(model, "decoder", None) == "stages":
+            raise NacreError(
+                "model.decoder: 'stages' has no weights that method 'duo' could learn; use "
+                "'light' or 'aspp', or method 'ledger'"
+            )
+        return self.with_grid(model)
+
+    def grow(self, network: Network, num_new: int) -> None:
+        """Share the background's probability among the new classes, eq. 8 and 9."""
+        if isinstance(network, DeepLab) and isinstance(network.head, StageGrid):
+            raise NacreError(
+                "the model was learned by the ledger alone and has no decoder; continue it with "
+                "method 'ledger'"
+            )
+        super().grow(network, num_new)
+
+    def prepare(self, step: Step) -> None:
+        """Freeze the backbone, and the ledger, whose rows are solved for."""
+        super().prepare(step)
+        ledger = _ledger(step.network)
+        ledger.requires_grad_(False).eval()
+        ledger.weight.fill_(self.config.ledger_weight)
+
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
+        """Return MiB's losses of the decoder."""
+        if not self.num_old:
+            return label_cross_entropy(batch, student)
+        seen = require_teacher(teacher)
+        return label_losses(self.config, batch, student, seen, ce="unbiased", kd="unbiased")
+
+    @torch.no_grad()
+    def fit(self, step: Step) -> None:
+        """Add up the images, find what the decoder has learned, and solve for the ledger."""
+        before, network, ridge = self.sums, deeplab(step.network), self.config.ridge
+        for known in self.passes(step):
+            learned_from = total(step, self.add_up(step, step.images(), known))
+            held_out = total(step, self.add_up(step, step.held_out(), known))
+            put_head(network, joined(before, step, learned_from), ridge)
+        self._judge(step)
+        self.sums = joined(before, step, _plus(learned_from, held_out))
+        put_head(network, self.sums, ridge)
+
+    def _judge(self, step: Step) -> None:
+        """Find the new classes that the decoder has learned."""
+        ledger, first = _ledger(step.network), max(1, self.num_old)
+        ledger.learned[0] = True
+        own, background = ledger.learned.clone(), ledger.learned.clone()
+        own[first:], background[first:] = True, False
+        iou = _compare(step, step.held_out(), own, background)
+        if bool(iou[:, first:].isnan().any()):
+            # Of a class that held-out images do not show, those that were learned from tell.
+            iou = torch.where(iou.isnan(), _compare(step, step.images(), own, background), iou)
+        ledger.learned[first:] = (iou[0] > iou[1])[first:].to(ledger.learned.device)
+
+
+def _compare(step: Step, batches: Iterable[Batch], *learned: Tensor) -> Tensor:
+    """Return the IoU of each class by each choice of learned ones; NaN where it is not labeled."""
+    network = deeplab(step.network)
+    shape = (len(learned), 3, network.num_classes)
+    counts = torch.zeros(shape, dtype=torch.long, device=step.dist.device)
+    for batch in batches:
+        targets = batch.sure_targets(step.num_old)
+        features, stages = network.read(batch.images)
+        logits, scores = network.decode(features, stages).logits, _ledger(network)(stages)
+        for i, one in enumerate(learned):
+            counts[i] += _count(_ledger(network).add_to(logits, scores, one), targets)
+    hits, found, labeled = step.dist.sum(counts).cpu().double().unbind(1)
+    return torch.where(labeled > 0, hits / (found + labeled - hits), torch.nan)
+
+
+def _count(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the pixels of each channel: found rightly, found, labeled; ignored ones left out."""
+    total = scores.new_zeros(3, scores.shape[1], dtype=torch.long)
+    for low, wanted in zip(torch.split(scores, 1), targets, strict=True):
+        # One by one: scores of all channels at all pixels of a batch may not fit.
+        channels = upsample(low, (wanted.shape[0], wanted.shape[1]))[0].argmax(0)
+        counted = wanted != ignore_value(wanted)
+        found, labels = channels[counted], wanted[counted].long()
+        for row, some in zip(total, (labels[found == labels], found, labels), strict=True):
+            row += torch.bincount(some, minlength=len(row))
+    return total
+
+
+def _plus(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Return sums of two sets of images together."""
+    shared = {channel: one[channel] + other[channel] for channel in one.keys() & other.keys()}
+    return {**one, **other, **shared}
+
+
+def _ledger(network: Network) -> LedgerHead:
+    """Return the ledger of a network that has one: `network_config` and `grow` see to it."""
+    found = deeplab(network).ledger
+    assert found is not None
+    return found

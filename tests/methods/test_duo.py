@@ -1,0 +1,284 @@
+"""Duo: a decoder as MiB learns it, sums as the ledger keeps them, and what both say together."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import nacre
+from nacre.cli.app import app
+from nacre.data.dataset import TrainDataset, UnionDataset, split_off
+from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.data.transforms import ImagesConfig
+from nacre.errors import NacreError
+from nacre.methods import METHODS, Batch, Step
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.io import find_model, load_model
+from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
+from nacre.runs.run import Run, run_scenario
+from partial_data import write_folder
+from small_steps import ALONE, NAMES, OLD, SIDE, pictures
+from tiny_runs import tiny_config
+
+DUO = METHODS["duo"]
+FROZEN = {"freeze": "backbone", "freeze_step_0": True, "freeze_bn": True}
+WORLD = ScenesConfig(train=40, val=6, size=32, seed=3)
+RECIPE = {
+    "model": {"backbone": "tiny", "decoder_channels": 8},
+    "images": {"crop_size": 32, "augmentation": "flip"},
+    "train": {"batch_size": 8, "iterations": 2, "unlabeled": "background"},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    names = ("pearl", "starfish", "crate")
+    return {name: write_folder(root / name, [name], world=WORLD) for name in names}
+
+
+@pytest.fixture(scope="module")
+def learned(folders, tmp_path_factory):
+    """Learn folders one after another, each as `class` or `class:method`, by duo by default."""
+    root, done = tmp_path_factory.mktemp("models"), {}
+
+    def learn(*names):
+        if names not in done:
+            start = learn(*names[:-1]) if names[1:] else None
+            folder, _, method = names[-1].partition(":")
+            out = root / "-".join(names).replace(":", "_")
+            options = {"method": method or "duo", "config": RECIPE}
+            nacre.learn(folders[folder], start=start, out=out, **options)
+            done[names] = out
+        return done[names]
+
+    return learn
+
+
+def step_of(batches, num_classes=OLD, held_out=(), **values):
+    """A first step of duo whose decoder has not been updated; return method and step."""
+    torch.manual_seed(1)
+    method = DUO(DUO.Config(**values), 0)
+    model = method.network_config(DeepLabConfig(backbone="tiny", decoder_channels=8))
+    network = build_network(model, num_classes, SIDE).double().eval()
+    step = Step(0, NAMES[:num_classes], 0, network, None, ALONE, 1)
+    return method, replace(
+        step, open_images=lambda: iter(batches), open_held_out=lambda: iter(held_out)
+    )
+
+
+def test_the_decoder_is_that_of_mib_and_the_sums_are_those_of_the_ledger(tmp_path):
+    """Without held-out images: steps of fewer than 50."""
+    recipe = {"data": {"train": 40}, "scenario": "scenes/4-4/overlapped"}
+    methods = {
+        "duo": {"name": "duo"},
+        "mib": {"name": "mib", "parts": FROZEN},
+        "ledger": {"name": "ledger", "grid_stride": 8},
+    }
+    found = {}
+    for name, method in methods.items():
+        run_scenario(tiny_config(**recipe, method=method), tmp_path / name)
+        found[name] = load_model(find_model(tmp_path / name))
+    duo, mib, ledger = found.values()
+    state = duo[0].state_dict()
+    for name, value in mib[0].state_dict().items():
+        assert torch.equal(state[name], value), name
+    for name, value in ledger[2].items():
+        assert torch.equal(duo[2][name], value), name
+    rows = ledger[0].classifier.weight(slice(None))
+    assert torch.equal(duo[0].ledger.classifier.weight(slice(None)), rows)
+
+
+def test_scores_are_added_and_unlearned_classes_take_the_logit_of_the_background():
+    _, step = step_of([])
+    ledger = step.network.ledger
+    ledger.learned[:] = torch.tensor([True, False, True])
+    ledger.weight.fill_(2.0)
+    images, _ = pictures([0, 1, 2], 0)
+    output = step.network(images)
+    features, stages = step.network.read(images)
+    z, scores = step.network.decode(features, stages).logits, ledger(stages)
+    z[:, 1] = z[:, 0]
+    z = torch.nn.functional.interpolate(z, scores.shape[-2:], mode="bilinear", align_corners=False)
+    assert torch.allclose(output.scores, z + 2 * scores)
+    assert step.network.train()(images).together is None, "updates are made from the logits alone"
+
+
+def test_where_the_decoder_has_learned_nothing_the_ledger_decides():
+    batch = Batch(*pictures([0, 0, 1, 2, 255], 0))
+    method, step = step_of([batch])
+    method.fit(step)
+    step.network.ledger.learned[:] = torch.tensor([True, False, False])
+    _, stages = step.network.read(batch.images)
+    both, alone = step.network(batch.images).scores, step.network.ledger(stages)
+    assert torch.allclose(both.softmax(1), alone.softmax(1))
+
+
+def test_held_out_images_tell_which_classes_the_decoder_has_learned():
+    """A decoder that vetoes class 2 on every image, and one that knows class 1 by its label."""
+    seen, held = (Batch(*pictures([0, 0, 1, 2], seed)) for seed in (0, 1))
+    method, step = step_of([seen], held_out=[held])
+    known = {id(seen.images): seen.targets, id(held.images): held.targets}
+    network, read = step.network, step.network.read
+
+    def decode(features, stages=()):
+        output = type(network).decode(network, features, stages)
+        size = output.logits.shape[-1]
+        small = decode.targets[:, :: SIDE // size, :: SIDE // size].long()
+        wanted = torch.where(small == 2, 0, small)
+        output.logits = 60.0 * torch.nn.functional.one_hot(wanted, OLD).movedim(-1, 1).double()
+        return output
+
+    def read_and_tell(images):
+        decode.targets = known[id(images)]
+        return read(images)
+
+    network.decode, network.read = decode, read_and_tell
+    method.fit(step)
+    assert network.ledger.learned.tolist() == [True, True, False]
+
+
+def test_classes_that_held_out_images_do_not_show_are_judged_by_those_learned_from():
+    seen, held = Batch(*pictures([0, 0, 1, 2], 0)), Batch(*pictures([0, 1], 1))
+    asked = []
+
+    def batches(name, batch):
+        asked.append(name)
+        return iter([batch])
+
+    method, step = step_of([])
+    step = replace(
+        step,
+        open_images=lambda: batches("seen", seen),
+        open_held_out=lambda: batches("held", held),
+    )
+    method.fit(step)
+    assert asked == ["seen", "held", "held", "seen"]
+
+
+def test_sums_are_those_of_all_images_also_of_the_held_out(tmp_path):
+    recipe = {"data": {"train": 80}, "scenario": "scenes/4-4/overlapped"}
+    sums = {}
+    for method in ({"name": "duo"}, {"name": "ledger", "grid_stride": 8}):
+        run = Run(tiny_config(**recipe, method=method), tmp_path / method["name"])
+        assert len(run.data.image_lists[0]) >= 50
+        run.learn_steps()
+        sums[method["name"]] = open_ledger(tmp_path / method["name"]).sums
+    one, other = sums["duo"], sums["ledger"]
+    first = one.step == 0
+    assert torch.equal(one.count[first], other.count[first])
+    assert torch.allclose(one.mean[first], other.mean[first], atol=1e-9)
+
+
+def test_one_of_ten_images_is_split_off_by_its_name():
+    names = [f"{i}" for i in range(400)]
+    data = TrainDataset(None, names, np.zeros(256, np.uint8), ImagesConfig(), 0)
+    kept, held = split_off(data, 10)
+    assert 20 < len(held) < 60
+    assert sorted([*kept.names, *held.names]) == sorted(names)
+    assert split_off(data.only(names[:200]), 10)[1].names == [
+        n for n in names[:200] if n in held.names
+    ]
+    both = split_off(UnionDataset([data, data.only(held.names[:2])]), 10)
+    assert [len(part) for part in both[0].parts] == [len(kept), 2], "a data set keeps some"
+
+
+@pytest.mark.slow
+def test_an_exported_graph_says_what_torch_says(learned, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from nacre.export.onnx_file import export_onnx
+
+    network, info, _ = load_model(find_model(learned("pearl", "starfish")))
+    done = export_onnx(network, info, tmp_path / "model.onnx")
+    assert done.comparison.agreement > 0.999
+
+
+def test_the_ledger_adds_a_class_to_it_in_one_pass_and_duo_goes_on(learned):
+    quick = open_ledger(learned("pearl", "starfish:ledger"))
+    before = open_ledger(learned("pearl"))
+    assert quick.network.ledger.learned.tolist()[2:] == [False]
+    assert torch.equal(quick.network.head.reduce.weight, before.network.head.reduce.weight), (
+        "the decoder stays as it was"
+    )
+    after = nacre.load(learned("pearl", "starfish:ledger", "crate"))
+    assert after.classes == ("background", "pearl", "starfish", "crate")
+    assert not after.network.ledger.learned[2]
+
+
+def test_another_method_goes_on_with_the_decoder_alone(learned):
+    after = nacre.load(learned("pearl", "starfish:mib"))
+    assert after.network.ledger is None
+    assert after.info.model["grid_stride"] is None
+
+
+def decoder_rows(model):
+    rows = model.network.classifier.weight(slice(None))
+    return dict(zip(model.info.classes, rows.detach(), strict=True))
+
+
+def ledger_rows(model):
+    rows = model.network.ledger.classifier.weight(slice(None))
+    return dict(zip(model.info.classes, rows.detach(), strict=True))
+
+
+def assert_same_ledger(one, other):
+    rows = ledger_rows(one), ledger_rows(other)
+    assert rows[0].keys() == rows[1].keys()
+    for name, row in rows[0].items():
+        assert float((row - rows[1][name]).abs().max()) <= 1e-5 * float(row.abs().max()), name
+
+
+def test_what_is_forgotten_leaves_the_ledger_wholly_and_loses_its_row_of_the_decoder(learned):
+    whole = open_ledger(learned("pearl", "starfish"))
+    for found in (forget_step(whole, 1), forget_class(whole, "starfish")):
+        assert found.info.classes == ["background", "pearl"]
+        assert torch.equal(decoder_rows(found)["pearl"], decoder_rows(whole)["pearl"])
+        assert len(found.network.ledger.learned) == 2
+    assert_same_ledger(forget_step(whole, 1), open_ledger(learned("pearl")))
+
+
+def test_the_commands_say_what_the_decoder_does(learned, tmp_path):
+    run = CliRunner().invoke
+    two, one = str(learned("pearl", "starfish")), str(learned("starfish"))
+    done = run(app, ["forget", two, "--class", "pearl", "--out", str(tmp_path / "a")])
+    assert "were learned with it and stay" in " ".join(done.output.split())
+    done = run(app, ["merge", str(learned("pearl")), one, "--out", str(tmp_path / "b")])
+    assert "of the others are background" in " ".join(done.output.split())
+    assert nacre.load(tmp_path / "b").classes == ("background", "pearl", "starfish")
+
+
+def test_a_merged_class_is_background_to_a_decoder_that_has_not_learned_it(learned):
+    parts = [open_ledger(learned(name)) for name in ("pearl", "starfish")]
+    merged = merge(parts)
+    assert_same_ledger(merged, open_ledger(learned("pearl", "starfish")))
+    rows = decoder_rows(merged)
+    assert torch.equal(rows["starfish"], rows["background"])
+    assert torch.equal(rows["pearl"], decoder_rows(parts[0])["pearl"])
+    assert merged.network.ledger.learned.tolist() == [
+        *parts[0].network.ledger.learned.tolist(),
+        False,
+    ]
+
+
+def test_what_it_cannot_continue_or_learn_is_refused(learned, folders, tmp_path):
+    with pytest.raises(NacreError, match="learned by the ledger alone and has no decoder"):
+        learned("pearl:ledger", "starfish")
+    with pytest.raises(NacreError, match="'duo' continues only what ledger or duo learned"):
+        learned("pearl:mib", "starfish")
+    stages = {**RECIPE, "model": {"backbone": "tiny", "decoder": "stages"}}
+    with pytest.raises(NacreError, match="'stages' has no weights"):
+        nacre.learn(folders["pearl"], out=tmp_path / "x", method="duo", config=stages)
+    grid = {**RECIPE, "model": {**RECIPE["model"], "grid_stride": 8}}
+    with pytest.raises(NacreError, match=r"model\.grid_stride: method 'mib' keeps no sums"):
+        nacre.learn(folders["pearl"], out=tmp_path / "y", method="mib", config=grid)
+    with pytest.raises(ValueError, match=r"parts\.freeze_step_0 cannot be set for duo"):
+        DUO.Config(parts={"freeze_step_0": False})
+
+
+def test_step_0_is_shared_only_by_runs_of_the_same_sums_and_weight():
+    values = ({}, {"grid_stride": 16}, {"ridge": 0.1}, {"ledger_weight": 2.0})
+    assert len({DUO.step_0_of(DUO.Config(**one)) for one in values}) == 4
+    assert DUO.step_0_of(DUO.Config(weight=1)) == DUO.step_0_of(DUO.Config())
