@@ -7,8 +7,10 @@ from typing import Any
 from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
+from nacre.evaluation.confusion import ConfusionMatrix
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics
+from nacre.evaluation.predictor import cut_predictor
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.learn_config import resolve_learn_config
@@ -50,9 +52,12 @@ def evaluate_checkpoint(
     batches = batches_to_test(data.eval_dataset(step), config.train, dist, lambda: False)
     precision = set_precision(config.train.precision, dist.device)
     network.to(dist.device)
-    counts = evaluate(network, batches, dist.device, window=config.test_window, precision=precision)
-    confusion = dist.sum(counts)
-    metrics = compute_metrics(data.scenario.classes, data.scenario.groups, step, confusion)
+    confusion = ConfusionMatrix(network.num_classes, dist.device)
+    predictor = cut_predictor(network, config.images)
+    evaluate(predictor, batches, [confusion], dist.device, precision=precision)
+    confusion.merge(dist)
+    scenario = data.scenario
+    metrics = compute_metrics(scenario.classes, scenario.groups, step, confusion.counts())
     return metrics | {
         "images": len(data.eval_dataset(step)),
         "conventions": config.measured_under(),

@@ -17,9 +17,9 @@ from torch import Tensor
 from nacre.data.dataset import EvalDataset
 from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.source import Split
-from nacre.evaluation.evaluate import ConfusionCounter, evaluate
-from nacre.evaluation.inference import predict_classes
-from nacre.evaluation.metrics import iou_by_class
+from nacre.evaluation.confusion import ConfusionMatrix, iou, iou_by_class, mean_of
+from nacre.evaluation.evaluate import evaluate
+from nacre.evaluation.predictor import cut_predictor
 from nacre.models.network import Network
 from nacre.scenarios.classes import BACKGROUND
 from nacre.training.config import Recipe
@@ -84,12 +84,14 @@ class Tester:
 
     def _confusion(self, network: Network, dataset: EvalDataset) -> Tensor:
         batches = self._batches(dataset)
-        window = self.recipe.test_window
+        confusion = ConfusionMatrix(network.num_classes, self.dist.device)
+        predictor = cut_predictor(network, self.recipe.images)
         with sizes_vary(self.recipe.images.eval_mode == "full"):
-            counts = evaluate(
-                network, batches, self.dist.device, self.on_images, window, self.precision
+            evaluate(
+                predictor, batches, [confusion], self.dist.device, self.on_images, self.precision
             )
-        return self.dist.sum(counts)
+        confusion.merge(self.dist)
+        return confusion.counts()
 
     @property
     def precision(self) -> Precision:
@@ -103,20 +105,20 @@ class Tester:
     def agreement(self, before: Network, after: Network) -> dict[str, Any]:
         """Return, for each old class, how much of what was seen before is still seen."""
         known, names = self.data.known, self.data.class_names
-        counter = ConfusionCounter(len(names), self.dist.device)
+        confusion = ConfusionMatrix(len(names), self.dist.device)
+        seen = [cut_predictor(one, self.recipe.images) for one in (before, after)]
         images = 0
         before.eval()
         after.eval()
         for dataset in self._new_pictures():
             images += len(dataset)
-            for pictures, targets in self._batches(dataset):
+            for pictures, _ in self._batches(dataset):
                 batch = pictures.to(self.dist.device, non_blocking=True)
-                size = (targets.shape[-2], targets.shape[-1])
                 with self.precision.mixed(self.dist.device):
-                    was = predict_classes(before(batch).scores, size, counter.check)
-                    now = predict_classes(after(batch).scores, size, counter.check)
-                counter.add(was, now)
-        ious = iou_by_class(self.dist.sum(counter.total()))[: len(known)]
+                    was, now = (one.classes(batch) for one in seen)
+                confusion.update(was, now)
+        confusion.merge(self.dist)
+        ious = confusion.compute()[: len(known)]
         return {
             "images": images,
             "iou": {
@@ -167,19 +169,15 @@ def class_ious(tests: Sequence[dict[str, Any]]) -> Ious:
         for name, counts in test["counts"].items():
             before = sums.get(name, [0, 0, 0])
             sums[name] = [a + b for a, b in zip(before, counts, strict=True)]
-    return {
-        name: hit / max(1, truth + predicted - hit) if truth else None
-        for name, (hit, truth, predicted) in sums.items()
-    }
+    return {name: iou(*counts) for name, counts in sums.items()}
 
 
 def mean_ious(ious: Ious, known: Sequence[str], new: Sequence[str]) -> Ious:
     """Return the means over old, new and all classes that were tested."""
-
-    def mean(names: Sequence[str]) -> float | None:
-        values = [ious[name] for name in names if ious.get(name) is not None]
-        return sum(v for v in values if v is not None) / len(values) if values else None
-
     old = [name for name in known if name != BACKGROUND]
     groups = {"old": old, "new": list(new), "all": [*old, *new]}
-    return {f"{group}_without_background": mean(names) for group, names in groups.items() if names}
+    return {
+        f"{group}_without_background": mean_of([ious.get(name) for name in names])
+        for group, names in groups.items()
+        if names
+    }

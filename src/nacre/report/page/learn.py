@@ -16,6 +16,7 @@ from nacre.data.dataset import EvalDataset
 from nacre.data.learn_data import LearnData
 from nacre.data.source import Split
 from nacre.errors import NacreError
+from nacre.evaluation.predictor import cut_predictor
 from nacre.models.io import load_model, read_info
 from nacre.report.numbers import percent
 from nacre.report.page.page import render
@@ -77,10 +78,10 @@ def step_pictures(folder: Path, count: int) -> StepPictures:
     start = load_model(config.start, device) if config.start else None
     data = open_learn_data(config, start[1].classes if start else ())
     images = _read_some(data, MOST)
-    after = predict_masks(network, images)
-    before: Sequence[Pixels | None] = (
-        predict_masks(start[0], images) if start else [None] * len(images)
-    )
+    after = predict_masks(cut_predictor(network, config.images), images)
+    before: Sequence[Pixels | None] = [None] * len(images)
+    if start:
+        before = predict_masks(cut_predictor(start[0], config.images), images)
     seen = [BeforeAfter(*one) for one in zip(images, before, after, strict=True)]
     colors = tuple((c[0], c[1], c[2]) for c in info.colors)
     return StepPictures(tuple(_choose(seen, count)), tuple(info.classes), colors)
