@@ -36,8 +36,8 @@ class LearnFolder(RunFolder):
 
     @property
     def before(self) -> Path:
-        """How the start model tests."""
-        return self.path / "before.json"
+        """The start model's class maps of the test images."""
+        return self.path / "before.npz"
 
     @property
     def nothing_learned(self) -> bool:
