@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import Row, command, peak_bytes, take_turns
-from nacre.evaluation.inference import predict_classes
-from nacre.evaluation.metrics import confusion_matrix
+from nacre.evaluation.confusion import confusion_matrix
+from nacre.evaluation.upsampling import predict_classes, whole_maps
 from nacre.losses import IGNORE_INDEX
 
 
@@ -61,7 +61,7 @@ def straightforward(logits: Tensor, truth: Tensor) -> Tensor:
 
 
 def by_strips(logits: Tensor, truth: Tensor) -> Tensor:
-    predicted = predict_classes(logits, (truth.shape[-2], truth.shape[-1]))
+    predicted = predict_classes(whole_maps(logits), (truth.shape[-2], truth.shape[-1]))
     return confusion_matrix(truth, predicted, logits.shape[1])
 
 

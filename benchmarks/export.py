@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from measuring import Row, command, take_turns
-from nacre.evaluation.inference import predict_classes
-from nacre.export.graph import PictureToClasses, to_onnx
+from nacre.evaluation.predictor import Predictor
+from nacre.export.graph import ImageToClasses, to_onnx
 from nacre.export.metadata import Metadata, write_metadata
 from nacre.export.runtime import OnnxModel
 from nacre.export.server import ModelServer, Served
@@ -55,7 +55,7 @@ def measure_alone(backbone: str, side: int, tiny: bool, rounds: int) -> list[Row
 
 
 def write_file(network: torch.nn.Module, folder: Path) -> Path:
-    graph = to_onnx(PictureToClasses(network))
+    graph = to_onnx(ImageToClasses(network))
     del graph.graph.output[1]
     names = ["background", *map(str, range(1, CLASSES))]
     said = Metadata(names, [(0, 0, 0)] * CLASSES, [CLASSES], [], 512, "full", "fp32")
@@ -70,7 +70,7 @@ def against_torch(network, model: OnnxModel, picture, rounds: int) -> Row:
 
     @torch.inference_mode()
     def in_torch() -> None:
-        predict_classes(network(image).scores, picture.shape[:2])
+        Predictor(network).classes(image)
 
     jobs = {"torch": in_torch, "fp32": lambda: model.classify(picture)}
     for job in jobs.values():

@@ -52,12 +52,11 @@ def test_paths_images_and_arrays_are_the_same_picture(model, tmp_path):
 def test_a_prediction_is_that_of_the_test(model):
     from nacre.data.sources.scenes import Scenes
     from nacre.data.sources.scenes_render import ScenesConfig
-    from nacre.evaluation.inference import predict_classes
+    from nacre.evaluation.predictor import Predictor
 
     scene = Scenes(ScenesConfig(train=1, val=1, size=32, seed=3)).image("val", "scene-00000")
-    with torch.inference_mode():
-        pixels = torch.from_numpy(np.array(scene)).permute(2, 0, 1)[None]
-        expected = predict_classes(model.network(pixels).logits, (32, 32))[0].numpy()
+    pixels = torch.from_numpy(np.array(scene)).permute(2, 0, 1)[None]
+    expected = Predictor(model.network).classes(pixels)[0].numpy()
     assert np.array_equal(model.predict(scene).mask, expected)
 
 
@@ -131,8 +130,10 @@ def scales_seen(model, mode):
 def test_only_a_network_trained_at_the_crop_sees_pictures_scaled_to_it(model):
     # The crop is 32, and the augmentation `flip` trains at the pictures' own scale.
     assert model.info.predict_mode == "full"
-    assert scales_seen(model, "full") == {(40, 64)}
-    assert scales_seen(model, "crop") == {(32, 51)}
+    align = model.network.alignment
+    padded = [tuple(-(-side // align) * align for side in size) for size in ((40, 64), (32, 51))]
+    assert scales_seen(model, "full") == {padded[0]}
+    assert scales_seen(model, "crop") == {padded[1]}
     assert scales_seen(model, "sliding") == {(32, 32)}
 
 

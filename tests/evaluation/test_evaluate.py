@@ -4,14 +4,15 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.evaluation.evaluate import ConfusionCounter, evaluate
+from nacre.evaluation.confusion import ConfusionMatrix, confusion_matrix
+from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.forgetting import report_forgetting
-from nacre.evaluation.metrics import confusion_matrix
+from nacre.evaluation.predictor import Predictor
 from nacre.models.network import Output
-from nacre.utils.device import Precision
+from nacre.utils.device import FLOAT32, Precision
 
 CPU = torch.device("cpu")
 
@@ -20,6 +21,7 @@ class ByColor(nn.Module):
     """Tells red, green and blue apart, by a convolution."""
 
     num_classes = 3
+    alignment = 1
 
     def __init__(self):
         super().__init__()
@@ -35,23 +37,54 @@ class ByColor(nn.Module):
         return Output(scores, scores, scores)
 
 
-def colored(seed):
+def colored(seed, size=(6, 10), count=2):
     g = torch.Generator().manual_seed(seed)
-    truth = torch.randint(0, 3, (2, 8, 8), generator=g)
+    truth = torch.randint(0, 3, (count, *size), generator=g)
     images = nn.functional.one_hot(truth, 3).permute(0, 3, 1, 2) * 255
     wrong = torch.rand(truth.shape, generator=g) < 0.2
     return images.byte(), torch.where(wrong, 255, truth.roll(1, 0)).byte()
 
 
+def counts_of(network, batches, precision=FLOAT32, on_images=lambda count: None) -> Tensor:
+    confusion = ConfusionMatrix(network.num_classes, CPU)
+    evaluate(Predictor(network), batches, [confusion], CPU, on_images, precision)
+    return confusion.counts()
+
+
 def test_half_precision_gives_the_same_counts():
     network, batches = ByColor(), [colored(seed) for seed in range(3)]
     counts = [
-        evaluate(network, batches, CPU, precision=Precision(dtype, "a test"))
+        counts_of(network, batches, Precision(dtype, "a test"))
         for dtype in (torch.float32, torch.bfloat16)
     ]
     assert torch.equal(*counts)
     assert network.types == {torch.float32, torch.bfloat16}
     assert counts[0].sum() == sum((truth != 255).sum() for _, truth in batches)
+
+
+def test_every_pixel_is_counted_where_it_is():
+    """Images are wider than high: height and width cannot stand for one another."""
+    batches = [colored(seed) for seed in range(3)]
+    wanted = sum(confusion_matrix(truth, images.argmax(1), 3) for images, truth in batches)
+    assert torch.equal(counts_of(ByColor(), batches), wanted)
+
+
+def test_everyone_is_told_of_every_image():
+    told = []
+    counts_of(ByColor(), [colored(0, count=3), colored(1, count=1)], on_images=told.append)
+    assert told == [3, 1]
+
+
+def test_a_batch_does_not_change_what_a_network_with_batch_norm_says():
+    network = ByColor()
+    network.norm = nn.BatchNorm2d(3)
+    convolve = network.conv.forward
+    network.conv.forward = lambda images: network.norm(convolve(images))
+    network.train()
+    images, truth = colored(0, count=4)
+    alone = [(images[i : i + 1], truth[i : i + 1]) for i in range(4)]
+    assert torch.equal(counts_of(network, alone), counts_of(network, [(images, truth)]))
+    assert not network.norm.running_mean.any()
 
 
 def test_scores_that_are_no_numbers_in_any_batch_are_said_at_the_end():
@@ -65,21 +98,44 @@ def test_scores_that_are_no_numbers_in_any_batch_are_said_at_the_end():
 
     network.forward = damaged
     with pytest.raises(NacreError, match="not finite numbers"):
-        evaluate(network, batches, CPU)
+        counts_of(network, batches)
     assert len(seen) == 3
 
 
 @pytest.mark.parametrize("copies", [1, 5, 64])
-def test_a_gpu_counts_in_several_matrices_what_a_cpu_counts_in_one(copies, monkeypatch):
+def test_a_gpu_counts_in_several_matrices_what_a_cpu_counts_in_one(copies):
     batches = [colored(seed)[1] for seed in range(4)]
-    counter = ConfusionCounter(3, CPU)
-    counter._counts = torch.zeros(copies, 10, dtype=torch.int64)
+    counter = ConfusionMatrix(3, CPU)
+    counter._counts = torch.zeros(copies, 11, dtype=torch.int64)
     expected = torch.zeros(3, 3, dtype=torch.int64)
     for truth in batches:
         predicted = truth.roll(2, 1).clamp(max=2)
-        counter.add_on_device(truth, predicted)
+        counter.count_on_device(truth, predicted)
         expected += confusion_matrix(truth, predicted, 3)
-    assert torch.equal(counter.total(), expected)
+    assert torch.equal(counter.counts(), expected)
+
+
+@pytest.mark.parametrize("target", [3, 7, 254])
+@pytest.mark.parametrize("predicted", [0, 2])
+def test_a_target_that_is_no_channel_is_refused(target: int, predicted: int):
+    truth = torch.tensor([[0, 1, target]], dtype=torch.uint8)
+    found = torch.tensor([[0, 1, predicted]], dtype=torch.uint8)
+    counter = ConfusionMatrix(3, CPU)
+    counter.update(truth, found)
+    for count in (counter.counts, lambda: confusion_matrix(truth, found, 3)):
+        with pytest.raises(NacreError, match="1 pixels have a target that is none of the 3"):
+            count()
+
+
+def test_the_last_of_256_channels_is_compared_with_itself():
+    scores = torch.zeros(1, 256, 1, 1)
+    scores[:, 255] = 1
+    report = report_forgetting(
+        lambda images: scores,
+        lambda images: scores,
+        [(torch.zeros(1, 3, 4, 4), torch.zeros(1, 4, 4).short())],
+    )
+    assert report.agreement[255] == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -90,7 +146,7 @@ def test_every_module_gets_its_own_mode_back(fails):
     network.norm.eval()
     batches = [colored(0)[:1]] if fails else [colored(0)]  # images without labels cannot be counted
     with pytest.raises(ValueError, match="unpack") if fails else contextlib.nullcontext():
-        evaluate(network, batches, CPU)
+        counts_of(network, batches)
     assert (network.training, network.conv.training, network.norm.training) == (True, True, False)
 
 

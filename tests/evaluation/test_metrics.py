@@ -2,7 +2,8 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from nacre.evaluation.metrics import compute_metrics, confusion_matrix, iou_by_class, summarize
+from nacre.evaluation.confusion import confusion_matrix, iou_by_class
+from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.scenarios.classes import ClassTable, LabelSpace
 
 TABLE = ClassTable(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2, 3)))

@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto
 
 from nacre.export import onnx_file
-from nacre.export.graph import PictureToClasses, to_onnx
+from nacre.export.graph import ImageToClasses, to_onnx
 from nacre.export.onnx_file import Exported
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
@@ -23,7 +23,7 @@ def model(learned: Path) -> tuple[Network, ModelInfo]:
 @pytest.fixture(scope="session")
 def traced(model: tuple[Network, ModelInfo]) -> ModelProto:
     """The graph of the model, with its scores: tracing is what takes long in an export."""
-    return to_onnx(PictureToClasses(model[0]))
+    return to_onnx(ImageToClasses(model[0], model[1].predict_mode, model[1].crop))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.foreign.small_networks import CLASSES
-from models.foreign.test_odd_networks import Unet, Vit
+from models.foreign.test_odd_networks import Patches, Unet, Vit
 from nacre.errors import NacreError
 from nacre.export.onnx_file import export_onnx
 from nacre.models.foreign.adapter import Adapter
@@ -39,6 +39,15 @@ def test_a_network_of_ones_own_is_exported(tmp_path: Path) -> None:
     done = export_onnx(Adapter(clear(Unet())), about(), tmp_path / "unet.onnx")
     assert done.comparison.agreement > 0.999
     assert any(height % 32 for height, _ in done.comparison.sizes)
+
+
+@pytest.mark.slow
+def test_a_network_that_needs_multiples_of_14_is_exported(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Adapter(clear(Patches()))
+    assert network.alignment == 14
+    done = export_onnx(network, about(), tmp_path / "patches.onnx")
+    assert done.comparison.agreement > 0.999
 
 
 @pytest.mark.nightly

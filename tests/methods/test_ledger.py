@@ -14,6 +14,7 @@ import nacre
 from nacre.cli.app import app
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError
+from nacre.evaluation.predictor import Predictor
 from nacre.methods import METHODS, Batch, Step
 from nacre.methods.ledger import SCALE, check_sums, from_state, leave_out_known, put_head
 from nacre.models.build import build_network
@@ -75,7 +76,7 @@ def test_the_head_is_ridge_regression_on_every_pixel(crop):
     _, network = first_step([Batch(*one) for one in samples], crop=crop)
     images, targets = (torch.cat(part) for part in zip(*samples, strict=True))
     wanted = explicit_scores(network, images, targets)
-    assert torch.allclose(network.predict(images), SCALE * wanted, atol=1e-4)
+    assert torch.allclose(Predictor(network).scores(images), SCALE * wanted, atol=1e-4)
     assert float(wanted.abs().max()) > 0.1
 
 

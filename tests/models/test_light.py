@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nacre.errors import NacreError
-from nacre.export.graph import PictureToClasses
+from nacre.export.graph import ImageToClasses
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
@@ -66,7 +66,7 @@ def test_folded_and_traced_networks_say_the_same(backbone: str) -> None:
     images = torch.randint(0, 256, (1, 3, 96, 128), dtype=torch.uint8)
     wanted = network(images).logits
     torch.testing.assert_close(fuse_conv_bn(network)(images).logits, wanted, rtol=1e-4, atol=1e-4)
-    exported = PictureToClasses(network)  # pools by other operations
+    exported = ImageToClasses(network)  # pools by other operations
     torch.testing.assert_close(exported.network(images).logits, wanted, rtol=1e-4, atol=1e-4)
 
 

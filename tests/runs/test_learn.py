@@ -17,7 +17,7 @@ from nacre.runs.event_file import read_events
 from nacre.runs.learn import extend_colors, find_start
 from nacre.runs.learn_config import default_method
 from nacre.runs.learn_plan import plan_learning
-from nacre.runs.records import Before, LearnMetrics, Measured, read_record
+from nacre.runs.records import LearnMetrics, Measured, read_record
 from nacre.runs.run import run_scenario
 from nacre.training.automatic import FEW, Machine, choose
 from nacre.training.config import build_config
@@ -182,7 +182,7 @@ def test_what_killed_processes_left_of_a_step_is_removed(pets, data, tmp_path):
     out = tmp_path / "step"
     learning(data / "birds", out, start=pets)()
     names = {path.name for path in out.iterdir()}
-    for left in (".before.json.abcd_123", "resume.safetensors"):
+    for left in (".before.npz.abcd_123", "resume.safetensors"):
         (out / left).touch()
     learning(data / "birds", out, start=pets)()
     assert {path.name for path in out.iterdir()} == names
@@ -194,13 +194,12 @@ def test_what_killed_processes_left_of_a_step_is_removed(pets, data, tmp_path):
         ("metrics.json", "[]", "input should be"),
         ("metrics.json", '{"step": 0}', "iou: missing"),
         ("metrics.json", '{"iou": {"cat": 7}}', "iou.cat: input should be less than or equal to 1"),
-        ("before.json", '{"tests": [{"name": "x"}]}', "tests.0.images: missing"),
         ("seen.json", '{"tests": 1.5}', "tests: input should be a valid list"),
         ("seen.json", '{"classes": [-1]}', "classes.0: input should be a valid string"),
     ],
 )
 def test_files_of_a_step_are_checked_where_they_are_read(name, content, reason, tmp_path):
-    kinds = {"metrics.json": LearnMetrics, "before.json": Before, "seen.json": Measured}
+    kinds = {"metrics.json": LearnMetrics, "seen.json": Measured}
     (tmp_path / name).write_text(content)
     with pytest.raises(NacreError, match=f"{name} is not nacre's: .*{reason}"):
         read_record(kinds[name], tmp_path / name)
@@ -382,7 +381,7 @@ def test_a_data_set_that_labels_nothing_and_an_empty_test_folder(pets, data, tmp
         Image.new("L", (32, 32)).save(path)
     with pytest.raises(NacreError, match="blank labels nothing"):
         learning(folder, tmp_path / "out", start=pets)
-    with pytest.raises(NacreError, match="--test blank: no picture there holds"):
+    with pytest.raises(NacreError, match="--test blank: no image there has"):
         plan_learning(
             [data / "birds"], find_start(pets), tests=[folder], values=dict(TINY)
         ).learning(tmp_path / "out")

@@ -1,7 +1,6 @@
 """A learnt model: use it on pictures, from an image to a mask of class names; teach it more."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 from nacre.data.image_io import load as decode
 from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
-from nacre.evaluation.inference import predict_classes, sliding_classes
+from nacre.evaluation.predictor import Predictor
 from nacre.export.hub import push
 from nacre.export.predictions import Legend, overlay, palette_image
 from nacre.models.deeplab import DeepLab
@@ -38,9 +37,6 @@ Paths = str | Path | Sequence[str | Path]
 
 Picture = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16]
 """A file, a Pillow image or an array: grey or RGB, with or without alpha, of 8 or 16 bits."""
-
-MOST_PIXELS = 2**26
-"""Pixels of the largest picture that is shown to a network: some 67 million."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,14 @@ class Model:
         return replace(self, network=fuse_conv_bn(self.network))
 
     @torch.inference_mode()
-    def predict(self, picture: Picture) -> Prediction:
+    def predict(
+        self,
+        picture: Picture,
+        *,
+        window: int | None = None,
+        mirror: bool = False,
+        edges: bool = False,
+    ) -> Prediction:
         """Say what is where in a picture, at its own size.
 
         The network sees it at the scale that it was trained and tested at, which its file tells:
@@ -160,33 +163,27 @@ class Model:
         Args:
             picture: A file, a Pillow image or an array. EXIF data turn a file or an image; an array
                 is taken as it is.
+            window: Side of windows, through which it is seen then, at the same scale.
+            mirror: Whether its mirror image is looked at, too: twice the time, often better.
+            edges: Whether classes follow the edges of the image: better for large things, and
+                worse for thin ones.
         """
-        image = to_rgb(picture)
         device = next(self.network.parameters()).device
-        pixels = np.array(image.resize(self._seen_size(image), Image.Resampling.BILINEAR))
-        batch = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(device)
-        if self.info.predict_mode == "sliding":
-            channels = sliding_classes(self.network, batch, self.info.crop)
-        else:
-            channels = predict_classes(self.network(batch).scores, (image.height, image.width))
+        pixels = torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
+        predictor = self.predictor(window=window, mirror=mirror, edges=edges)
+        channels = predictor.classes(pixels[None].to(device))
         wide = len(self.classes) > 256
         mask: npt.NDArray[Any] = channels[0].cpu().numpy()
         mask = mask.astype(np.uint16) if wide else mask.astype(np.uint8)
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)
         return Prediction(mask, self.classes, colors)
 
-    def _seen_size(self, image: Image.Image) -> tuple[int, int]:
-        """Return the width and height at which the network sees a picture."""
-        size = image.size
-        if self.info.predict_mode == "crop":
-            scale = self.info.crop / min(size)
-            size = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
-        if max(math.prod(size), math.prod(image.size)) > MOST_PIXELS:
-            raise NacreError(
-                f"a picture of {image.width} x {image.height} pixels is too large: the network "
-                f"would see {size[0]} x {size[1]}, and {MOST_PIXELS:,} pixels are the most"
-            )
-        return size
+    def predictor(
+        self, *, window: int | None = None, mirror: bool = False, edges: bool = False
+    ) -> Predictor:
+        """Return how the network sees images, at the scale that it learned at."""
+        mode, crop = self.info.predict_mode, self.info.crop
+        return Predictor(self.network, mode, crop, window, mirror, edges)
 
 
 def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = None) -> Model:

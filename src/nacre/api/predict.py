@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from nacre.api.model import Model, to_rgb
 from nacre.api.rasters import Raster, is_georeferenced, open_raster, write_geotiff
 from nacre.api.video import VideoWriter, read_frames
 from nacre.errors import NacreError, unknown_name
-from nacre.evaluation.tiles import tiled_classes
+from nacre.evaluation.predictor import Predictor
 from nacre.export.class_map import ClassMap, count_classes, make_class_map, row_strips
 from nacre.export.predictions import (
     CocoWriter,
@@ -54,12 +55,24 @@ class PredictOptions:
 
     Attributes:
         forms: Of `FORMS`.
-        window: Side of the windows through which pictures are seen at their own size, in bounded
-            memory; None shows them as the model was tested.
+        window: Side of the windows through which images are seen, at the scale that the model
+            learned at and in bounded memory; None shows them as the model was tested.
+        mirror: Whether mirror images are looked at, too.
+        edges: Whether classes follow the edges of the image.
     """
 
     forms: tuple[str, ...] = ("masks", "overlays", "csv")
     window: int | None = None
+    mirror: bool = False
+    edges: bool = False
+
+    def predictor(self, model: Model) -> Predictor:
+        """Return how a model sees images."""
+        return model.predictor(window=self.window, mirror=self.mirror, edges=self.edges)
+
+    def predict(self, model: Model, pixels: Pixels) -> npt.NDArray[Any]:
+        """Return the channel of each pixel of an image."""
+        return model.predict(pixels, window=self.window, mirror=self.mirror, edges=self.edges).mask
 
     def __post_init__(self) -> None:
         for form in self.forms:
@@ -203,7 +216,7 @@ def _predict(model: Model, one: Input, results: _Results, should_stop: Callable[
 
 def _predict_picture(model: Model, one: Input, results: _Results) -> None:
     pixels = np.asarray(to_rgb(one.path))
-    classes = model.predict(pixels).mask
+    classes = results.options.predict(model, pixels)
     if "masks" in results.options.forms:
         write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
     if "overlays" in results.options.forms:
@@ -219,7 +232,7 @@ def _predict_map(model: Model, one: Input, results: _Results) -> None:
         make_class_map(raster.size, len(model.classes), results.out) as classes,
     ):
         with _map_writer(one, results) as write:
-            for rows, columns, part in _blocks(model, raster, results.options.window):
+            for rows, columns, part in _blocks(results.options.predictor(model), raster):
                 classes[rows, columns] = part
                 if write is not None:
                     write(rows, columns, part)
@@ -245,22 +258,14 @@ def _map_writer(
         yield write
 
 
-def _blocks(
-    model: Model, raster: Raster, window: int | None
-) -> Iterator[tuple[slice, slice, Pixels]]:
-    if window is None and model.info.predict_mode != "sliding":
-        every = (slice(0, raster.size[0]), slice(0, raster.size[1]))
-        yield *every, model.predict(raster.read(*every)).mask
-        return
-
+def _blocks(predictor: Predictor, raster: Raster) -> Iterator[tuple[slice, slice, Pixels]]:
     def read(rows: slice, columns: slice) -> torch.Tensor:
         part = np.ascontiguousarray(raster.read(rows, columns).transpose(2, 0, 1))
         return torch.from_numpy(part)
 
     done = 0
     with show_progress("windows of a large picture") as progress:
-        side = window or model.info.crop
-        for block in tiled_classes(model.network, read, raster.size, side):
+        for block in predictor.blocks(read, raster.size):
             yield block.rows, block.columns, block.classes.numpy()
             done += block.classes.numel()
             progress(done, raster.size[0] * raster.size[1])
@@ -284,7 +289,7 @@ def _predict_video(
     writer: VideoWriter | None = None
     try:
         for i, frame in enumerate(read_frames(one.path)):
-            classes = model.predict(frame).mask
+            classes = results.options.predict(model, frame)
             stem = f"{one.stem}/{i:06d}"
             if "masks" in forms:
                 write_mask(results.out / "masks" / f"{stem}.png", classes, results.legend)

@@ -37,9 +37,15 @@ def predict(
         typer.Option(
             parser=_whole_number,
             metavar="PIXELS",
-            help="See pictures at their own size through windows this wide, 32 or more.",
+            help="See images through windows this wide, 32 or more, in bounded memory.",
         ),
     ] = None,
+    mirror: Annotated[
+        bool, typer.Option("--mirror", help="Look at mirror images, too: twice the time.")
+    ] = False,
+    edges: Annotated[
+        bool, typer.Option("--edges", help="Let classes follow the edges of the image.")
+    ] = False,
 ) -> None:
     """Say what is in pictures: masks, overlays, polygons to correct, the share of each class."""
     from nacre.api.model import load
@@ -47,7 +53,7 @@ def predict(
     from nacre.utils.signals import StopSignal
 
     forms = tuple(split_names(as_))
-    options = PredictOptions(forms, window)
+    options = PredictOptions(forms, window, mirror, edges)
     with StopSignal() as stop:
         summary = predict_all(load(model), pictures, out, options, stop)
     _print_summary(summary)

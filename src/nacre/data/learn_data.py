@@ -44,11 +44,13 @@ class LabeledSet:
         name: For people: its folder's name.
         source: Its pictures and masks.
         renamed: The model's name of a class for its own.
+        is_whole: Whether training images are tested, too, if it is given for testing.
     """
 
     name: str
     source: Source
     renamed: Mapping[str, str]
+    is_whole: bool = False
 
     @property
     def space(self) -> LabelSpace:
@@ -111,10 +113,38 @@ class LabeledSet:
             "name": self.name,
             "classes": {str(label): name for label, name in self.names.items()},
             **{
-                split: {"images": len(index), "sha256": digest(list(index.names))}
+                split: {
+                    "images": len(index),
+                    "sha256": digest(list(index.names)),
+                    "labels": _label_digest(index),
+                }
                 for split, index in (("train", self.train_index), ("val", self.val_index))
             },
         }
+
+
+@dataclass(frozen=True)
+class SeenPart:
+    """A split of a data set on which networks are compared.
+
+    Attributes:
+        set: The data set.
+        split: Which of its images.
+        is_test: Whether IoU is measured on them.
+        is_new: Whether they are the step's own, on which agreement is measured.
+    """
+
+    set: LabeledSet
+    split: Split
+    is_test: bool
+    is_new: bool
+
+
+def _label_digest(index: Index) -> str:
+    """Return the digest of what the masks contain, to notice masks that were changed."""
+    counts = index.pixel_counts or [dict.fromkeys(labels, 0) for labels in index.labels]
+    lines = zip(index.names, (sorted(one.items()) for one in counts), strict=True)
+    return digest([f"{name} {pixels}" for name, pixels in lines])
 
 
 def rename_classes(
@@ -274,26 +304,23 @@ class LearnData:
         """Return the classes that the losses let stand in a data set's background."""
         return one.hidden_names(self.class_names) if self.unlabeled == "hidden" else []
 
-    def test_sets(self) -> Iterator[tuple[LabeledSet, tuple[Split, ...]]]:
-        """Yield every test set with its splits: the data sets' own, and those given for testing."""
+    def seen_parts(self) -> Iterator[SeenPart]:
+        """Yield what networks are compared on: test images, or training images where a step has
+        no others; of the folders given for testing their test images, or all if asked for."""
         for one in self.sets:
-            if len(one.val_index):
-                yield one, ("val",)
+            has_tests = len(one.val_index) > 0
+            yield SeenPart(one, "val" if has_tests else "train", is_test=has_tests, is_new=True)
         for one in self.tests:
-            # A folder that was given for testing and has no lists is for testing as a whole.
-            has_lists = getattr(one.source, "has_lists", False)
-            yield one, ("val",) if has_lists else ("train", "val")
+            splits: tuple[Split, ...] = ("train", "val") if one.is_whole else ("val",)
+            for split in splits:
+                yield SeenPart(one, split, is_test=True, is_new=False)
 
-    def eval_dataset(
-        self, one: LabeledSet, split: Split, class_names: Sequence[str]
-    ) -> EvalDataset:
-        """Return the images of a test set that hold a class it can judge a network on."""
-        judged = {label for label, name in one.names.items() if name in class_names}
-        index = one.index(split)
-        names = [
-            name for name, labels in zip(index.names, index.labels, strict=True) if judged & labels
-        ]
-        return EvalDataset(one.source, names, one.lut(class_names), self.config, split)
+    def eval_dataset(self, part: SeenPart, class_names: Sequence[str]) -> EvalDataset:
+        """Return the images of a part, whole and all of them: what is tested does not depend on
+        what a network knows."""
+        one, whole = part.set, self.config.model_copy(update={"eval_mode": "full"})
+        names = one.index(part.split).names
+        return EvalDataset(one.source, names, one.lut(class_names), whole, part.split)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what is learnt from what, to notice when it changes."""

@@ -68,6 +68,12 @@ class ImagesConfig(Config):
         description="crop: shorter side to `crop_size`, then the centre, as the paper; full: whole "
         "pictures at their own size; sliding: the same through windows of `crop_size`",
     )
+    mirror: bool = Field(
+        False, description="test by the mean of the scores of an image and of its mirror image"
+    )
+    edges: bool = Field(
+        False, description="test with scores that are upsampled along the edges of the image"
+    )
 
     def view_of(self, epoch: int) -> int:
         """Return which view of its images an epoch shows."""

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nacre.evaluation.inference import predict_classes
-from nacre.evaluation.metrics import confusion_matrix, iou_by_class
+from nacre.evaluation.confusion import confusion_matrix, iou_by_class
+from nacre.evaluation.predictor import check_finite
+from nacre.evaluation.upsampling import predict_classes, whole_maps
 from nacre.models.foreign.scores import scores_of
 from nacre.models.foreign.scoring_layers import undisturbed
 from nacre.models.network import Output
@@ -78,7 +79,7 @@ def report_forgetting(
             if not num_new:
                 num_old, num_new = old.shape[1], new.shape[1]
                 own, seen, both = (torch.zeros(num_new, num_new).long() for _ in range(3))
-            was, now = predict_classes(old, size), predict_classes(new, size)
+            was, now = (predict_classes(whole_maps(check_finite(one)), size) for one in (old, new))
             targets = targets.to(now.device)
             own += confusion_matrix(targets, was, num_new).cpu()
             seen += confusion_matrix(targets, now, num_new).cpu()

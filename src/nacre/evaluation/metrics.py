@@ -8,10 +8,10 @@ IoU and takes no part in a mean.
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from nacre.scenarios.classes import BACKGROUND, ClassTable, StepLabels, ignore_value
+from nacre.evaluation.confusion import iou_by_class, mean_of
+from nacre.scenarios.classes import BACKGROUND, ClassTable, StepLabels
 
 WITHOUT, WITH = "without_background", "with_background"
 
@@ -58,8 +58,8 @@ def group_means(iou: Ious, groups: dict[str, list[str]]) -> dict[str, float | No
     """Return each group's mean IoU, without the background and with it as one class more."""
     means: dict[str, float | None] = {}
     for group, names in groups.items():
-        means[f"{group}_{WITHOUT}"] = _mean([iou[one] for one in names])
-        means[f"{group}_{WITH}"] = _mean([iou[one] for one in (BACKGROUND, *names)])
+        means[f"{group}_{WITHOUT}"] = mean_of([iou[one] for one in names])
+        means[f"{group}_{WITH}"] = mean_of([iou[one] for one in (BACKGROUND, *names)])
     return means
 
 
@@ -81,46 +81,6 @@ def summarize(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "classes": names,
         "iou_by_step_and_class": matrix,
         "forgetting": forgetting,
-        f"mean_forgetting_{WITHOUT}": _mean(kept),
+        f"mean_forgetting_{WITHOUT}": mean_of(kept),
         "mean_iou_by_step": [metrics["mean_iou"] for metrics in steps],
     }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
-
-
-def confusion_matrix(targets: Tensor, predicted: Tensor, channels: int) -> Tensor:
-    """Count pixels by true and predicted channel.
-
-    Ignored pixels fall into one overflow bin at the end, which is faster than to select the
-    others first.
-
-    Args:
-        targets: Channel numbers of any integer type and shape; 255 does not count.
-        predicted: Channel numbers of the same shape.
-        channels: How many channels there are.
-
-    Returns:
-        int64 of shape (channels, channels).
-    """
-    overflow = channels * channels
-    cell = cell_of_pixels(targets, predicted, channels)
-    return torch.bincount(cell, minlength=overflow + 1)[:overflow].view(channels, channels)
-
-
-def cell_of_pixels(targets: Tensor, predicted: Tensor, channels: int) -> Tensor:
-    """The cell of each pixel in the flattened matrix; ignored pixels are in the one behind it."""
-    targets, predicted = targets.reshape(-1), predicted.reshape(-1)
-    cell = targets.to(torch.int64) * channels + predicted
-    return torch.where(targets == ignore_value(targets), channels * channels, cell)
-
-
-def iou_by_class(confusion: Tensor) -> list[float | None]:
-    """Return the intersection over union of each class, None where the truth never holds it."""
-    matrix = confusion.double()
-    hit = matrix.diagonal()
-    held, predicted = matrix.sum(1), matrix.sum(0)
-    iou = hit / (held + predicted - hit).clamp(min=1)
-    return [float(one) if is_held else None for one, is_held in zip(iou, held > 0, strict=True)]

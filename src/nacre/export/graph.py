@@ -1,9 +1,10 @@
-"""A network as one ONNX graph with everything inside: uint8 picture in, uint8 class map out.
+"""A network as one ONNX graph with everything inside: uint8 image of any size in, class map out.
 
-    picture 1,H,W,3 -> pad to multiples of 32 -> normalise -> network -> upsample -> cut -> argmax
+    image 1,H,W,3 -> scaled -> windows -> padded -> network -> cut back and upsampled -> argmax
 
-H and W are free. Only sides that 32 divides are seen as the network sees them in torch; others are
-continued at the right and the lower edge by their last pixels, and the answer is cut again.
+It is the way of `nacre.evaluation.predictor`, in operations that hold for all sizes: an antialiased
+resize and an upsampling are two products with matrices that are computed from the sizes, windows
+are gathered into one batch and their probabilities scattered back.
 """
 
 import contextlib
@@ -16,84 +17,139 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from nacre.data.transforms import EvalMode
 from nacre.errors import NacreError
-from nacre.losses.reference import upsample
+from nacre.evaluation.predictor import (
+    padded_places,
+    resize_weights,
+    seen_size,
+    smaller,
+    window_starts,
+)
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.head import WindowPool
 from nacre.models.lite import SameConv2d
+from nacre.models.network import Network
 from nacre.utils.packages import need
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-ALIGNMENT = 32
-"""What sides are padded to multiples of: the largest stride of a backbone."""
-
 OPSET = 20
-_TRACED = (3 * ALIGNMENT + 1, 4 * ALIGNMENT + 2)
 
 
-class PictureToClasses(nn.Module):
-    """From a picture to its class map and scores, in operations that hold for all sizes.
+class ImageToClasses(nn.Module):
+    """From an image to its class map and scores, in operations that hold for all sizes.
 
     Args:
         network: what is exported; it is copied.
+        mode: how it sees images, as in `nacre.evaluation.predictor.Predictor`.
+        crop: side of its training crops.
         dtype: of its weights and activations.
     """
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        network: Network,
+        mode: EvalMode = "full",
+        crop: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         inner = fuse_conv_bn(network) if isinstance(network, DeepLab) else copy.deepcopy(network)
+        self.alignment = inner.alignment
         for module in inner.modules():
             if isinstance(module, SameConv2d):
                 module.aligned = True
             elif isinstance(module, WindowPool):
                 module.any_size = True
             elif isinstance(module, Adapter):
-                _leave_padding(module)
-        self.network = inner.eval().requires_grad_(False).cpu().to(dtype)
+                module.divisor = 1  # images are padded before
+        self.network = inner.requires_grad_(False).cpu().to(dtype)
+        self.mode, self.crop, self.dtype = mode, crop, dtype
+        self.eval()
 
     def forward(self, picture: Tensor) -> tuple[Tensor, Tensor]:
-        """Return classes 1,H,W and scores 1,C,H,W of a uint8 picture 1,H,W,3."""
+        """Return classes 1,H,W and scores 1,C,H,W of a uint8 image 1,H,W,3."""
         height, width = picture.shape[1], picture.shape[2]
-        rows, columns = _padded_places(height), _padded_places(width)
-        image = picture[:, rows][:, :, columns].permute(0, 3, 1, 2)
-        low = self.network(image).scores
-        scores = upsample(low, (image.shape[2], image.shape[3]))[:, :, :height, :width]
+        image = picture[0].permute(2, 0, 1).float()
+        if self.mode == "crop":
+            seen = seen_size((height, width), self.mode, self.crop)
+            rows, columns = resize_weights(height, seen[0]), resize_weights(width, seen[1])
+            image = rows @ image @ columns.T
+        see = self._through_windows if self.mode == "sliding" else self._whole
+        scores = see(image, (height, width))
         return scores.argmax(1).to(torch.uint8), scores
 
-
-def _leave_padding(network: Adapter) -> None:
-    """Let a foreign network take pictures as they come: they are padded in the graph already.
-
-    Raises:
-        NacreError: padded to sides that it does not take.
-    """
-    if ALIGNMENT % network.divisor:
-        raise NacreError(
-            f"{type(network.model).__name__} takes sides in multiples of {network.divisor}, and "
-            f"an exported graph has multiples of {ALIGNMENT}: it cannot be exported"
+    def _whole(self, image: Tensor, size: tuple[int, int]) -> Tensor:
+        """Return the scores of an image at its own size."""
+        rows, columns = (padded_places(side, self.alignment) for side in image.shape[1:])
+        low = self._score(image[:, rows][:, :, columns][None])
+        return _upsample(
+            low, size, (image.shape[1], image.shape[2]), (rows.shape[0], columns.shape[0])
         )
-    network.divisor = 1
+
+    def _through_windows(self, image: Tensor, size: tuple[int, int]) -> Tensor:
+        """Return the probabilities of an image, added up over windows of the crop's size."""
+        sides = [smaller(side, self.crop) for side in size]
+        starts = [window_starts(side, self.crop)[:, None] for side in size]
+        padded = [padded_places(side, self.alignment) for side in sides]
+        # `len` would be a number of this trace and no symbol
+        high, wide = (one.shape[0] for one in padded)
+        down, across = (one.shape[0] for one in starts)
+        rows, columns = (a + b for a, b in zip(starts, padded, strict=True))
+        parts = image[:, rows.flatten()][:, :, columns.flatten()]
+        parts = parts.reshape(3, down, high, across, wide).permute(1, 3, 0, 2, 4)
+        low = self._score(parts.reshape(down * across, 3, high, wide))
+        scores = _upsample(low, (sides[0], sides[1]), (sides[0], sides[1]), (high, wide))
+        scores = scores.softmax(1).reshape(down, across, -1, *sides).permute(2, 0, 3, 1, 4)
+        scores = scores.reshape(-1, down * sides[0], across * sides[1])
+        for dim, (start, side) in enumerate(zip(starts, sides, strict=True), start=1):
+            total = scores.new_zeros(
+                [size[i - 1] if i == dim else scores.shape[i] for i in range(3)]
+            )
+            scores = total.index_add(dim, (start + torch.arange(side)).flatten(), scores)
+        return scores[None]
+
+    def _score(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.network(images.to(self.dtype)).scores
+        return scores.float()
 
 
-def _padded_places(side: int) -> Tensor:
-    """Return the places of the pixels along a padded side: the last one is repeated."""
-    padded = (side + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    return torch.arange(padded).clamp(max=side - 1)
+def _upsample(
+    scores: Tensor, size: tuple[int, int], seen: tuple[int, int], padded: tuple[int, int]
+) -> Tensor:
+    """Return scores of padded images at the size of the images, bilinearly."""
+    rows, columns = (
+        _upsample_weights(scores.shape[2 + i], size[i], seen[i], padded[i]) for i in range(2)
+    )
+    return rows @ scores @ columns.T
 
 
-def to_onnx(module: PictureToClasses) -> "ModelProto":
-    """Return the graph for pictures of any size, with the outputs ``classes`` and ``scores``.
+def _upsample_weights(inputs: int, outputs: int, seen: int, padded: int) -> Tensor:
+    """Return the matrix, outputs x inputs, of linear interpolation; inputs cover `padded` pixels.
+
+    Sizes come from the places, so that a graph holds them.
+    """
+    # Exporters round what is added to whole numbers
+    cells, places = (torch.arange(side, dtype=torch.float32) for side in (inputs, outputs))
+    scale = (cells.max() + 1) * seen / padded / (places.max() + 1)
+    position = ((places + 0.5) * scale - 0.5).clamp(min=0).minimum(cells.max())
+    return (1 - (position[:, None] - cells).abs()).clamp(min=0)
+
+
+def to_onnx(module: ImageToClasses) -> "ModelProto":
+    """Return the graph for images of any size, with the outputs ``classes`` and ``scores``.
 
     Raises:
         NacreError: the network does something that cannot be traced for all sizes.
     """
     need("onnx")
     need("onnxscript")
-    picture = torch.zeros(1, *_TRACED, 3, dtype=torch.uint8)
+    side = 2 * max(module.crop, module.alignment)
+    picture = torch.zeros(1, side + 1, side + module.alignment + 2, 3, dtype=torch.uint8)
     free = torch.export.Dim.DYNAMIC
     try:
         with torch.no_grad(), _quiet():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from nacre.errors import NacreError, describe_errors
-from nacre.export.graph import ALIGNMENT
 from nacre.models.io import Channels, Level, Lineage, ModelInfo, Name, check_channels
 from nacre.utils.io import parse_json
 from nacre.version import __version__
@@ -40,11 +39,10 @@ class Metadata:
         steps: Channels that each step added, with the background in step 0.
         lineage: For each step: its classes and the number of its images.
         crop: Side of the pictures that the network was trained on.
-        predict_mode: How a picture is to be shown to it: ``crop`` (its shorter side scaled to the
-            crop), ``full`` or ``sliding`` (at its own size).
+        predict_mode: How the graph shows an image to it: ``crop`` (its shorter side scaled to the
+            crop), ``full`` (at its own size) or ``sliding`` (through windows of the crop's size).
         form: `fp32` or `fp16`.
         license: Of the weights, as whoever exported them said.
-        alignment: Sides that are multiples of it are not padded inside.
         version: Of nacre.
     """
 
@@ -56,7 +54,6 @@ class Metadata:
     predict_mode: Literal["crop", "full", "sliding"]
     form: Word
     license: Word = NOT_STATED
-    alignment: Side = ALIGNMENT
     version: Word = __version__
 
 

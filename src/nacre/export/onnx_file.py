@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import nn
 
 from nacre.errors import NacreError
-from nacre.export.graph import PictureToClasses, to_onnx
+from nacre.evaluation.predictor import Predictor
+from nacre.export.graph import ImageToClasses, to_onnx
 from nacre.export.metadata import MOST_CLASSES, describe, write_metadata
 from nacre.export.runtime import open_session
 from nacre.export.verify import Comparison, compare, sizes_to_compare
 from nacre.models.io import ModelInfo
+from nacre.models.network import Network
 from nacre.utils.io import remove_temporaries, save
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Exported:
 
 
 def export_onnx(
-    network: nn.Module,
+    network: Network,
     info: ModelInfo,
     out: Path,
     *,
@@ -72,9 +73,10 @@ def export_onnx(
     return Exported(out, form, len(content), comparison)
 
 
-def _trace(network: nn.Module, info: ModelInfo, form: Form) -> tuple["ModelProto", Comparison]:
+def _trace(network: Network, info: ModelInfo, form: Form) -> tuple["ModelProto", Comparison]:
     dtype = torch.float16 if form == "fp16" else torch.float32
-    graph = to_onnx(PictureToClasses(network, dtype))
+    graph = to_onnx(ImageToClasses(network, info.predict_mode, info.crop, dtype))
     session = open_session(graph.SerializeToString())
     sizes = sizes_to_compare(info.crop)
-    return graph, compare(network, session, sizes, list(info.classes), form)
+    predictor = Predictor(network, info.predict_mode, info.crop)
+    return graph, compare(predictor, session, sizes, list(info.classes), form)

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nacre.errors import NacreError
+from nacre.evaluation.predictor import check_size, seen_size
 from nacre.export.metadata import read_metadata
 from nacre.utils.packages import need
 
@@ -61,7 +62,13 @@ class OnnxModel:
             raise NacreError(f"{path} gives no class maps: {found.dtype} of {found.shape}")
 
     def classify(self, picture: Pixels) -> Pixels:
-        """Return the channel of each pixel of a picture, height x width x RGB, as it is."""
+        """Return the channel of each pixel of an image, height x width x RGB.
+
+        Raises:
+            NacreError: an image of which the network would see too many pixels.
+        """
+        size, said = (picture.shape[0], picture.shape[1]), self.metadata
+        check_size(size, seen_size(size, said.predict_mode, said.crop))
         (classes,) = self.session.run(["classes"], {"picture": picture[None]})
         found: Pixels = classes[0]
         if found.max() >= len(self.metadata.classes):

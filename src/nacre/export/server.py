@@ -31,6 +31,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from nacre.data.image_io import upright_rgb
+from nacre.errors import NacreError
 from nacre.export.page.page import PageModel, served_page
 from nacre.export.predictions import Legend, palette_image
 from nacre.export.runtime import OnnxModel
@@ -284,12 +285,12 @@ class _Handler(BaseHTTPRequestHandler):
             if "height" in asked or "width" in asked:
                 images = _raw(body, asked)
                 with self._turn(images.size // 3):
-                    found = np.stack([served.model.classify(image) for image in images])
+                    found = np.stack([_classify(served, image) for image in images])
                 return found.tobytes(), "application/octet-stream"
             if "count" in asked:
                 raise BadRequest("count goes with height and width")
             with _encoded(body) as image, self._turn(image.width * image.height):
-                classes = served.model.classify(_decode(image))
+                classes = _classify(served, _decode(image))
         file = io.BytesIO()
         palette_image(classes, served.legend).save(file, "PNG")
         return file.getvalue(), "image/png"
@@ -419,6 +420,13 @@ def _encoded(body: bytes) -> Image.Image:
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         )
     return image
+
+
+def _classify(served: Served, image: Pixels) -> Pixels:
+    try:
+        return served.model.classify(image)
+    except NacreError as error:  # one side is so long that the network would see too much
+        raise BadRequest(str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from error
 
 
 def _decode(image: Image.Image) -> Pixels:

@@ -1,8 +1,9 @@
 """Comparing an exported graph with torch, at sizes that a graph traced once may get wrong.
 
-The reference is the network itself, neither folded nor changed for tracing, at the size that the
-graph pads to. Two numbers are as good as equal if they differ by a small share of the range that
-the scores span; where two classes are that close at a pixel, either may be its class.
+The reference is how `nacre predict` sees an image: the network itself, neither folded nor changed
+for tracing, behind a `Predictor`. Two numbers are as good as equal if they differ by a small share
+of the range that the scores span; where two classes are that close at a pixel, either may be its
+class.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from nacre.errors import NacreError
-from nacre.export.graph import ALIGNMENT
-from nacre.losses.reference import upsample
+from nacre.evaluation.predictor import Predictor
 
 Pixels = npt.NDArray[np.uint8]
 Scores = npt.NDArray[np.float32]
@@ -42,8 +41,8 @@ class Comparison:
 
 def sizes_to_compare(crop: int) -> tuple[Size, ...]:
     """Return sizes with aligned, odd and uneven sides, smaller and larger than a training crop."""
-    larger = crop + ALIGNMENT + 1
-    return ((32, 32), (64, 160), (97, 129), (1, 45), (larger, 75), (77, larger + 2))
+    larger = crop + 33
+    return ((crop, crop), (64, 160), (97, 129), (1, 5), (larger, 75), (77, larger + 2))
 
 
 def noise_picture(size: Size, seed: int = 0) -> Pixels:
@@ -57,19 +56,15 @@ def noise_picture(size: Size, seed: int = 0) -> Pixels:
 
 
 @torch.inference_mode()
-def torch_scores(network: nn.Module, picture: Pixels) -> Scores:
-    """Return what the network itself says: scores C,H,W of a picture H,W,3."""
-    height, width = picture.shape[:2]
-    edges = ((0, -height % ALIGNMENT), (0, -width % ALIGNMENT), (0, 0))
-    padded = np.pad(picture, edges, mode="edge")
-    device = next(network.parameters()).device
-    image = torch.from_numpy(padded).permute(2, 0, 1)[None].to(device)
-    scores = upsample(network(image).scores, (padded.shape[0], padded.shape[1]))
-    return scores[0, :, :height, :width].float().cpu().numpy()
+def torch_scores(predictor: Predictor, picture: Pixels) -> Scores:
+    """Return what torch says: scores C,H,W of an image H,W,3."""
+    device = next(predictor.network.parameters()).device
+    image = torch.from_numpy(picture).permute(2, 0, 1)[None].to(device)
+    return predictor.scores(image)[0].float().cpu().numpy()
 
 
 def compare(
-    network: nn.Module, session: Any, sizes: tuple[Size, ...], names: list[str], form: str
+    predictor: Predictor, session: Any, sizes: tuple[Size, ...], names: list[str], form: str
 ) -> Comparison:
     """Compare classes and scores of a graph with torch.
 
@@ -81,7 +76,7 @@ def compare(
     for i, size in enumerate(sizes):
         picture = noise_picture(size, seed=i)
         classes, scores = session.run(["classes", "scores"], {"picture": picture[None]})
-        wanted = torch_scores(network, picture)
+        wanted = torch_scores(predictor, picture)
         if scores[0].shape != wanted.shape:
             raise NacreError(
                 f"the exported graph gives {scores[0].shape} at {_text(size)}, torch {wanted.shape}"

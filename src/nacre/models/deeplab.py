@@ -58,6 +58,7 @@ class DeepLab(Network):
         self.register_buffer("pixel_scale", (1 / (255 * std)).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", (-mean / std).view(3, 1, 1), persistent=False)
         self.stride = head_stride(backbone, head)
+        self.alignment = max(backbone.stride, self.stride)
 
     @property
     def num_classes(self) -> int:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from nacre.losses.reference import upsample
 from nacre.losses.sigmoid import merge_unknown
 from nacre.models.config import ModelConfig
 
@@ -67,6 +66,8 @@ class Network(nn.Module):
 
     Attributes:
         stride: input pixels per logit.
+        alignment: what sides of images must be multiples of to be seen alike in torch and in an
+            exported graph; a `Predictor` pads others.
         config: how to build it again, with the channels of its steps.
         uses_all_parameters: whether every parameter has a part in the logits.
         takes_channels_last: whether it is known to compute rightly, and faster, in that layout.
@@ -76,6 +77,7 @@ class Network(nn.Module):
     """
 
     stride: int
+    alignment: int
     config: ModelConfig
     uses_all_parameters = True
     takes_channels_last = True
@@ -128,7 +130,3 @@ class Network(nn.Module):
     @abstractmethod
     def grow(self, num_new: int, init: Init = "random") -> None:
         """Add channels for new classes after those that there are."""
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Return scores at the size of the images."""
-        return upsample(self(images).scores, (images.shape[-2], images.shape[-1]))

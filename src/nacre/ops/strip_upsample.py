@@ -54,19 +54,23 @@ class Strip:
 class StripUpsampler:
     """Low-resolution maps of which upsampled strips can be had one after the other."""
 
-    def __init__(self, maps: Tensor, size: tuple[int, int]) -> None:
+    def __init__(
+        self, maps: Tensor, size: tuple[int, int], inside: tuple[float, float] | None = None
+    ) -> None:
         """Prepare the matrices.
 
         Args:
             maps: N,C,h,w, float32 or float64.
             size: height and width to upsample to.
+            inside: how many rows and columns of the maps that size covers; all by default.
         """
         self.maps = maps.permute(2, 0, 1, 3).contiguous()
         self.size = size
         dtype, device = maps.dtype, maps.device
-        rows = _interpolation(maps.shape[2], size[0], dtype, device)
+        high, wide = inside or (float(maps.shape[2]), float(maps.shape[3]))
+        rows = _interpolation(maps.shape[2], size[0], dtype, device, high)
         self.row_weights, self._lower, self._upper = rows
-        self.column_weights, _, _ = _interpolation(maps.shape[3], size[1], dtype, device)
+        self.column_weights, _, _ = _interpolation(maps.shape[3], size[1], dtype, device, wide)
         self._strip = self._wide = maps.new_empty(0)
         self._wide_source: tuple[slice, slice] | None = None
 
@@ -192,15 +196,17 @@ def _strip_bytes(device: torch.device) -> int:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # a matrix that was made in a test serves the next training too
 def _interpolation(
-    inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+    inputs: int, outputs: int, dtype: torch.dtype, device: torch.device, inside: float
 ) -> tuple[Tensor, list[int], list[int]]:
     """The matrix of linear interpolation, and the first and last input that each output touches.
+
+    The outputs cover the first `inside` of the inputs: the rest is padding.
 
     Positions are rounded where PyTorch's own upsampling rounds them (the scale, then the result of
     a fused multiply-add), so that the two agree to the last digits. The matrix is kept: to bring it
     to a GPU would mean to wait for all that the GPU still has to do.
     """
-    scale = (torch.tensor(float(inputs), dtype=dtype) / outputs).double()
+    scale = (torch.tensor(inside, dtype=dtype) / outputs).double()
     position = scale * (torch.arange(outputs, dtype=torch.float64) + 0.5) - 0.5
     position = position.clamp(min=0).to(dtype)
     lower = position.floor().long().clamp(max=inputs - 1)

@@ -7,12 +7,14 @@ from typing import Any
 from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
+from nacre.evaluation.confusion import ConfusionMatrix
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics
+from nacre.evaluation.predictor import cut_predictor, whole_predictor
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.learn_config import resolve_learn_config
-from nacre.runs.learn_data import open_folders
+from nacre.runs.learn_data import open_folders, open_tests
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config
@@ -50,9 +52,12 @@ def evaluate_checkpoint(
     batches = batches_to_test(data.eval_dataset(step), config.train, dist, lambda: False)
     precision = set_precision(config.train.precision, dist.device)
     network.to(dist.device)
-    counts = evaluate(network, batches, dist.device, window=config.test_window, precision=precision)
-    confusion = dist.sum(counts)
-    metrics = compute_metrics(data.scenario.classes, data.scenario.groups, step, confusion)
+    confusion = ConfusionMatrix(network.num_classes, dist.device)
+    predictor = cut_predictor(network, config.images)
+    evaluate(predictor, batches, [confusion], dist.device, precision=precision)
+    confusion.merge(dist)
+    scenario = data.scenario
+    metrics = compute_metrics(scenario.classes, scenario.groups, step, confusion.counts())
     return metrics | {
         "images": len(data.eval_dataset(step)),
         "conventions": config.measured_under(),
@@ -70,17 +75,17 @@ def _evaluate_on_folders(
     if root is not None:
         changed |= {"data": [root], "tests": [], "rename": {}}
     config = resolve_learn_config(changed)
-    opened = open_folders([*config.data, *config.tests])
-    sets = [LabeledSet(name, source, config.rename) for name, source in opened]
-    count = 0 if root is not None else len(config.data)
+    own = config.data if root is None else ()
+    tested = config.tests if root is None else config.data
+    sets = [LabeledSet(name, source, config.rename) for name, source in open_folders(own)]
+    given = open_tests(tested, config.rename)
     known = tuple(info.classes)
-    data = LearnData(
-        tuple(sets[:count]), tuple(sets[count:]), known, (), config.images, config.seed
-    )
+    data = LearnData(tuple(sets), tuple(given), known, (), config.images, config.seed)
     dist = init_distributed(config.train.device)
-    tests = Tester(data, config, dist).test(network.to(dist.device), known)
+    predictor = whole_predictor(network.to(dist.device), config.images)
+    tests = Tester(data, config, dist).compare(predictor, known, None).after
     if not tests:
-        named = sorted({name for one in sets for name in one.names.values()})
+        named = sorted({name for one in (*sets, *given) for name in one.names.values()})
         raise NacreError(
             f"no test picture holds a class that the model knows; the data name {', '.join(named)}"
         )

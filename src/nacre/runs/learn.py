@@ -15,6 +15,7 @@ from torch import nn
 
 from nacre.data.dataset import explain_worker_crash
 from nacre.data.learn_data import LearnData
+from nacre.evaluation.predictor import Predictor, whole_predictor
 from nacre.methods import find_method
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
 from nacre.models.network import Network
@@ -23,10 +24,18 @@ from nacre.runs.folder import with_absolute_paths
 from nacre.runs.learn_config import LearnConfig
 from nacre.runs.learn_data import batch_shares, open_learn_data
 from nacre.runs.learn_folder import LearnFolder
-from nacre.runs.learn_tests import Tester, class_ious, mean_ious
-from nacre.runs.records import Before, LearnMetrics, read_record
+from nacre.runs.learn_tests import (
+    Compared,
+    Tester,
+    class_ious,
+    mean_ious,
+    open_maps,
+    save_maps,
+)
+from nacre.runs.records import LearnMetrics, read_record
 from nacre.runs.scenario_data import step_sampler
 from nacre.runs.shared_folder import check_shared
+from nacre.runs.verdicts import judge
 from nacre.scenarios.classes import distinct_colors
 from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
 from nacre.training.resume import Checkpoint, load_resume
@@ -115,9 +124,9 @@ class Learning:
             check_shared(self.folder, fingerprint, self.dist)
             while_running.enter_context(explain_worker_crash())
             if not self.dist.from_main(self.folder.metrics.exists()):
-                before = self._before()
+                self._store_before()
                 network = self._learn_or_load()
-                self._test(network, before)
+                self._test(network)
             metrics: Metrics = self.dist.on_main(
                 lambda: read_record(LearnMetrics, self.folder.metrics)
             )
@@ -154,17 +163,17 @@ class Learning:
         own = find_method(self.config.method.name).persistent_state
         return Learned(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
 
-    def _before(self) -> list[dict[str, Any]]:
-        """Return how the start model tests, from the file if that was done before."""
-        start = self._load_start()
-        if start is None:
-            return []
-        path = self.folder.before
-        if not self.dist.from_main(path.exists()):
-            tests = self._tester(self.data.known).test(start.network, self.data.known)
-            self.dist.on_main(lambda: save_json(path, {"tests": tests}))
-        found: list[dict[str, Any]] = self.dist.on_main(lambda: read_record(Before, path)["tests"])
-        return found
+    def _store_before(self) -> None:
+        """Store what the start model says of the test images, unless that was done before."""
+        if self.start is None or self.dist.from_main(self.folder.before.exists()):
+            return
+        learned, info, images = self._load_start(), self.start.info, self.config.images
+        assert learned is not None
+        predictor = Predictor(
+            learned.network, info.predict_mode, info.crop, mirror=images.mirror, edges=images.edges
+        )
+        maps = self._tester(only_tests=False).class_maps(predictor)
+        self.dist.on_main(lambda: save_maps(self.folder.before, maps))
 
     def _learn_or_load(self) -> Network:
         """Return the network of the step, learnt now unless that was done before."""
@@ -184,13 +193,13 @@ class Learning:
         self.dist.on_main(save)
         return learned.network
 
-    def _test(self, network: Network, before: list[dict[str, Any]]) -> None:
-        """Test the network on all test sets and beside the start model; write the metrics."""
-        tester = self._tester(self.data.class_names)
-        after = tester.test(network, self.data.class_names)
-        start = self._load_start()
-        agreement = tester.agreement(start.network, network) if start else None
-        metrics = self._metrics(before, after, agreement)
+    def _test(self, network: Network) -> None:
+        """Test the network beside what the start model said; write the metrics."""
+        before = open_maps(self.folder.before) if self.start else None
+        predictor = whole_predictor(network, self.config.images)
+        tester = self._tester(only_tests=before is None)
+        found = tester.compare(predictor, self.data.class_names, before)
+        metrics = self._metrics(found, network.stride)
 
         def write() -> None:
             self.recorder(StepTested(self.index, metrics["mean_iou"]))
@@ -198,29 +207,26 @@ class Learning:
 
         self.dist.on_main(write)
 
-    def _metrics(
-        self,
-        before: list[dict[str, Any]],
-        after: list[dict[str, Any]],
-        agreement: dict[str, Any] | None,
-    ) -> Metrics:
-        iou = class_ious(after)
+    def _metrics(self, found: Compared, stride: int) -> Metrics:
+        iou, before = class_ious(found.after), class_ious(found.before)
+        agreement = found.agreement["iou"] if found.agreement else None
         return {
             "step": self.index,
             "classes": list(self.data.class_names),
             "new": list(self.data.new),
-            "images": sum(test["images"] for test in after),
+            "images": sum(test["images"] for test in found.after),
             "iou": iou,
-            "iou_before": class_ious(before),
+            "iou_before": before,
+            "verdicts": judge(self.data, stride, iou, before, agreement),
             "mean_iou": mean_ious(iou, self.data.known, self.data.new),
-            "agreement": agreement,
-            "tests": after,
-            "tests_before": before,
+            "agreement": found.agreement,
+            "tests": found.after,
+            "tests_before": found.before,
             "conventions": self.config.measured_under(),
         }
 
-    def _tester(self, class_names: tuple[str, ...]) -> Tester:
-        total = Tester(self.data, self.config, self.dist).num_images(class_names)
+    def _tester(self, *, only_tests: bool) -> Tester:
+        total = Tester(self.data, self.config, self.dist).num_images(only_tests=only_tests)
 
         def on_images(count: int) -> None:
             self.recorder(ImagesTested(self.index, count, total))

@@ -17,31 +17,56 @@ from nacre.errors import NacreError, did_you_mean
 from nacre.runs.learn_config import LearnConfig
 from nacre.runs.scenario_data import open_saliency
 
+EVERY = ":all"
+"""What a folder's name ends in if its training images are to be tested, too."""
+
+
+def open_tests(paths: Sequence[Path], rename: Mapping[str, str]) -> list[LabeledSet]:
+    """Open folders given for testing; each is tested on its test images, or on all if asked for.
+
+    Raises:
+        NacreError: one has no class or no test image.
+    """
+    plain = [Path(str(path).removesuffix(EVERY)) for path in paths]
+    found = []
+    for path, (name, source) in zip(paths, open_folders(plain), strict=True):
+        one = LabeledSet(name, source, rename, is_whole=path.name.endswith(EVERY))
+        if not one.labeled:
+            raise NacreError(f"--test {name}: no image there has a pixel of a class")
+        if not (len(one.val_index) or one.is_whole):
+            raise NacreError(
+                f"--test {name}: none of its images is for testing; to test all of them say "
+                f"{name}{EVERY}"
+            )
+        found.append(one)
+    return found
+
 
 def open_folders(paths: Sequence[Path]) -> list[tuple[str, Source]]:
     """Open data folders; each gets the name of its folder."""
     names = [set_name(path) for path in paths]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise NacreError(
-            f"two data folders are named {twice[0]!r}; give them different names, so that tables "
-            "and --share can tell them apart"
-        )
+    check_names(names)
     return [
         (name, open_source(FolderConfig(root=path)))
         for name, path in zip(names, paths, strict=True)
     ]
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Refuse two data folders of one name."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise NacreError(
+            f"two data folders are named {twice[0]!r}; give them different names, so that tables "
+            "and --share can tell them apart"
+        )
+
+
 def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
     """Open the data of a step for a model that knows these classes (none without a model)."""
-    opened = open_folders([*config.data, *config.tests])
-    count = len(config.data)
-    sets = rename_classes(opened[:count], config.rename)
-    tests = [LabeledSet(name, source, config.rename) for name, source in opened[count:]]
-    for one in tests:
-        if not one.labeled:
-            raise NacreError(f"--test {one.name}: no picture there holds a pixel of a class")
+    sets = rename_classes(open_folders(config.data), config.rename)
+    tests = open_tests(config.tests, config.rename)
+    check_names([one.name for one in (*sets, *tests)])
     for one in sets:
         if not one.labeled:
             raise NacreError(f"{one.name} labels nothing: no mask holds a pixel of a class")

@@ -4,7 +4,7 @@ config.yaml        the resolved config
 run.json           every start: version, command, machine, seed, device, precision
 facts.json         the start model, the classes, the images of every data set
 events.jsonl       what happened
-before.json        how the start model tests
+before.npz         what the start model says of the test images
 model.safetensors  the network (and model.json, for people)
 metrics.json       how it tests, beside the start model, and where both agree
 resume.safetensors the state in the middle of the step, while it is being learnt
@@ -36,8 +36,8 @@ class LearnFolder(RunFolder):
 
     @property
     def before(self) -> Path:
-        """How the start model tests."""
-        return self.path / "before.json"
+        """The start model's class maps of the test images."""
+        return self.path / "before.npz"
 
     @property
     def nothing_learned(self) -> bool:

@@ -3,32 +3,111 @@
 A test set judges the classes that it labels and no others: where it marks background, a class that
 it does not label may stand, so a prediction of such a class counts as background there.
 
-Where nobody has test pictures of an old class, *agreement* says how much of what the start model
-saw in the new pictures is still seen: the IoU of the two models' predictions.
+Before the step the start model's class maps of all these images are stored. Figures before and
+after it are measured in one pass over the images, so that they are of the same ones. Where nobody
+has test images of an old class, *agreement* says how much of what the start model saw in the new
+images is still seen: the IoU of the two models' class maps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import io
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nacre.data.dataset import EvalDataset
 from nacre.data.learn_data import LabeledSet, LearnData
-from nacre.data.source import Split
-from nacre.evaluation.evaluate import ConfusionCounter, evaluate
-from nacre.evaluation.inference import predict_classes
-from nacre.evaluation.metrics import iou_by_class
-from nacre.models.network import Network
-from nacre.scenarios.classes import BACKGROUND
+from nacre.errors import NacreError
+from nacre.evaluation.confusion import ConfusionMatrix, iou, iou_by_class, mean_of
+from nacre.evaluation.evaluate import Metric, evaluate
+from nacre.evaluation.predictor import Predictor
+from nacre.scenarios.classes import BACKGROUND, ignore_value
 from nacre.training.config import Recipe
 from nacre.training.step import batches_to_test
-from nacre.utils.device import Precision, set_precision, sizes_vary
+from nacre.utils.device import set_precision, sizes_vary
 from nacre.utils.distributed import Distributed
+from nacre.utils.io import save
 
 Ious = dict[str, float | None]
 OnImages = Callable[[int], None]
+ClassMaps = dict[str, bytes]
+"""Class maps in NumPy's format, by part and place of the image in it."""
+
+
+class _KeptMaps:
+    """The class maps of a pass, as a metric keeps figures."""
+
+    def __init__(self, keys: Iterator[str]) -> None:
+        self.keys, self.maps = keys, ClassMaps()
+
+    def update(self, targets: Tensor, predicted: Tensor) -> None:
+        """Keep the maps of a batch."""
+        for one in predicted.cpu().numpy():
+            file = io.BytesIO()
+            np.save(file, one)
+            self.maps[next(self.keys)] = file.getvalue()
+
+    def merge(self, dist: Distributed) -> None:
+        """Add what other processes have."""
+        self.maps = {key: one for maps in dist.all(self.maps) for key, one in maps.items()}
+
+    def compute(self) -> ClassMaps:
+        """Return all maps."""
+        return self.maps
+
+
+class _BesideBefore:
+    """How the start model's class maps fare, and how they agree with another's.
+
+    Args:
+        stored: Its maps, in the order of the images.
+        num_known: How many channels it has.
+        num_channels: How many the other has, new ones last.
+        device: Where batches are.
+    """
+
+    def __init__(
+        self, stored: Iterator[Tensor], num_known: int, num_channels: int, device: torch.device
+    ) -> None:
+        self.stored, self.num_known = stored, num_known
+        self.before = ConfusionMatrix(num_known, device)
+        self.agreement = ConfusionMatrix(num_channels, device)
+
+    def update(self, targets: Tensor, predicted: Tensor) -> None:
+        """Count a batch; what the start model does not know is background to it."""
+        was = torch.stack([next(self.stored) for _ in targets]).to(targets.device)
+        is_new = (targets >= self.num_known) & (targets != ignore_value(targets))
+        self.before.update(torch.where(is_new, 0, targets).to(targets.dtype), was)
+        self.agreement.update(was, predicted)
+
+    def merge(self, dist: Distributed) -> None:
+        """Add what other processes counted."""
+        self.before.merge(dist)
+        self.agreement.merge(dist)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return both matrices."""
+        return self.before.counts(), self.agreement.counts()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The figures of a model, and of the one it started from.
+
+    Attributes:
+        after: On every test set that judges one of its classes.
+        before: The same of the start model, on the same images.
+        agreement: How much of what the start model saw is still seen; None without one.
+    """
+
+    after: list[dict[str, Any]]
+    before: list[dict[str, Any]]
+    agreement: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -37,11 +116,13 @@ class Tester:
 
     Attributes:
         data: The step's.
-        recipe: How pictures are seen.
+        recipe: How images are loaded.
         dist: Who computes.
         on_images: Called with the number of images of each batch.
         should_stop: Whether the user wants to stop.
     """
+
+    __test__ = False  # for pytest, which takes the name for its own
 
     data: LearnData
     recipe: Recipe
@@ -49,90 +130,131 @@ class Tester:
     on_images: OnImages = lambda count: None
     should_stop: Callable[[], bool] = lambda: False
 
-    def test(self, network: Network, class_names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the counts of a network on every test set that can judge one of its classes."""
-        found = []
-        for one, splits in self.data.test_sets():
-            datasets = [self.data.eval_dataset(one, split, class_names) for split in splits]
-            images = sum(len(dataset) for dataset in datasets)
-            if not images:
-                continue
-            confusion = sum(
-                (self._confusion(network, dataset) for dataset in datasets),
-                start=torch.zeros(len(class_names), len(class_names), dtype=torch.int64),
-            )
-            judged = [name for name in class_names if name in one.labeled]
-            folded = fold_hidden(confusion, one, class_names)
-            ious = dict(zip(class_names, iou_by_class(folded), strict=True))
-            found.append(
-                {
-                    "name": one.name,
-                    "images": images,
-                    "iou": {name: ious[name] for name in judged},
-                    "counts": _counts(folded, class_names, judged),
-                }
-            )
+    def class_maps(self, predictor: Predictor) -> ClassMaps:
+        """Return a network's class maps of all images on which networks are compared."""
+        found = ClassMaps()
+        for number, part in enumerate(self.data.seen_parts()):
+            dataset = self.data.eval_dataset(part, self.data.known)
+            kept = _KeptMaps(self._keys(number, dataset))
+            self._see(predictor, dataset, [kept])
+            found |= kept.compute()
         return found
 
-    def num_images(self, class_names: Sequence[str]) -> int:
-        """Return how many images `test` looks at."""
+    def compare(
+        self, predictor: Predictor, class_names: Sequence[str], before: Mapping[str, Any] | None
+    ) -> Compared:
+        """Test a network, beside the class maps that its start model was stored with."""
+        device, known = self.dist.device, self.data.known
+        sums: dict[tuple[str, str], Tensor] = {}
+        shown: dict[str, tuple[LabeledSet, int, int]] = {}
+        agreement = torch.zeros(len(class_names), len(class_names), dtype=torch.int64)
+        num_new = 0
+        for number, part in enumerate(self.data.seen_parts()):
+            dataset = self.data.eval_dataset(part, class_names)
+            own = ConfusionMatrix(len(class_names), device)
+            metrics: list[Metric] = [own]
+            if before is not None:
+                maps = (_read_map(before, key) for key in self._keys(number, dataset))
+                beside = _BesideBefore(maps, len(known), len(class_names), device)
+                metrics.append(beside)
+            elif not part.is_test:
+                continue
+            self._see(predictor, dataset, metrics)
+            name = part.set.name
+            if part.is_test:
+                images, training = shown.get(name, (part.set, 0, 0))[1:]
+                training += len(dataset) if part.split == "train" else 0
+                shown[name] = (part.set, images + len(dataset), training)
+                sums["after", name] = sums.get(("after", name), 0) + own.counts()
+            if before is None:
+                continue
+            was, both = beside.compute()
+            if part.is_test:
+                sums["before", name] = sums.get(("before", name), 0) + was
+            if part.is_new:
+                agreement, num_new = agreement + both, num_new + len(dataset)
+
+        def figures(when: str, names: Sequence[str]) -> list[dict[str, Any]]:
+            rows = ((*shown[name], one) for (w, name), one in sums.items() if w == when)
+            found = [_figures(*row, names) for row in rows]
+            return [one for one in found if one["iou"]]
+
+        agreed = _agreement(agreement, num_new, known) if before is not None else None
+        return Compared(figures("after", class_names), figures("before", known), agreed)
+
+    def num_images(self, *, only_tests: bool) -> int:
+        """Return how many images a pass looks at."""
         return sum(
-            len(self.data.eval_dataset(one, split, class_names))
-            for one, splits in self.data.test_sets()
-            for split in splits
+            len(part.set.index(part.split))
+            for part in self.data.seen_parts()
+            if part.is_test or not only_tests
         )
 
-    def _confusion(self, network: Network, dataset: EvalDataset) -> Tensor:
-        batches = self._batches(dataset)
-        window = self.recipe.test_window
-        with sizes_vary(self.recipe.images.eval_mode == "full"):
-            counts = evaluate(
-                network, batches, self.dist.device, self.on_images, window, self.precision
-            )
-        return self.dist.sum(counts)
+    def _see(self, predictor: Predictor, dataset: EvalDataset, metrics: Sequence[Metric]) -> None:
+        """Show all images to a network and add what it says over all processes."""
+        train, device = self.recipe.train, self.dist.device
+        batches = batches_to_test(dataset, train, self.dist, self.should_stop)
+        precision = set_precision(train.precision, device)
+        with sizes_vary(True):
+            evaluate(predictor, batches, metrics, device, self.on_images, precision)
+        for metric in metrics:
+            metric.merge(self.dist)
 
-    @property
-    def precision(self) -> Precision:
-        """In which numbers the networks compute: those in which they learn."""
-        return set_precision(self.recipe.train.precision, self.dist.device)
+    def _keys(self, number: int, dataset: EvalDataset) -> Iterator[str]:
+        """Yield the keys of this process's images, in the order in which they are loaded."""
+        for place in range(self.dist.rank, len(dataset), self.dist.world_size):
+            yield f"{number}/{place}"
 
-    def _batches(self, dataset: EvalDataset) -> Iterator[tuple[Tensor, Tensor]]:
-        return batches_to_test(dataset, self.recipe.train, self.dist, self.should_stop)
 
-    @torch.inference_mode()
-    def agreement(self, before: Network, after: Network) -> dict[str, Any]:
-        """Return, for each old class, how much of what was seen before is still seen."""
-        known, names = self.data.known, self.data.class_names
-        counter = ConfusionCounter(len(names), self.dist.device)
-        images = 0
-        before.eval()
-        after.eval()
-        for dataset in self._new_pictures():
-            images += len(dataset)
-            for pictures, targets in self._batches(dataset):
-                batch = pictures.to(self.dist.device, non_blocking=True)
-                size = (targets.shape[-2], targets.shape[-1])
-                with self.precision.mixed(self.dist.device):
-                    was = predict_classes(before(batch).scores, size, counter.check)
-                    now = predict_classes(after(batch).scores, size, counter.check)
-                counter.add(was, now)
-        ious = iou_by_class(self.dist.sum(counter.total()))[: len(known)]
-        return {
-            "images": images,
-            "iou": {
-                name: iou
-                for name, iou in zip(known, ious, strict=True)
-                if name != BACKGROUND and iou is not None
-            },
-        }
+def save_maps(path: Path, maps: ClassMaps) -> None:
+    """Write class maps into one compressed file."""
 
-    def _new_pictures(self) -> Iterator[EvalDataset]:
-        """The step's own test pictures; its training pictures where it has none."""
-        for one in self.data.sets:
-            split: Split = "val" if len(one.val_index) else "train"
-            lut = one.lut(self.data.class_names)
-            names = one.index(split).names
-            yield EvalDataset(one.source, names, lut, self.data.config, split)
+    def write(temporary: Path) -> None:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as file:
+            for key, content in sorted(maps.items()):
+                file.writestr(f"{key}.npy", content)
+
+    save(path, write)
+
+
+def open_maps(path: Path) -> Mapping[str, Any]:
+    """Open a file of class maps; each is read when it is asked for."""
+    try:
+        found: Mapping[str, Any] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise NacreError(f"{path} is damaged: {error}; remove it and call again") from error
+    return found
+
+
+def _read_map(maps: Mapping[str, Any], key: str) -> Tensor:
+    try:
+        return torch.from_numpy(maps[key])
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise NacreError(
+            f"the stored class maps of the start model are damaged at {key}; remove before.npz "
+            "and call again"
+        ) from error
+
+
+def _figures(
+    one: LabeledSet, images: int, training: int, confusion: Tensor, names: Sequence[str]
+) -> dict[str, Any]:
+    judged = [name for name in names if name in one.labeled]
+    folded = fold_hidden(confusion, one, names)
+    ious = dict(zip(names, iou_by_class(folded), strict=True))
+    return {
+        "name": one.name,
+        "images": images,
+        "training_images": training,
+        "iou": {name: ious[name] for name in judged},
+        "counts": _counts(folded, names, judged),
+    }
+
+
+def _agreement(confusion: Tensor, images: int, known: Sequence[str]) -> dict[str, Any]:
+    ious = dict(zip(known, iou_by_class(confusion), strict=False))
+    ious = {name: one for name, one in ious.items() if name != BACKGROUND and one is not None}
+    return {"images": images, "iou": ious}
 
 
 def fold_hidden(confusion: Tensor, one: LabeledSet, class_names: Sequence[str]) -> Tensor:
@@ -167,19 +289,15 @@ def class_ious(tests: Sequence[dict[str, Any]]) -> Ious:
         for name, counts in test["counts"].items():
             before = sums.get(name, [0, 0, 0])
             sums[name] = [a + b for a, b in zip(before, counts, strict=True)]
-    return {
-        name: hit / max(1, truth + predicted - hit) if truth else None
-        for name, (hit, truth, predicted) in sums.items()
-    }
+    return {name: iou(*counts) for name, counts in sums.items()}
 
 
 def mean_ious(ious: Ious, known: Sequence[str], new: Sequence[str]) -> Ious:
     """Return the means over old, new and all classes that were tested."""
-
-    def mean(names: Sequence[str]) -> float | None:
-        values = [ious[name] for name in names if ious.get(name) is not None]
-        return sum(v for v in values if v is not None) / len(values) if values else None
-
     old = [name for name in known if name != BACKGROUND]
     groups = {"old": old, "new": list(new), "all": [*old, *new]}
-    return {f"{group}_without_background": mean(names) for group, names in groups.items() if names}
+    return {
+        f"{group}_without_background": mean_of([ious.get(name) for name in names])
+        for group, names in groups.items()
+        if names
+    }

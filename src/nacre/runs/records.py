@@ -129,6 +129,7 @@ class TestSet(Record):
 
     name: Name
     images: Count
+    training_images: Count = 0
     iou: dict[Name, Share | None]
     counts: dict[Name, tuple[Count, Count, Count]]
 
@@ -151,12 +152,6 @@ class Measured(Record):
     tests: list[TestSet] = []
 
 
-class Before(Record):
-    """How the start model of `nacre learn` tests."""
-
-    tests: list[TestSet]
-
-
 class Agreement(Record):
     """How much of what the start model saw is still seen."""
 
@@ -164,11 +159,19 @@ class Agreement(Record):
     iou: dict[Name, Share]
 
 
+class Verdict(Record):
+    """A word for a class after a step, and the likely reason of a bad one."""
+
+    word: Name
+    reason: Name
+
+
 class LearnMetrics(Measured):
     """How a model of `nacre learn` tests, beside the one it started from."""
 
     new: list[Name]
     iou_before: dict[Name, Share | None]
+    verdicts: dict[Name, Verdict] = {}
     agreement: Agreement | None
     tests: list[TestSet]
     tests_before: list[TestSet]

@@ -15,8 +15,10 @@ from nacre.data.dataset import explain_worker_crash
 from nacre.data.exemplars import memory_lines
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
+from nacre.evaluation.confusion import ConfusionMatrix
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics, summarize
+from nacre.evaluation.predictor import cut_predictor
 from nacre.methods import find_method
 from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
@@ -213,16 +215,15 @@ class Run:
         def on_images(count: int) -> None:
             self.recorder(ImagesTested(step, count, len(dataset)))
 
-        window = self.config.test_window
+        confusion = ConfusionMatrix(learned.network.num_classes, dist.device)
+        predictor = cut_predictor(learned.network, self.config.images)
         with sizes_vary(self.config.images.eval_mode == "full"):
-            counts = evaluate(
-                learned.network, batches, dist.device, on_images, window, self.precision
-            )
-        confusion = dist.sum(counts)
+            evaluate(predictor, batches, [confusion], dist.device, on_images, self.precision)
+        confusion.merge(dist)
 
         def write() -> None:
             scenario = self.data.scenario
-            metrics = compute_metrics(scenario.classes, scenario.groups, step, confusion)
+            metrics = compute_metrics(scenario.classes, scenario.groups, step, confusion.counts())
             metrics |= {"images": len(dataset), "conventions": self.config.measured_under()}
             # The event first: a step with metrics is not tested again.
             self.recorder(StepTested(step, metrics["mean_iou"]))

@@ -41,15 +41,25 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
         title=f"after step {metrics['step']}: IoU %, {metrics['images']:,} test pictures",
         title_justify="left",
     )
-    for column in ("class", "before", "after", "change", "agreement", "tested on"):
-        table.add_column(column, justify="left" if column in ("class", "tested on") else "right")
+    for column in ("class", "before", "after", "change", "agreement", "verdict", "tested on"):
+        is_text = column in ("class", "verdict", "tested on")
+        table.add_column(column, justify="left" if is_text else "right")
     for name in metrics["classes"][1:]:
         style = "bold" if name in metrics["new"] else ""
         table.add_row(Text(name), *_class_row(metrics, name), style=style)
+    reasons = [
+        Text(f"{name}: {one['word']}; {one['reason']}", "yellow")
+        for name, one in metrics.get("verdicts", {}).items()
+        if one["reason"]
+    ]
+    training = sum(test.get("training_images", 0) for test in metrics["tests"])
+    if training:
+        reasons.insert(0, Text(f"{training:,} of the test images are training images", "yellow"))
     if not (metrics["agreement"] or {}).get("iou"):
-        return table
+        return Group(table, *reasons)
     return Group(
         table,
+        *reasons,
         Text(
             f"agreement: on {metrics['agreement']['images']:,} new pictures, how much of what the "
             "start model saw of a class is still seen (IoU of the two models' predictions)",
@@ -63,7 +73,8 @@ def _class_row(metrics: dict[str, Any], name: str) -> list[str | Text]:
     change = f"{100 * (now - was):+.1f}" if was is not None and now is not None else ""
     agreement = (metrics["agreement"] or {}).get("iou", {}).get(name)
     where = ", ".join(test["name"] for test in metrics["tests"] if name in test["iou"])
-    figures = (percent(was), percent(now), change, percent(agreement))
+    verdict = metrics.get("verdicts", {}).get(name, {}).get("word", "")
+    figures = (percent(was), percent(now), change, percent(agreement), verdict)
     return [*figures, Text(where or "no test pictures")]
 
 

@@ -113,13 +113,8 @@ class Recipe(Config):
 
     def measured_under(self) -> ConfigValues:
         """Return every convention that a figure depends on, for the metrics files."""
-        images = {"crop_size", "augmentation", "eval_mode"}
+        images = {"crop_size", "augmentation", "eval_mode", "mirror", "edges"}
         return self.conventions.model_dump() | self.images.model_dump(include=images)
-
-    @property
-    def test_window(self) -> int | None:
-        """Side of the windows that test pictures are seen through, where they are."""
-        return self.images.test_window
 
     def to_dict(self) -> ConfigValues:
         """Return the config as plain data, as it is saved and compared."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from models.foreign.small_networks import CLASSES, Small, conv
 from nacre.errors import NacreError
-from nacre.export.graph import PictureToClasses
 from nacre.losses import fused_losses
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.scoring_layers import find_scoring_layers
@@ -205,8 +204,3 @@ def test_rows_that_are_shared_with_another_layer_are_refused() -> None:
     network.again.weight = network.score.weight
     with pytest.raises(NacreError, match=r"score\.weight is shared with again\.weight"):
         widen(network, 1)
-
-
-def test_sides_that_a_graph_does_not_have_are_told_before_it_is_traced() -> None:
-    with pytest.raises(NacreError, match="Patches takes sides in multiples of 14"):
-        PictureToClasses(Adapter(Patches()))

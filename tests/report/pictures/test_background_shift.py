@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nacre.api.model import load
-from nacre.evaluation.inference import sliding_classes
+from nacre.evaluation.predictor import Predictor
 from nacre.models.io import load_model
 from nacre.report.page.page import write_report
 from nacre.report.pictures.background_shift import (
@@ -70,6 +70,5 @@ def test_pictures_are_seen_through_windows_where_tests_are(make_run: Any, tmp_pa
     (seen,) = comparison_sheet(results, data, 1).pictures
     network = load(path, "cpu").network
     batch = torch.from_numpy(seen.image.pixels).permute(2, 0, 1)[None]
-    with torch.inference_mode():
-        expected = sliding_classes(network, batch, 16)[0].numpy()
+    expected = Predictor(network, "sliding", 16).classes(batch)[0].numpy()
     assert np.array_equal(seen.masks[0], expected)

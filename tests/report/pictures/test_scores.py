@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import nacre
+from nacre.evaluation.predictor import Predictor
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
@@ -28,9 +29,9 @@ def unknowing() -> DeepLab:
 def test_a_picture_shows_what_is_unknown_as_background(unknowing: DeepLab) -> None:
     pixels = np.zeros((32, 32, 3), np.uint8)
     image = TestImage("one", pixels, np.zeros((32, 32), np.uint8))
-    assert not predict_masks(unknowing, [image])[0].any()
+    assert not predict_masks(Predictor(unknowing), [image])[0].any()
     unknowing.classifier.keep_rows(frozenset())
-    assert (predict_masks(unknowing, [image])[0] == 1).all()
+    assert (predict_masks(Predictor(unknowing), [image])[0] == 1).all()
 
 
 def test_a_report_of_forgetting_counts_what_is_unknown_as_background(unknowing: DeepLab) -> None:

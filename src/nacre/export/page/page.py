@@ -47,8 +47,6 @@ class PageModel:
             "name": self.name,
             "classes": said.classes,
             "colors": said.colors,
-            "crop": said.crop,
-            "mode": said.predict_mode,
         }
 
 

@@ -53,6 +53,9 @@ from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 NEVER = -1e4
 """The score of a background that a network does not have: its probability is 0 in float32."""
 
+ALIGNMENT = 32
+"""What sides are padded to multiples of where the network takes these: the largest usual stride."""
+
 Color = tuple[float, float, float]
 
 
@@ -152,6 +155,9 @@ class Adapter(Network):
         found = find_divisor(model, images) if divisor is None else divisor
         self.divisor = found or 1
         self.fixed_size = None if found else (images.shape[-2], images.shape[-1])
+        self.alignment = self.divisor if ALIGNMENT % self.divisor else ALIGNMENT
+        if self.fixed_size is not None:
+            self.alignment = 1
         self.layers = find_scoring_layers(model, images, head)
         if background is not None and not 0 <= background < self.layers.num_classes:
             raise NacreError(

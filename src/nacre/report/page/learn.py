@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from nacre.data.dataset import EvalDataset
 from nacre.data.learn_data import LearnData
-from nacre.data.source import Split
 from nacre.errors import NacreError
+from nacre.evaluation.predictor import whole_predictor
 from nacre.models.io import load_model, read_info
 from nacre.report.numbers import percent
 from nacre.report.page.page import render
@@ -77,10 +76,10 @@ def step_pictures(folder: Path, count: int) -> StepPictures:
     start = load_model(config.start, device) if config.start else None
     data = open_learn_data(config, start[1].classes if start else ())
     images = _read_some(data, MOST)
-    after = predict_masks(network, images)
-    before: Sequence[Pixels | None] = (
-        predict_masks(start[0], images) if start else [None] * len(images)
-    )
+    after = predict_masks(whole_predictor(network, config.images), images)
+    before: Sequence[Pixels | None] = [None] * len(images)
+    if start:
+        before = predict_masks(whole_predictor(start[0], config.images), images)
     seen = [BeforeAfter(*one) for one in zip(images, before, after, strict=True)]
     colors = tuple((c[0], c[1], c[2]) for c in info.colors)
     return StepPictures(tuple(_choose(seen, count)), tuple(info.classes), colors)
@@ -90,11 +89,9 @@ def _read_some(data: LearnData, most: int) -> list[TestImage]:
     """Read pictures of every data set of a step, spread evenly, the same ones every time."""
     images: list[TestImage] = []
     each = max(1, most // len(data.sets))
-    for one in data.sets:
-        split: Split = "val" if len(one.val_index) else "train"
-        names = one.index(split).names
-        dataset = EvalDataset(one.source, names, one.lut(data.class_names), data.config, split)
-        places = np.unique(np.linspace(0, len(names) - 1, min(each, len(names))).round())
+    for part in (part for part in data.seen_parts() if part.is_new):
+        dataset = data.eval_dataset(part, data.class_names)
+        places = np.unique(np.linspace(0, len(dataset) - 1, min(each, len(dataset))).round())
         images += read_images(dataset, [int(place) for place in places])
     return images
 
@@ -113,7 +110,7 @@ SIDE = 256
 
 def is_learn_folder(path: Path) -> bool:
     """Say whether a folder is one of `nacre learn`: a step's model, and how it was tested."""
-    files = ("model.safetensors", "resume.safetensors", "before.json")
+    files = ("model.safetensors", "resume.safetensors", "before.npz")
     is_run = any(path.glob("step-*"))
     has_step = any((path / name).is_file() for name in files)
     return (path / "config.yaml").is_file() and has_step and not is_run
@@ -152,6 +149,7 @@ def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
                 "after": after,
                 "change": after - before if both else None,
                 "agreement": agreement.get(name),
+                "verdict": metrics.get("verdicts", {}).get(name, {}),
                 "tests": [test["name"] for test in metrics["tests"] if name in test["iou"]],
             }
         )

@@ -14,7 +14,7 @@ from PIL import Image
 from nacre.data.dataset import EvalDataset
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
-from nacre.evaluation.inference import predict_classes, sliding_classes
+from nacre.evaluation.predictor import Predictor
 from nacre.models.io import load_model
 from nacre.models.network import Network
 from nacre.report.results.aggregate import Row
@@ -78,27 +78,14 @@ def read_images(data: EvalDataset, places: Sequence[int]) -> list[TestImage]:
 
 
 @torch.inference_mode()
-def predict_masks(
-    network: Network, images: Sequence[TestImage], window: int | None = None
-) -> list[Pixels]:
-    """Return the channel of every pixel of images, as a network sees them.
-
-    Args:
-        network: In eval mode.
-        images: What it is shown.
-        window: Side of the windows through which it sees larger images, if it is tested so.
-    """
-    device = next(network.parameters()).device
+def predict_masks(predictor: Predictor, images: Sequence[TestImage]) -> list[Pixels]:
+    """Return the channel of every pixel of images."""
+    device = next(predictor.network.parameters()).device
     masks: list[Pixels] = []
     for group in _batches(images):
         batch = torch.stack([torch.from_numpy(image.pixels) for image in group])
         batch = batch.permute(0, 3, 1, 2).to(device)
-        if window is None:
-            size = (batch.shape[-2], batch.shape[-1])
-            channels = predict_classes(network(batch).scores, size)
-        else:
-            channels = sliding_classes(network, batch, window)
-        masks += list(channels.cpu().numpy())
+        masks += list(predictor.classes(batch).cpu().numpy())
     return masks
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nacre.data.step_data import ScenarioData
+from nacre.evaluation.predictor import cut_predictor
 from nacre.models.network import Network
 from nacre.report.pictures.predict import (
     Color,
@@ -95,10 +96,9 @@ def comparison_sheet(
     rng = np.random.default_rng(seed)
     sample = np.sort(rng.permutation(len(dataset))[: _sample_size(data.config.crop_size)])
     images = read_images(dataset, [int(i) for i in sample])
-    names, window = classes.names(step), data.config.test_window
-    masks = [
-        predict_masks(last_network(row.runs[0], names), images, window) for row in results.rows
-    ]
+    names = classes.names(step)
+    networks = (last_network(row.runs[0], names) for row in results.rows)
+    masks = [predict_masks(cut_predictor(one, data.config), images) for one in networks]
     compared = [masks[i] for i, row in enumerate(results.rows) if not row.merged]
     scores = [disagreement(image, i, compared) for i, image in enumerate(images)]
     pictures = tuple(

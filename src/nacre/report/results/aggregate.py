@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError
+from nacre.evaluation.confusion import mean_of
 from nacre.methods import METHODS, find_method, find_row
 from nacre.report.results.runs import RunResult, load_runs
 from nacre.training.config import RunConfig
@@ -54,16 +55,16 @@ class Row:
 
     def mean(self, step: int, group: str, background: bool = False) -> float | None:
         """Return a mean IoU after a step, averaged over the seeds."""
-        return average(self.values(step, group, background))
+        return mean_of(self.values(step, group, background))
 
     def iou(self, step: int, name: str) -> float | None:
         """Return the IoU of a class after a step, averaged over the seeds."""
         found = [run.after(step) for run in self.runs]
-        return average([one.iou.get(name) for one in found if one is not None])
+        return mean_of([one.iou.get(name) for one in found if one is not None])
 
     def forgetting(self, name: str) -> float | None:
         """Return how much of a class was forgotten, averaged over the seeds."""
-        return average([run.forgetting.get(name) for run in self.runs])
+        return mean_of([run.forgetting.get(name) for run in self.runs])
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,6 @@ def group_runs(runs: Sequence[RunResult]) -> list[ScenarioResults]:
 def seed_of(run: RunResult) -> tuple[Any, ...]:
     """Return what may differ between the runs of a row: the seeds of a run and of its data."""
     return tuple(run.flat_config.get(key) for key in SEEDS)
-
-
-def average(values: Sequence[float | None]) -> float | None:
-    """Return the mean of what is there."""
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
 
 
 def shown_name(method: str) -> str:

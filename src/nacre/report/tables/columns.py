@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from nacre.report.results.aggregate import Row, ScenarioResults, average, seed_of
+from nacre.evaluation.confusion import mean_of
+from nacre.report.results.aggregate import Row, ScenarioResults, seed_of
 from nacre.report.results.deviations import deviations
 from nacre.report.results.published import (
     FULL,
@@ -212,7 +213,7 @@ def _groups(results: ScenarioResults) -> tuple[ClassGroup, ...]:
 
 
 def _by_seed(row: Row, names: Sequence[str]) -> dict[Seed, float]:
-    found = {seed_of(run): average([run.last.iou.get(name) for name in names]) for run in row.runs}
+    found = {seed_of(run): mean_of([run.last.iou.get(name) for name in names]) for run in row.runs}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
@@ -223,5 +224,5 @@ def _over_orders(orders: Sequence[dict[Seed, float]]) -> tuple[float, ...]:
     seeds = [seed for seed in orders[0] if all(seed in found for found in orders)]
     if seeds:
         return tuple(sum(found[seed] for found in orders) / len(orders) for seed in seeds)
-    mean = average([average(list(found.values())) for found in orders])
+    mean = mean_of([mean_of(list(found.values())) for found in orders])
     return () if mean is None else (mean,)

@@ -51,12 +51,10 @@ async function startServer() {
 
 let classify = null;
 
-// A picture as the model is to see it, and what it sees.
+// A picture as the browser can hold its scores, and what the model sees: it scales by itself.
 
-function seenSize(model, width, height) {
-  const { mode, crop } = settings.models[model];
-  let scale = mode === "crop" ? crop / Math.min(width, height) : 1;
-  scale = Math.min(scale, Math.sqrt(LARGEST / (width * height)));
+function seenSize(width, height) {
+  const scale = Math.min(1, Math.sqrt(LARGEST / (width * height)));
   return [Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))];
 }
 
@@ -79,7 +77,7 @@ function withoutAlpha(rgba) {
 }
 
 async function look(model, source, width, height) {
-  const [w, h] = seenSize(model, width, height);
+  const [w, h] = seenSize(width, height);
   const classes = await classify(model, withoutAlpha(pixelsOf(source, w, h)), h, w);
   return { classes, width: w, height: h };
 }

@@ -1,0 +1,156 @@
+"""From a network's coarse scores to the class of each pixel, a few rows at a time.
+
+The class of a pixel is the channel with the greatest upsampled score. Upsampling by strips
+(`nacre.ops.strip_upsample`) keeps the memory independent of classes times pixels. Within a strip,
+laid out as lines, channels, columns, the greatest value is fast to find and its channel is slow,
+so the channel is found by values alone: 1 where a score equals the greatest and 0 elsewhere, times
+C - c, is greatest at the first such channel.
+
+Edge-aware upsampling is joint bilateral (Kopf et al. 2007): a pixel takes the scores of the nine
+cells around it, weighted by distance and by how much the color of the pixel differs from the mean
+color of the cell:
+
+    w(p, j) ~ exp(-|p - j|^2 / (2 d^2) - |color(p) - color(j)|^2 / (2 c^2)),  d = 1/2 cell, c = 0.1
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from nacre.losses.reference import at_least_float32, upsample
+from nacre.ops.strip_upsample import Strip, StripUpsampler
+
+DISTANCE = 0.5
+"""Standard deviation of the distance between a pixel and the middle of a cell, in cells."""
+
+COLOR = 0.1
+"""Standard deviation of the color of a pixel from the mean of a cell, of RGB in 0..1."""
+
+_STRIP_BYTES = 16 << 20
+
+Guide = Callable[[slice], Tensor]
+"""Returns rows of images, N,3,rows,W in 0..255."""
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Coarse scores of images.
+
+    Attributes:
+        scores: N,C,h,w.
+        inside: How many of their rows and columns the images cover: the rest is padding.
+        colors: Mean color of each cell, N,3,h,w in 0..255; for edge-aware upsampling.
+    """
+
+    scores: Tensor
+    inside: tuple[float, float]
+    colors: Tensor | None = None
+
+
+def whole_maps(scores: Tensor) -> Maps:
+    """Return scores that the images cover completely."""
+    return Maps(scores, (float(scores.shape[-2]), float(scores.shape[-1])))
+
+
+def class_type(channels: int) -> torch.dtype:
+    """Return the type of class maps: 255 is no channel in uint8, since it means ignored there."""
+    return torch.uint8 if channels <= 255 else torch.int16
+
+
+@torch.no_grad()
+def upsample_maps(maps: Maps, size: tuple[int, int], guide: Guide | None = None) -> Tensor:
+    """Return the scores of all pixels, N,C,H,W.
+
+    Args:
+        maps: The coarse scores.
+        size: Height and width.
+        guide: Images whose edges the scores follow; None upsamples bilinearly.
+    """
+    scores = at_least_float32(maps.scores)
+    if guide is not None:
+        return torch.cat([part for _, part in _edge_aware_strips(maps, size, guide)], 2)
+    if maps.inside == whole_maps(maps.scores).inside:
+        return upsample(scores, size)
+    upsampler = StripUpsampler(scores, size, maps.inside)
+    # Autocast would take the matrix products to half precision.
+    with torch.autocast(scores.device.type, enabled=False):
+        return upsampler.row_weights @ scores @ upsampler.column_weights.t()
+
+
+@torch.no_grad()
+def predict_classes(maps: Maps, size: tuple[int, int], guide: Guide | None = None) -> Tensor:
+    """Return the channels that `upsample_maps(maps, size, guide).argmax(1)` would give.
+
+    Where two upsampled scores differ by no more than rounding, either channel may be the answer.
+
+    Returns:
+        N,H,W on the device of the scores, of the type that `class_type` says.
+    """
+    images, channels = maps.scores.shape[:2]
+    device = maps.scores.device
+    classes = torch.empty(images, *size, dtype=class_type(channels), device=device)
+    for strip, lines in class_strips(maps, size, guide):
+        strip.put(lines, classes)
+    return classes
+
+
+@torch.no_grad()
+def class_strips(
+    maps: Maps, size: tuple[int, int], guide: Guide | None = None
+) -> Iterator[tuple[Strip, Tensor]]:
+    """Yield strips of images and the channels of their pixels as lines L,W."""
+    channels, device = maps.scores.shape[1], maps.scores.device
+    every = slice(0, len(maps.scores))
+    if guide is not None:
+        for rows, scores in _edge_aware_strips(maps, size, guide):
+            yield Strip(every, rows), scores.argmax(1).transpose(0, 1).flatten(0, 1)
+        return
+    scores = at_least_float32(maps.scores.detach())
+    upsampler = StripUpsampler(scores, size, maps.inside)
+    rank = torch.arange(channels, 0, -1, dtype=scores.dtype, device=device).view(-1, 1)
+    for strip in upsampler.strips():
+        # Autocast would take the matrix products to half precision.
+        with torch.autocast(device.type, enabled=False):
+            lines = upsampler.lines(strip)
+            greatest = lines.amax(1, keepdim=True)
+            found = channels - lines.eq_(greatest).mul_(rank).amax(1)
+        yield strip, found
+
+
+def _edge_aware_strips(
+    maps: Maps, size: tuple[int, int], guide: Guide
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows of images and their scores N,C,rows,W."""
+    assert maps.colors is not None
+    scores, colors = at_least_float32(maps.scores), maps.colors / 255
+    row_cells, row_weights = _cells(scores.shape[2], size[0], maps.inside[0], scores.device)
+    cells, weights = _cells(scores.shape[3], size[1], maps.inside[1], scores.device)
+    step = max(1, _STRIP_BYTES // (4 * scores.shape[0] * max(scores.shape[1], 9) * size[1]))
+    for top in range(0, size[0], step):
+        rows = slice(top, min(top + step, size[0]))
+        pixels = guide(rows).float() / 255
+        nearness = []
+        for i, j in product(range(3), range(3)):
+            far = (pixels - _pick(colors, row_cells[i, rows], cells[j])).square().sum(1)
+            near = row_weights[i, rows, None] + weights[j]
+            nearness.append(near - far / (2 * COLOR * COLOR))
+        shares = torch.stack(nearness).softmax(0)  # that of the nearest never vanishes
+        total = torch.zeros((), device=scores.device)
+        for share, (i, j) in zip(shares, product(range(3), range(3)), strict=True):
+            total = total + share[:, None] * _pick(scores, row_cells[i, rows], cells[j])
+        yield rows, total
+
+
+def _cells(inputs: int, outputs: int, inside: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return for each pixel of a side the three cells around it, and what distance says of them."""
+    place = (torch.arange(outputs, device=device) + 0.5) * (inside / outputs)
+    around = place.floor().long() + torch.tensor([[-1], [0], [1]], device=device)
+    weights = -(place - (around + 0.5)).square() / (2 * DISTANCE * DISTANCE)
+    return around.clamp(0, inputs - 1), weights
+
+
+def _pick(maps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return maps[:, :, rows][:, :, :, columns]
