@@ -25,6 +25,7 @@ from loss_problems import (
     pixel_unbiased_ce,
     pixel_unbiased_kd,
 )
+from nacre.labels.channels import ignore_value
 from nacre.losses import (
     IGNORE_INDEX,
     binary_cross_entropy,
@@ -38,7 +39,6 @@ from nacre.losses import (
 )
 from nacre.losses.label_guided import label_guided_distillation
 from nacre.losses.sigmoid import new_binary_cross_entropy
-from nacre.scenarios.classes import ignore_value
 
 few = settings(max_examples=40, deadline=None)
 

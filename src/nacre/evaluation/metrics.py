@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nacre.scenarios.classes import BACKGROUND, ClassTable, StepLabels, ignore_value
+from nacre.labels.channels import ignore_value
+from nacre.labels.space import BACKGROUND
+from nacre.scenarios.classes import ClassTable, StepLabels
 
 WITHOUT, WITH = "without_background", "with_background"
 

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from nacre.errors import NacreError, describe_errors
 from nacre.export.graph import ALIGNMENT
-from nacre.models.io import Channels, Level, Lineage, ModelInfo, Name, check_channels
+from nacre.models.io import Level, Lineage, ModelInfo, Name, NumChannels, check_channels
 from nacre.utils.io import parse_json
 from nacre.version import __version__
 
@@ -37,7 +37,7 @@ class Metadata:
     Attributes:
         classes: Class name by channel; channel 0 is the background.
         colors: RGB by channel.
-        steps: Channels that each step added, with the background in step 0.
+        steps: NumChannels that each step added, with the background in step 0.
         lineage: For each step: its classes and the number of its images.
         crop: Side of the pictures that the network was trained on.
         predict_mode: How a picture is to be shown to it: ``crop`` (its shorter side scaled to the
@@ -50,7 +50,7 @@ class Metadata:
 
     classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
     colors: list[Color]
-    steps: Annotated[list[Channels], Field(min_length=1, max_length=MOST_CLASSES)]
+    steps: Annotated[list[NumChannels], Field(min_length=1, max_length=MOST_CLASSES)]
     lineage: Lineage
     crop: Side
     predict_mode: Literal["crop", "full", "sliding"]

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
 from nacre.losses.device_kernels import PlainKernel
 from nacre.losses.kernels import OldTargets, SigmoidKernel, SoftmaxKernel, StripKernel, Variant
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.ops.strip_upsample import StripGradient, StripUpsampler
-from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 _BITS = math.log2(math.e)
 

@@ -42,11 +42,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
 from nacre.losses.device_kernels import PlainKernel
 from nacre.losses.fused import _losses, fused_losses
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.ops.strip_upsample import StripUpsampler
-from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 Score = Literal["entropy", "probability", "sigmoid"]
 LEAST_THRESHOLD = 0.001

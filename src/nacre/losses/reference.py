@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
 
 
 def cross_entropy(

@@ -2,7 +2,7 @@
 
 The trainer owns everything else. For a step it does, in this order:
 
-    method = Method(config, num_old)         # channels known before this step, 0 in step 0
+    method = Method(config, growth)          # what the step adds to the channels of the model
     method.grow(network, num_new)            # only after step 0
     method.prepare(step)                     # freeze, add rows: before optimizer and DDP are made
     optimizer = SGD(method.param_groups(step, groups))
@@ -42,6 +42,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from nacre.labels.channels import Growth
 from nacre.losses.fused import fused_losses
 from nacre.losses.kernels import Variant
 from nacre.losses.pseudo_labels import weighted_cross_entropy
@@ -164,17 +165,22 @@ class Method:
     persistent_state: ClassVar[frozenset[str]] = frozenset()
     """What `state` holds at the end of a step: the parts of its keys before the first dot."""
 
-    def __init__(self, config: MethodConfig, num_old: int) -> None:
+    def __init__(self, config: MethodConfig, growth: Growth) -> None:
         self.config = config
-        self.num_old = num_old
+        self.growth = growth
         self.parts = Parts(
             config.parts,
-            num_old,
+            growth.num_old,
             score="sigmoid" if config.has_sigmoids else "probability",
             unsure=self.unsure,
             weigh_images=self.weighs_images,
             extra_rows=self.extra_rows,
         )
+
+    @property
+    def num_old(self) -> int:
+        """Channels that were there before the step, the background included; 0 in step 0."""
+        return self.growth.num_old
 
     @classmethod
     def preset_values(cls, places: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:

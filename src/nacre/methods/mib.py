@@ -35,6 +35,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
+from nacre.labels.channels import Growth
 from nacre.methods.base import (
     Batch,
     DistillingConfig,
@@ -81,8 +82,8 @@ class Mib(Method):
     unsure = "kept"  # the unbiased cross-entropy knows what background may be
     config: MibConfig
 
-    def __init__(self, config: MethodConfig, num_old: int) -> None:
-        super().__init__(config, num_old)
+    def __init__(self, config: MethodConfig, growth: Growth) -> None:
+        super().__init__(config, growth)
         if self.config.ce == "plain":
             self.parts.unsure = "ignored"
 

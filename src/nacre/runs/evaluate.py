@@ -73,12 +73,18 @@ def _evaluate_on_folders(
     opened = open_folders([*config.data, *config.tests])
     sets = [LabeledSet(name, source, config.rename) for name, source in opened]
     count = 0 if root is not None else len(config.data)
-    known = tuple(info.classes)
+    channels = info.channels
     data = LearnData(
-        tuple(sets[:count]), tuple(sets[count:]), known, (), config.images, config.seed
+        tuple(sets[:count]),
+        tuple(sets[count:]),
+        channels,
+        (),
+        config.images,
+        config.seed,
+        config.labels,
     )
     dist = init_distributed(config.train.device)
-    tests = Tester(data, config, dist).test(network.to(dist.device), known)
+    tests = Tester(data, config, dist).test(network.to(dist.device), channels)
     if not tests:
         named = sorted({name for one in sets for name in one.names.values()})
         raise NacreError(
@@ -90,7 +96,7 @@ def _evaluate_on_folders(
         "classes": info.classes,
         "images": sum(test["images"] for test in tests),
         "iou": iou,
-        "mean_iou": mean_ious(iou, known, ()),
+        "mean_iou": mean_ious(iou, channels.names, ()),
         "tests": tests,
         "conventions": config.measured_under(),
     }

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from nacre.data.dataset import EvalDataset
-from nacre.data.learn_data import LabeledSet, LearnData
+from nacre.data.learn_data import LearnData
 from nacre.data.source import Split
 from nacre.evaluation.evaluate import ConfusionCounter, evaluate
 from nacre.evaluation.inference import predict_classes
 from nacre.evaluation.metrics import iou_by_class
+from nacre.labels.channels import Channels
+from nacre.labels.space import BACKGROUND
 from nacre.models.network import Network
-from nacre.scenarios.classes import BACKGROUND
 from nacre.training.config import Recipe
 from nacre.training.step import batches_to_test
 from nacre.utils.device import Precision, set_precision, sizes_vary
@@ -49,35 +50,35 @@ class Tester:
     on_images: OnImages = lambda count: None
     should_stop: Callable[[], bool] = lambda: False
 
-    def test(self, network: Network, class_names: Sequence[str]) -> list[dict[str, Any]]:
+    def test(self, network: Network, channels: Channels) -> list[dict[str, Any]]:
         """Return the counts of a network on every test set that can judge one of its classes."""
         found = []
         for one, splits in self.data.test_sets():
-            datasets = [self.data.eval_dataset(one, split, class_names) for split in splits]
+            datasets = [self.data.eval_dataset(one, split, channels) for split in splits]
             images = sum(len(dataset) for dataset in datasets)
             if not images:
                 continue
             confusion = sum(
                 (self._confusion(network, dataset) for dataset in datasets),
-                start=torch.zeros(len(class_names), len(class_names), dtype=torch.int64),
+                start=torch.zeros(len(channels), len(channels), dtype=torch.int64),
             )
-            judged = [name for name in class_names if name in one.labeled]
-            folded = fold_hidden(confusion, one, class_names)
-            ious = dict(zip(class_names, iou_by_class(folded), strict=True))
+            judged = [name for name in channels.names if name in one.labeled]
+            folded = datasets[0].mapping.fold(confusion)
+            ious = dict(zip(channels.names, iou_by_class(folded), strict=True))
             found.append(
                 {
                     "name": one.name,
                     "images": images,
                     "iou": {name: ious[name] for name in judged},
-                    "counts": _counts(folded, class_names, judged),
+                    "counts": _counts(folded, channels, judged),
                 }
             )
         return found
 
-    def num_images(self, class_names: Sequence[str]) -> int:
+    def num_images(self, channels: Channels) -> int:
         """Return how many images `test` looks at."""
         return sum(
-            len(self.data.eval_dataset(one, split, class_names))
+            len(self.data.eval_dataset(one, split, channels))
             for one, splits in self.data.test_sets()
             for split in splits
         )
@@ -130,28 +131,16 @@ class Tester:
         """The step's own test pictures; its training pictures where it has none."""
         for one in self.data.sets:
             split: Split = "val" if len(one.val_index) else "train"
-            lut = one.lut(self.data.class_names)
+            mapping = one.testing_mapping(self.data.channels, self.data.policy)
             names = one.index(split).names
-            yield EvalDataset(one.source, names, lut, self.data.config, split)
+            yield EvalDataset(one.source, names, mapping, self.data.config, split)
 
 
-def fold_hidden(confusion: Tensor, one: LabeledSet, class_names: Sequence[str]) -> Tensor:
-    """Count predictions of classes that a test set does not label as background."""
-    folded = confusion.clone()
-    for channel, hides in enumerate(one.hidden(class_names)):
-        if hides:
-            folded[:, 0] += folded[:, channel]
-            folded[:, channel] = 0
-    return folded
-
-
-def _counts(
-    confusion: Tensor, class_names: Sequence[str], judged: Sequence[str]
-) -> dict[str, list[int]]:
+def _counts(confusion: Tensor, channels: Channels, judged: Sequence[str]) -> dict[str, list[int]]:
     """Return, by class, the pixels hit, of the truth and of the prediction."""
     found = {}
     for name in judged:
-        channel = list(class_names).index(name)
+        channel = channels.of[name]
         found[name] = [
             int(confusion[channel, channel]),
             int(confusion[channel].sum()),

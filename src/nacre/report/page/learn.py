@@ -75,7 +75,7 @@ def step_pictures(folder: Path, count: int) -> StepPictures:
     device = choose_device("auto")
     network, info, _ = load_model(folder / "model.safetensors", device)
     start = load_model(config.start, device) if config.start else None
-    data = open_learn_data(config, start[1].classes if start else ())
+    data = open_learn_data(config, start[1].channels if start else None)
     images = _read_some(data, MOST)
     after = predict_masks(network, images)
     before: Sequence[Pixels | None] = (
@@ -93,7 +93,8 @@ def _read_some(data: LearnData, most: int) -> list[TestImage]:
     for one in data.sets:
         split: Split = "val" if len(one.val_index) else "train"
         names = one.index(split).names
-        dataset = EvalDataset(one.source, names, one.lut(data.class_names), data.config, split)
+        mapping = one.testing_mapping(data.channels, data.policy)
+        dataset = EvalDataset(one.source, names, mapping, data.config, split)
         places = np.unique(np.linspace(0, len(names) - 1, min(each, len(names))).round())
         images += read_images(dataset, [int(place) for place in places])
     return images

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from nacre.labels.space import BACKGROUND
 from nacre.report.results.aggregate import Row, ScenarioResults, average, seed_of
 from nacre.report.results.deviations import deviations
 from nacre.report.results.published import (
@@ -21,7 +22,6 @@ from nacre.report.results.published import (
     published,
     published_name,
 )
-from nacre.scenarios.classes import BACKGROUND
 
 ALL = "all"
 
