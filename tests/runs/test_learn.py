@@ -13,6 +13,8 @@ import nacre
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
+from nacre.losses.fused import fused_losses
+from nacre.methods import base, find_method
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.learn import find_start
@@ -241,8 +243,9 @@ def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
 
 def hidden(step):
     """What background may be in each data set, as the loss is told; None if it knows by itself."""
-    spec = step.spec
-    rows = rows_for_loss(spec.dataset.mappings, spec.growth, hides_old=spec.hides_old)
+    spec, method = step.spec, step.config.method
+    hides_old = find_method(method.name).hides_old(method)
+    rows = rows_for_loss(spec.dataset.mappings, spec.growth, hides_old=hides_old)
     return None if rows is None else rows[:, 0].tolist()
 
 
@@ -262,7 +265,8 @@ def test_methods_of_any_kind_take_what_the_background_hides(data, tmp_path, meth
     step()
     again = write_folder(tmp_path / "again", ["pearl", "coral"], world=WORLD)
     step = learning(again, tmp_path / "next", start=tmp_path / "both", method={"name": method})
-    assert hidden(step) is not None
+    old_may_hide = [[True, False, True, True, False]]
+    assert hidden(step) == (old_may_hide if method == "ewf" else None)
     assert step()["classes"] == ["background", *PETS, *BIRDS, *FISH]
 
 
@@ -286,6 +290,22 @@ def test_classes_that_are_labelled_again_are_not_hidden(pets, data, tmp_path):
     assert step.data.new == ("crate",)
     assert hidden(step) == [[True, False, True, False]]
     step()
+
+
+@pytest.mark.parametrize(("method", "variant"), [("ft", "plain"), ("mib", "unbiased")])
+def test_a_folder_that_labels_a_known_class_does_not_change_the_loss_of_a_method(
+    pets, tmp_path, method, variant, monkeypatch
+):
+    seen = set()
+
+    def watched(*given, **options):
+        seen.add(options["ce"])
+        return fused_losses(*given, **options)
+
+    monkeypatch.setattr(base, "fused_losses", watched)
+    both = write_folder(tmp_path / "both", ["pearl", "crate"], world=WORLD)
+    learning(both, tmp_path / "out", start=pets, method={"name": method})()
+    assert seen == {variant}
 
 
 def test_a_class_that_is_named_but_never_drawn_is_taken_as_hidden(pets, data, tmp_path):

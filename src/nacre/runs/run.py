@@ -241,7 +241,6 @@ class Run:
             dataset=dataset,
             # Old pictures take places of a batch; how long is learnt the step's own decide.
             sampler=step_sampler(self.config, num_own, step, dist.rank, dist.world_size, shares),
-            hides_old=find_method(self.config.method.name).hides_old(self.config.method),
             overlapped=self.data.scenario.setup == "overlapped",
         )
 

@@ -71,7 +71,6 @@ class StepSpec:
         growth: What the step adds to them.
         dataset: Its images, with targets.
         sampler: Which of them come when.
-        hides_old: Whether background may be an old class in the eyes of the method's loss.
         overlapped: Whether its images may come again in other steps.
         held_out: Images of the step that are not in `dataset`: no update is made from them.
     """
@@ -81,7 +80,6 @@ class StepSpec:
     growth: Growth
     dataset: TrainDataset | UnionDataset
     sampler: StepSampler
-    hides_old: bool = True
     overlapped: bool = True
     held_out: TrainDataset | UnionDataset | None = None
 
@@ -265,13 +263,14 @@ def _grow(
             method.grow(network, spec.growth.num_new)
         method.parts.check_grown(network)
     iterations = spec.sampler.iterations
-    may_be = _may_be(spec, dist)
+    may_be = _may_be(spec, recipe, dist)
     return Step(spec.index, spec.growth, network, teacher, dist, iterations, may_be)
 
 
-def _may_be(spec: StepSpec, dist: Distributed) -> Tensor | None:
+def _may_be(spec: StepSpec, recipe: Recipe, dist: Distributed) -> Tensor | None:
     """Return what the method's loss is told of each data set, see `Step`."""
-    rows = rows_for_loss(spec.dataset.mappings, spec.growth, hides_old=spec.hides_old)
+    hides_old = find_method(recipe.method.name).hides_old(recipe.method)
+    rows = rows_for_loss(spec.dataset.mappings, spec.growth, hides_old=hides_old)
     return None if rows is None else torch.from_numpy(rows).to(dist.device)
 
 
@@ -343,7 +342,7 @@ def _plain_pass(
     pin = dist.device.type == "cuda"
     size = train.test_batch(1)  # not a process's share: a batch is the same for any number of them
     batches = plain_batches(dataset, size, dist.rank, dist.world_size, workers, pin)
-    may_be = _may_be(spec, dist)
+    may_be = _may_be(spec, recipe, dist)
     for done, sample in enumerate(until_stopped(batches, dist, session.should_stop), start=1):
         images, targets, whose = (one.to(dist.device, non_blocking=True) for one in sample)
         yield Batch(images, targets, may_be=None if may_be is None else may_be[whose])
