@@ -279,7 +279,7 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
             student.logits,
             batch.targets,
             batch.weights,
-            hidden=batch.hidden,
+            may_be=batch.may_be,
             num_pixels=batch.num_valid_pixels,
         )
         return {"ce": ce}
@@ -287,7 +287,7 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
         student.logits,
         batch.targets,
         ce=batch.ce("plain"),
-        hidden=batch.hidden,
+        may_be=batch.may_be,
         num_pixels=batch.num_valid_pixels,
     )
 
@@ -300,6 +300,7 @@ def label_losses(
     *,
     ce: Variant = "plain",
     kd: Variant = "plain",
+    new_origins: Sequence[int] | None = None,
 ) -> dict[str, Tensor]:
     """Return the cross-entropy and the weighted distillation of the old channels, `ce` and `kd`."""
     losses = fused_losses(
@@ -309,7 +310,8 @@ def label_losses(
         ce=batch.ce(ce),
         # Without a background that hid the new classes, only the old ones are compared (eq. 6)
         kd=kd if student.has_background else "plain",
-        hidden=batch.hidden,
+        may_be=batch.may_be,
+        new_origins=new_origins,
         num_pixels=batch.num_valid_pixels,
     )
     weight = config.distillation_weight(teacher.logits.shape[1])

@@ -181,7 +181,7 @@ class Graft(Method):
             batch.targets,
             ce="unbiased",
             num_old=self.num_old,
-            hidden=batch.hidden,
+            may_be=batch.may_be,
             num_pixels=batch.num_valid_pixels,
         )["ce"]
         shares = cell_shares(self._is_new(batch.data_targets), size_of(student.logits))
