@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from nacre.errors import NacreError
 from nacre.evaluation.inference import predict_classes
+from nacre.evaluation.metrics import confusion_matrix
 from nacre.losses import upsample
 from nacre.ops import strip_upsample
 
@@ -48,6 +49,15 @@ def test_equals_argmax_in_float32_but_for_rounding(
     torch.testing.assert_close(full.gather(1, labels[:, None])[:, 0], best, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [255, 256, 257])
+def test_a_model_agrees_with_itself_on_its_last_class(channels: int) -> None:
+    logits = torch.zeros(1, channels, 2, 2)
+    logits[:, -1] = 1
+    seen = predict_classes(logits, (4, 4))
+    counts = confusion_matrix(seen, seen, channels)
+    assert counts[-1, -1] == 16, "a prediction that is taken for the truth is never ignored"
+
+
 def test_first_of_equal_channels_wins() -> None:
     logits = torch.tensor([1.0, 3.0, 3.0, 2.0, 3.0]).view(1, 5, 1, 1)
     assert (predict_classes(logits, (4, 6)) == 1).all()
@@ -59,7 +69,7 @@ def test_last_channel_has_room_in_the_type(channels: int) -> None:
     logits = torch.zeros(1, channels, 2, 2)
     logits[:, -1] = 1
     labels = predict_classes(logits, (5, 5))
-    assert labels.dtype == (torch.uint8 if channels <= 256 else torch.int16)
+    assert labels.dtype == (torch.uint8 if channels <= 255 else torch.int16)
     assert (labels == channels - 1).all()
 
 

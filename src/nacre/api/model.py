@@ -19,6 +19,7 @@ from nacre.errors import NacreError
 from nacre.evaluation.inference import predict_classes, sliding_classes
 from nacre.export.hub import push
 from nacre.export.predictions import Legend, overlay, palette_image
+from nacre.labels.channels import is_wide
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.start import save_start
@@ -169,7 +170,7 @@ class Model:
             channels = sliding_classes(self.network, batch, self.info.crop)
         else:
             channels = predict_classes(self.network(batch).scores, (image.height, image.width))
-        wide = len(self.classes) > 256
+        wide = is_wide(len(self.classes))
         mask: npt.NDArray[Any] = channels[0].cpu().numpy()
         mask = mask.astype(np.uint16) if wide else mask.astype(np.uint8)
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)

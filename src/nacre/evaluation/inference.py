@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nacre.errors import NacreError
+from nacre.labels.channels import target_dtype
 from nacre.losses import upsample
 from nacre.losses.reference import at_least_float32
 from nacre.models.network import Network
@@ -50,14 +51,14 @@ def predict_classes(
         check: Looks at the logits; that of a `ConfusionCounter` does not wait for a GPU.
 
     Returns:
-        N,H,W on the device of the logits, uint8 for up to 256 channels, else int16.
+        N,H,W on the device of the logits, of the type of targets.
 
     Raises:
         NacreError: a logit is not a finite number, so that no class is the greatest.
     """
     logits = check(at_least_float32(logits.detach()))
     images, channels = logits.shape[:2]
-    dtype = torch.uint8 if channels <= 256 else torch.int16
+    dtype = getattr(torch, target_dtype(channels))
     labels = torch.empty(images, *size, dtype=dtype, device=logits.device)
     upsampler = StripUpsampler(logits, size)
     rank = torch.arange(channels, 0, -1, dtype=logits.dtype, device=logits.device).view(-1, 1)
@@ -90,7 +91,7 @@ def sliding_classes(
             logits = upsample(logits, (part.shape[-2], part.shape[-1]))
             # The sum is enough: at a pixel all channels would be divided by the same number.
             total[:, :, rows, columns] += logits.softmax(1)
-    return total.argmax(1).to(torch.uint8 if channels <= 256 else torch.int16)
+    return total.argmax(1).to(getattr(torch, target_dtype(channels)))
 
 
 def starts(length: int, window: int) -> list[int]:

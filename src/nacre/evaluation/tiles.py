@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nacre.evaluation.inference import check_finite, starts
+from nacre.labels.channels import target_dtype
 from nacre.losses import upsample
 from nacre.models.network import Network
 
@@ -77,7 +78,7 @@ def _go_down(
             total[:, :, across] += scores.softmax(1)[0, :, :, within]
         settled = following - top
         classes = total[:, :settled].argmax(0)
-        dtype = torch.uint8 if len(total) <= 256 else torch.int16
+        dtype = getattr(torch, target_dtype(len(total)))
         yield Block(slice(top, following), columns, classes.to(dtype).cpu())
         total = total.roll(-settled, 1)
         total[:, high - settled :] = 0

@@ -42,7 +42,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nacre.labels.channels import IGNORE_INDEX, ignore_value
+from nacre.labels.channels import IGNORE_INDEX, ignore_value, target_dtype
 from nacre.losses.device_kernels import PlainKernel
 from nacre.losses.fused import _losses, fused_losses
 from nacre.losses.reference import at_least_float32, pixel_count
@@ -60,7 +60,7 @@ class TeacherView(NamedTuple):
     """The teacher's best channel of each pixel, and how sure it is.
 
     Attributes:
-        channels: N,H,W, uint8 for up to 256 channels, else int16.
+        channels: N,H,W, of the type of targets.
         scores: N,H,W, as the kind of score says.
     """
 
@@ -80,7 +80,7 @@ def teacher_view(old_logits: Tensor, size: tuple[int, int], score: Score) -> Tea
     # In bits, as the fused losses: powers of 2 are faster, and the entropy's unit cancels out
     logits = at_least_float32(old_logits.detach()) * _BITS
     images, channels = logits.shape[:2]
-    dtype = torch.uint8 if channels <= 256 else torch.int16
+    dtype = getattr(torch, target_dtype(channels))
     best = torch.empty(images, *size, dtype=dtype, device=logits.device)
     scores = logits.new_empty(images, *size)
     upsampler = StripUpsampler(logits, size)
