@@ -26,6 +26,7 @@ from nacre.data.dataset import TrainDataset
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import SPACE
 from nacre.data.transforms import ImagesConfig, _draw_box
+from nacre.labels.mapping import LabelPolicy
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 from nacre.scenarios.classes import ClassTable
 
@@ -79,8 +80,8 @@ def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
 
 def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[], object]]:
     source = Folder(FolderConfig(root=root))
-    table = CLASSES.training_table(1, "background")
-    fast = TrainDataset(source, names, table, ImagesConfig(crop_size=crop), seed=0)
+    mapping = CLASSES.training_mapping(1, LabelPolicy())
+    fast = TrainDataset(source, names, mapping, ImagesConfig(crop_size=crop), seed=0)
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     scale, shift = 1 / (255 * std), -mean / std
     normalize = torch.empty(3, crop, crop)
@@ -91,7 +92,7 @@ def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[],
             normalize.copy_(image).mul_(scale).add_(shift)
 
     def plain(mapping: bool) -> None:
-        channels = {label: int(table[label]) for label in CLASSES.new(1)}
+        channels = {label: int(fast.mapping.table[label]) for label in CLASSES.new(1)}
         rng = np.random.default_rng(0)
         for name in names:
             straightforward(root, name, crop, channels if mapping else None, rng)

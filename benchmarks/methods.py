@@ -19,6 +19,7 @@ import torch
 
 from measuring import Row, apart, command, take_turns
 from nacre.data.dataset import Sample
+from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
@@ -50,21 +51,19 @@ def trainer_of(
     torch.manual_seed(0)
     old = old or [OLD]
     network = build_network(model, old, crop, load=False)
-    names = tuple(f"class {i}" for i in range(sum(old) + new))
+    first, growth = from_background(0, sum(old)), from_background(sum(old), sum(old) + new)
     dist = Distributed(0, 1, torch.device("cpu"))
     images = partial(_noise, crop, sum(old))
-    base = Step(
-        0, names[: sum(old)], 0, network, None, dist, 1000, None, 1, lambda: images(1, sum(old))
-    )
+    base = Step(0, first, network, None, dist, 1000, None, 1, lambda: images(1, sum(old)))
     kind, parts = METHODS[name.partition(" ")[0]], PARTS.get(name.partition(" ")[2], {})
     config = kind.Config(name=kind.name, parts=parts)
     precision = Precision(torch.float32, "a benchmark")
     recipe = TrainConfig(batch_size=batch)
-    before = kind(config, 0)
+    before = kind(config, first)
     Trainer(base, before, recipe, 1e-4, precision)
     before.begin_step(base)
     before.end_step(base)
-    method = kind(config, sum(old))
+    method = kind(config, growth)
     method.load_state(before.state())
     method.parts.remember(network)
     teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
@@ -73,8 +72,7 @@ def trainer_of(
     step = replace(
         base,
         index=len(old),
-        class_names=names,
-        num_old=sum(old),
+        growth=growth,
         teacher=teacher,
         open_batches=lambda: images(sum(old), sum(old) + new),
     )

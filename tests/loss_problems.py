@@ -44,6 +44,9 @@ class LossProblem:
         self.targets = torch.tensor(drawn, dtype=target_dtype)[chosen]
         self.hidden = torch.rand(images, channels, generator=g) < 0.5
         self.weights = 2 * torch.rand(images, generator=g)
+        rows = torch.rand(images, channels, channels, generator=g) < 0.4
+        self.may_be = rows | torch.eye(channels, dtype=torch.bool)
+        self.new_origins = torch.randint(0, num_old, (num_new,), generator=g).tolist()
 
     def full(self, logits: Tensor) -> Tensor:
         """Return logits at the size of the targets."""
@@ -96,11 +99,16 @@ def pixel_ce(x: Logits, y: int) -> float:
     return -math.log(softmax(x)[y])
 
 
-def pixel_unbiased_ce(x: Logits, y: int, hidden: Sequence[float]) -> float:
-    """Eq. 3: background is the background or any channel that may hide in it."""
+def pixel_unbiased_ce(x: Logits, y: int, num_old: int) -> float:
+    """Eq. 3: background is the background or any old class."""
     q = softmax(x)
-    background = q[0] + sum(qc for qc, h in zip(q[1:], hidden[1:], strict=True) if h)
-    return -math.log(background if y == 0 else q[y])
+    return -math.log(sum(q[: max(1, num_old)]) if y == 0 else q[y])
+
+
+def pixel_partial_ce(x: Logits, y: int, may_be: Sequence[float]) -> float:
+    """Eq. 3 for any target: it is what it may be, by its row of the image's C x C."""
+    row = may_be[y * len(x) : (y + 1) * len(x)]
+    return -math.log(sum(q for q, may in zip(softmax(x), row, strict=True) if may))
 
 
 def pixel_kd(x: Logits, old: Logits) -> float:
@@ -109,9 +117,12 @@ def pixel_kd(x: Logits, old: Logits) -> float:
     return -sum(pc * math.log(qc) for pc, qc in zip(p, q, strict=True)) / len(old)
 
 
-def pixel_unbiased_kd(x: Logits, old: Logits) -> float:
+def pixel_unbiased_kd(x: Logits, old: Logits, new_origins: Sequence[int] | None = None) -> float:
+    """Eq. 5 and 7: an old channel and all that splits from it are one."""
     num_old, p, q = len(old), softmax(old), softmax(x)
-    hat = [q[0] + sum(q[num_old:]), *q[1:num_old]]
+    hat = q[:num_old]
+    for i, probability in enumerate(q[num_old:]):
+        hat[0 if new_origins is None else new_origins[i]] += probability
     return -sum(pc * math.log(qc) for pc, qc in zip(p, hat, strict=True)) / num_old
 
 

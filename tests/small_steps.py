@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
@@ -14,7 +15,7 @@ from nacre.utils.device import Precision
 from nacre.utils.distributed import Distributed
 
 OLD, NEW, SIDE = 3, 2, 32
-NAMES = ("background", "a", "b", "c", "d")
+FIRST, GROWTH = from_background(0, OLD), from_background(OLD, OLD + NEW)
 ALONE = Distributed(0, 1, torch.device("cpu"))
 
 
@@ -35,12 +36,12 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
     torch.manual_seed(5)
     kind = METHODS[name]
     config = kind.Config(name=name, **values)
-    before = kind(config, 0)
+    before = kind(config, FIRST)
     model = DeepLabConfig(backbone="tiny", decoder_channels=8, norm=norm)
     network = build_network(before.network_config(model), OLD, SIDE).to(dist.device)
     first = [pictures([0, 0, 1, 2], seed) for seed in range(count)]
     places = [[x.to(dist.device) for x in sample] for sample in first]
-    base = Step(0, NAMES[:OLD], 0, network, None, dist, 3, None, 3, lambda: passes(places))
+    base = Step(0, FIRST, network, None, dist, 3, None, 3, lambda: passes(places))
     base = replace(base, open_images=lambda: passes(places))
     learner = trainer_of(base, before, lr, train)
     for sample in first:
@@ -49,7 +50,7 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
     before.end_step(base)
     network.eval()
     before.fit(base)
-    method = kind(config, OLD)
+    method = kind(config, GROWTH)
     if before.state():
         method.load_state(before.state())
     method.parts.remember(network)
@@ -62,8 +63,7 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
     step = replace(
         base,
         index=1,
-        class_names=NAMES,
-        num_old=OLD,
+        growth=GROWTH,
         teacher=teacher,
         open_batches=lambda: passes(later),
     )
@@ -71,6 +71,13 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
     method.parts.survey(step)
     method.survey(step)
     return trainer, state, second
+
+
+def may_be(hidden):
+    """N,C,C: background may be itself and what hides, every other target itself alone."""
+    rows = torch.eye(hidden.shape[1], dtype=torch.bool).repeat(len(hidden), 1, 1)
+    rows[:, 0] |= hidden
+    return rows
 
 
 def passes(samples):

@@ -11,6 +11,7 @@ ROOMS = (
     "version",
     "errors",
     "utils",
+    "labels",
     "scenarios",
     "data",
     "ops",

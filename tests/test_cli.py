@@ -125,7 +125,7 @@ def test_run_prints_and_leaves_a_run_that_eval_and_predict_take(nacre, config, f
     assert metrics["iou"] == stored["iou"]
     assert "mean of all without background" in nacre("eval", out / "step-1").stdout
     other = json.loads(
-        nacre("eval", out / "step-0", "--json", "--set", "conventions.unseen=background").stdout
+        nacre("eval", out / "step-0", "--json", "--set", "labels.unseen=background").stdout
     )
     assert other["conventions"]["unseen"] == "background"
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.png")

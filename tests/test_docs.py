@@ -32,7 +32,7 @@ from nacre.training.presets import PAPER_PRESETS
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
-SECTIONS = ("train", "images", "conventions", "model", "data", "method")
+SECTIONS = ("train", "images", "labels", "model", "data", "method")
 FILES = ("safetensors", "json", "yaml", "yml", "py", "md", "csv", "txt", "onnx", "html")
 
 # Options of torchrun and SLURM, which pages may name

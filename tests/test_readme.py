@@ -74,13 +74,14 @@ def test_four_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch):
 def test_the_example_method_of_the_docs_is_a_method():
     import torch
 
+    from nacre.labels.channels import from_background
     from nacre.methods.base import Batch
     from nacre.models.network import Output
 
     (code,) = blocks("docs/methods.md", "python")
     names: dict = {"__name__": "example"}
     exec(compile(code, "docs/methods.md", "exec"), names)
-    method = names["Features"](names["FeaturesConfig"](), num_old=2)
+    method = names["Features"](names["FeaturesConfig"](), from_background(2, 3))
     batch = Batch(torch.zeros(1, 3, 8, 8), torch.zeros(1, 8, 8, dtype=torch.uint8))
     student = Output(torch.zeros(1, 3, 2, 2), torch.ones(1, 4, 2, 2), torch.ones(1, 4, 2, 2))
     teacher = Output(torch.zeros(1, 2, 2, 2), torch.zeros(1, 4, 2, 2), torch.ones(1, 4, 2, 2))

@@ -15,9 +15,12 @@ from nacre.data.sources.scenes import SPACE, Scenes
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
-from nacre.scenarios.classes import IGNORE_INDEX, ClassTable
+from nacre.labels.channels import IGNORE_INDEX
+from nacre.labels.mapping import LabelPolicy
+from nacre.scenarios.classes import ClassTable
 
 TABLE = ClassTable(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
+PAPER = LabelPolicy()
 PICTURES = ImagesConfig(crop_size=24, augmentation="paper")
 
 
@@ -28,7 +31,7 @@ def scenes():
 
 def training_set(scenes, seed=1):
     names = scenes.index("train").names
-    return TrainDataset(scenes, names, TABLE.training_table(0, "background"), PICTURES, seed)
+    return TrainDataset(scenes, names, TABLE.training_mapping(0, PAPER), PICTURES, seed)
 
 
 def order(**changes):
@@ -86,7 +89,7 @@ def test_a_sample_is_a_picture_and_its_channels(scenes):
 def test_every_test_image_is_tested_once(scenes, test, processes):
     names = scenes.index("val").names
     pictures = ImagesConfig(crop_size=24, eval_mode=test)
-    data = loading.EvalDataset(scenes, names, TABLE.testing_table(0, "ignored"), pictures)
+    data = loading.EvalDataset(scenes, names, TABLE.testing_mapping(0, PAPER), pictures)
     seen = [
         labels
         for rank in range(processes)
@@ -105,8 +108,8 @@ def test_every_test_image_is_tested_once(scenes, test, processes):
 def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, processes):
     names = scenes.index("train").names
     pictures = ImagesConfig(crop_size=24, eval_mode=test)
-    table = TABLE.training_table(0, "background")
-    parts = [TrainDataset(scenes, some, table, pictures, 1) for some in (names[:6], names[6:])]
+    mapping = TABLE.training_mapping(0, PAPER)
+    parts = [TrainDataset(scenes, some, mapping, pictures, 1) for some in (names[:6], names[6:])]
     dealt = [
         list(loading.plain_batches(loading.UnionDataset(parts), 4, rank, processes, 0))
         for rank in range(processes)
@@ -114,7 +117,7 @@ def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, proce
     batches = [dealt[i % processes][i // processes] for i in range(sum(map(len, dealt)))]
     assert [len(images) for images, *_ in batches] == ([4, 4, 4, 1] if test == "crop" else [1] * 13)
     assert torch.cat([whose for *_, whose in batches]).tolist() == [0] * 6 + [1] * 7
-    tested = loading.EvalDataset(scenes, names, table, pictures, "train")
+    tested = loading.EvalDataset(scenes, names, mapping, pictures, "train")
     for part in (0, 1):
         wanted = torch.cat([tested[i][part][None] for i in range(len(names))])
         assert torch.equal(torch.cat([batch[part] for batch in batches]), wanted)
@@ -182,8 +185,8 @@ def exit_at_once():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_dies_is_one_sentence(tmp_path, end, busy, workers):
     source = _Files(tmp_path, end)
-    table = TABLE.training_table(0, "background")
-    data = TrainDataset(source, list(source.pairs), table, PICTURES, 1)
+    mapping = TABLE.training_mapping(0, PAPER)
+    data = TrainDataset(source, list(source.pairs), mapping, PICTURES, 1)
 
     def learn():
         for _ in train_batches(data, order(num_images=8), 0, workers, pin=False):

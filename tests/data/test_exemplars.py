@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nacre.data.exemplars import choose_exemplars, keep_exemplars
-from nacre.scenarios.classes import ClassTable, LabelSpace
+from nacre.labels.space import LabelSpace
+from nacre.scenarios.classes import ClassTable
 from nacre.scenarios.label_index import Index
 
 candidates = st.dictionaries(

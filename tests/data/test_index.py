@@ -25,7 +25,7 @@ from nacre.data.index import (
 )
 from nacre.data.scan import Pair, scan
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelSpace
+from nacre.labels.space import LabelSpace
 from nacre.scenarios.label_index import Index
 
 SPACE = LabelSpace({1: "cat", 2: "dog", 300: "eel"})

@@ -7,11 +7,13 @@ from PIL import Image
 
 from nacre.data.saliency import Saliency, split_salient, with_salient
 from nacre.errors import NacreError
+from nacre.labels.channels import first_channels
+from nacre.labels.mapping import LabelPolicy, mapping_for_training
+from nacre.labels.space import LabelSpace
 from nacre.losses.sigmoid import unknown_targets
 from nacre.methods import find_method
 from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario
-from nacre.scenarios.classes import map_labels
 from tiny_runs import tiny_config
 
 
@@ -19,16 +21,18 @@ def map_file(folder, name, values):
     Image.fromarray(np.asarray(values, np.uint8)).save(folder / f"{name}.png")
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
-def test_salient_background_and_nothing_else_is_marked_and_split_again(tmp_path, dtype):
+@pytest.mark.parametrize("num_classes", [2, 300])
+def test_salient_background_and_nothing_else_is_marked_and_split_again(tmp_path, num_classes):
     mask = np.array([[0, 3, 7], [0, 3, 255]], np.uint8)
     map_file(tmp_path, "a", [[9, 9, 9], [0, 0, 9]])
-    table = np.zeros(65536, dtype)
-    table[3] = 2  # 7 is an old class: background in this step
-    table[255] = 255 if dtype == np.uint8 else -1
-    marked = map_labels(Saliency(tmp_path).mark(mask, "a"), with_salient(table, 3))
+    names = [f"class {i}" for i in range(num_classes)]
+    labels = {3: names[1], 7: "an old class: background in this step"}
+    policy = LabelPolicy(border="ignored")
+    mapping = mapping_for_training(first_channels(names, {}), LabelSpace(labels), policy, labels)
+    marked = with_salient(mapping).apply(Saliency(tmp_path).mark(mask, "a"))
     targets, salient = split_salient(torch.from_numpy(marked))
-    assert targets.tolist() == map_labels(mask, table).tolist()
+    assert targets.dtype == (torch.uint8 if num_classes == 2 else torch.int16)
+    assert targets.tolist() == mapping.apply(mask).tolist()
     assert salient.tolist() == [[True, False, True], [False, False, False]]
 
 

@@ -4,7 +4,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from nacre.evaluation.confusion import confusion_matrix, iou_by_class
 from nacre.evaluation.metrics import compute_metrics, summarize
-from nacre.scenarios.classes import ClassTable, LabelSpace
+from nacre.labels.space import LabelSpace
+from nacre.scenarios.classes import ClassTable
 
 TABLE = ClassTable(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2, 3)))
 

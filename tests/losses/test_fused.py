@@ -23,6 +23,7 @@ from nacre.losses import (
     distillation,
     fused_binary_losses,
     fused_losses,
+    partial_cross_entropy,
     unbiased_cross_entropy,
     unbiased_distillation,
 )
@@ -42,7 +43,7 @@ Losses = Callable[[Tensor, Problem], dict[str, Tensor]]
 def softmaxes(teacher: bool = True, hides: bool = False, **options: Any) -> Losses:
     """Return the fused losses of softmaxes with these options."""
     return lambda x, a: fused_losses(
-        x, a.targets, a.old if teacher else None, hidden=a.hidden if hides else None, **options
+        x, a.targets, a.old if teacher else None, may_be=a.may_be if hides else None, **options
     )
 
 
@@ -86,8 +87,8 @@ def unbiased_ce(x: Tensor, a: Problem) -> Tensor:
     return unbiased_cross_entropy(x, a.targets, a.num_old)
 
 
-def hidden_ce(x: Tensor, a: Problem) -> Tensor:
-    return unbiased_cross_entropy(x, a.targets, 1, hidden=a.hidden)
+def partial_ce(x: Tensor, a: Problem) -> Tensor:
+    return partial_cross_entropy(x, a.targets, a.may_be)
 
 
 def weighted_ce(x: Tensor, a: Problem) -> Tensor:
@@ -97,12 +98,12 @@ def weighted_ce(x: Tensor, a: Problem) -> Tensor:
     return (by_pixel.sum((1, 2)) * a.weights).sum() / count
 
 
-def weighted_hidden_ce(x: Tensor, a: Problem) -> Tensor:
+def weighted_partial_ce(x: Tensor, a: Problem) -> Tensor:
     count = (a.targets != IGNORE_INDEX).sum()
-    parts = zip(x.split(1), a.targets.split(1), a.hidden.split(1), strict=True)
+    parts = zip(x.split(1), a.targets.split(1), a.may_be.split(1), strict=True)
     found = [
-        unbiased_cross_entropy(one, targets, 1, hidden=hidden, num_pixels=count)
-        for one, targets, hidden in parts
+        partial_cross_entropy(one, targets, may_be, num_pixels=count)
+        for one, targets, may_be in parts
     ]
     return (torch.stack(found) * a.weights).sum()
 
@@ -113,6 +114,15 @@ def kd(x: Tensor, a: Problem) -> Tensor:
 
 def unbiased_kd(x: Tensor, a: Problem) -> Tensor:
     return unbiased_distillation(x, a.full(a.old))
+
+
+def split_kd(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_distillation(x, a.full(a.old), a.new_origins)
+
+
+def fused_splits(**options: Any) -> Losses:
+    """Return the fused losses where new channels split from several old ones."""
+    return lambda x, a: fused_losses(x, a.targets, a.old, new_origins=a.new_origins, **options)
 
 
 def bce(x: Tensor, a: Problem) -> Tensor:
@@ -165,14 +175,22 @@ CASES: dict[str, tuple[Losses, Losses]] = {
         lambda x, a: fused_losses(x, a.targets, ce="unbiased", num_old=a.num_old),
         plain(ce=unbiased_ce),
     ),
-    "hidden ce": (softmaxes(False, hides=True, ce="unbiased"), plain(ce=hidden_ce)),
-    "mib, hidden": (
-        softmaxes(hides=True, ce="unbiased", kd="unbiased"),
-        plain(ce=hidden_ce, kd=unbiased_kd),
+    "partial ce": (softmaxes(False, hides=True, ce="unbiased"), plain(ce=partial_ce)),
+    "mib, several origins": (
+        fused_splits(ce="unbiased", kd="unbiased"),
+        plain(ce=unbiased_ce, kd=split_kd),
     ),
-    "lwf, hidden": (
+    "lwf + unbiased kd, several origins": (
+        fused_splits(kd="unbiased"),
+        plain(ce=ce, kd=split_kd),
+    ),
+    "mib, partial": (
+        softmaxes(hides=True, ce="unbiased", kd="unbiased"),
+        plain(ce=partial_ce, kd=unbiased_kd),
+    ),
+    "lwf, partial": (
         softmaxes(hides=True, ce="unbiased", kd="plain"),
-        plain(ce=hidden_ce, kd=kd),
+        plain(ce=partial_ce, kd=kd),
     ),
     "kd": (softmaxes(ce=None, kd="plain"), plain(kd=kd)),
     "unbiased kd": (softmaxes(ce=None, kd="unbiased"), plain(kd=unbiased_kd)),
@@ -187,9 +205,9 @@ CASES: dict[str, tuple[Losses, Losses]] = {
         lambda x, a: {"ce": weighted_cross_entropy(x, a.targets, a.weights)},
         plain(ce=weighted_ce),
     ),
-    "plop, hidden": (
-        lambda x, a: {"ce": weighted_cross_entropy(x, a.targets, a.weights, hidden=a.hidden)},
-        plain(ce=weighted_hidden_ce),
+    "plop, partial": (
+        lambda x, a: {"ce": weighted_cross_entropy(x, a.targets, a.weights, may_be=a.may_be)},
+        plain(ce=weighted_partial_ce),
     ),
     "dkd": (
         lambda x, a: fused_split_binary_losses(x, a.targets, a.old, first_new=a.num_old),
@@ -443,10 +461,10 @@ def test_what_is_missing_is_told() -> None:
 @pytest.mark.parametrize("num_hidden", [1, 3])
 def test_hidden_channels_give_the_plain_and_the_papers_loss_as_extremes(num_hidden: int) -> None:
     a = Problem()
-    hidden = torch.zeros(2, 5, dtype=torch.bool)
-    hidden[:, :num_hidden] = True
+    rows = torch.eye(5, dtype=torch.bool).repeat(2, 1, 1)
+    rows[:, 0, :num_hidden] = True
     x = a.logits.clone().requires_grad_()
-    told = fused_losses(x, a.targets, ce="unbiased", hidden=hidden)["ce"]
+    told = fused_losses(x, a.targets, ce="unbiased", may_be=rows)["ce"]
     known = fused_losses(x, a.targets, ce="unbiased", num_old=num_hidden)["ce"]
     torch.testing.assert_close(told, known, rtol=1e-12, atol=1e-14)
     gradients = [torch.autograd.grad(loss, x)[0] for loss in (told, known)]
@@ -459,8 +477,8 @@ def test_hidden_channels_far_below_the_others_are_still_told_apart() -> None:
         1, 3, 1, 1
     )
     x.requires_grad_()
-    hidden = torch.tensor([[False, True, False]])
-    loss = fused_losses(x, torch.zeros(1, 1, 1, dtype=torch.uint8), ce="unbiased", hidden=hidden)
+    rows = torch.tensor([[[True, True, False], [False, True, False], [False, False, True]]])
+    loss = fused_losses(x, torch.zeros(1, 1, 1, dtype=torch.uint8), ce="unbiased", may_be=rows)
     assert float(loss["ce"].detach()) == pytest.approx(400, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss["ce"], x)
     torch.testing.assert_close(gradient.flatten(), torch.tensor([0.0, -1.0, 1.0]))

@@ -22,9 +22,11 @@ from loss_problems import (
     pixel_kd,
     pixel_mixed,
     pixel_new_bce,
+    pixel_partial_ce,
     pixel_unbiased_ce,
     pixel_unbiased_kd,
 )
+from nacre.labels.channels import ignore_value
 from nacre.losses import (
     IGNORE_INDEX,
     binary_cross_entropy,
@@ -32,13 +34,13 @@ from nacre.losses import (
     binary_mixed,
     cross_entropy,
     distillation,
+    partial_cross_entropy,
     unbiased_cross_entropy,
     unbiased_distillation,
     upsample,
 )
 from nacre.losses.label_guided import label_guided_distillation
 from nacre.losses.sigmoid import new_binary_cross_entropy
-from nacre.scenarios.classes import ignore_value
 
 few = settings(max_examples=40, deadline=None)
 
@@ -52,6 +54,11 @@ class Problem(LossProblem):
     def hidden_map(self) -> Tensor:
         """Which channels may hide, for every pixel."""
         return self.hidden[:, :, None, None].expand(self.logits.shape)
+
+    def may_be_map(self) -> Tensor:
+        """What a pixel of each target may be, for every pixel."""
+        rows = self.may_be.flatten(1)[:, :, None, None]
+        return rows.expand(-1, -1, *self.logits.shape[2:])
 
 
 problems = st.builds(
@@ -75,11 +82,6 @@ SPLIT = {"first_new": 1, "positive_weight": 35.0}
 GUIDED = {"old_weight": 5.0, "new_weight": 0.5}
 
 
-def _up_to(num_old: int) -> Callable[..., float]:
-    """Return eq. 3, where all old channels may hide."""
-    return lambda x, y: pixel_unbiased_ce(x, y, [c < num_old for c in range(len(x))])
-
-
 # name: (loss, the same of one pixel, of which maps)
 LABELED: dict[str, tuple[Loss, Callable[[Problem], float]]] = {
     "ce": (
@@ -88,11 +90,13 @@ LABELED: dict[str, tuple[Loss, Callable[[Problem], float]]] = {
     ),
     "unbiased ce": (
         lambda x, a, **k: unbiased_cross_entropy(x, a.targets, a.num_old, **k),
-        lambda a: mean_over_pixels(_up_to(a.num_old), a.targets, a.logits),
+        lambda a: mean_over_pixels(
+            partial(pixel_unbiased_ce, num_old=a.num_old), a.targets, a.logits
+        ),
     ),
-    "hidden ce": (
-        lambda x, a, **k: unbiased_cross_entropy(x, a.targets, 1, hidden=a.hidden, **k),
-        lambda a: mean_over_pixels(pixel_unbiased_ce, a.targets, a.logits, a.hidden_map()),
+    "partial ce": (
+        lambda x, a, **k: partial_cross_entropy(x, a.targets, a.may_be, **k),
+        lambda a: mean_over_pixels(pixel_partial_ce, a.targets, a.logits, a.may_be_map()),
     ),
     "bce": (
         lambda x, a, **k: binary_cross_entropy(x, a.targets, **k),
@@ -132,6 +136,12 @@ DISTILLING: dict[str, tuple[Loss, Callable[[Problem], float]]] = {
         lambda x, a: unbiased_distillation(x, a.old),
         lambda a: mean_over_pixels(pixel_unbiased_kd, None, a.logits, a.old),
     ),
+    "unbiased kd, several origins": (
+        lambda x, a: unbiased_distillation(x, a.old, a.new_origins),
+        lambda a: mean_over_pixels(
+            partial(pixel_unbiased_kd, new_origins=a.new_origins), None, a.logits, a.old
+        ),
+    ),
     "binary kd": (
         lambda x, a: binary_distillation(x, a.old),
         lambda a: mean_over_pixels(pixel_binary_kd, None, a.logits, a.old),
@@ -170,6 +180,23 @@ def test_extreme_logits_stay_finite(loss: Loss, dtype: torch.dtype) -> None:
     assert torch.isfinite(value)
     assert x.grad is not None
     assert torch.isfinite(x.grad).all()
+
+
+def test_what_a_pixel_may_be_is_the_papers_where_background_may_be_any_old_class() -> None:
+    a = Problem(seed=4, num_old=3, num_new=2)
+    rows = torch.eye(5, dtype=torch.bool).repeat(len(a.logits), 1, 1)
+    plain = partial_cross_entropy(a.logits, a.targets, rows)
+    close(plain, float(cross_entropy(a.logits, a.targets)), 1e-14)
+    rows[:, 0, :3] = True
+    unbiased = partial_cross_entropy(a.logits, a.targets, rows)
+    close(unbiased, float(unbiased_cross_entropy(a.logits, a.targets, 3)), 1e-14)
+
+
+def test_with_the_background_as_the_only_origin_the_distillation_is_the_papers() -> None:
+    a = Problem(seed=4, num_old=3, num_new=2)
+    paper = unbiased_distillation(a.logits, a.old)
+    assert unbiased_distillation(a.logits, a.old, (0, 0)) == paper
+    assert unbiased_distillation(a.logits, a.old, (2, 0)) != paper
 
 
 def test_extreme_logits_have_the_exact_loss() -> None:
@@ -248,8 +275,8 @@ def test_parts_of_a_batch_add_up_to_the_whole(loss: Loss, as_tensor: bool) -> No
     parts = []
     for rows in (slice(0, 1), slice(1, 5)):
         part = Problem()
-        part.old, part.targets, part.hidden = (
-            one[rows] for one in (whole.old, whole.targets, whole.hidden)
+        part.old, part.targets, part.hidden, part.may_be = (
+            one[rows] for one in (whole.old, whole.targets, whole.hidden, whole.may_be)
         )
         parts.append(loss(whole.logits[rows], part, num_pixels=num_pixels))
     assert float(sum(parts)) == pytest.approx(float(loss(whole.logits, whole)), rel=1e-12)

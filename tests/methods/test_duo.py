@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -13,6 +12,7 @@ from nacre.data.dataset import TrainDataset, UnionDataset, split_off
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
+from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
@@ -20,7 +20,7 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
 from nacre.runs.run import Run, run_scenario
 from partial_data import write_folder
-from small_steps import ALONE, NAMES, OLD, SIDE, pictures
+from small_steps import ALONE, OLD, SIDE, pictures
 from tiny_runs import tiny_config
 
 DUO = METHODS["duo"]
@@ -29,7 +29,8 @@ WORLD = ScenesConfig(train=40, val=6, size=32, seed=3)
 RECIPE = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
     "images": {"crop_size": 32, "augmentation": "flip"},
-    "train": {"batch_size": 8, "iterations": 2, "unlabeled": "background"},
+    "train": {"batch_size": 8, "iterations": 2},
+    "labels": {"unlabeled": "background"},
 }
 
 
@@ -61,10 +62,10 @@ def learned(folders, tmp_path_factory):
 def step_of(batches, num_classes=OLD, held_out=(), **values):
     """A first step of duo whose decoder has not been updated; return method and step."""
     torch.manual_seed(1)
-    method = DUO(DUO.Config(**values), 0)
+    method = DUO(DUO.Config(**values), from_background(0, num_classes))
     model = method.network_config(DeepLabConfig(backbone="tiny", decoder_channels=8))
     network = build_network(model, num_classes, SIDE).double().eval()
-    step = Step(0, NAMES[:num_classes], 0, network, None, ALONE, 1)
+    step = Step(0, method.growth, network, None, ALONE, 1)
     return method, replace(
         step, open_images=lambda: iter(batches), open_held_out=lambda: iter(held_out)
     )
@@ -175,7 +176,7 @@ def test_sums_are_those_of_all_images_also_of_the_held_out(tmp_path):
 
 def test_one_of_ten_images_is_split_off_by_its_name():
     names = [f"{i}" for i in range(400)]
-    data = TrainDataset(None, names, np.zeros(256, np.uint8), ImagesConfig(), 0)
+    data = TrainDataset(None, names, None, ImagesConfig(), 0)
     kept, held = split_off(data, 10)
     assert 20 < len(held) < 60
     assert sorted([*kept.names, *held.names]) == sorted(names)

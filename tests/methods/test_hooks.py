@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nacre.labels.channels import from_background
 from nacre.losses.reference import upsample
 from nacre.methods import METHODS, Step
 from nacre.methods.ewc import Ewc, EwcConfig
@@ -43,11 +44,10 @@ def trainer_of(parts, scaler=None):
     torch.manual_seed(1)
     config = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(config, 3, 32)
-    method = Watching(EwcConfig(), 0)
+    method = Watching(EwcConfig(), from_background(0, 3))
     step = Step(
         index=0,
-        class_names=("background", "a", "b"),
-        num_old=0,
+        growth=from_background(0, 3),
         network=network,
         teacher=None,
         dist=Distributed(0, 1, CPU),

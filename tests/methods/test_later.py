@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 
 import nacre.methods.graft as graft_file
+from nacre.labels.channels import from_background
 from nacre.losses.feature_statistics import grid_targets
 from nacre.losses.fused import fused_losses
 from nacre.losses.grafting import Drift, folded_distillation
 from nacre.losses.local_pod import local_pod
 from nacre.methods import METHODS, Batch
 from nacre.models.deeplab import DeepLab
-from small_steps import NEW, OLD, SIDE, pictures, second_step
+from small_steps import NEW, OLD, SIDE, may_be, pictures, second_step
 
 
 class Seen:
@@ -260,7 +261,7 @@ def test_around_a_graft_old_labels_hold_while_they_are_there_and_nothing_unsure_
     is_kept = torch.tensor([True, False, True, False])
     hidden = torch.zeros(4, OLD + NEW, dtype=torch.bool)
     hidden[2:, OLD] = True  # a new class may hide in the background of the last two
-    batch = replace(seen.batch, targets=labels, hidden=hidden)
+    batch = replace(seen.batch, targets=labels, may_be=may_be(hidden))
     around = seen.method._targets_around(batch, seen.teacher, is_kept)
     for kept, targets in zip(is_kept, around, strict=True):
         assert (targets[:8] == (1 if kept else 255)).all()
@@ -347,8 +348,7 @@ def test_graft_weighs_classes_alike_and_grafts_are_distilled(monkeypatch, new, o
     monkeypatch.setattr(
         teacher, "decode_maps", lambda *given: asked.append(given) or decodes(*given)
     )
-    names = tuple(f"class {i}" for i in range(seen.step.num_old + new))
-    seen.method.step = replace(seen.step, class_names=names)
+    seen.method.step = replace(seen.step, growth=from_background(OLD, OLD + new))
     seen.method._drawable = torch.arange(old) % (OLD - 1)
     losses = seen.method.losses(seen.batch, seen.student, seen.teacher)
     assert (float(losses["ce"]), float(losses["graft"])) == pytest.approx(weights)

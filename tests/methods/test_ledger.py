@@ -15,6 +15,7 @@ from nacre.cli.app import app
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
+from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
 from nacre.methods.ledger import SCALE, check_sums, from_state, leave_out_known, put_head
 from nacre.models.build import build_network
@@ -25,7 +26,7 @@ from nacre.runs.learn_plan import plan_learning
 from nacre.runs.run import run_scenario
 from nacre.training.events import Iterated
 from partial_data import write_folder
-from small_steps import ALONE, NAMES, OLD, SIDE, pictures
+from small_steps import ALONE, OLD, SIDE, may_be, pictures
 from tiny_runs import tiny_config
 
 LEDGER = METHODS["ledger"]
@@ -41,11 +42,10 @@ RECIPE = {
 def first_step(batches, num_classes=OLD, crop=SIDE, **values):
     """A first step of the ledger in float64, with images in batches; return method and network."""
     torch.manual_seed(1)
-    method = LEDGER(LEDGER.Config(**values), 0)
+    method = LEDGER(LEDGER.Config(**values), from_background(0, num_classes))
     model = method.network_config(DeepLabConfig(backbone="tiny"))
     network = build_network(model, num_classes, crop).double().eval()
-    names = NAMES[:num_classes]
-    step = Step(0, names, 0, network, None, ALONE, 1, open_images=lambda: iter(batches))
+    step = Step(0, method.growth, network, None, ALONE, 1, open_images=lambda: iter(batches))
     method.fit(step)
     return method, network
 
@@ -93,14 +93,14 @@ def test_background_that_is_taken_for_a_known_class_is_not_counted():
     both = scores.repeat(2, 1, 1, 1)
     assert leave_out_known(batch, both).tolist() == [[[255, 0, 1, 255]], [[255, 0, 2, 0]]]
     hidden = torch.tensor([[False, False, True], [False, True, False]])
-    found = leave_out_known(replace(batch, hidden=hidden), both)
+    found = leave_out_known(replace(batch, may_be=may_be(hidden)), both)
     assert found.tolist() == [[[0, 0, 1, 255]], [[255, 0, 2, 0]]], "only what may hide there"
     assert targets.tolist() == [[[0, 0, 1, 255]], [[0, 0, 2, 0]]]
 
 
 def test_every_image_is_seen_once_and_each_class_has_its_row_per_step(tmp_path):
     seen = []
-    config = tiny_config(**TWO_STEPS, train={"unlabeled": "background"})
+    config = tiny_config(**TWO_STEPS, labels={"unlabeled": "background"})
     run_scenario(config, tmp_path, observers=[seen.append])
     iterations = [(one.step, one.iteration) for one in seen if isinstance(one, Iterated)]
     counts = [
@@ -121,7 +121,7 @@ def test_every_image_is_seen_once_and_each_class_has_its_row_per_step(tmp_path):
 def test_masks_leave_background_out_after_step_0(tmp_path):
     runs = {}
     for rule in ("hidden", "background"):
-        run_scenario(tiny_config(**TWO_STEPS, train={"unlabeled": rule}), tmp_path / rule)
+        run_scenario(tiny_config(**TWO_STEPS, labels={"unlabeled": rule}), tmp_path / rule)
         sums = open_ledger(tmp_path / rule).sums
         background = sums.keep(sums.channel == 0)
         runs[rule] = background.count.tolist()
@@ -133,7 +133,7 @@ def test_the_file_of_a_model_is_all_that_a_later_step_needs(tmp_path):
     config = tiny_config(**TWO_STEPS)
     run_scenario(config, tmp_path)
     network, _, state = load_model(find_model(tmp_path))
-    again = LEDGER(LEDGER.Config(), 5)
+    again = LEDGER(LEDGER.Config(), from_background(5, 7))
     again.load_state(state)
     assert {name: value.tolist() for name, value in again.state().items()} == {
         name: value.tolist() for name, value in state.items()
@@ -146,7 +146,7 @@ def test_the_file_of_a_model_is_all_that_a_later_step_needs(tmp_path):
 def test_folders_that_label_different_classes_are_learned_together(tmp_path):
     parts = [write_folder(tmp_path / name, [name], world=WORLD) for name in ("pearl", "crate")]
     model = nacre.learn(parts, out=tmp_path / "model", method="ledger", config=RECIPE)
-    plain = {**RECIPE, "train": {"batch_size": 8, "unlabeled": "background"}}
+    plain = {**RECIPE, "train": {"batch_size": 8}, "labels": {"unlabeled": "background"}}
     other = nacre.learn(parts, out=tmp_path / "plain", method="ledger", config=plain)
     counts = [open_ledger(one.path).sums.count.tolist() for one in (model, other)]
     assert counts[0][1:] == counts[1][1:], "labeled pixels count alike"
@@ -210,7 +210,7 @@ def test_it_continues_only_what_it_learned_itself(tmp_path):
 
 
 def test_networks_of_others_and_parts_of_gradients_are_refused():
-    method = LEDGER(LEDGER.Config(), 0)
+    method = LEDGER(LEDGER.Config(), from_background(0, 3))
     with pytest.raises(NacreError, match="not of kind 'timm'"):
         method.network_config(HeadConfig(kind="timm"))
     other = ModelConfig(kind="hf")

@@ -13,11 +13,13 @@ from loss_problems import (
     pixel_kd,
     pixel_mixed,
 )
+from nacre.labels.channels import from_background
 from nacre.losses import upsample
 from nacre.methods import METHODS, Batch
 from nacre.models.network import Output
 
 OLD, NEW = 3, 2  # channels; the background is one of the old ones
+FIRST, GROWTH = from_background(0, OLD), from_background(OLD, OLD + NEW)
 SIZE = (6, 7)
 
 
@@ -68,7 +70,7 @@ def squares(one, other):
 def losses_of(seen, method, **values):
     batch, student, teacher = seen
     kind = METHODS[method]
-    found = kind(kind.Config(**values), OLD).losses(batch, student, teacher)
+    found = kind(kind.Config(**values), GROWTH).losses(batch, student, teacher)
     return {name: value.item() for name, value in found.items()}
 
 
@@ -103,7 +105,7 @@ def test_ilt(seen, layer):
 def test_ilt_pulls_the_features_of_the_chosen_layer_only(seen):
     batch, student, teacher = seen
     for layer, pulled in (("backbone", student.features), ("decoder", student.decoder_features)):
-        method = METHODS["ilt"](METHODS["ilt"].Config(layer=layer), OLD)
+        method = METHODS["ilt"](METHODS["ilt"].Config(layer=layer), GROWTH)
         loss = method.losses(batch, student, teacher)["features"]
         features = (student.features, student.decoder_features)
         gradients = torch.autograd.grad(loss, features, allow_unused=True)
@@ -133,7 +135,7 @@ def test_lwf_mc_c_and_d_differ_exactly_in_the_background_channel(seen):
     _, student, _ = seen
     gradients = []
     for name in ("lwf-mc-c", "lwf-mc-d"):
-        (loss,) = METHODS[name](METHODS[name].Config(), OLD).losses(*seen).values()
+        (loss,) = METHODS[name](METHODS[name].Config(), GROWTH).losses(*seen).values()
         gradients.append(torch.autograd.grad(loss, student.logits)[0])
     assert torch.equal(gradients[0][:, 1:], gradients[1][:, 1:])
     assert not torch.isclose(gradients[0][:, 0], gradients[1][:, 0]).any()
@@ -142,7 +144,7 @@ def test_lwf_mc_c_and_d_differ_exactly_in_the_background_channel(seen):
 @pytest.mark.parametrize("name", ["lwf-mc", "lwf-mc-c", "lwf-mc-d"])
 def test_step_0_of_lwf_mc_is_the_binary_cross_entropy(seen, name):
     batch, student, teacher = seen
-    found = METHODS[name](METHODS[name].Config(), 0).losses(batch, student, None)
+    found = METHODS[name](METHODS[name].Config(), FIRST).losses(batch, student, None)
     wanted = labeled(batch, student, teacher, to_labels)
     assert {key: value.item() for key, value in found.items()} == {"bce": pytest.approx(wanted)}
 
@@ -155,7 +157,7 @@ BY_OUTPUTS = [name for name in BY_OUTPUTS if name not in ("dkd", "star", "graft"
 @pytest.mark.parametrize("name", BY_OUTPUTS)
 def test_no_gradient_reaches_the_teacher(seen, name):
     batch, student, teacher = seen
-    losses = METHODS[name](METHODS[name].Config(), OLD).losses(batch, student, teacher)
+    losses = METHODS[name](METHODS[name].Config(), GROWTH).losses(batch, student, teacher)
     (gradient,) = torch.autograd.grad(sum(losses.values()), teacher.logits, allow_unused=True)
     assert gradient is None
 

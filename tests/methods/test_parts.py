@@ -14,7 +14,7 @@ from nacre.models.abn import ABN
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.network import Output
-from small_steps import ALONE, NEW, OLD, second_step
+from small_steps import ALONE, GROWTH, NEW, OLD, second_step
 
 STEPWISE = [n for n, kind in METHODS.items() if kind.learns_by_gradient and not kind.is_joint]
 PARTS = {
@@ -148,23 +148,23 @@ def test_rows_of_another_method_are_dropped_and_missing_ones_are_named():
     network = build_network(model, 3, 32)
     network.classifier.add_row("unknown")
     network.classifier.add_row("auxiliary")
-    step = Step(1, tuple("abcde"), 3, network, None, ALONE, 1)
-    METHODS["ssul"](METHODS["ssul"].Config(), 3).prepare(step)
+    step = Step(1, GROWTH, network, None, ALONE, 1)
+    METHODS["ssul"](METHODS["ssul"].Config(), GROWTH).prepare(step)
     assert network.classifier.unknown is not None
     assert network.classifier.auxiliary is None
-    METHODS["mib"](METHODS["mib"].Config(), 3).prepare(step)
+    METHODS["mib"](METHODS["mib"].Config(), GROWTH).prepare(step)
     assert network.classifier.unknown is None
     with pytest.raises(NacreError, match="learn step 0 with ssul too"):
-        METHODS["ssul"](METHODS["ssul"].Config(), 3).grow(network, 2)
+        METHODS["ssul"](METHODS["ssul"].Config(), GROWTH).grow(network, 2)
     random = METHODS["dkd"].Config(parts={"init": "random"})
     with pytest.raises(NacreError, match="has learnt one: learn step 0 with dkd too"):
-        METHODS["dkd"](random, 3).prepare(step)
+        METHODS["dkd"](random, GROWTH).prepare(step)
 
 
 def test_uncertain_background_is_ignored_where_the_loss_does_not_model_it():
     config = METHODS["mib"].Config
-    assert METHODS["mib"](config(ce="plain"), 3).parts.unsure == "ignored"
-    assert METHODS["mib"](config(), 3).parts.unsure == "kept"
+    assert METHODS["mib"](config(ce="plain"), GROWTH).parts.unsure == "ignored"
+    assert METHODS["mib"](config(), GROWTH).parts.unsure == "kept"
 
 
 SOFTMAX = [name for name in STEPWISE if not METHODS[name].Config.has_sigmoids]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nacre.errors import NacreError
+from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Step
 from nacre.utils.distributed import Distributed
 
@@ -36,8 +37,7 @@ def step_of(network, index):
     """A step as the hooks see it, of a network that has grown for it."""
     return Step(
         index=index,
-        class_names=tuple(f"class {i}" for i in range(sum(STEPS[: index + 1]))),
-        num_old=sum(STEPS[:index]),
+        growth=from_background(sum(STEPS[:index]), sum(STEPS[: index + 1])),
         network=network,
         teacher=None,
         dist=Distributed(0, 1, torch.device("cpu")),
@@ -75,7 +75,7 @@ def learn(name, change_at=None):
         step = step_of(network, index)
 
         def make(step=step, state=state):
-            method = kind(config, step.num_old)
+            method = kind(config, step.growth)
             if state:
                 method.load_state({key: value.clone() for key, value in state.items()})
             method.begin_step(step)
@@ -230,7 +230,7 @@ def second_step(method, states):
     """The method and the second step when it begins."""
     network = Small()
     network.grow(STEPS[0])
-    again = METHODS[method](METHODS[method].Config(), STEPS[0])
+    again = METHODS[method](METHODS[method].Config(), from_background(STEPS[0], sum(STEPS)))
     again.load_state({key: value.clone() for key, value in states[0].items()})
     network.grow(STEPS[1])
     step = step_of(network, 1)
@@ -258,5 +258,6 @@ def test_new_parameters_are_free(learned):
 
 def test_importances_that_are_missing_are_refused(learned):
     method, network, _, _ = learned
+    step = step_of(network, 1)
     with pytest.raises(NacreError, match=f"learn step 0 with {method} too"):
-        METHODS[method](METHODS[method].Config(), 3).begin_step(step_of(network, 1))
+        METHODS[method](METHODS[method].Config(), step.growth).begin_step(step)

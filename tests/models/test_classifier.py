@@ -38,7 +38,7 @@ def test_new_channels_are_random_and_trained() -> None:
 def test_growing_keeps_precision_and_device() -> None:
     classifier = Classifier(4, [3]).double()
     classifier.grow(2)
-    classifier.grow_from_background(1)
+    classifier.grow_from_origins([0])
     assert {p.dtype for p in classifier.parameters()} == {torch.float64}
 
 
@@ -46,7 +46,7 @@ def test_from_background_shares_its_probability_evenly() -> None:
     classifier, x = Classifier(4, [3]), features()
     classifier.grow(2)
     old = classifier(x).softmax(1)
-    classifier.grow_from_background(4)
+    classifier.grow_from_origins([0] * 4)
     new = classifier(x).softmax(1)
     torch.testing.assert_close(new[:, 1:5], old[:, 1:], rtol=0, atol=1e-6)
     for channel in (0, 5, 6, 7, 8):

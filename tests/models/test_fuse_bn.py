@@ -84,7 +84,7 @@ def test_growing_goes_on_after_fusing() -> None:
     network = trained("resnet18", "iabn")
     fused = fuse_conv_bn(network)
     for each in (network, fused):
-        each.classifier.grow_from_background(2)
+        each.classifier.grow_from_origins([0, 0])
     images = pictures(1, 32, 32)
     assert_near(fused(images).logits, network(images).logits)
 

@@ -8,15 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nacre.losses import unbiased_cross_entropy, unbiased_distillation
-from nacre.models.classifier import split_background
+from nacre.losses.reference import fold_new
+from nacre.models.classifier import Classifier, split_rows
 
 
 def grown(weight: Tensor, bias: Tensor, new: int) -> tuple[Tensor, Tensor]:
     """A 1x1 classifier with the new channels appended."""
-    new_weight, new_bias, background_bias = split_background(weight[0], bias[0], new)
-    weight = torch.cat([weight, new_weight])
-    bias = torch.cat([background_bias.view(1), bias[1:], new_bias])
-    return weight, bias
+    new_weight, new_bias, shared = split_rows(weight, bias, [0] * new)
+    return torch.cat([weight, new_weight]), torch.cat([shared, new_bias])
 
 
 @pytest.mark.parametrize(("old", "new"), [(1, 1), (4, 1), (16, 5), (101, 50)])
@@ -31,6 +30,21 @@ def test_background_splits_evenly_and_old_classes_stay(old: int, new: int) -> No
     share = p[:, :1] / (new + 1)
     torch.testing.assert_close(q[:, :1], share, rtol=0, atol=1e-6)
     torch.testing.assert_close(q[:, old:], share.expand(-1, new, -1, -1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("new_origins", [(0, 0), (2, 2, 0), (3, 1, 4, 3)])
+def test_folded_into_what_they_split_from_new_classes_change_nothing(
+    new_origins: tuple[int, ...],
+) -> None:
+    torch.manual_seed(1)
+    classifier = Classifier(8, [3, 2]).double()
+    features = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    before = classifier(features).log_softmax(1)
+    classifier.grow_from_origins(new_origins)
+    after = classifier(features).log_softmax(1)
+    torch.testing.assert_close(fold_new(after, new_origins), before, rtol=0, atol=1e-14)
+    for i, origin in enumerate(new_origins):
+        torch.testing.assert_close(after[:, 5 + i], after[:, origin], rtol=0, atol=1e-14)
 
 
 def test_distillation_starts_at_the_teachers_entropy() -> None:
@@ -52,9 +66,9 @@ def test_background_label_is_likely_where_the_teacher_was_sure_of_an_old_class()
 
 
 def test_results_share_nothing_with_the_teacher() -> None:
-    weight, bias = torch.zeros(3, requires_grad=True), torch.zeros((), requires_grad=True)
-    new_weight, new_bias, background_bias = split_background(weight, bias, 2)
-    for result in (new_weight, new_bias, background_bias):
+    weight, bias = torch.zeros(1, 3, requires_grad=True), torch.zeros(1, requires_grad=True)
+    new_weight, new_bias, shared = split_rows(weight, bias, [0, 0])
+    for result in (new_weight, new_bias, shared):
         assert not result.requires_grad
         result.add_(1.0)
     assert (weight == 0).all()

@@ -22,7 +22,8 @@ CLASSES = ("pearl", "starfish", "crate")
 RECIPE = {
     "model": {"backbone": "tiny"},
     "images": {"crop_size": 32, "augmentation": "flip"},
-    "train": {"batch_size": 8, "unlabeled": "background"},
+    "train": {"batch_size": 8},
+    "labels": {"unlabeled": "background"},
 }
 
 

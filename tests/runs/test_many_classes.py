@@ -6,9 +6,12 @@ import torch
 from PIL import Image
 
 import nacre
+from nacre.labels.channels import ignore_value
+from nacre.labels.mapping import LabelPolicy
+from nacre.labels.space import LabelSpace
 from nacre.losses import cross_entropy, fused_losses, unbiased_cross_entropy, upsample
 from nacre.runs.run import run_scenario
-from nacre.scenarios.classes import ClassTable, LabelSpace, ignore_value
+from nacre.scenarios.classes import ClassTable
 from nacre.training.config import build_config
 
 CLASSES = 300
@@ -44,13 +47,14 @@ TINY = {
 def test_targets_have_as_many_bits_as_the_classes_need():
     space = LabelSpace({label: f"class-{label}" for label in range(1, CLASSES + 1)}, ignored=65535)
     table = ClassTable(space, (tuple(range(1, 255)), tuple(range(255, CLASSES + 1))))
-    few, many = (table.training_table(step, "ignored") for step in (0, 1))
+    policy = LabelPolicy(border="ignored")
+    few, many = (table.training_mapping(step, policy).table for step in (0, 1))
     assert few.dtype == np.uint8
     assert few[65535] == ignore_value(few) == 255
     assert many.dtype == np.int16
     assert many[255] == 255, "a class like any other"
     assert many[65535] == ignore_value(many) == -1
-    assert table.testing_table(1, "ignored")[CLASSES] == CLASSES
+    assert table.testing_mapping(1, policy).table[CLASSES] == CLASSES
 
 
 def test_losses_take_wide_targets():

@@ -7,9 +7,10 @@ import pytest
 
 from nacre.data.dataset import UnionDataset
 from nacre.errors import NacreError
+from nacre.labels.mapping import rows_for_loss
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
-from nacre.runs.scenario_data import open_scenario, step_hidden
+from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge
 from nacre.training.events import StepBegan, StepSkipped
 from nacre.training.step import Interrupted
@@ -55,15 +56,21 @@ def test_a_kept_picture_has_the_labels_of_its_own_step_and_no_others():
 def test_what_a_kept_pictures_step_did_not_label_may_hide_in_it(method, old_hide):
     config = tiny_config(**MEMORY, method=method)
     data = open_scenario(config)
-    assert step_hidden(config, data, 0) is None
-    rows = step_hidden(config, data, 2)
+    assert told(data, 0, old_hide) is None
+    rows = told(data, 2, old_hide)
     expected = [
-        [False] + [old_hide] * 6 + [False] * 2,  # the step's own pictures, as the method has it
-        [False] + [False] * 4 + [True] * 4,  # pictures of step 0, which labelled four classes
-        [False] + [True] * 4 + [False] * 2 + [True] * 2,
+        [True] + [old_hide] * 6 + [False] * 2,  # the step's own pictures, as the method has it
+        [True] + [False] * 4 + [True] * 4,  # pictures of step 0, which labelled four classes
+        [True] + [True] * 4 + [False] * 2 + [True] * 2,
     ]
     assert rows is not None
-    assert rows.tolist() == expected
+    assert rows[:, 0].tolist() == expected
+
+
+def told(data, step, hides_old):
+    """What a loss is told of the data sets of a step."""
+    mappings, growth = data.train_dataset(step).mappings, data.scenario.classes.growth(step)
+    return rows_for_loss(mappings, growth, hides_old=hides_old)
 
 
 def test_kept_pictures_have_their_share_of_every_batch_and_cost_no_updates(finished):

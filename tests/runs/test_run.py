@@ -73,6 +73,8 @@ def test_metrics_have_every_mean_with_and_without_background(finished):
         "crop_size": 32,
         "augmentation": "flip",
         "eval_mode": "crop",
+        "mirror": False,
+        "edges": False,
     }
     held = [iou[name] for name in metrics["classes"][1:] if iou[name] is not None]
     mean = metrics["mean_iou"]["all_without_background"]
@@ -168,8 +170,8 @@ def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
     # With frozen statistics the gradient of a batch in parts is that of the whole.
     monkeypatch.setattr("nacre.training.trainer.Trainer.__post_init__", _frozen_statistics)
     one, other = tmp_path / "one", tmp_path / "other"
-    tiny_run(one, conventions={"border": "ignored"})
-    tiny_run(other, conventions={"border": "ignored"}, train={"micro_batch": 2})
+    tiny_run(one, labels={"border": "ignored"})
+    tiny_run(other, labels={"border": "ignored"}, train={"micro_batch": 2})
     a, b = (load_model(find_model(path))[0].state_dict() for path in (one, other))
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
@@ -263,7 +265,7 @@ def test_the_layout_is_one_whose_gradients_are_right_on_the_device(device, layou
 def test_without_hidden_classes_the_cross_entropy_of_a_run_is_the_plain_one(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     tiny_run(one, method={"name": "mib", "ce": "plain"})
-    tiny_run(other, train={"unlabeled": "background"})
+    tiny_run(other, labels={"unlabeled": "background"})
     first, second = (load_model(path / "step-1" / "model.safetensors")[0] for path in (one, other))
     for name, value in first.state_dict().items():
         torch.testing.assert_close(second.state_dict()[name], value, rtol=1e-4, atol=1e-5)

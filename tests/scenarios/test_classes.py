@@ -2,59 +2,54 @@ import numpy as np
 import pytest
 
 from nacre.errors import NacreError
-from nacre.scenarios.classes import (
-    IGNORE_INDEX,
-    ClassTable,
-    LabelSpace,
-    distinct_colors,
-    map_labels,
-)
+from nacre.labels.channels import IGNORE_INDEX, from_background
+from nacre.labels.mapping import LabelPolicy
+from nacre.labels.space import LabelSpace
+from nacre.scenarios.classes import ClassTable
 
 SPACE = LabelSpace(names={1: "cat", 2: "dog", 7: "cow", 9: "sheep"}, background=0, ignored=255)
 TABLE = ClassTable(SPACE, ((2, 1), (9,)))
+PAPER = LabelPolicy()
+LATER = LabelPolicy(border="ignored", unseen="background")
 
 
 def test_channels_follow_the_order_of_learning():
     assert TABLE.names(0) == ("background", "dog", "cat")
     assert TABLE.names(1) == ("background", "dog", "cat", "sheep")
-    assert [TABLE.channels(0), TABLE.channels(1)] == [3, 4]
-    assert [TABLE.old_channels(0), TABLE.old_channels(1)] == [0, 3]
+    assert TABLE.channels(1).step_of == (0, 0, 0, 1)
+    assert [TABLE.growth(0), TABLE.growth(1)] == [from_background(0, 3), from_background(3, 4)]
 
 
 def test_training_hides_everything_but_the_new_classes():
     mask = np.array([[0, 1, 2, 7, 9, 255]], np.uint8)
-    assert map_labels(mask, TABLE.training_table(0, "background")).tolist() == [[0, 2, 1, 0, 0, 0]]
-    assert map_labels(mask, TABLE.training_table(1, "background")).tolist() == [[0, 0, 0, 0, 3, 0]]
-    assert map_labels(mask, TABLE.training_table(1, "ignored")).tolist() == [
-        [0, 0, 0, 0, 3, IGNORE_INDEX]
-    ]
+    assert TABLE.training_mapping(0, PAPER).apply(mask).tolist() == [[0, 2, 1, 0, 0, 0]]
+    assert TABLE.training_mapping(1, PAPER).apply(mask).tolist() == [[0, 0, 0, 0, 3, 0]]
+    assert TABLE.training_mapping(1, LATER).apply(mask).tolist() == [[0, 0, 0, 0, 3, IGNORE_INDEX]]
 
 
 def test_testing_ignores_what_is_not_learnt_yet_or_counts_it_as_background():
     mask = np.array([[0, 1, 2, 7, 9, 255]], np.uint8)
-    ignored = map_labels(mask, TABLE.testing_table(0, "ignored")).tolist()
+    ignored = TABLE.testing_mapping(0, PAPER).apply(mask).tolist()
     assert ignored == [
         [0, 2, 1, 0, IGNORE_INDEX, IGNORE_INDEX]
     ]  # cow is outside the task: background
-    counted = map_labels(mask, TABLE.testing_table(0, "background")).tolist()
+    counted = TABLE.testing_mapping(0, LATER).apply(mask).tolist()
     assert counted == [[0, 2, 1, 0, 0, IGNORE_INDEX]]
-    assert map_labels(mask, TABLE.testing_table(1, "ignored")).tolist() == [
-        [0, 2, 1, 0, 3, IGNORE_INDEX]
-    ]
+    assert TABLE.testing_mapping(1, PAPER).apply(mask).tolist() == [[0, 2, 1, 0, 3, IGNORE_INDEX]]
 
 
 def test_unlabeled_background_does_not_count_in_tests():
     space = LabelSpace({1: "a", 2: "b"}, 0, None, ignore_background_in_tests=True)
     table = ClassTable(space, ((1,), (2,)))
-    assert table.testing_table(1, "ignored")[:3].tolist() == [IGNORE_INDEX, 1, 2]
-    assert table.training_table(1, "background")[:3].tolist() == [0, 0, 2]
+    assert table.testing_mapping(1, PAPER).table[:3].tolist() == [IGNORE_INDEX, 1, 2]
+    assert table.training_mapping(1, PAPER).table[:3].tolist() == [0, 0, 2]
 
 
 def test_data_without_background_maps_the_rest_to_channel_0():
     space = LabelSpace({0: "sky", 1: "road", 2: "car"}, background=None, ignored=11)
     table = ClassTable(space, ((1,), (0, 2)))
-    assert table.training_table(0, "background")[[0, 1, 2, 11]].tolist() == [0, 1, 0, 0]
-    assert table.testing_table(0, "background")[[0, 1, 2, 11]].tolist() == [0, 1, 0, IGNORE_INDEX]
+    assert table.training_mapping(0, PAPER).table[[0, 1, 2, 11]].tolist() == [0, 1, 0, 0]
+    assert table.testing_mapping(0, LATER).table[[0, 1, 2, 11]].tolist() == [0, 1, 0, IGNORE_INDEX]
     assert table.names(1) == ("background", "road", "sky", "car")
 
 
@@ -62,7 +57,7 @@ def test_16_bit_labels():
     space = LabelSpace({1000: "a", 40000: "b"}, 0, 65535)
     table = ClassTable(space, ((40000,), (1000,)))
     mask = np.array([0, 1000, 40000, 65535], np.uint16)
-    assert map_labels(mask, table.testing_table(1, "ignored")).tolist() == [0, 2, 1, IGNORE_INDEX]
+    assert table.testing_mapping(1, PAPER).apply(mask).tolist() == [0, 2, 1, IGNORE_INDEX]
 
 
 def test_merged_learns_all_classes_in_the_same_channels():
@@ -85,7 +80,7 @@ def test_merged_learns_all_classes_in_the_same_channels():
                 LabelSpace({i: str(i) for i in range(1, 33_000)}, 0, None),
                 (tuple(range(1, 33_000)),),
             ),
-            "32999 classes are too many",
+            "32,999 classes are too many",
         ),
     ],
 )
@@ -96,21 +91,15 @@ def test_mistakes_are_named(make, message):
 
 def test_a_background_without_a_label_has_no_class_colour():
     space = LabelSpace({0: "sky", 1: "road"}, None, None, colors={0: (9, 9, 9), 1: (1, 1, 1)})
-    assert ClassTable(space, ((0, 1),)).colors(0) == ((0, 0, 0), (9, 9, 9), (1, 1, 1))
-
-
-def test_colours_are_distinct():
-    colors = distinct_colors(40)
-    assert len(set(colors)) == 40
-    assert colors[0] == (0, 0, 0)
+    assert ClassTable(space, ((0, 1),)).channels(0).colors == ((0, 0, 0), (9, 9, 9), (1, 1, 1))
 
 
 def test_labels_of_an_earlier_step_become_targets_of_the_later_ones_width() -> None:
     space = LabelSpace({label: f"class {label}" for label in range(1, 301)}, ignored=1000)
     classes = ClassTable(space, (tuple(range(1, 201)), tuple(range(201, 301))))
-    assert classes.training_table(0, "ignored").dtype == np.uint8
-    table = classes.training_table(0, "ignored", at=1)
-    assert table.dtype == classes.training_table(1, "ignored").dtype == np.int16
+    assert classes.training_mapping(0, LATER).table.dtype == np.uint8
+    table = classes.training_mapping(0, LATER, at=1).table
+    assert table.dtype == classes.training_mapping(1, LATER).table.dtype == np.int16
     assert table[200] == 200
     assert table[201] == 0, "a class of the later step is background in an earlier one's picture"
     assert table[1000] == -1

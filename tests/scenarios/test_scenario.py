@@ -2,7 +2,8 @@ import pytest
 
 from nacre.data import DATASETS
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelSpace, NamedTask
+from nacre.labels.space import LabelSpace
+from nacre.scenarios.classes import NamedTask
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import (
     check_images,

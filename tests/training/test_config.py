@@ -315,10 +315,10 @@ def test_presets_of_methods_name_presets_and_tasks_that_exist():
 
 
 def test_pixels_nobody_annotated_are_background_only_where_the_paper_says_so():
-    def border(scenario, **conventions):
+    def border(scenario, **labels):
         data = {} if scenario.startswith("scenes") else {"root": "somewhere"}
-        raw = {"scenario": scenario, "data": data, "conventions": conventions, **AT_RANDOM}
-        return build_config(preset="paper", overrides=raw).conventions.border
+        raw = {"scenario": scenario, "data": data, "labels": labels, **AT_RANDOM}
+        return build_config(preset="paper", overrides=raw).labels.border
 
     assert border("voc/15-5/overlapped") == border("ade20k/100-50/partition") == "background"
     assert border("folder/2-1/overlapped") == "ignored"

@@ -17,7 +17,7 @@ from nacre.training.config import TrainConfig
 from nacre.training.step import make_teacher
 from nacre.training.trainer import Trainer
 from nacre.utils.device import FLOAT32
-from small_steps import ALONE, NAMES, NEW, OLD, SIDE, pictures
+from small_steps import ALONE, GROWTH, NEW, OLD, SIDE, pictures
 
 UPDATES = 12
 LR = 0.001
@@ -94,10 +94,10 @@ def step_of(name, norm):
     for parameter in network.parameters():  # a teacher that is sure of something
         parameter.data *= 1.5
     before = copy.deepcopy(network).eval()
-    method = METHODS[name](METHODS[name].Config(name=name), OLD)
+    method = METHODS[name](METHODS[name].Config(name=name), GROWTH)
     teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
     method.grow(network, NEW)
-    step = Step(1, NAMES, OLD, network.double(), teacher, ALONE, UPDATES, None, 1, lambda: iter(()))
+    step = Step(1, GROWTH, network.double(), teacher, ALONE, UPDATES, None, 1, lambda: iter(()))
     return method, step, before
 
 

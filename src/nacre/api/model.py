@@ -18,6 +18,7 @@ from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.export.hub import push
 from nacre.export.predictions import Legend, overlay, palette_image
+from nacre.labels.channels import is_wide
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.start import save_start
@@ -172,7 +173,7 @@ class Model:
         pixels = torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
         predictor = self.predictor(window=window, mirror=mirror, edges=edges)
         channels = predictor.classes(pixels[None].to(device))
-        wide = len(self.classes) > 256
+        wide = is_wide(len(self.classes))
         mask: npt.NDArray[Any] = channels[0].cpu().numpy()
         mask = mask.astype(np.uint16) if wide else mask.astype(np.uint8)
         colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)

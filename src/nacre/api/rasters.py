@@ -15,6 +15,7 @@ from PIL import Image
 from nacre.data.image_io import load, open_image
 from nacre.errors import NacreError
 from nacre.export.predictions import Legend
+from nacre.labels.channels import is_wide
 from nacre.utils.io import replacing
 
 Pixels = npt.NDArray[np.uint8]
@@ -145,7 +146,7 @@ def write_geotiff(
             "height": source.height,
             "width": source.width,
             "count": 1,
-            "dtype": "uint16" if len(legend.colors) > 256 else "uint8",
+            "dtype": "uint16" if is_wide(len(legend.colors)) else "uint8",
             "crs": source.crs,
             "transform": source.transform,
             "compress": "deflate",
@@ -154,7 +155,7 @@ def write_geotiff(
             "blockysize": 256,
         }
     with replacing(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
-        if len(legend.colors) <= 256:
+        if not is_wide(len(legend.colors)):
             file.write_colormap(1, {i: (*color, 255) for i, color in enumerate(legend.colors)})
         file.update_tags(classes=", ".join(legend.classes))
 

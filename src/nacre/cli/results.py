@@ -12,7 +12,7 @@ from nacre.cli.options import Root, Set, config_values
 @app.command(
     "eval",
     epilog="Examples:  nacre eval runs/mib;  "
-    "nacre eval runs/mib/step-0 --set conventions.unseen=background",
+    "nacre eval runs/mib/step-0 --set labels.unseen=background",
 )
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],

@@ -160,13 +160,13 @@ def _print_plan(console: "Console", config: "RunConfig") -> None:
     from nacre.scenarios.plan import make_plan
     from nacre.terminal.plan import recipe_table, render_plan
 
-    method = find_method(config.method.name)(config.method, 0)
-    config = config.model_copy(update={"model": method.network_config(config.model)})
     data = open_scenario(config)
+    method = find_method(config.method.name)(config.method, data.scenario.classes.growth(0))
+    config = config.model_copy(update={"model": method.network_config(config.model)})
     images = data.image_lists
     console.print(render_plan(data.scenario, make_plan(data.scenario, data.train_index, images)))
     updates = [step_sampler(config, len(one), step).iterations for step, one in enumerate(images)]
-    channels = data.scenario.classes.channels(len(images) - 1)
+    channels = len(data.scenario.classes.channels(len(images) - 1))
     console.print(recipe_table(config, updates, _count_parameters(config, channels)))
 
 

@@ -14,7 +14,9 @@ from nacre.data.sources import ade20k, folder, scenes, voc
 from nacre.data.sources.files import FileSource
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError, unknown_name
-from nacre.scenarios.classes import BorderRule, LabelSpace, NamedTask
+from nacre.labels.mapping import Border
+from nacre.labels.space import LabelSpace
+from nacre.scenarios.classes import NamedTask
 from nacre.scenarios.label_index import Index
 from nacre.utils.plugins import load_registered, registered
 
@@ -56,7 +58,7 @@ class DataSet:
     examples: tuple[str, ...] = ()
     setups: tuple[str, ...] = ("disjoint", "overlapped")
     paper_epochs: int | None = None
-    border: BorderRule = "background"
+    border: Border = "background"
 
 
 DATASETS: dict[str, DataSet] = {

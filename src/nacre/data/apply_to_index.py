@@ -5,7 +5,7 @@ from pathlib import Path
 from nacre.data import find_dataset
 from nacre.data.index import read_index
 from nacre.errors import NacreError
-from nacre.scenarios.classes import ranges
+from nacre.labels.space import ranges
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import (
     ImageLists,

@@ -24,7 +24,7 @@ from nacre.data.sampler import LoaderSampler, StepSampler
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelTable, ignore_value
+from nacre.labels.mapping import LabelMapping
 from nacre.utils.signals import die_with_parent, held_back, leave_stops_to_parent
 
 Sample = tuple[Tensor, ...]
@@ -48,7 +48,7 @@ class TrainDataset(Dataset[Sample]):
     Args:
         source: Where pictures come from.
         names: The images.
-        lut: Label value -> target.
+        mapping: How their labels become targets.
         config: How pictures are cut.
         seed: Of the augmentation.
         saliency: Maps of what is salient, which the table then knows of.
@@ -58,19 +58,24 @@ class TrainDataset(Dataset[Sample]):
         self,
         source: Source,
         names: Sequence[str],
-        lut: LabelTable,
+        mapping: LabelMapping,
         config: ImagesConfig,
         seed: int,
         saliency: Saliency | None = None,
     ) -> None:
-        self.source, self.names, self.lut = source, names, lut
+        self.source, self.names, self.mapping = source, names, mapping
         self.config, self.seed, self.saliency = config, seed, saliency
 
     def only(self, names: Sequence[str]) -> "TrainDataset":
         """Return some of its images."""
         return TrainDataset(
-            self.source, names, self.lut, self.config, self.seed, saliency=self.saliency
+            self.source, names, self.mapping, self.config, self.seed, saliency=self.saliency
         )
+
+    @property
+    def mappings(self) -> tuple[LabelMapping, ...]:
+        """How labels become targets, for its one data set."""
+        return (self.mapping,)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -86,9 +91,8 @@ class TrainDataset(Dataset[Sample]):
         if self.saliency is not None:
             mask = self.saliency.mark(mask, name)
         # What is beside the picture is ignored, whatever the border's convention is.
-        return _tensors(
-            train_sample(image, mask, self.config, rng, pad=ignore_value(self.lut), table=self.lut)
-        )
+        pad, table = self.mapping.ignored, self.mapping.table
+        return _tensors(train_sample(image, mask, self.config, rng, pad=pad, table=table))
 
 
 class UnionDataset(Dataset[Sample]):
@@ -98,6 +102,7 @@ class UnionDataset(Dataset[Sample]):
         self.parts = list(parts)
         self.config = parts[0].config
         self.names = [name for part in parts for name in part.names]
+        self.mappings = tuple(part.mapping for part in parts)
         self._ends = np.cumsum([len(part) for part in parts])
 
     def __len__(self) -> int:
@@ -141,7 +146,7 @@ class EvalDataset(Dataset[EvalSample]):
     Args:
         source: Where pictures come from.
         names: The images.
-        lut: Label value -> target.
+        mapping: How their labels become targets.
         config: How pictures are cut.
         split: Where the images lie: training images can be held out for tests.
     """
@@ -150,11 +155,11 @@ class EvalDataset(Dataset[EvalSample]):
         self,
         source: Source,
         names: Sequence[str],
-        lut: LabelTable,
+        mapping: LabelMapping,
         config: ImagesConfig,
         split: Split = "val",
     ) -> None:
-        self.source, self.names, self.lut, self.config = source, names, lut, config
+        self.source, self.names, self.mapping, self.config = source, names, mapping, config
         self.split: Split = split
 
     def __len__(self) -> int:
@@ -165,7 +170,7 @@ class EvalDataset(Dataset[EvalSample]):
         """Return the image and its targets."""
         name = self.names[i]
         image, mask = self.source.image(self.split, name), self.source.mask(self.split, name)
-        return _tensors(eval_sample(image, mask, self.config, table=self.lut))
+        return _tensors(eval_sample(image, mask, self.config, table=self.mapping.table))
 
 
 def train_batches(
@@ -195,7 +200,7 @@ def plain_batches(
     """
     parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
     plain: ConcatDataset[EvalSample] = ConcatDataset(
-        [EvalDataset(one.source, one.names, one.lut, one.config, "train") for one in parts]
+        [EvalDataset(one.source, one.names, one.mapping, one.config, "train") for one in parts]
     )
     sizes = torch.tensor([len(one) for one in parts])
     whose = torch.arange(len(parts)).repeat_interleave(sizes)

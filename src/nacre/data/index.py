@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from nacre.data.scan import Pair, Problem, scan
 from nacre.errors import NacreError, shown
-from nacre.scenarios.classes import LabelSpace, ranges
+from nacre.labels.space import LabelSpace, ranges
 from nacre.scenarios.label_index import Index
 from nacre.utils.io import read_text, save_text
 from nacre.utils.progress import Progress, show_progress

@@ -12,23 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
 from nacre.data.index import images_by_label
 from nacre.data.saliency import Saliency, with_salient
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, did_you_mean
-from nacre.scenarios.classes import (
-    BACKGROUND,
-    BorderRule,
-    LabelSpace,
-    LabelTable,
-    UnlabeledRule,
-    empty_table,
-)
+from nacre.labels.channels import Channels, Growth, first_channels, from_background
+from nacre.labels.mapping import LabelMapping, LabelPolicy, mapping_for_tests, mapping_for_training
+from nacre.labels.space import BACKGROUND, LabelSpace
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.plan import digest
 
@@ -87,25 +79,14 @@ class LabeledSet:
         """Classes that it names and holds no pixel of: they may well stand in its background."""
         return tuple(name for name in self.names.values() if name not in self.labeled)
 
-    def lut(self, class_names: Sequence[str], border: BorderRule = "ignored") -> LabelTable:
-        """Return the table from label values to channels: what is not learnt is background."""
-        channel = {name: i for i, name in enumerate(class_names)}
-        table, ignored = empty_table(len(class_names))
-        for label, name in self.names.items():
-            if name in self.labeled:
-                table[label] = channel.get(name, 0)
-        if self.space.ignored is not None and border == "ignored":
-            table[self.space.ignored] = ignored
-        return table
+    @property
+    def labels(self) -> dict[int, str]:
+        """The model's name of each class that it labels, by label."""
+        return {label: name for label, name in self.names.items() if name in self.labeled}
 
-    def hidden(self, class_names: Sequence[str]) -> list[bool]:
-        """Return, by channel, whether a class may stand in the background."""
-        return [name != BACKGROUND and name not in self.labeled for name in class_names]
-
-    def hidden_names(self, class_names: Sequence[str]) -> list[str]:
-        """Return the classes that may stand in the background."""
-        hides = self.hidden(class_names)
-        return [name for name, hidden in zip(class_names, hides, strict=True) if hidden]
+    def testing_mapping(self, channels: Channels, policy: LabelPolicy) -> LabelMapping:
+        """Return how its labels are seen where a model of these channels is tested on it."""
+        return mapping_for_tests(channels, self.space, policy, self.labels)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what is learnt and tested from what, to notice when it changes."""
@@ -254,55 +235,65 @@ class LearnData:
     Attributes:
         sets: What it learns from.
         tests: What it is tested on besides.
-        known: Class names of the model it starts from, background included; empty without one.
+        before: Channels of the model it starts from; None without one.
         new: The classes it adds.
         config: How pictures are cut.
         seed: Of the augmentation.
-        border: What pixels that were not annotated are in training.
-        unlabeled: Whether classes that a data set does not label may stand in its background.
+        policy: How labels are seen.
         saliency: Maps of what is salient, where the method asks for them.
     """
 
     sets: tuple[LabeledSet, ...]
     tests: tuple[LabeledSet, ...]
-    known: tuple[str, ...]
+    before: Channels | None
     new: tuple[str, ...]
     config: ImagesConfig
     seed: int
-    border: BorderRule = "ignored"
-    unlabeled: UnlabeledRule = "hidden"
+    policy: LabelPolicy
     saliency: Saliency | None = None
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Class names of the model it starts from, background included; none without one."""
+        return self.before.names if self.before else ()
+
+    @cached_property
+    def channels(self) -> Channels:
+        """The channels after the step."""
+        own = {
+            one.names[label]: color
+            for one in self.sets
+            for label, color in one.space.colors.items()
+            if label in one.names
+        }
+        return self.before.extended(self.new, own) if self.before else first_channels(self.new, own)
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Class name by channel after the step."""
-        return (*(self.known or (BACKGROUND,)), *self.new)
+        return self.channels.names
+
+    @property
+    def growth(self) -> Growth:
+        """What the step adds to the model's channels."""
+        return from_background(len(self.known), len(self.channels))
+
+    def training_mapping(self, one: LabeledSet) -> LabelMapping:
+        """Return how the labels of one of its data sets are seen in training."""
+        return mapping_for_training(self.channels, one.space, self.policy, one.labels)
 
     def train_dataset(self) -> TrainDataset | UnionDataset:
         """Return the images to learn from."""
         parts = []
         for one in self.sets:
-            lut = one.lut(self.class_names, self.border)
+            mapping = self.training_mapping(one)
             if self.saliency is not None:
-                lut = with_salient(lut, len(self.class_names))
+                mapping = with_salient(mapping)
             names = one.train_index.names
             parts.append(
-                TrainDataset(one.source, names, lut, self.config, self.seed, self.saliency)
+                TrainDataset(one.source, names, mapping, self.config, self.seed, self.saliency)
             )
         return parts[0] if len(parts) == 1 else UnionDataset(parts)
-
-    def hidden(self) -> Tensor | None:
-        """Return which channels hide in each data set; None if simply all old ones do."""
-        if self.unlabeled == "background":
-            return torch.zeros(len(self.sets), len(self.class_names), dtype=torch.bool)
-        rows = torch.tensor([one.hidden(self.class_names) for one in self.sets])
-        usual = torch.zeros(len(self.class_names), dtype=torch.bool)
-        usual[1 : len(self.known)] = True
-        return None if (rows == usual).all() else rows
-
-    def hidden_names(self, one: LabeledSet) -> list[str]:
-        """Return the classes that the losses let stand in a data set's background."""
-        return one.hidden_names(self.class_names) if self.unlabeled == "hidden" else []
 
     def seen_parts(self) -> Iterator[SeenPart]:
         """Yield what networks are compared on: test images, or training images where a step has
@@ -315,12 +306,12 @@ class LearnData:
             for split in splits:
                 yield SeenPart(one, split, is_test=True, is_new=False)
 
-    def eval_dataset(self, part: SeenPart, class_names: Sequence[str]) -> EvalDataset:
+    def eval_dataset(self, part: SeenPart, channels: Channels) -> EvalDataset:
         """Return the images of a part, whole and all of them: what is tested does not depend on
         what a network knows."""
         one, whole = part.set, self.config.model_copy(update={"eval_mode": "full"})
-        names = one.index(part.split).names
-        return EvalDataset(one.source, names, one.lut(class_names), whole, part.split)
+        mapping = one.testing_mapping(channels, self.policy)
+        return EvalDataset(one.source, one.index(part.split).names, mapping, whole, part.split)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what is learnt from what, to notice when it changes."""

@@ -5,7 +5,7 @@ A mask tells it by a bit above all labels, and a step's table turns background w
 target of its own, which `split_salient` takes out again before any loss sees it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from nacre.data.image_io import read_mask
 from nacre.data.source import Mask
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelTable
+from nacre.labels.mapping import LabelMapping
 
 BIT = 1 << 15
 """Added to the label of a salient pixel."""
@@ -50,19 +50,14 @@ class Saliency:
         return np.where(found > 0, mask.astype(np.uint16) + np.uint16(BIT), mask.astype(np.uint16))
 
 
-def with_salient(table: LabelTable, channels: int) -> LabelTable:
-    """Return a step's table that also knows the bit.
-
-    Args:
-        table: Label -> target.
-        channels: Of the network in the step.
-    """
-    found = table.copy()
+def with_salient(mapping: LabelMapping) -> LabelMapping:
+    """Return a step's mapping that also knows the bit."""
+    table = mapping.table
     salient = WIDE_SALIENT if table.dtype == np.int16 else SALIENT
-    if channels > SALIENT and salient == SALIENT:
+    if len(mapping.channels) > SALIENT and salient == SALIENT:
         raise NacreError(f"with maps of what is salient there are at most {SALIENT - 1} classes")
-    found[BIT:] = np.where(table[:BIT] == 0, salient, table[:BIT])
-    return found
+    marked = np.where(table[:BIT] == 0, salient, table[:BIT]).astype(table.dtype)
+    return replace(mapping, table=np.concatenate([table[:BIT], marked]))
 
 
 def split_salient(targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,17 +4,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
 from nacre.data.exemplars import Memory, by_origin, keep_exemplars
 from nacre.data.saliency import Saliency, with_salient
 from nacre.data.source import Source
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelTable
-from nacre.scenarios.conventions import Conventions
+from nacre.labels.mapping import LabelPolicy
 from nacre.scenarios.label_index import Index
 from nacre.scenarios.plan import digest
 from nacre.scenarios.scenario import (
@@ -37,7 +33,7 @@ class ScenarioData:
         source: Where pictures come from.
         scenario: Its classes and steps, merged into one for joint training.
         config: How pictures are cut.
-        conventions: How labels are seen.
+        policy: How labels are seen.
         seed: Of the augmentation.
         memory: How many pictures are kept for later steps.
         saliency: Maps of what is salient, where the method asks for them.
@@ -46,7 +42,7 @@ class ScenarioData:
     source: Source
     scenario: Scenario
     config: ImagesConfig
-    conventions: Conventions
+    policy: LabelPolicy
     seed: int
     memory: int = 0
     saliency: Saliency | None = None
@@ -123,10 +119,10 @@ class ScenarioData:
 
     def _labeled_by(self, origin: int, names: list[str], step: int) -> TrainDataset:
         classes = self.scenario.classes
-        lut = classes.training_table(origin, self.conventions.border, at=step)
+        mapping = classes.training_mapping(origin, self.policy, at=step)
         if self.saliency is not None:
-            lut = with_salient(lut, classes.channels(step))
-        return TrainDataset(self.source, names, lut, self.config, self.seed, self.saliency)
+            mapping = with_salient(mapping)
+        return TrainDataset(self.source, names, mapping, self.config, self.seed, self.saliency)
 
     def batch_shares(self, step: int) -> tuple[tuple[int, float], ...] | None:
         """Return images and share of a batch of each part of `train_dataset`; None with one."""
@@ -138,32 +134,9 @@ class ScenarioData:
             shares.append((len(names), MEMORY_SHARE * len(names) / len(memory)))
         return tuple(shares)
 
-    def hidden(self, step: int, *, old_hide: bool) -> Tensor | None:
-        """Return which channels may hide in the background, a row per part of `train_dataset`.
-
-        Args:
-            step: Which step.
-            old_hide: Whether the step's own pictures may hide old classes, for the method's losses.
-
-        Returns:
-            None where nothing is kept: then the method knows. In a kept picture everything may
-            hide that its own step did not label, classes of the present step too.
-        """
-        classes, memory = self.scenario.classes, self.memories[step]
-        if not memory:
-            return None
-        seen = classes.seen(step)
-        own = [old_hide and label in classes.old(step) for label in seen]
-        rows = [own] + [
-            [label not in classes.new(origin) for label in seen] for origin in by_origin(memory)
-        ]
-        return torch.tensor([[False, *row] for row in rows])
-
     def eval_dataset(self, step: int) -> EvalDataset:
         """Return the images that the network is tested on after a step."""
         positions = images_to_test(self.scenario.classes, step, self.val_index)
         names = [self.val_index.names[i] for i in positions]
-        return EvalDataset(self.source, names, self._testing_table(step), self.config)
-
-    def _testing_table(self, step: int) -> LabelTable:
-        return self.scenario.classes.testing_table(step, self.conventions.unseen)
+        mapping = self.scenario.classes.testing_mapping(step, self.policy)
+        return EvalDataset(self.source, names, mapping, self.config)

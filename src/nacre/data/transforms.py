@@ -28,7 +28,7 @@ from pydantic import Field
 from nacre.data.image_io import load
 from nacre.data.source import Mask
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelTable, map_labels
+from nacre.labels.mapping import LabelTable, map_labels
 from nacre.utils.config import Config
 
 Sample = tuple[npt.NDArray[np.uint8], Mask]

@@ -11,7 +11,7 @@ from nacre.data.index import images_by_label, index_of, sort_pairs, unknown_labe
 from nacre.data.scan import Pair, Problem, ProblemKind, scan
 from nacre.data.source import Split
 from nacre.data.sources.files import FileSource
-from nacre.scenarios.classes import LabelSpace
+from nacre.labels.space import LabelSpace
 from nacre.scenarios.label_index import Index
 from nacre.utils.progress import Progress, show_progress
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nacre.evaluation.confusion import iou
-from nacre.scenarios.classes import ignore_value
+from nacre.labels.channels import ignore_value
 from nacre.utils.distributed import Distributed
 
 SHARE = 0.02

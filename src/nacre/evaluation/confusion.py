@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.scenarios.classes import ignore_value
+from nacre.labels.channels import ignore_value
 from nacre.utils.distributed import Distributed
 
 _MOST_CELLS = 1 << 20  # of the matrices that a GPU counts in

@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from nacre.evaluation.confusion import iou_by_class, mean_of
-from nacre.scenarios.classes import BACKGROUND, ClassTable, StepLabels
+from nacre.labels.space import BACKGROUND
+from nacre.scenarios.classes import ClassTable, StepLabels
 
 WITHOUT, WITH = "without_background", "with_background"
 

@@ -20,6 +20,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from nacre.labels.channels import target_dtype
 from nacre.losses.reference import at_least_float32, upsample
 from nacre.ops.strip_upsample import Strip, StripUpsampler
 
@@ -56,8 +57,9 @@ def whole_maps(scores: Tensor) -> Maps:
 
 
 def class_type(channels: int) -> torch.dtype:
-    """Return the type of class maps: 255 is no channel in uint8, since it means ignored there."""
-    return torch.uint8 if channels <= 255 else torch.int16
+    """Return the type of class maps, which is that of targets."""
+    dtype: torch.dtype = getattr(torch, target_dtype(channels))
+    return dtype
 
 
 @torch.no_grad()

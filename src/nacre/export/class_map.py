@@ -14,6 +14,8 @@ from typing import IO, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nacre.labels.channels import is_wide
+
 Part = npt.NDArray[Any]
 
 STRIP_PIXELS = 1 << 24
@@ -32,7 +34,7 @@ class ClassMap(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """uint8, or uint16 for more than 256 channels."""
+        """uint8, or uint16 where targets have 16 bits."""
 
     def __getitem__(self, part: tuple[slice, slice], /) -> Part:
         """Return rows and columns."""
@@ -69,7 +71,7 @@ def make_class_map(size: tuple[int, int], channels: int, folder: Path) -> Iterat
         channels: How many classes there are.
         folder: Where the file lies meanwhile.
     """
-    dtype = np.uint16 if channels > 256 else np.uint8
+    dtype = np.uint16 if is_wide(channels) else np.uint8
     if size[0] * size[1] <= IN_MEMORY:
         yield np.zeros(size, dtype)
         return

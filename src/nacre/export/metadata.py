@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from nacre.errors import NacreError, describe_errors
-from nacre.models.io import Channels, Level, Lineage, ModelInfo, Name, check_channels
+from nacre.models.io import Level, Lineage, ModelInfo, Name, NumChannels, check_channels
 from nacre.utils.io import parse_json
 from nacre.version import __version__
 
@@ -36,7 +36,7 @@ class Metadata:
     Attributes:
         classes: Class name by channel; channel 0 is the background.
         colors: RGB by channel.
-        steps: Channels that each step added, with the background in step 0.
+        steps: NumChannels that each step added, with the background in step 0.
         lineage: For each step: its classes and the number of its images.
         crop: Side of the pictures that the network was trained on.
         predict_mode: How the graph shows an image to it: ``crop`` (its shorter side scaled to the
@@ -48,7 +48,7 @@ class Metadata:
 
     classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
     colors: list[Color]
-    steps: Annotated[list[Channels], Field(min_length=1, max_length=MOST_CLASSES)]
+    steps: Annotated[list[NumChannels], Field(min_length=1, max_length=MOST_CLASSES)]
     lineage: Lineage
     crop: Side
     predict_mode: Literal["crop", "full", "sliding"]

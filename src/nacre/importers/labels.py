@@ -15,7 +15,7 @@ from nacre.errors import NacreError, did_you_mean
 from nacre.importers.masks import BACKGROUND, IGNORED
 from nacre.importers.problems import brief, some
 from nacre.importers.reading import Color, Reading, clean_name
-from nacre.scenarios.classes import distinct_colors
+from nacre.labels.channels import distinct_colors
 
 BACKGROUND_NAME = "background"
 

@@ -4,6 +4,7 @@ The functions of `reference` take full-resolution logits and are there to be rea
 and `fused_binary_losses` take low-resolution logits and are there to be fast.
 """
 
+from nacre.labels.channels import IGNORE_INDEX
 from nacre.losses.fused import fused_binary_losses, fused_losses
 from nacre.losses.reference import (
     binary_cross_entropy,
@@ -11,11 +12,11 @@ from nacre.losses.reference import (
     binary_mixed,
     cross_entropy,
     distillation,
+    partial_cross_entropy,
     unbiased_cross_entropy,
     unbiased_distillation,
     upsample,
 )
-from nacre.scenarios.classes import IGNORE_INDEX
 
 __all__ = [
     "IGNORE_INDEX",
@@ -26,6 +27,7 @@ __all__ = [
     "distillation",
     "fused_binary_losses",
     "fused_losses",
+    "partial_cross_entropy",
     "unbiased_cross_entropy",
     "unbiased_distillation",
     "upsample",

@@ -11,16 +11,27 @@ adds.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
 from nacre.losses.device_kernels import PlainKernel
 from nacre.losses.kernels import OldTargets, SigmoidKernel, SoftmaxKernel, StripKernel, Variant
-from nacre.losses.reference import at_least_float32, pixel_count
+from nacre.losses.reference import (
+    at_least_float32,
+    cross_entropy,
+    distillation,
+    partial_cross_entropy,
+    pixel_count,
+    unbiased_cross_entropy,
+    unbiased_distillation,
+)
+from nacre.losses.strips import scale_gradients, sum_strips
 from nacre.ops.strip_upsample import StripGradient, StripUpsampler
-from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 _BITS = math.log2(math.e)
 
@@ -33,11 +44,15 @@ def fused_losses(
     ce: Variant | None = "plain",
     kd: Variant | None = None,
     num_old: int | None = None,
-    hidden: Tensor | None = None,
+    may_be: Tensor | None = None,
+    new_origins: Sequence[int] | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> dict[str, Tensor]:
     """Cross-entropy and distillation, plain or unbiased, eq. 2 to 7.
+
+    A kernel computes what the paper has: background may be any old class, new classes split from
+    the background. Other origins and what pixels may be by image go through `nacre.losses.strips`.
 
     Args:
         logits: the student's, N,C,h,w.
@@ -46,9 +61,12 @@ def fused_losses(
             distillation. No gradient flows into them.
         ce: which cross-entropy, if any.
         kd: which distillation, if any.
-        num_old: number of old channels, background included; the teacher's K if not given.
-        hidden: N,C, bool: which channels may hide in the background of an image, for the unbiased
-            cross-entropy; all old ones if not given. The background itself need not be named.
+        num_old: channels that were there before the step, background included; the teacher's K if
+            not given.
+        may_be: N,C,C, bool: what a pixel of each target may be, by image, for the unbiased
+            cross-entropy; if not given, background may be any old class.
+        new_origins: the old channel that each new one splits from, for the unbiased distillation;
+            the background if not given.
         num_pixels: what the sum of the cross-entropy over the pixels is divided by, instead of the
             number of pixels that are not ignored.
         ignore_index: the label of pixels that do not count in the cross-entropy.
@@ -58,14 +76,22 @@ def fused_losses(
         but differentiated only once.
     """
     ignore_index = ignore_value(targets, ignore_index)
-    says_what_hides = old_logits is not None or num_old is not None or hidden is not None
+    says_what_hides = old_logits is not None or num_old is not None or may_be is not None
     assert ce != "unbiased" or says_what_hides, "the unbiased ce needs num_old or old_logits"
-    assert hidden is None or ce == "unbiased", "what hides is a matter of the unbiased ce"
+    assert may_be is None or ce == "unbiased", "what may be is a matter of the unbiased ce"
     num_old = _num_old(logits, old_logits, num_old)
     assert ce or kd, "no loss was asked for"
     assert kd is None or old_logits is not None, "a distillation needs old_logits"
     logits = at_least_float32(logits)
     teacher = _teacher(old_logits, logits) if kd else None
+    splits = kd == "unbiased" and any(new_origins or ())
+    if may_be is not None or splits:
+        divisors = {"ce": pixel_count(logits, targets, num_pixels, ignore_index)} if ce else {}
+        if kd:
+            divisors["kd"] = logits.new_full((), targets.numel() * num_old)
+        terms = _Terms(ce, kd, num_old, new_origins, ignore_index)
+        by_image = () if may_be is None else (may_be,)
+        return _divide(sum_strips(terms, logits, teacher, targets, *by_image), divisors)
     kernel: StripKernel = SoftmaxKernel(ce=ce, kd=kd, num_old=num_old, ignore_index=ignore_index)
     # The kernel works in bits; the divisors bring its results back to nats.
     bits = _BITS
@@ -79,8 +105,37 @@ def fused_losses(
         divisors["ce"] = pixel_count(logits, targets, num_pixels, ignore_index) * bits
     if kd:
         divisors["kd"] = logits.new_full((), targets.numel() * num_old * bits)
-    shut = None if hidden is None else _shut_out(hidden, logits)
-    return _losses(kernel, logits, teacher, targets, divisors, shut)
+    return _losses(kernel, logits, teacher, targets, divisors)
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Cross-entropy and distillation of a strip by the reference functions, as sums over pixels."""
+
+    ce: Variant | None
+    kd: Variant | None
+    num_old: int
+    new_origins: Sequence[int] | None
+    ignore_index: int
+
+    def __call__(
+        self, x: Tensor, z: Tensor | None, targets: Tensor, may_be: Tensor | None = None
+    ) -> list[Tensor]:
+        """Return the sums, as `StripLoss` says."""
+        terms = [] if self.ce is None else [self._cross_entropy(x, targets, may_be)]
+        if z is not None:
+            unbiased = self.kd == "unbiased"
+            mean = unbiased_distillation(x, z, self.new_origins) if unbiased else distillation(x, z)
+            terms.append(mean * z.numel())
+        return terms
+
+    def _cross_entropy(self, x: Tensor, targets: Tensor, may_be: Tensor | None) -> Tensor:
+        sums: Any = {"num_pixels": 1, "ignore_index": self.ignore_index}
+        if may_be is not None:
+            return partial_cross_entropy(x, targets, may_be, **sums)
+        if self.ce == "unbiased":
+            return unbiased_cross_entropy(x, targets, self.num_old, **sums)
+        return cross_entropy(x, targets, **sums)
 
 
 def fused_binary_losses(
@@ -135,17 +190,9 @@ def _num_old(logits: Tensor, old_logits: Tensor | None, num_old: int | None) -> 
     if old_logits is not None:
         assert num_old in (None, old_logits.shape[1]), (num_old, old_logits.shape)
         num_old = old_logits.shape[1]
-    num_old = 1 if num_old is None else num_old
+    num_old = max(1, num_old or 0)  # the kernels count b among the old ones in step 0, too
     assert 1 <= num_old <= logits.shape[1], (num_old, logits.shape)
     return num_old
-
-
-def _shut_out(hidden: Tensor, logits: Tensor) -> Tensor:
-    """What to add to logits so that only the background and what it may hide is left, N,C."""
-    assert hidden.shape == logits.shape[:2], (hidden.shape, logits.shape)
-    shut = torch.zeros_like(hidden, dtype=logits.dtype).masked_fill_(~hidden, -torch.inf)
-    shut[:, 0] = 0
-    return shut
 
 
 def _teacher(old_logits: Tensor | None, logits: Tensor) -> Tensor | None:
@@ -165,6 +212,10 @@ def _losses(
     What a kernel is told of an image's channels, N,C, is handed on to it line by line.
     """
     sums = _StripSums.apply(kernel, logits, old_logits, targets, by_image)  # type: ignore[no-untyped-call]
+    return _divide(sums, divisors)
+
+
+def _divide(sums: Sequence[Tensor], divisors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: total / divisor for total, (name, divisor) in zip(sums, divisors.items(), strict=True)
     }
@@ -191,16 +242,7 @@ class _StripSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the fused losses cannot be differentiated twice (create_graph=True); "
-                "upsample and use the functions of nacre.losses.reference for that"
-            )
-        gradients = ctx.saved_tensors
-        total = gradients[0] * scales[0]
-        for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
-            total.addcmul_(gradient, scale)
-        return None, total, None, None, None
+        return None, scale_gradients(ctx.saved_tensors, scales), None, None, None
 
 
 def _run(

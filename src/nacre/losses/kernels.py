@@ -6,12 +6,11 @@ ones and b; q, q_Y and q_C the softmaxes over the same channels. Then, per pixel
 
     CE            L - x[y]                                   gradient q - onehot(y)
     unbiased CE   if y is b: L - L_Y, else as CE             gradient q - q_Y, else as CE
-    hidden CE     if y is b: L - L_H, else as CE             gradient q - q_H, else as CE
     KD            L_Y - sum_Y p x                            gradient q_Y - p
     unbiased KD   L - sum_(Y without b) p x - p[b] L_C       gradient q - p (without b) - p[b] q_C
 
-Hidden CE is the unbiased one where the channels that b may hide, H, differ from image to image
-(b is always among them); with H = Y it is the unbiased CE, with H = b alone the plain one.
+Where the channels that b may be differ from image to image, or new ones split from other channels
+than b, `nacre.losses.strips` takes the place of this kernel.
 
 A group's exponentials e are taken relative to the group's own greatest logit m, so that q, q_Y
 and q_C are e times exp(m - L), exp(m - L_Y) or exp(m - L_C): a gradient is e times one factor per
@@ -83,25 +82,15 @@ class SoftmaxKernel:
         targets: Tensor,
         scratch: Tensor,
         gradients: bool,
-        hidden: Tensor | None = None,
     ) -> Sums:
-        """Sum up the losses over a strip, as `StripKernel` says.
-
-        With `hidden` (L,C: 0 for a channel that the line's background may hide and for b, -inf for
-        the others) the cross-entropy is the hidden one.
-        """
+        """Sum up the losses over a strip, as `StripKernel` says."""
         label = _Label(x, targets, self.ignore_index)
         minus_p = None if z is None else _minus_softmax2_(z)
         minus_p_times_x = None if minus_p is None else self._dot(x, minus_p, scratch)
-        log_hidden = None if hidden is None else _softmax2_of_hidden(x, hidden, scratch)
         student = _Exponentials(x, self.num_old, gradients)
         values, found = [], []
-        if self.ce and log_hidden is not None:
-            values.append(self._cross_entropy(student, label, log_hidden))
-            if gradients:
-                found.append(self._hidden_gradient(student, label, scratch))
-        elif self.ce:
-            values.append(self._cross_entropy(student, label, student.log_old))
+        if self.ce:
+            values.append(self._cross_entropy(student, label))
             if gradients:
                 room = scratch if self.kd else x
                 found.append(self._cross_entropy_gradient(student, label, room))
@@ -116,12 +105,10 @@ class SoftmaxKernel:
         channels = slice(1 if self.kd == "unbiased" else 0, self.num_old)
         return _dot(x[:, channels], minus_p[:, channels], scratch[:, channels])
 
-    def _cross_entropy(
-        self, student: _Exponentials, label: _Label, log_background: Tensor
-    ) -> Tensor:
+    def _cross_entropy(self, student: _Exponentials, label: _Label) -> Tensor:
         target = label.logit
         if self.ce == "unbiased":
-            target = torch.lerp(target, log_background, label.is_background)
+            target = torch.lerp(target, student.log_old, label.is_background)
         return ((student.log_all - target) * label.counts).sum()
 
     def _cross_entropy_gradient(
@@ -136,14 +123,6 @@ class SoftmaxKernel:
         student.multiply(b, old, new, out=room)
         label.subtract_one_hot(room, hits)
         return room
-
-    def _hidden_gradient(self, student: _Exponentials, label: _Label, q_hidden: Tensor) -> Tensor:
-        """The gradient in the place of q_H, which the scratch room holds."""
-        gradient = q_hidden.mul_(label.is_background.neg().unsqueeze(1))
-        b, old, new = (factor * label.counts for factor in student.factors_of_all)
-        student.add(b, old, new, out=gradient)
-        label.subtract_one_hot(gradient, label.counts - label.is_background)
-        return gradient
 
     def _distillation(self, student: _Exponentials, minus_p_b: Tensor, dot: Tensor) -> Tensor:
         if self.kd == "plain":
@@ -208,13 +187,6 @@ class _Exponentials:
         else:
             torch.mul(exponentials, new.unsqueeze(1), out=into)
 
-    def add(self, b: Tensor, old: Tensor, new: Tensor, *, out: Tensor) -> None:
-        """Add each group's exponentials times a factor per pixel to what is there."""
-        out[:, 0] += b
-        parts = (slice(1, self.num_old), old), (slice(self.num_old, out.shape[1]), new)
-        for channels, factor in parts:
-            out[:, channels].addcmul_(self.exponentials[:, channels], factor.unsqueeze(1))
-
 
 class _Label:
     """What a strip's labels mean for its logits; yes and no are 1 and 0."""
@@ -239,15 +211,6 @@ def _exponentiate_(group: Tensor) -> tuple[Tensor, Tensor]:
     peak = group.amax(1)
     group.sub_(peak.unsqueeze(1)).exp2_()
     return peak, group.sum(1).log2_().add_(peak)
-
-
-def _softmax2_of_hidden(x: Tensor, hidden: Tensor, out: Tensor) -> Tensor:
-    """Write the softmax over the hidden channels and b into ``out``; return its log-sum."""
-    torch.add(x, hidden.unsqueeze(2), out=out)
-    peak = out.amax(1)
-    total = out.sub_(peak.unsqueeze(1)).exp2_().sum(1)
-    out.div_(total.unsqueeze(1))
-    return total.log2_().add_(peak)
 
 
 def _minus_softmax2_(logits: Tensor) -> Tensor:

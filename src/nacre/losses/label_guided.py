@@ -24,8 +24,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
 from nacre.losses.reference import at_least_float32, pixel_count
-from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 
 def label_guided_distillation(

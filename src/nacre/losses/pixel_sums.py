@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.scenarios.classes import ignore_value
+from nacre.labels.channels import ignore_value
 
 _PENDING = 64
 """Batches whose shifts are put back at once."""

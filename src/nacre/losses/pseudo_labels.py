@@ -42,11 +42,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from nacre.labels.channels import IGNORE_INDEX, ignore_value, target_dtype
 from nacre.losses.device_kernels import PlainKernel
 from nacre.losses.fused import _losses, fused_losses
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.ops.strip_upsample import StripUpsampler
-from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 Score = Literal["entropy", "probability", "sigmoid"]
 LEAST_THRESHOLD = 0.001
@@ -60,7 +60,7 @@ class TeacherView(NamedTuple):
     """The teacher's best channel of each pixel, and how sure it is.
 
     Attributes:
-        channels: N,H,W, uint8 for up to 256 channels, else int16.
+        channels: N,H,W, of the type of targets.
         scores: N,H,W, as the kind of score says.
     """
 
@@ -80,7 +80,7 @@ def teacher_view(old_logits: Tensor, size: tuple[int, int], score: Score) -> Tea
     # In bits, as the fused losses: powers of 2 are faster, and the entropy's unit cancels out
     logits = at_least_float32(old_logits.detach()) * _BITS
     images, channels = logits.shape[:2]
-    dtype = torch.uint8 if channels <= 256 else torch.int16
+    dtype = getattr(torch, target_dtype(channels))
     best = torch.empty(images, *size, dtype=dtype, device=logits.device)
     scores = logits.new_empty(images, *size)
     upsampler = StripUpsampler(logits, size)
@@ -225,7 +225,7 @@ def weighted_cross_entropy(
     targets: Tensor,
     weights: Tensor,
     *,
-    hidden: Tensor | None = None,
+    may_be: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
@@ -235,13 +235,13 @@ def weighted_cross_entropy(
         logits: the student's, N,C,h,w.
         targets: N,H,W, channel numbers of any integer type.
         weights: one per image, such as `accepted_share`.
-        hidden: N,C, bool: which channels may hide in the background of an image, eq. 3 and 4.
+        may_be: N,C,C, bool: what a pixel of each target may be, by image, as in `fused_losses`.
         num_pixels: what the weighted sum over the pixels is divided by, instead of the number of
             pixels that are not ignored. PLOP's is the number before pixels were set aside.
         ignore_index: the target of pixels that do not count.
     """
     ignore_index = ignore_value(targets, ignore_index)
-    if logits.is_cuda and hidden is None:  # a pass for each image would be many small kernels
+    if logits.is_cuda and may_be is None:  # a pass for each image would be many small kernels
         kernel = PlainKernel(ce=True, kd=False, num_old=1, ignore_index=ignore_index)
         logits = at_least_float32(logits)
         divisors = {"ce": pixel_count(logits, targets, num_pixels, ignore_index)}
@@ -254,8 +254,8 @@ def weighted_cross_entropy(
         fused_losses(
             logits[n],
             targets[n],
-            ce="plain" if hidden is None else "unbiased",
-            hidden=None if hidden is None else hidden[n],
+            ce="plain" if may_be is None else "unbiased",
+            may_be=None if may_be is None else may_be[n],
             num_pixels=num_pixels,
             ignore_index=ignore_index,
         )["ce"]

@@ -5,8 +5,10 @@ Notation: x are the student's logits, q = softmax(x), p the teacher's softmax, b
 
     cross_entropy             eq. 2      -log q[y]
     unbiased_cross_entropy    eq. 3, 4   -log sum_Y q   if y is b, else -log q[y]
+    partial_cross_entropy     eq. 2 to 4 -log sum of q over all channels that a pixel of y may be
     distillation              eq. 5, 6   -1/|Y| sum_Y p[c] log q^[c],  q^ = softmax of x over Y only
-    unbiased_distillation     eq. 5, 7   the same with q^[b] = sum_C q and q^[c] = q[c]
+    unbiased_distillation     eq. 5, 7   the same with q^[b] = sum_C q and q^[c] = q[c]; in general
+                                         q^[k] = sum of q over k and all that splits from k
 
 and, for classifiers that are one sigmoid per class (LwF-MC), with s = sigmoid(x) and the binary
 cross-entropy B(t, s) = -t log s - (1 - t) log(1 - s):
@@ -20,11 +22,13 @@ Losses of labels are averaged over the pixels that are not ignored, distillation
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
 
 
 def cross_entropy(
@@ -57,19 +61,16 @@ def unbiased_cross_entropy(
     targets: Tensor,
     num_old: int,
     *,
-    hidden: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Cross-entropy where background may be any old class, eq. 3 and 4, or any hidden one.
+    """Cross-entropy where background may be any old class, eq. 3 and 4.
 
     Args:
         logits: N,C,H,W.
         targets: N,H,W, channel numbers of any integer type.
-        num_old: number of old channels, background included; with 1 nothing is old and the result
-            is that of `cross_entropy`.
-        hidden: N,C, bool: which channels may hide in the background of an image instead of all old
-            ones. One step may learn from data sets that label different classes.
+        num_old: channels that were there before the step, background included; 0 in step 0, where
+            nothing is old and the result is that of `cross_entropy`.
         num_pixels: as in `cross_entropy`.
         ignore_index: the label of pixels that do not count.
 
@@ -77,17 +78,46 @@ def unbiased_cross_entropy(
         The mean over the pixels that are not ignored; 0 if all are.
     """
     ignore_index = ignore_value(targets, ignore_index)
-    assert 1 <= num_old <= logits.shape[1], (num_old, logits.shape)
+    assert 0 <= num_old <= logits.shape[1], (num_old, logits.shape)
     logits = at_least_float32(logits)
     everything = logits.logsumexp(1, keepdim=True)
-    if hidden is None:
-        background = logits[:, :num_old].logsumexp(1, keepdim=True)
-    else:
-        shut = ~hidden[:, 1:, None, None]
-        candidates = torch.cat([logits[:, :1], logits[:, 1:].masked_fill(shut, -torch.inf)], dim=1)
-        background = candidates.logsumexp(1, keepdim=True)
+    background = logits[:, : max(1, num_old)].logsumexp(1, keepdim=True)
     log_q = torch.cat([background, logits[:, 1:]], dim=1) - everything
     return _mean_negative(log_q, targets, num_pixels, ignore_index)
+
+
+def partial_cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    may_be: Tensor,
+    *,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
+) -> Tensor:
+    """Cross-entropy where a pixel may be one of several channels, which the image decides.
+
+    Where background may be any old class it is `unbiased_cross_entropy`, where every target is
+    itself alone it is `cross_entropy`. One step may learn from data sets that label different
+    classes, and a label may stand for several parts.
+
+    Args:
+        logits: N,C,H,W.
+        targets: N,H,W, channel numbers of any integer type.
+        may_be: N,C,C, bool: whether a pixel of an image whose target is y may be c; itself always.
+        num_pixels: as in `cross_entropy`.
+        ignore_index: the label of pixels that do not count.
+
+    Returns:
+        The mean over the pixels that are not ignored; 0 if all are.
+    """
+    ignore_index = ignore_value(targets, ignore_index)
+    logits = at_least_float32(logits)
+    counted = targets != ignore_index
+    target = (targets.long() * counted).unsqueeze(1).expand_as(logits)
+    allowed = may_be.transpose(1, 2).gather(2, target.flatten(2)).view_as(logits)
+    candidates = logits.masked_fill(~allowed, -torch.inf).logsumexp(1)
+    total = ((logits.logsumexp(1) - candidates) * counted).sum()
+    return total / pixel_count(logits, targets, num_pixels, ignore_index)
 
 
 def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
@@ -106,26 +136,37 @@ def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
     return -(p * log_q).mean()
 
 
-def unbiased_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
-    """Distillation where the teacher's background may be any new class, eq. 5 and 7.
+def unbiased_distillation(
+    logits: Tensor, old_logits: Tensor, new_origins: Sequence[int] | None = None
+) -> Tensor:
+    """Distillation where what a new class splits from may be that class, eq. 5 and 7.
 
     Args:
         logits: the student's, N,C,H,W.
         old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them. With K = C
             nothing is new and the result is that of `distillation`.
+        new_origins: the old channel that each new one splits from; all from the background, as in
+            the paper, if not given.
 
     Returns:
         The mean over all pixels and over the K old channels.
     """
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
-    everything = logits.logsumexp(1, keepdim=True)
-    background_or_new = torch.cat([logits[:, :1], logits[:, num_old:]], 1).logsumexp(
-        1, keepdim=True
-    )
+    origins = [0] * (logits.shape[1] - num_old) if new_origins is None else new_origins
     p = at_least_float32(old_logits.detach()).softmax(1)
-    log_q = torch.cat([background_or_new, logits[:, 1:num_old]], dim=1) - everything
+    log_q = fold_new(logits, origins) - logits.logsumexp(1, keepdim=True)
     return -(p * log_q).mean()
+
+
+def fold_new(logits: Tensor, new_origins: Sequence[int]) -> Tensor:
+    """Log-sum-exp of every old channel and the new ones that split from it, N,C,... to N,K,..."""
+    num_old = logits.shape[1] - len(new_origins)
+    folded = [logits[:, k : k + 1] for k in range(num_old)]
+    for origin in set(new_origins):
+        parts = [num_old + i for i, one in enumerate(new_origins) if one == origin]
+        folded[origin] = logits[:, [origin, *parts]].logsumexp(1, keepdim=True)
+    return torch.cat(folded, dim=1)
 
 
 def binary_cross_entropy(

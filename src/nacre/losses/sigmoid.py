@@ -34,10 +34,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
 from nacre.losses.fused import _losses
 from nacre.losses.kernels import Sums, _dot, leave_out_, sum_left_out
 from nacre.losses.reference import at_least_float32, pixel_count
-from nacre.scenarios.classes import IGNORE_INDEX, ignore_value
 
 NO_CHANNEL = -1
 """The target of a pixel that is none of the channels."""

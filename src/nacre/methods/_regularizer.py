@@ -30,6 +30,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.errors import NacreError
+from nacre.labels.channels import Growth
 from nacre.methods.base import Batch, Method, MethodConfig, Step, label_cross_entropy
 from nacre.models.network import Network, Output
 
@@ -54,8 +55,8 @@ class ParameterRegularizer(Method):
     """Tables that are seldom read and therefore lie in the CPU's memory."""
     config: RegularizerConfig
 
-    def __init__(self, config: MethodConfig, num_old: int) -> None:
-        super().__init__(config, num_old)
+    def __init__(self, config: MethodConfig, growth: Growth) -> None:
+        super().__init__(config, growth)
         self.tables: dict[str, Table] = {}
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 The trainer owns everything else. For a step it does, in this order:
 
-    method = Method(config, num_old)         # channels known before this step, 0 in step 0
+    method = Method(config, growth)          # what the step adds to the channels of the model
     method.grow(network, num_new)            # only after step 0
     method.prepare(step)                     # freeze, add rows: before optimizer and DDP are made
     optimizer = SGD(method.param_groups(step, groups))
@@ -42,6 +42,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from nacre.labels.channels import Growth
 from nacre.losses.fused import fused_losses
 from nacre.losses.kernels import Variant
 from nacre.losses.pseudo_labels import weighted_cross_entropy
@@ -164,17 +165,22 @@ class Method:
     persistent_state: ClassVar[frozenset[str]] = frozenset()
     """What `state` holds at the end of a step: the parts of its keys before the first dot."""
 
-    def __init__(self, config: MethodConfig, num_old: int) -> None:
+    def __init__(self, config: MethodConfig, growth: Growth) -> None:
         self.config = config
-        self.num_old = num_old
+        self.growth = growth
         self.parts = Parts(
             config.parts,
-            num_old,
+            growth.num_old,
             score="sigmoid" if config.has_sigmoids else "probability",
             unsure=self.unsure,
             weigh_images=self.weighs_images,
             extra_rows=self.extra_rows,
         )
+
+    @property
+    def num_old(self) -> int:
+        """Channels that were there before the step, the background included; 0 in step 0."""
+        return self.growth.num_old
 
     @classmethod
     def preset_values(cls, places: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,7 +279,7 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
             student.logits,
             batch.targets,
             batch.weights,
-            hidden=batch.hidden,
+            may_be=batch.may_be,
             num_pixels=batch.num_valid_pixels,
         )
         return {"ce": ce}
@@ -281,7 +287,7 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
         student.logits,
         batch.targets,
         ce=batch.ce("plain"),
-        hidden=batch.hidden,
+        may_be=batch.may_be,
         num_pixels=batch.num_valid_pixels,
     )
 
@@ -294,6 +300,7 @@ def label_losses(
     *,
     ce: Variant = "plain",
     kd: Variant = "plain",
+    new_origins: Sequence[int] | None = None,
 ) -> dict[str, Tensor]:
     """Return the cross-entropy and the weighted distillation of the old channels, `ce` and `kd`."""
     losses = fused_losses(
@@ -303,7 +310,8 @@ def label_losses(
         ce=batch.ce(ce),
         # Without a background that hid the new classes, only the old ones are compared (eq. 6)
         kd=kd if student.has_background else "plain",
-        hidden=batch.hidden,
+        may_be=batch.may_be,
+        new_origins=new_origins,
         num_pixels=batch.num_valid_pixels,
     )
     weight = config.distillation_weight(teacher.logits.shape[1])

@@ -15,7 +15,7 @@ is frozen, and only new rows decay. The backbone's rate is a tenth of the others
 `paper` and `small` have it (the released scripts' 0.001 is the backbone's).
 
 g is 1 on VOC and 35 on ADE20K, but at least 2 in step 0. In the released implementation pixels with
-the label 255 are negatives; here they are what `conventions.border` says. On ADE20K its rate rises
+the label 255 are negatives; here they are what `labels.border` says. On ADE20K its rate rises
 over the first fifth of a step, which `train.warmup_iterations` does where one knows that number.
 """
 
@@ -134,7 +134,7 @@ class Dkd(SigmoidMethod):
             student.logits[:, 1:],
             batch.targets,
             None if seen is None else seen.logits[:, 1:],
-            first_new=num_old or 1,
+            first_new=self.growth.first_new,
             positive_weight=config.positive_weight if num_old else config.base_positive_weight,
             hidden=None if batch.hidden is None else batch.hidden[:, 1:],
             num_pixels=batch.num_valid_pixels,

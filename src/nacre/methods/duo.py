@@ -25,6 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.errors import NacreError
+from nacre.labels.channels import ignore_value
 from nacre.losses.reference import upsample
 from nacre.methods.base import (
     Batch,
@@ -43,7 +44,6 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.ledger import LedgerHead
 from nacre.models.network import Network, Output
 from nacre.models.stage_grid import StageGrid
-from nacre.scenarios.classes import ignore_value
 
 
 class DuoConfig(DistillingConfig, SumsConfig):
@@ -133,7 +133,7 @@ class Duo(Ledger):
 
     def _judge(self, step: Step) -> None:
         """Find the new classes that the decoder has learned."""
-        ledger, first = _ledger(step.network), max(1, self.num_old)
+        ledger, first = _ledger(step.network), self.growth.first_new
         ledger.learned[0] = True
         own, background = ledger.learned.clone(), ledger.learned.clone()
         own[first:], background[first:] = True, False
@@ -150,7 +150,7 @@ def _compare(step: Step, batches: Iterable[Batch], *learned: Tensor) -> Tensor:
     shape = (len(learned), 3, network.num_classes)
     counts = torch.zeros(shape, dtype=torch.long, device=step.dist.device)
     for batch in batches:
-        targets = batch.sure_targets(step.num_old)
+        targets = batch.sure_targets(step.growth.first_new)
         features, stages = network.read(batch.images)
         logits, scores = network.decode(features, stages).logits, _ledger(network)(stages)
         for i, one in enumerate(learned):

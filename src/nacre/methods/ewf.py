@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
+from nacre.labels.channels import Growth
 from nacre.methods.base import Batch, Method, MethodConfig
 from nacre.methods.mib import Mib, MibConfig
 from nacre.models.network import Network, Output
@@ -51,9 +52,9 @@ class Ewf(Method):
     unsure = Mib.unsure
     config: EwfConfig
 
-    def __init__(self, config: MethodConfig, num_old: int) -> None:
-        super().__init__(config, num_old)
-        self.mib = Mib(MibConfig(name="mib", weight=self.config.weight), num_old)
+    def __init__(self, config: MethodConfig, growth: Growth) -> None:
+        super().__init__(config, growth)
+        self.mib = Mib(MibConfig(name="mib", weight=self.config.weight), growth)
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:

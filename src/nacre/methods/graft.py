@@ -43,6 +43,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from nacre.labels.channels import Growth, ignore_value
 from nacre.losses.fused import fused_losses
 from nacre.losses.grafting import (
     Drift,
@@ -69,7 +70,6 @@ from nacre.methods.base import (
     require_teacher,
 )
 from nacre.models.network import Network, Output
-from nacre.scenarios.classes import ignore_value
 
 VECTORS = 64
 """Kept of a class."""
@@ -125,8 +125,8 @@ class Graft(Method):
     persistent_state = frozenset({"classes", "background"})
     config: GraftConfig
 
-    def __init__(self, config: Any, num_old: int) -> None:
-        super().__init__(config, num_old)
+    def __init__(self, config: Any, growth: Growth) -> None:
+        super().__init__(config, growth)
         self.tables: dict[str, Tensor] = {}
         self._drawable = torch.zeros(0, dtype=torch.int64)
 
@@ -181,7 +181,7 @@ class Graft(Method):
             batch.targets,
             ce="unbiased",
             num_old=self.num_old,
-            hidden=batch.hidden,
+            may_be=batch.may_be,
             num_pixels=batch.num_valid_pixels,
         )["ce"]
         shares = cell_shares(self._is_new(batch.data_targets), size_of(student.logits))
@@ -267,17 +267,17 @@ class Graft(Method):
         height, width = given.shape[-2:]
         view = teacher_view(seen.logits, (height, width), "probability")
         named = torch.where(view.scores >= SURE, view.channels, ignored).to(given.dtype)
-        kept, sure = is_kept[:, None, None], batch.sure_targets(self.num_old)
+        kept, sure = is_kept[:, None, None], batch.sure_targets(self.growth.first_new)
         around = torch.where(kept, named, torch.zeros_like(given))
         # A label of an old class holds as long as what it labels is there.
         return torch.where(sure == 0, around, torch.where(kept, sure, ignored))
 
     def _is_new(self, targets: Tensor) -> Tensor:
-        return (targets >= max(self.num_old, 1)) & (targets != ignore_value(targets))
+        return (targets >= self.growth.first_new) & (targets != ignore_value(targets))
 
     def _new_masks(self, batch: Batch) -> list[Tensor]:
         """Return where in the maps each new class is labelled."""
-        channels = range(max(self.num_old, 1), self.num_old + self.step.num_new)
+        channels = range(self.growth.first_new, self.step.num_classes)
         return [self.step.network.over_maps(batch.targets == channel) for channel in channels]
 
     @torch.no_grad()
@@ -286,7 +286,7 @@ class Graft(Method):
         network: Network = step.network.eval()
         self._carry(step, network)
         wants_background = "background.weights" not in self.tables
-        found: list[Means] = [([], []) for _ in range(max(self.num_old, 1), step.num_classes)]
+        found: list[Means] = [([], []) for _ in range(self.growth.first_new, step.num_classes)]
         cells: list[Tensor] = []
         for batch in step.batches():
             output = network(batch.images)
@@ -321,7 +321,7 @@ class Graft(Method):
 
     def _keep_classes(self, step: Step, found: list[Tensor]) -> None:
         """Add some vectors of each new class to those of the old ones."""
-        first = max(self.num_old, 1) - 1
+        first = self.growth.first_new - 1
         kept = torch.zeros(first + len(found), VECTORS, found[0].shape[1])
         counts = torch.full((first + len(found),), UNKNOWN)
         for key, table in (("classes.vectors", kept), ("classes.counts", counts)):

@@ -18,7 +18,7 @@ The ridge is a share (`ridge`) of each feature's variance, the constant is not s
 Old classes cannot be overwritten: their sums stay. Steps in any order give the same head, a step
 or a class can be forgotten and models on one backbone merged (`nacre.runs.edit`). What
 depends on the order is the mask: background that the model before the step takes for a known class
-which may hide there is not counted (`train.unlabeled=background` counts all).
+which may hide there is not counted (`labels.unlabeled=background` counts all).
 
 Sums are kept in the model file as n and mean in float64 and the scatter around the mean in float32,
 of which half is stored: 2.3 MiB per class and step with EfficientNet-Lite0. See docs/ledger.md.
@@ -32,6 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.errors import NacreError
+from nacre.labels.channels import Growth, ignore_value
 from nacre.losses.pixel_sums import PixelSums
 from nacre.losses.reference import upsample
 from nacre.losses.ridge import Sums, from_products, join, solve
@@ -42,7 +43,6 @@ from nacre.models.config import DeepLabConfig, HeadConfig, ModelConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
-from nacre.scenarios.classes import ignore_value
 
 SCALE = 8.0
 """Of the logits over the regression's scores."""
@@ -87,8 +87,8 @@ class Ledger(Method):
     default_stride = DEFAULT_STRIDE
     config: SumsConfig
 
-    def __init__(self, config: Any, num_old: int) -> None:
-        super().__init__(config, num_old)
+    def __init__(self, config: Any, growth: Growth) -> None:
+        super().__init__(config, growth)
         self.sums: Sums | None = None
 
     @classmethod
@@ -151,7 +151,7 @@ class Ledger(Method):
     def passes(self, step: Step) -> list[int]:
         """Return by how many first channels the background is masked, in each pass."""
         known = [self.num_old]
-        if step.hidden is not None and bool(step.hidden[:, max(1, self.num_old) :].any()):
+        if step.may_be is not None and bool(step.may_be[:, 0, self.growth.first_new :].any()):
             known.append(step.num_classes)
         return known
 

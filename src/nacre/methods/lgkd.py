@@ -60,7 +60,7 @@ class Lgkd(Plop):
         if not self.num_old:
             return losses
         height, width = student.logits.shape[-2:]
-        targets = nearest_targets(batch.sure_targets(self.num_old), (height, width))
+        targets = nearest_targets(batch.sure_targets(self.growth.first_new), (height, width))
         pixels = batch.num_valid_pixels
         if pixels is not None:
             pixels *= targets.numel() / batch.targets.numel()

@@ -35,6 +35,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
+from nacre.labels.channels import Growth
 from nacre.methods.base import (
     Batch,
     DistillingConfig,
@@ -81,8 +82,8 @@ class Mib(Method):
     unsure = "kept"  # the unbiased cross-entropy knows what background may be
     config: MibConfig
 
-    def __init__(self, config: MethodConfig, num_old: int) -> None:
-        super().__init__(config, num_old)
+    def __init__(self, config: MethodConfig, growth: Growth) -> None:
+        super().__init__(config, growth)
         if self.config.ce == "plain":
             self.parts.unsure = "ignored"
 
@@ -101,12 +102,15 @@ class Mib(Method):
         return config.ce == "unbiased"
 
     def grow(self, network: Network, num_new: int) -> None:
-        """Share the background's probability among the new classes, eq. 8 and 9."""
-        network.grow(num_new, self.config.init)
+        """Share the probability of what new classes split from with them, eq. 8 and 9."""
+        network.grow(num_new, self.config.init, self.growth.new_origins)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 3 and 4, and the distillation, eq. 5 and 7."""
         if not self.num_old:
             return label_cross_entropy(batch, student)
         config, seen = self.config, require_teacher(teacher)
-        return label_losses(config, batch, student, seen, ce=config.ce, kd=config.kd)
+        origins = self.growth.new_origins
+        return label_losses(
+            config, batch, student, seen, ce=config.ce, kd=config.kd, new_origins=origins
+        )

@@ -236,17 +236,17 @@ class Parts:
             certain = certain_by_entropy(view, self.state["thresholds"])
         targets = pseudo_targets(batch.targets, view.channels, certain, unsure=self.unsure)
         weights = accepted_share(batch.targets, certain) if self.weigh_images else None
-        hidden = batch.hidden
-        if hidden is not None and self.unsure == "ignored":
+        may_be = batch.may_be
+        if may_be is not None and self.unsure == "ignored":
             # What is background still is so in the eyes of a teacher that knows the old classes.
-            hidden = hidden.clone()
-            hidden[:, : self.num_old] = False
+            may_be = may_be.clone()
+            may_be[:, 0, 1 : self.num_old] = False
         return replace(
             batch,
             targets=targets,
             replaced_targets=batch.targets,
             weights=weights,
-            hidden=hidden,
+            may_be=may_be,
         )
 
     def _view(self, old_logits: Tensor, batch: Batch, num_new: int) -> TeacherView:
@@ -269,7 +269,7 @@ class Parts:
         """Fuse what was learnt with what was known before."""
         if self._old:
             rule = self.config.fusion
-            factor = fusion_factor(step.num_old, step.num_new) if rule == "sqrt" else rule
+            factor = fusion_factor(self.num_old, step.num_new) if rule == "sqrt" else rule
             assert isinstance(factor, float | int)
             fuse_(step.network, self._old, float(factor))
             self._old = {}

@@ -136,7 +136,7 @@ class Ssul(Method):
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the binary cross-entropy over background, unknown and new classes."""
         assert student.unknown is not None
-        first_new = self.num_old or 1
+        first_new = self.growth.first_new
         logits = [student.logits[:, :1], student.unknown, student.logits[:, first_new:]]
         return fused_split_binary_losses(
             torch.cat(logits, 1),

@@ -31,6 +31,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.errors import NacreError
+from nacre.labels.channels import Growth
 from nacre.losses.feature_statistics import (
     FeatureMoments,
     FeatureStatistics,
@@ -118,8 +119,8 @@ class Star(SigmoidMethod):
     persistent_state = frozenset({"statistics"})
     config: StarConfig
 
-    def __init__(self, config: Any, num_old: int) -> None:
-        super().__init__(config, num_old)
+    def __init__(self, config: Any, growth: Growth) -> None:
+        super().__init__(config, growth)
         self.tables: dict[str, Tensor] = {}
         self._known: Replay | None = None
 
@@ -173,7 +174,7 @@ class Star(SigmoidMethod):
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy of new classes, with background again, and the two distances."""
-        first_new = self.num_old or 1
+        first_new = self.growth.first_new
         labeled = fused_split_binary_losses(
             student.logits[:, first_new:],
             batch.targets,
@@ -187,7 +188,7 @@ class Star(SigmoidMethod):
         seen = require_teacher(teacher)
         size = (student.logits.shape[-2], student.logits.shape[-1])
         targets = grid_targets(batch.data_targets, size)
-        sure = grid_targets(batch.sure_targets(self.num_old), size)
+        sure = grid_targets(batch.sure_targets(self.growth.first_new), size)
         is_background = (sure == 0) & (teacher_regions(seen.logits) == 0)
         replay, again = self._replay, student.logits[:, first_new:]
         again = sum_of_negatives(again, is_background.unsqueeze(1))
@@ -218,7 +219,7 @@ class Star(SigmoidMethod):
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
         """Keep the statistics of the new classes: one pass over the step's images."""
-        first_new = self.num_old or 1
+        first_new = self.growth.first_new
         moments, background = collect_moments(step, first_new)
         new = feature_statistics(moments)
         for field in fields(FeatureStatistics):

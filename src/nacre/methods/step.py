@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from nacre.labels.channels import Growth, ignore_value
 from nacre.losses.kernels import Variant
 from nacre.models.network import Network
-from nacre.scenarios.classes import ignore_value
 from nacre.utils.distributed import Distributed
 
 
@@ -21,8 +21,8 @@ class Batch:
         num_valid_pixels: How many pixels a loss on the targets is averaged over. It is the share
             of the whole batch, so that gradient accumulation and several processes change nothing.
             Pseudo-labels do not change it: it is counted with the labels of the data.
-        hidden: N,C, bool: the channels that may hide in the background of each image, where that is
-            known of the data and not simply all old ones. Cross-entropies take it into account.
+        may_be: N,C,C, bool: whether a pixel of an image whose target is y may in truth be c. None
+            where that is what the method's loss assumes by itself (`labels.rows_for_loss`).
         replaced_targets: N,H,W, the data's own, where pseudo-labels took their place.
         weights: N, of the images in the cross-entropy, where pseudo-labels say so.
         salient: N,H,W, bool: which background is salient, where there are maps of it.
@@ -31,21 +31,26 @@ class Batch:
     images: Tensor
     targets: Tensor
     num_valid_pixels: float | None = None
-    hidden: Tensor | None = None
+    may_be: Tensor | None = None
     replaced_targets: Tensor | None = None
     weights: Tensor | None = None
     salient: Tensor | None = None
 
+    @property
+    def hidden(self) -> Tensor | None:
+        """N,C: what background may in truth be, by image; None as for `may_be`."""
+        return None if self.may_be is None else self.may_be[:, 0]
+
     def ce(self, usual: Variant) -> Variant:
         """Return which cross-entropy is right: the usual one unless the data say what hides."""
-        return usual if self.hidden is None else "unbiased"
+        return usual if self.may_be is None else "unbiased"
 
-    def sure_targets(self, num_old: int) -> Tensor:
+    def sure_targets(self, first_new: int) -> Tensor:
         """The data's targets without background in which a new class may hide: it is ignored."""
         targets = self.data_targets
         if self.hidden is None:
             return targets
-        unsure = self.hidden[:, max(1, num_old) :].any(1)[:, None, None] & (targets == 0)
+        unsure = self.hidden[:, first_new:].any(1)[:, None, None] & (targets == 0)
         return targets.masked_fill(unsure, ignore_value(targets))
 
     @property
@@ -60,13 +65,12 @@ class Step:
 
     Attributes:
         index: Its number; 0 is the base.
-        class_names: Class name by channel, all that is known after the step.
-        num_old: Channels known before the step, background included; 0 in step 0.
+        growth: What it adds to the channels of the model.
         network: The student, already grown.
         teacher: The frozen network of the step before, where the method uses one.
         dist: Who computes, and where.
         iterations: Updates of the whole step.
-        hidden: One row of channels per data set, see `Batch`; None where all old ones may hide.
+        may_be: D,C,C: as in `Batch`, for each data set that it learns from.
         iterations_per_epoch: Updates of one pass over the step's images.
         overlapped: Whether pictures of this step may come again in others, with other labels.
         num_images: How many pictures it has; None if nobody counted.
@@ -76,13 +80,12 @@ class Step:
     """
 
     index: int
-    class_names: tuple[str, ...]
-    num_old: int
+    growth: Growth
     network: Network
     teacher: Network | None
     dist: Distributed
     iterations: int
-    hidden: Tensor | None = None
+    may_be: Tensor | None = None
     iterations_per_epoch: int = 1
     open_batches: Callable[[], Iterator[Batch]] | None = None
     overlapped: bool = True
@@ -93,12 +96,12 @@ class Step:
     @property
     def num_new(self) -> int:
         """Channels that the step adds; in step 0 all of them."""
-        return len(self.class_names) - self.num_old
+        return self.growth.num_new
 
     @property
     def num_classes(self) -> int:
         """All channels, background included."""
-        return len(self.class_names)
+        return len(self.growth.origins)
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's share of the step's images once, as the first epoch shows them."""

@@ -1,7 +1,8 @@
 """The classifier: one head per step, a 1x1 convolution, whose channels stand side by side.
 
 Channel 0 is the background. A new step adds a head and leaves the channels of the steps before as
-they are, unless it starts from the background. With C the new classes and background b:
+they are, unless it starts from what its classes split from (`nacre.labels.channels.Growth`). With C
+the new classes and background b, which all of them split from in the paper:
 
     eq. 8   w[c] = w_old[b]                 for c in C
     eq. 9   beta[c] = beta_old[b] - log|C|  for c in C
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -32,23 +33,26 @@ from torch import Tensor, nn
 from nacre.models.abn import ABN
 
 
-def split_background(weight: Tensor, bias: Tensor, num_new: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Share the background's probability evenly between itself and the new classes, eq. 8 and 9.
+def split_rows(
+    weight: Tensor, bias: Tensor, new_origins: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Share the probability of rows evenly with the new classes that split from them, eq. 8 and 9.
 
     Args:
-        weight: the background's row of the classifier's weights, of any shape.
-        bias: the background's bias, a scalar.
-        num_new: number of new classes, background not counted.
+        weight: the rows of the classifier's weights, K,...
+        bias: their biases, K.
+        new_origins: the row that each new class splits from, such as the background's.
 
     Returns:
-        The new classes' weights (num_new, *weight.shape), their biases (num_new,), and the
-        background's own bias (its weights stay). None of them shares memory or a graph with the
-        arguments.
+        The new classes' weights (N,...), their biases (N), and the biases of the K rows (whose
+        weights stay). None of them shares memory or a graph with the arguments.
     """
-    assert num_new >= 1, num_new
-    weight, bias = weight.detach(), bias.detach().reshape(())
-    shared_bias = bias - math.log(num_new + 1)
-    return weight.expand(num_new, *weight.shape).clone(), shared_bias.repeat(num_new), shared_bias
+    assert new_origins
+    weight, shared = weight.detach(), bias.detach().clone()
+    for origin in set(new_origins):
+        shared[origin] -= math.log(new_origins.count(origin) + 1)
+    rows = list(new_origins)
+    return weight[rows], shared[rows], shared
 
 
 def copy_row(weight: Tensor, bias: Tensor, num_new: int) -> tuple[Tensor, Tensor]:
@@ -174,14 +178,19 @@ class Classifier(nn.Module):
         self.heads.append(self._make_head(num_new))
 
     @torch.no_grad()
-    def grow_from_background(self, num_new: int) -> None:
-        """Add channels that start as even shares of the background, eq. 8 and 9."""
-        self.grow(num_new)
-        background, new = self._rows()[0], self._rows()[-1]
-        weight, bias, shared = split_background(background.weight[0], _bias(background)[0], num_new)
-        new.weight.copy_(weight)
+    def grow_from_origins(self, new_origins: Sequence[int]) -> None:
+        """Add channels that start as even shares of those that they split from, eq. 8 and 9."""
+        every = slice(None)
+        weight, bias, shared = split_rows(self.weight(every), self.bias(every), new_origins)
+        old = self._rows()
+        self.grow(len(new_origins))
+        new = self._rows()[-1]
+        new.weight.copy_(weight[:, :, None, None])
         _bias(new).copy_(bias)
-        _bias(background)[0] = shared
+        first = 0
+        for rows in old:
+            _bias(rows).copy_(shared[first : first + rows.out_channels])
+            first += rows.out_channels
 
     @torch.no_grad()
     def grow_from(self, name: ExtraRow, num_new: int) -> None:

@@ -160,10 +160,12 @@ class DeepLab(Network):
         prefix = "classifier."
         self.classifier.fit(name.removeprefix(prefix) for name in state if name.startswith(prefix))
 
-    def grow(self, num_new: int, init: Init = "random") -> None:
+    def grow(
+        self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
+    ) -> None:
         """Give the classifier channels for new classes."""
         if init == "background":
-            self.classifier.grow_from_background(num_new)
+            self.classifier.grow_from_origins(new_origins or [0] * num_new)
         else:
             self.classifier.grow(num_new)
         if self.ledger is not None:

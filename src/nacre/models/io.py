@@ -18,11 +18,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from torch import nn
 
 from nacre.errors import NacreError, check, describe_errors, shown
+from nacre.labels.channels import Channels
+from nacre.labels.space import BACKGROUND
 from nacre.models.build import read_model_config
 from nacre.models.hub import ADDRESS, hub_model
 from nacre.models.network import Network
 from nacre.models.rebuild import rebuild
-from nacre.scenarios.classes import BACKGROUND
 from nacre.utils.io import save_json
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 
@@ -34,7 +35,7 @@ MOST_CLASSES = 65_536
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Level = Annotated[int, Field(strict=True, ge=0, le=255)]
 Label = Annotated[int, Field(strict=True, ge=0, lt=MOST_CLASSES)]
-Channels = Annotated[int, Field(strict=True, ge=1, le=MOST_CLASSES)]
+NumChannels = Annotated[int, Field(strict=True, ge=1, le=MOST_CLASSES)]
 
 
 class LineageEntry(BaseModel):
@@ -83,12 +84,19 @@ class ModelInfo:
     classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
     colors: list[tuple[Level, Level, Level]]
     labels: list[Label | None]
-    steps: Annotated[list[Channels], Field(min_length=1, max_length=MOST_CLASSES)]
+    steps: Annotated[list[NumChannels], Field(min_length=1, max_length=MOST_CLASSES)]
     lineage: Lineage
     model: dict[str, Any]
     crop: Annotated[int, Field(strict=True, ge=1, le=8192)]
     predict_mode: Literal["crop", "full", "sliding"]
     config: dict[str, Any]
+
+    @property
+    def channels(self) -> Channels:
+        """Its channels: names, colors, and the step that learned each."""
+        step_of = [step for step, count in enumerate(self.steps) for _ in range(count)]
+        colors = [(r, g, b) for r, g, b in self.colors]
+        return Channels(tuple(self.classes), tuple(colors), tuple(step_of))
 
 
 def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tensors) -> None:

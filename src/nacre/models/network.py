@@ -128,5 +128,13 @@ class Network(nn.Module):
         """Take the form of a network of as many classes whose state was saved."""
 
     @abstractmethod
-    def grow(self, num_new: int, init: Init = "random") -> None:
-        """Add channels for new classes after those that there are."""
+    def grow(
+        self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
+    ) -> None:
+        """Add channels for new classes after those that there are.
+
+        Args:
+            num_new: how many.
+            init: how they start: as shares of the channels that they split from, or at random.
+            new_origins: the channel that each splits from; the background if not given.
+        """

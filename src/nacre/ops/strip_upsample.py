@@ -42,8 +42,9 @@ class Strip:
         return targets[self.images, self.rows].transpose(0, 1).flatten(0, 1)
 
     def repeat(self, values: Tensor) -> Tensor:
-        """Values N,C of the images, repeated for every row of the strip as L,C."""
-        return values[self.images].repeat(self.rows.stop - self.rows.start, 1)
+        """Values N,... of the images, repeated for every row of the strip as L,..."""
+        rows = self.rows.stop - self.rows.start
+        return values[self.images].repeat(rows, *[1] * (values.ndim - 1))
 
     def put(self, lines: Tensor, targets: Tensor) -> None:
         """Write lines L,W into their place in labels N,H,W."""

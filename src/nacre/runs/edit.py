@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from nacre.errors import NacreError, check, did_you_mean
+from nacre.labels.channels import extend_colors
 from nacre.losses.ridge import Sums, join
 from nacre.methods import find_method
 from nacre.methods.ledger import (
@@ -35,7 +36,6 @@ from nacre.models.classifier import Classifier
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
 from nacre.models.ledger import LedgerHead
-from nacre.runs.learn import extend_colors
 
 
 @dataclass(frozen=True)

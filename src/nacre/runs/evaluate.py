@@ -79,11 +79,13 @@ def _evaluate_on_folders(
     tested = config.tests if root is None else config.data
     sets = [LabeledSet(name, source, config.rename) for name, source in open_folders(own)]
     given = open_tests(tested, config.rename)
-    known = tuple(info.classes)
-    data = LearnData(tuple(sets), tuple(given), known, (), config.images, config.seed)
+    channels = info.channels
+    data = LearnData(
+        tuple(sets), tuple(given), channels, (), config.images, config.seed, config.labels
+    )
     dist = init_distributed(config.train.device)
     predictor = whole_predictor(network.to(dist.device), config.images)
-    tests = Tester(data, config, dist).compare(predictor, known, None).after
+    tests = Tester(data, config, dist).compare(predictor, channels, None).after
     if not tests:
         named = sorted({name for one in (*sets, *given) for name in one.names.values()})
         raise NacreError(
@@ -95,7 +97,7 @@ def _evaluate_on_folders(
         "classes": info.classes,
         "images": sum(test["images"] for test in tests),
         "iou": iou,
-        "mean_iou": mean_ious(iou, known, ()),
+        "mean_iou": mean_ious(iou, channels.names, ()),
         "tests": tests,
         "conventions": config.measured_under(),
     }

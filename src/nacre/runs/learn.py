@@ -6,7 +6,7 @@ new data is read: neither an old picture nor an old label.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from nacre.runs.records import LearnMetrics, read_record
 from nacre.runs.scenario_data import step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.runs.verdicts import judge
-from nacre.scenarios.classes import distinct_colors
 from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, learn_step
@@ -46,7 +45,6 @@ from nacre.utils.io import save_json
 from nacre.version import __version__
 
 Metrics = dict[str, Any]
-Color = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -134,22 +132,21 @@ class Learning:
 
     def _open(self) -> LearnData:
         """Open the data; the main process reads the index first, the others then find it."""
-        known = self.start.info.classes if self.start else ()
-        self.dist.on_main(lambda: bool(open_learn_data(self.config, known)))
-        return open_learn_data(self.config, known)
+        before = self.start.info.channels if self.start else None
+        self.dist.on_main(lambda: bool(open_learn_data(self.config, before)))
+        return open_learn_data(self.config, before)
 
     def _spec(self) -> StepSpec:
         dataset, dist = self.data.train_dataset(), self.dist
         shares = batch_shares(self.config, self.data)
         return StepSpec(
             index=self.index,
-            class_names=self.data.class_names,
-            num_old=len(self.data.known),
+            channels=self.data.channels,
+            growth=self.data.growth,
             dataset=dataset,
             sampler=step_sampler(
                 self.config, len(dataset), self.index, dist.rank, dist.world_size, shares
             ),
-            hidden=self.data.hidden(),
         )
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -198,7 +195,7 @@ class Learning:
         before = open_maps(self.folder.before) if self.start else None
         predictor = whole_predictor(network, self.config.images)
         tester = self._tester(only_tests=before is None)
-        found = tester.compare(predictor, self.data.class_names, before)
+        found = tester.compare(predictor, self.data.channels, before)
         metrics = self._metrics(found, network.stride)
 
         def write() -> None:
@@ -269,14 +266,13 @@ class Learning:
         return Position(self.index)
 
     def _info(self) -> ModelInfo:
-        start, names = self.start, self.data.class_names
-        steps = [*start.info.steps, len(self.data.new)] if start else [len(names)]
+        channels, before = self.data.channels, self.start.info.lineage if self.start else ()
         return ModelInfo(
-            classes=list(names),
-            colors=self._colors(),
-            labels=list(range(len(names))),
-            steps=steps,
-            lineage=[*(start.info.lineage if start else ()), self._lineage_entry()],
+            classes=list(channels.names),
+            colors=list(channels.colors),
+            labels=list(range(len(channels))),
+            steps=channels.per_step,
+            lineage=[*before, self._lineage_entry()],
             model=self.config.model.model_dump(mode="json"),
             crop=self.config.images.crop_size,
             predict_mode=self.config.images.predict_mode,
@@ -289,42 +285,9 @@ class Learning:
             "classes": list(self.data.new),
             "images": len(self.spec.dataset),
             "data": [one.name for one in self.data.sets],
-            "hidden": {one.name: self.data.hidden_names(one) for one in self.data.sets},
+            "hidden": {one.name: self.data.training_mapping(one).hidden for one in self.data.sets},
             "method": self.config.method.name,
             "iterations": self.spec.sampler.iterations,
             "when": self.folder.first_start(),
             "nacre": __version__,
         }
-
-    def _colors(self) -> list[Color]:
-        """Return the start model's colors, then for each new class one that no other class has."""
-        own = {
-            one.names[label]: color
-            for one in self.data.sets
-            for label, color in one.space.colors.items()
-            if label in one.names
-        }
-        before = self.start.info.colors if self.start else [(0, 0, 0)]
-        return extend_colors([(c[0], c[1], c[2]) for c in before], self.data.class_names, own)
-
-
-def extend_colors(
-    kept: Sequence[Color], names: Sequence[str], own: Mapping[str, Color]
-) -> list[Color]:
-    """Return colors by channel: those that are kept, then the data's own, else spread ones.
-
-    Args:
-        kept: Colors of the first channels.
-        names: Class name by channel.
-        own: Colors that the data give to classes; one that is taken is not given twice.
-    """
-    colors = list(kept)
-    given = {own[name] for name in names[len(kept) :] if name in own}
-    spread = distinct_colors(len(names) + len(kept) + len(given))
-    for channel, name in enumerate(names[len(kept) :], start=len(kept)):
-        color = own.get(name)
-        if color is None or color in colors:
-            free = (one for one in spread if one not in colors and one not in given)
-            color = next(free, spread[channel])
-        colors.append(color)
-    return colors

@@ -119,7 +119,7 @@ def build_learn_config(
     if preset and start is None:
         check_weights(preset, model)
     below = preset_values(preset, None, method) if preset else _automatic(automatic, method)
-    below = deep_merge({"conventions": {"border": "ignored"}}, below)
+    below = deep_merge({"labels": {"border": "ignored", "unseen": "background"}}, below)
     if start is not None:
         below["model"] = start.model
         below = deep_merge(below, {"images": {"crop_size": start.crop}})

@@ -14,6 +14,7 @@ from nacre.data.learn_data import (
 from nacre.data.source import Source
 from nacre.data.sources.folder import FolderConfig
 from nacre.errors import NacreError, did_you_mean
+from nacre.labels.channels import Channels
 from nacre.runs.learn_config import LearnConfig
 from nacre.runs.scenario_data import open_saliency
 
@@ -62,8 +63,8 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
-    """Open the data of a step for a model that knows these classes (none without a model)."""
+def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
+    """Open the data of a step for a model that has these channels (None without a model)."""
     sets = rename_classes(open_folders(config.data), config.rename)
     tests = open_tests(config.tests, config.rename)
     check_names([one.name for one in (*sets, *tests)])
@@ -75,16 +76,15 @@ def open_learn_data(config: LearnConfig, known: Sequence[str]) -> LearnData:
                 f"{one.name} has no training pictures: without train.txt and val.txt one in five "
                 f"is for testing, and so are its {len(one.val_index):,}; write both lists"
             )
-    new = choose_new_classes(sets, known, config.classes, config.new)
+    new = choose_new_classes(sets, before.names if before else (), config.classes, config.new)
     return LearnData(
         sets=tuple(sets),
         tests=tuple(tests),
-        known=tuple(known),
+        before=before,
         new=new,
         config=config.images,
         seed=config.seed,
-        border=config.conventions.border,
-        unlabeled=config.train.unlabeled,
+        policy=config.labels,
         saliency=open_saliency(config),
     )
 

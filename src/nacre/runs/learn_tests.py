@@ -26,7 +26,9 @@ from nacre.errors import NacreError
 from nacre.evaluation.confusion import ConfusionMatrix, iou, iou_by_class, mean_of
 from nacre.evaluation.evaluate import Metric, evaluate
 from nacre.evaluation.predictor import Predictor
-from nacre.scenarios.classes import BACKGROUND, ignore_value
+from nacre.labels.channels import Channels, ignore_value
+from nacre.labels.mapping import LabelPolicy
+from nacre.labels.space import BACKGROUND
 from nacre.training.config import Recipe
 from nacre.training.step import batches_to_test
 from nacre.utils.device import set_precision, sizes_vary
@@ -132,30 +134,32 @@ class Tester:
 
     def class_maps(self, predictor: Predictor) -> ClassMaps:
         """Return a network's class maps of all images on which networks are compared."""
+        before = self.data.before
+        assert before is not None, "only a step that continues a model compares"
         found = ClassMaps()
         for number, part in enumerate(self.data.seen_parts()):
-            dataset = self.data.eval_dataset(part, self.data.known)
+            dataset = self.data.eval_dataset(part, before)
             kept = _KeptMaps(self._keys(number, dataset))
             self._see(predictor, dataset, [kept])
             found |= kept.compute()
         return found
 
     def compare(
-        self, predictor: Predictor, class_names: Sequence[str], before: Mapping[str, Any] | None
+        self, predictor: Predictor, channels: Channels, before: Mapping[str, Any] | None
     ) -> Compared:
         """Test a network, beside the class maps that its start model was stored with."""
         device, known = self.dist.device, self.data.known
         sums: dict[tuple[str, str], Tensor] = {}
         shown: dict[str, tuple[LabeledSet, int, int]] = {}
-        agreement = torch.zeros(len(class_names), len(class_names), dtype=torch.int64)
+        agreement = torch.zeros(len(channels), len(channels), dtype=torch.int64)
         num_new = 0
         for number, part in enumerate(self.data.seen_parts()):
-            dataset = self.data.eval_dataset(part, class_names)
-            own = ConfusionMatrix(len(class_names), device)
+            dataset = self.data.eval_dataset(part, channels)
+            own = ConfusionMatrix(len(channels), device)
             metrics: list[Metric] = [own]
             if before is not None:
                 maps = (_read_map(before, key) for key in self._keys(number, dataset))
-                beside = _BesideBefore(maps, len(known), len(class_names), device)
+                beside = _BesideBefore(maps, len(known), len(channels), device)
                 metrics.append(beside)
             elif not part.is_test:
                 continue
@@ -174,13 +178,14 @@ class Tester:
             if part.is_new:
                 agreement, num_new = agreement + both, num_new + len(dataset)
 
-        def figures(when: str, names: Sequence[str]) -> list[dict[str, Any]]:
+        def figures(when: str, channels: Channels) -> list[dict[str, Any]]:
             rows = ((*shown[name], one) for (w, name), one in sums.items() if w == when)
-            found = [_figures(*row, names) for row in rows]
+            found = [_figures(*row, channels, self.data.policy) for row in rows]
             return [one for one in found if one["iou"]]
 
         agreed = _agreement(agreement, num_new, known) if before is not None else None
-        return Compared(figures("after", class_names), figures("before", known), agreed)
+        start = self.data.before or channels
+        return Compared(figures("after", channels), figures("before", start), agreed)
 
     def num_images(self, *, only_tests: bool) -> int:
         """Return how many images a pass looks at."""
@@ -237,17 +242,22 @@ def _read_map(maps: Mapping[str, Any], key: str) -> Tensor:
 
 
 def _figures(
-    one: LabeledSet, images: int, training: int, confusion: Tensor, names: Sequence[str]
+    one: LabeledSet,
+    images: int,
+    training: int,
+    confusion: Tensor,
+    channels: Channels,
+    policy: LabelPolicy,
 ) -> dict[str, Any]:
-    judged = [name for name in names if name in one.labeled]
-    folded = fold_hidden(confusion, one, names)
-    ious = dict(zip(names, iou_by_class(folded), strict=True))
+    judged = [name for name in channels.names if name in one.labeled]
+    folded = one.testing_mapping(channels, policy).fold(confusion)
+    ious = dict(zip(channels.names, iou_by_class(folded), strict=True))
     return {
         "name": one.name,
         "images": images,
         "training_images": training,
         "iou": {name: ious[name] for name in judged},
-        "counts": _counts(folded, names, judged),
+        "counts": _counts(folded, channels, judged),
     }
 
 
@@ -257,23 +267,11 @@ def _agreement(confusion: Tensor, images: int, known: Sequence[str]) -> dict[str
     return {"images": images, "iou": ious}
 
 
-def fold_hidden(confusion: Tensor, one: LabeledSet, class_names: Sequence[str]) -> Tensor:
-    """Count predictions of classes that a test set does not label as background."""
-    folded = confusion.clone()
-    for channel, hides in enumerate(one.hidden(class_names)):
-        if hides:
-            folded[:, 0] += folded[:, channel]
-            folded[:, channel] = 0
-    return folded
-
-
-def _counts(
-    confusion: Tensor, class_names: Sequence[str], judged: Sequence[str]
-) -> dict[str, list[int]]:
+def _counts(confusion: Tensor, channels: Channels, judged: Sequence[str]) -> dict[str, list[int]]:
     """Return, by class, the pixels hit, of the truth and of the prediction."""
     found = {}
     for name in judged:
-        channel = list(class_names).index(name)
+        channel = channels.of[name]
         found[name] = [
             int(confusion[channel, channel]),
             int(confusion[channel].sum()),

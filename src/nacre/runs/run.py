@@ -27,7 +27,7 @@ from nacre.models.pretrained import find_model_weights
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder, with_absolute_paths
 from nacre.runs.records import StepMetrics, read_record
-from nacre.runs.scenario_data import open_scenario, step_hidden, step_sampler
+from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.runs.step_cache import StepCache, digest_masks, step_keys
 from nacre.training.config import RunConfig
@@ -237,12 +237,11 @@ class Run:
         shares = self.data.batch_shares(step)
         return StepSpec(
             index=step,
-            class_names=classes.names(step),
-            num_old=classes.old_channels(step),
+            channels=classes.channels(step),
+            growth=classes.growth(step),
             dataset=dataset,
             # Old pictures take places of a batch; how long is learnt the step's own decide.
             sampler=step_sampler(self.config, num_own, step, dist.rank, dist.world_size, shares),
-            hidden=step_hidden(self.config, self.data, step),
             overlapped=self.data.scenario.setup == "overlapped",
         )
 
@@ -315,15 +314,16 @@ class Run:
 
     def _info(self, step: int) -> ModelInfo:
         classes = self.data.scenario.classes
+        channels = classes.channels(step)
         return ModelInfo(
-            classes=list(classes.names(step)),
-            colors=list(classes.colors(step)),
+            classes=list(channels.names),
+            colors=list(channels.colors),
             labels=[classes.space.background, *classes.seen(step)],
-            steps=[1 + len(classes.new(0)), *(len(one) for one in classes.steps[1 : step + 1])],
+            steps=channels.per_step,
             lineage=[
                 {
                     "step": index,
-                    "classes": [classes.space.names[label] for label in classes.new(index)],
+                    "classes": list(channels.learned_in(index)),
                     "images": len(self.data.image_lists[index]),
                     "data": [self.data.scenario.data],
                     "method": self.config.method.name,

@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from nacre.data import find_dataset, open_source
 from nacre.data.saliency import Saliency
 from nacre.data.sampler import StepSampler
@@ -35,7 +32,7 @@ def open_scenario(config: RunConfig) -> ScenarioData:
         source=source,
         scenario=task.merged() if merges else task,
         config=config.images,
-        conventions=config.conventions,
+        policy=config.labels,
         seed=config.seed,
         memory=config.memory,
         saliency=open_saliency(config),
@@ -74,15 +71,6 @@ def step_sampler(
         total=math.ceil(num_images / train.test_batch(1)) if one_pass else updates,
         shares=shares,
     )
-
-
-def step_hidden(config: RunConfig, data: ScenarioData, step: int) -> Tensor | None:
-    """Return which channels may hide in a step's pictures; None where the method's losses know."""
-    if step and config.train.unlabeled == "background":
-        parts = len(data.batch_shares(step) or [()])
-        return torch.zeros(parts, data.scenario.classes.channels(step), dtype=torch.bool)
-    old_hide = find_method(config.method.name).hides_old(config.method)
-    return data.hidden(step, old_hide=old_hide)
 
 
 def apply_scenario(

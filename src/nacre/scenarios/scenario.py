@@ -18,7 +18,8 @@ from typing import Literal, get_args
 from pydantic import Field, model_validator
 
 from nacre.errors import NacreError, check, did_you_mean, shown, unknown_name
-from nacre.scenarios.classes import ClassTable, LabelSpace, NamedTask, StepLabels, resolve_labels
+from nacre.labels.space import LabelSpace
+from nacre.scenarios.classes import ClassTable, NamedTask, StepLabels, resolve_labels
 from nacre.scenarios.label_index import Index
 from nacre.utils.config import Config
 from nacre.utils.yaml_file import read_yaml

@@ -11,7 +11,7 @@ from rich.text import Text
 from nacre.data.index import images_by_label, pixels_by_label
 from nacre.data.scan import ProblemKind
 from nacre.data.validate import _SHOWN, DataReport
-from nacre.scenarios.classes import LabelSpace
+from nacre.labels.space import LabelSpace
 
 
 def render(report: DataReport) -> Group:

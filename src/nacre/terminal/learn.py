@@ -19,7 +19,7 @@ def plan_lines(data: LearnData, how: str, reasons: Sequence[str]) -> RenderableT
     """Return what a step will learn from what and how, and what was chosen for it and why."""
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
-        hides = data.hidden_names(one)
+        hides = data.training_mapping(one).hidden
         text = f"{one.name}: {len(one.train_index):,} pictures label {_some(one.labeled)}"
         text += f"; its background may hide {_some(hides)}" if hides else ""
         lines.append(Text(text))

@@ -16,11 +16,10 @@ from nacre.data import find_dataset
 from nacre.data.source import DataConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, check, shown
+from nacre.labels.mapping import LabelPolicy
 from nacre.methods import MethodConfig, find_method
 from nacre.models.build import model_config_type
 from nacre.models.config import DeepLabConfig, ModelConfig
-from nacre.scenarios.classes import UnlabeledRule
-from nacre.scenarios.conventions import Conventions
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.optim import OptimConfig
 from nacre.training.presets import check_weights, preset_values
@@ -73,12 +72,6 @@ class TrainConfig(OptimConfig):
     grad_clip_norm: float | None = Field(
         None, gt=0, le=1e9, description="largest gradient norm; none by default"
     )
-    unlabeled: UnlabeledRule = Field(
-        "hidden",
-        description="classes that a data set does not label: hidden in its background, which the "
-        "losses then know, or background, as a plain cross-entropy takes them (to compare)",
-        json_schema_extra=LATER,
-    )
     precision: PrecisionName = Field(
         "auto",
         description="auto: bfloat16 or float16 on CUDA, float32 elsewhere; tf32: float32 with "
@@ -109,12 +102,13 @@ class Recipe(Config):
     model: ModelConfig = Field(default_factory=DeepLabConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     images: ImagesConfig = Field(default_factory=ImagesConfig)
-    conventions: Conventions = Field(default_factory=Conventions)
+    labels: LabelPolicy = Field(default_factory=LabelPolicy)
 
     def measured_under(self) -> ConfigValues:
         """Return every convention that a figure depends on, for the metrics files."""
         images = {"crop_size", "augmentation", "eval_mode", "mirror", "edges"}
-        return self.conventions.model_dump() | self.images.model_dump(include=images)
+        labels = self.labels.model_dump(include={"border", "unseen"})
+        return labels | self.images.model_dump(include=images)
 
     def to_dict(self) -> ConfigValues:
         """Return the config as plain data, as it is saved and compared."""
@@ -144,9 +138,9 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     model = _config_type(dataset.config, find_method(method).Config, _model_kind(raw))
     content = {**raw, "data": {"name": data_name, **read_section(raw, "data")}}
     content["method"] = {"name": method, **read_section(raw, "method")}
-    conventions = raw.get("conventions") or {}
-    if isinstance(conventions, Mapping):
-        content["conventions"] = {"border": dataset.border, **conventions}
+    labels = raw.get("labels") or {}
+    if isinstance(labels, Mapping):
+        content["labels"] = {"border": dataset.border, **labels}
     return check(model, content)
 
 

@@ -26,6 +26,8 @@ from nacre.data.dataset import (
 )
 from nacre.data.sampler import StepSampler
 from nacre.errors import NacreError
+from nacre.labels.channels import Channels, Growth
+from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
 from nacre.methods.parts import Shared
 from nacre.models.build import build_network
@@ -65,21 +67,19 @@ class StepSpec:
 
     Attributes:
         index: Its number among the steps that made the model.
-        class_names: Class name by channel after the step, the old ones first.
-        num_old: Channels of the model it starts from, background included; 0 without one.
+        channels: Of the model after the step.
+        growth: What the step adds to them.
         dataset: Its images, with targets.
         sampler: Which of them come when.
-        hidden: Which channels may hide in the background, a row per data set; None for all old.
         overlapped: Whether its images may come again in other steps.
         held_out: Images of the step that are not in `dataset`: no update is made from them.
     """
 
     index: int
-    class_names: tuple[str, ...]
-    num_old: int
+    channels: Channels
+    growth: Growth
     dataset: TrainDataset | UnionDataset
     sampler: StepSampler
-    hidden: Tensor | None = None
     overlapped: bool = True
     held_out: TrainDataset | UnionDataset | None = None
 
@@ -91,7 +91,7 @@ class StepSpec:
     @property
     def new_names(self) -> list[str]:
         """The classes that are new."""
-        return list(self.class_names[self.num_old or 1 :])
+        return list(self.channels.names[self.growth.first_new :])
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _iterate(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
 def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Trainer:
     """Grow the student, keep the teacher, make what updates the parameters; the method begins."""
     method, step = _begin(spec, start, recipe, session)
-    lr = recipe.train.incremental_lr if spec.num_old else recipe.train.lr
+    lr = recipe.train.incremental_lr if spec.growth.num_old else recipe.train.lr
     kept = keep_features(step.network, method, recipe.images.views)
     trainer = Trainer(step, method, recipe.train, lr, session.precision, kept)
     method.begin_step(step)
@@ -200,7 +200,7 @@ def _begin(
     spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session
 ) -> tuple[Method, Step]:
     """Return the method with what it kept, and the step with its networks and its images."""
-    method = find_method(recipe.method.name)(recipe.method, spec.num_old)
+    method = find_method(recipe.method.name)(recipe.method, spec.growth)
     if start is not None and start.method_state:
         method.load_state(start.method_state)
     step = replace(
@@ -239,7 +239,7 @@ def _grow(
     if start is None:
         crop_size = recipe.images.crop_size
         model = method.network_config(recipe.model)
-        network = build_network(model, len(spec.class_names), crop_size).to(dist.device)
+        network = build_network(model, len(spec.channels), crop_size).to(dist.device)
         if getattr(network, "ledger", None) is not None and "sums" not in method.persistent_state:
             raise NacreError(
                 f"model.grid_stride: method {method.name!r} keeps no sums for a ledger beside the "
@@ -259,15 +259,19 @@ def _grow(
         method.parts.remember(network)
         if method.needs_teacher:
             teacher = make_teacher(network, method.parts.shared)
-        num_new = len(spec.class_names) - spec.num_old
-        if not method.parts.grow(network, num_new):
-            method.grow(network, num_new)
+        if not method.parts.grow(network, spec.growth.num_new):
+            method.grow(network, spec.growth.num_new)
         method.parts.check_grown(network)
     iterations = spec.sampler.iterations
-    hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
-    return Step(
-        spec.index, spec.class_names, spec.num_old, network, teacher, dist, iterations, hidden
-    )
+    may_be = _may_be(spec, recipe, dist)
+    return Step(spec.index, spec.growth, network, teacher, dist, iterations, may_be)
+
+
+def _may_be(spec: StepSpec, recipe: Recipe, dist: Distributed) -> Tensor | None:
+    """Return what the method's loss is told of each data set, see `Step`."""
+    hides_old = find_method(recipe.method.name).hides_old(recipe.method)
+    rows = rows_for_loss(spec.dataset.mappings, spec.growth, hides_old=hides_old)
+    return None if rows is None else torch.from_numpy(rows).to(dist.device)
 
 
 def _check_needs(method: Method, network: Network) -> None:
@@ -338,10 +342,10 @@ def _plain_pass(
     pin = dist.device.type == "cuda"
     size = train.test_batch(1)  # not a process's share: a batch is the same for any number of them
     batches = plain_batches(dataset, size, dist.rank, dist.world_size, workers, pin)
-    hidden = None if spec.hidden is None else spec.hidden.to(dist.device)
+    may_be = _may_be(spec, recipe, dist)
     for done, sample in enumerate(until_stopped(batches, dist, session.should_stop), start=1):
         images, targets, whose = (one.to(dist.device, non_blocking=True) for one in sample)
-        yield Batch(images, targets, hidden=None if hidden is None else hidden[whose])
+        yield Batch(images, targets, may_be=None if may_be is None else may_be[whose])
         if counts:
             session.recorder(Iterated(spec.index, min(last, done * dist.world_size)))
 

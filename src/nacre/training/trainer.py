@@ -28,11 +28,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nacre.data.dataset import Sample
 from nacre.errors import NacreError, SaidElsewhere
+from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
-from nacre.scenarios.classes import ignore_value
 from nacre.training.config import TrainConfig
 from nacre.training.kept_features import KeptFeatures, View
 from nacre.training.optim import (
@@ -226,7 +226,7 @@ class Trainer:
         device = self.dist.device
         images = sample[0].to(device, non_blocking=True, memory_format=self.layout)
         targets = sample[1].to(device, non_blocking=True)
-        batch = Batch(images, targets, num_valid, self._hidden(sample))
+        batch = Batch(images, targets, num_valid, self._may_be(sample))
         self.last_image = images[:1]
         with self._mixed():
             asked: dict[str, Any] = {"with_stages": self.method.uses_stages}
@@ -291,12 +291,12 @@ class Trainer:
     def _mixed(self) -> contextlib.AbstractContextManager[object]:
         return self.precision.mixed(self.dist.device)
 
-    def _hidden(self, sample: Sample) -> Tensor | None:
-        """Return which channels may hide in the background of each image, by its data set."""
-        if self.step.hidden is None:
+    def _may_be(self, sample: Sample) -> Tensor | None:
+        """Return what the pixels of each image may in truth be, by its data set."""
+        if self.step.may_be is None:
             return None
         datasets = sample[2] if len(sample) > 2 else torch.zeros(len(sample[0]), dtype=torch.long)
-        return self.step.hidden[datasets.to(self.step.hidden.device, non_blocking=True)]
+        return self.step.may_be[datasets.to(self.step.may_be.device, non_blocking=True)]
 
     def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Exchange gradients between the processes only with the last micro-batch of a batch."""

@@ -6,7 +6,7 @@ import pytest
 
 from nacre.data.sources.classes_yaml import read_classes
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelSpace
+from nacre.labels.space import LabelSpace
 
 
 def _read(tmp_path: Path, text: str) -> LabelSpace:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nacre.labels.channels import IGNORE_INDEX
 from nacre.report.pictures.predict import TestImage, colorize, data_uri, open_data
 from nacre.report.pictures.sheet import DIFFERENT, RANDOM, PredictedImage, Sheet, comparison_sheet
 from nacre.report.results.aggregate import load_results
-from nacre.scenarios.classes import IGNORE_INDEX
 
 
 def make_sheet(paths: list[Path], count: int) -> Sheet:

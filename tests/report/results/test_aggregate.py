@@ -150,7 +150,7 @@ def test_scenarios_are_kept_apart(make_run: Any) -> None:
         {"train": {"precision": "bfloat16"}},
         {"train": {"precision": "tf32"}},
         {"train": {"nesterov": False}},
-        {"conventions": {"unseen": "background"}},
+        {"labels": {"unseen": "background"}},
     ],
 )
 def test_runs_that_differ_in_more_than_their_seed_are_two_rows(

@@ -75,8 +75,8 @@ def test_rows_without_deviations_have_the_papers_names(make_paper_run: Any) -> N
         ({"train": {"precision": "tf32"}}, "train.precision: tf32 (paper: float32)"),
         ({"train": {"nesterov": False}}, "train.nesterov: false (paper: true)"),
         (
-            {"conventions": {"unseen": "background"}},
-            "conventions.unseen: background (paper: ignored)",
+            {"labels": {"unseen": "background"}},
+            "labels.unseen: background (paper: ignored)",
         ),
     ],
 )

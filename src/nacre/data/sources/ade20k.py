@@ -17,7 +17,8 @@ from nacre.data.scan import Pair
 from nacre.data.source import DataConfig, Split
 from nacre.data.sources.files import FileSource
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelSpace, NamedTask, StepLabels
+from nacre.labels.space import LabelSpace
+from nacre.scenarios.classes import NamedTask, StepLabels
 from nacre.utils.affects import NOTHING
 from nacre.utils.system import expand_user
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError, did_you_mean, has_control_characters, shown
-from nacre.scenarios.classes import BACKGROUND, LabelSpace
+from nacre.labels.space import BACKGROUND, LabelSpace
 from nacre.utils.io import read_text
 from nacre.utils.yaml_file import MAX_BYTES, parse_yaml
 

@@ -13,7 +13,7 @@ from nacre.data.index import build_index
 from nacre.data.scan import Pair
 from nacre.data.source import Mask, Split
 from nacre.errors import NacreError
-from nacre.scenarios.classes import LabelSpace
+from nacre.labels.space import LabelSpace
 from nacre.scenarios.label_index import Index
 
 

@@ -23,7 +23,7 @@ from nacre.data.source import DataConfig, Split
 from nacre.data.sources.classes_yaml import read_classes
 from nacre.data.sources.files import FileSource
 from nacre.errors import NacreError, has_control_characters
-from nacre.scenarios.classes import LabelSpace
+from nacre.labels.space import LabelSpace
 from nacre.utils.affects import NOTHING
 from nacre.utils.io import read_text
 from nacre.utils.system import expand_user

@@ -14,7 +14,7 @@ from nacre.data.sources.scenes_render import (
     render,
     scene_name,
 )
-from nacre.scenarios.classes import LabelSpace
+from nacre.labels.space import LabelSpace
 from nacre.scenarios.label_index import Index
 
 SPACE = LabelSpace(names=dict(enumerate(CLASS_NAMES, start=1)), background=0, ignored=None)

@@ -307,8 +307,11 @@ class Adapter(Network):
         height, width = (-(-side // self.divisor) * self.divisor for side in size)
         return self.fixed_size or (height, width)
 
-    def grow(self, num_new: int, init: Init = "random") -> None:
-        """Give the network channels for new classes."""
+    def grow(
+        self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
+    ) -> None:
+        """Give the network channels for new classes, which all split from the background."""
+        assert not any(new_origins or ()), "rows of a foreign network start as the background's"
         widened = widen(
             self.model,
             num_new,

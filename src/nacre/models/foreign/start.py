@@ -10,11 +10,12 @@ from typing import Any
 from torch import nn
 
 from nacre.errors import NacreError
+from nacre.labels.channels import distinct_colors
+from nacre.labels.space import BACKGROUND
 from nacre.models.foreign.widen import check_type
 from nacre.models.io import ModelInfo, save_model
 from nacre.models.kinds import hf, object
 from nacre.models.kinds.base import ForeignConfig, adapt
-from nacre.scenarios.classes import BACKGROUND, distinct_colors
 
 
 def save_start(

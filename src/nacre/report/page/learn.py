@@ -74,7 +74,7 @@ def step_pictures(folder: Path, count: int) -> StepPictures:
     device = choose_device("auto")
     network, info, _ = load_model(folder / "model.safetensors", device)
     start = load_model(config.start, device) if config.start else None
-    data = open_learn_data(config, start[1].classes if start else ())
+    data = open_learn_data(config, start[1].channels if start else None)
     images = _read_some(data, MOST)
     after = predict_masks(whole_predictor(network, config.images), images)
     before: Sequence[Pixels | None] = [None] * len(images)
@@ -90,7 +90,7 @@ def _read_some(data: LearnData, most: int) -> list[TestImage]:
     images: list[TestImage] = []
     each = max(1, most // len(data.sets))
     for part in (part for part in data.seen_parts() if part.is_new):
-        dataset = data.eval_dataset(part, data.class_names)
+        dataset = data.eval_dataset(part, data.channels)
         places = np.unique(np.linspace(0, len(dataset) - 1, min(each, len(dataset))).round())
         images += read_images(dataset, [int(place) for place in places])
     return images

@@ -12,8 +12,9 @@ import numpy as np
 from nacre.data.source import Mask
 from nacre.data.step_data import ScenarioData
 from nacre.data.transforms import eval_sample
+from nacre.labels.channels import ignore_value
+from nacre.labels.mapping import LabelPolicy
 from nacre.report.pictures.predict import UNTESTED, Color, Pixels
-from nacre.scenarios.classes import ignore_value, map_labels
 
 SAMPLE = 60
 """Images of a step among which one is chosen."""
@@ -60,14 +61,14 @@ def _shift(data: ScenarioData, step: int, seed: int) -> Shift:
     best = max(names, key=lambda name: _telling(data, step, _mask(data, name)))
     picture = data.source.image("train", best)
     pixels, mask = eval_sample(picture, _mask(data, best), data.config)
-    classes, border = data.scenario.classes, data.conventions.border
+    classes, policy = data.scenario.classes, data.policy
     last = data.num_steps - 1
     return Shift(
         step=step,
         name=best,
         pixels=np.ascontiguousarray(pixels.transpose(1, 2, 0)),
-        labels=map_labels(mask, classes.training_table(step, border)),
-        truth=map_labels(mask, classes.testing_table(last, "background")),
+        labels=classes.training_mapping(step, policy).apply(mask),
+        truth=classes.testing_mapping(last, LabelPolicy(unseen="background")).apply(mask),
         hidden=_hidden(data, step, mask),
     )
 
@@ -77,11 +78,11 @@ def _mask(data: ScenarioData, name: str) -> Mask:
 
 
 def _hidden(data: ScenarioData, step: int, mask: Mask) -> Pixels:
-    table = np.full(65536, NOTHING, np.uint8)
     classes = data.scenario.classes
-    table[list(classes.old(step))] = OLD
-    table[list(classes.future(step))] = FUTURE
-    return map_labels(mask, table)
+    found = np.full(mask.shape, NOTHING, np.uint8)
+    found[np.isin(mask, classes.old(step))] = OLD
+    found[np.isin(mask, classes.future(step))] = FUTURE
+    return found
 
 
 def _telling(data: ScenarioData, step: int, mask: Mask) -> float:

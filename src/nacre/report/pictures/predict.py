@@ -15,12 +15,12 @@ from nacre.data.dataset import EvalDataset
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
+from nacre.labels.channels import ignore_value
 from nacre.models.io import load_model
 from nacre.models.network import Network
 from nacre.report.results.aggregate import Row
 from nacre.runs.folder import read_config
 from nacre.runs.scenario_data import open_scenario
-from nacre.scenarios.classes import ignore_value
 from nacre.utils.device import choose_device
 
 Pixels = npt.NDArray[np.uint8]

@@ -13,6 +13,7 @@ import numpy as np
 
 from nacre.data.step_data import ScenarioData
 from nacre.evaluation.predictor import cut_predictor
+from nacre.labels.channels import IGNORE_INDEX, WIDE_IGNORE_INDEX
 from nacre.models.network import Network
 from nacre.report.pictures.predict import (
     Color,
@@ -25,7 +26,6 @@ from nacre.report.pictures.predict import (
 from nacre.report.results.aggregate import ScenarioResults
 from nacre.report.results.runs import RunResult
 from nacre.runs.folder import RunFolder
-from nacre.scenarios.classes import IGNORE_INDEX, WIDE_IGNORE_INDEX
 
 DIFFERENT, RANDOM = "methods differ most", "drawn at random"
 
@@ -106,7 +106,7 @@ def comparison_sheet(
         for i, why in _choose(scores, count, rng)
     )
     columns = tuple(row.name for row in results.rows)
-    return Sheet(columns, names, classes.colors(step), pictures, len(images))
+    return Sheet(columns, names, classes.channels(step).colors, pictures, len(images))
 
 
 def last_network(run: RunResult, classes: Sequence[str]) -> Network:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from nacre.evaluation.confusion import mean_of
+from nacre.labels.space import BACKGROUND
 from nacre.report.results.aggregate import Row, ScenarioResults, seed_of
 from nacre.report.results.deviations import deviations
 from nacre.report.results.published import (
@@ -22,7 +23,6 @@ from nacre.report.results.published import (
     published,
     published_name,
 )
-from nacre.scenarios.classes import BACKGROUND
 
 ALL = "all"
 

@@ -56,8 +56,9 @@ class TrialData(ScenarioData):
             return self.whole.eval_dataset(step)
         _, held_out = split(self.whole.image_lists[FIRST], self.seed)
         names = [self.train_index.names[image] for image in held_out]
-        lut = self.scenario.classes.training_table(FIRST, "ignored")
-        return EvalDataset(self.source, names, lut, self.config, split="train")
+        policy = self.policy.model_copy(update={"border": "ignored"})
+        mapping = self.scenario.classes.training_mapping(FIRST, policy)
+        return EvalDataset(self.source, names, mapping, self.config, split="train")
 
 
 def trial_data(whole: ScenarioData) -> TrialData:
