@@ -8,8 +8,9 @@ Background that the model before a step takes for a known class is not counted i
 chain of steps depends on their order, and a model that forgot a step or was merged differs from one
 learned from scratch. Each such pair is compared on the test images: the share of pixels on which
 both predict the same class, and the mean IoU of both (without background; pixels of classes that a
-model has not learned are ignored). Without masks all pairs are equal, as tests hold. Features are computed once, with preset small (pretrained
-EfficientNet-Lite0, stride 16), and kept in memory: 0.34 MB per image at 160 pixels.
+model has not learned are ignored). Without masks all pairs are equal, as tests hold. Features are
+computed once, with preset small (pretrained EfficientNet-Lite0, stride 16), and kept in memory:
+0.34 MB per image at 160 pixels.
 """
 
 from __future__ import annotations

@@ -49,7 +49,12 @@ def explicit_sums(x, y, step=0):
     step, channel, count, mean, scatter = zip(*columns, strict=True)
     count = torch.tensor(count, dtype=torch.float64)
     return Sums(
-        torch.stack(step), torch.stack(channel), count, torch.stack(mean), torch.stack(scatter)
+        torch.stack(step),
+        torch.zeros(len(step), dtype=torch.int64),
+        torch.stack(channel),
+        count,
+        torch.stack(mean),
+        torch.stack(scatter),
     )
 
 
