@@ -149,9 +149,13 @@ def test_folders_that_label_different_classes_are_learned_together(tmp_path):
     model = nacre.learn(parts, out=tmp_path / "model", method="ledger", config=RECIPE)
     plain = {**RECIPE, "train": {"batch_size": 8, "unlabeled": "background"}}
     other = nacre.learn(parts, out=tmp_path / "plain", method="ledger", config=plain)
-    counts = [open_ledger(one.path).sums.count.tolist() for one in (model, other)]
-    assert counts[0][1:] == counts[1][1:], "labeled pixels count alike"
-    assert counts[0][0] < counts[1][0], "what may be the other folder's class is no background"
+    tables = [open_ledger(one.path).sums for one in (model, other)]
+    for sums in tables:
+        places = zip(sums.folder.tolist(), sums.channel.tolist(), strict=True)
+        assert list(places) == [(0, 0), (0, 1), (1, 0), (1, 2)], "a row per folder and class"
+    masked, plain = (sums.count.tolist() for sums in tables)
+    assert masked[1::2] == plain[1::2], "labeled pixels count alike"
+    assert masked[0] + masked[2] < plain[0] + plain[2], "the other folder's class is no background"
     grown = model.learn(
         write_folder(tmp_path / "again", ["pearl", "starfish"], world=WORLD),
         out=tmp_path / "grown",
