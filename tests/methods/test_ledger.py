@@ -275,7 +275,7 @@ def test_the_papers_preset_gives_it_the_papers_network_and_crop(tmp_path):
     stand_in = {
         **TWO_STEPS,
         "data": {"train": 12, "val": 4, "size": 32},
-        "model": {"backbone": "tiny", "weights": "none"},
+        "model": {"backbone": "resnet18", "weights": "none"},
         "images": {"crop_size": 32},
     }
     run_scenario(build_config(preset="paper", overrides=stand_in), tmp_path)
