@@ -23,6 +23,7 @@ import export
 import growth
 import importing
 import large_grid
+import ledger
 import loss_head
 import maps
 import methods
@@ -35,6 +36,7 @@ from measuring import Row, run, save, show
 BENCHMARKS = {
     "the losses": loss_head.measure,
     "the methods' updates": methods.measure,
+    "the ledger's sums": ledger.measure,
     "others' networks": networks.measure,
     "in-place normalisation": abn.measure,
     "the step of preset small": small_step.measure,

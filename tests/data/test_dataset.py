@@ -115,8 +115,10 @@ def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, proce
         for rank in range(processes)
     ]
     batches = [dealt[i % processes][i // processes] for i in range(sum(map(len, dealt)))]
-    assert [len(images) for images, *_ in batches] == ([4, 4, 4, 1] if test == "crop" else [1] * 13)
-    assert torch.cat([whose for *_, whose in batches]).tolist() == [0] * 6 + [1] * 7
+    sizes = [4, 2, 4, 3] if test == "crop" else [1] * 13
+    assert [len(images) for images, *_ in batches] == sizes, "a batch is of one data set"
+    whose = [int(part) for *_, part in batches]
+    assert whose == ([0, 0, 1, 1] if test == "crop" else [0] * 6 + [1] * 7)
     tested = loading.EvalDataset(scenes, names, mapping, pictures, "train")
     for part in (0, 1):
         wanted = torch.cat([tested[i][part][None] for i in range(len(names))])

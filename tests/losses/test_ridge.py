@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from nacre.errors import NacreError
+from nacre.losses import pixel_sums
 from nacre.losses.pixel_sums import PixelSums
 from nacre.losses.ridge import Sums, from_products, join, solve
 
@@ -48,14 +49,21 @@ def explicit_sums(x, y, step=0):
     step, channel, count, mean, scatter = zip(*columns, strict=True)
     count = torch.tensor(count, dtype=torch.float64)
     return Sums(
-        torch.stack(step), torch.stack(channel), count, torch.stack(mean), torch.stack(scatter)
+        torch.stack(step),
+        torch.zeros(len(step), dtype=torch.int64),
+        torch.stack(channel),
+        count,
+        torch.stack(mean),
+        torch.stack(scatter),
     )
 
 
+@pytest.mark.parametrize("block", [2, 100], ids=["in blocks", "at once"])
 @pytest.mark.parametrize(
     ("grid", "size"), [((3, 4), (24, 20)), ((1, 1), (7, 5)), ((5, 3), (33, 9))]
 )
-def test_sums_are_those_of_explicitly_upsampled_features(grid, size):
+def test_sums_are_those_of_explicitly_upsampled_features(grid, size, block, monkeypatch):
+    monkeypatch.setattr(pixel_sums, "_BLOCK", block)
     batches = [draw(seed, grid=grid, size=size) for seed in range(2)]
     sums = added(*batches)
     x, y = (torch.cat(part) for part in zip(*(pixels(*one) for one in batches), strict=True))

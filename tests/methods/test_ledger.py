@@ -24,6 +24,7 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.edit import open_ledger
 from nacre.runs.learn_plan import plan_learning
 from nacre.runs.run import run_scenario
+from nacre.training.config import build_config
 from nacre.training.events import Iterated
 from partial_data import write_folder
 from small_steps import ALONE, OLD, SIDE, may_be, pictures
@@ -148,9 +149,13 @@ def test_folders_that_label_different_classes_are_learned_together(tmp_path):
     model = nacre.learn(parts, out=tmp_path / "model", method="ledger", config=RECIPE)
     plain = {**RECIPE, "train": {"batch_size": 8}, "labels": {"unlabeled": "background"}}
     other = nacre.learn(parts, out=tmp_path / "plain", method="ledger", config=plain)
-    counts = [open_ledger(one.path).sums.count.tolist() for one in (model, other)]
-    assert counts[0][1:] == counts[1][1:], "labeled pixels count alike"
-    assert counts[0][0] < counts[1][0], "what may be the other folder's class is no background"
+    tables = [open_ledger(one.path).sums for one in (model, other)]
+    for sums in tables:
+        places = zip(sums.folder.tolist(), sums.channel.tolist(), strict=True)
+        assert list(places) == [(0, 0), (0, 1), (1, 0), (1, 2)], "a row per folder and class"
+    masked, plain = (sums.count.tolist() for sums in tables)
+    assert masked[1::2] == plain[1::2], "labeled pixels count alike"
+    assert masked[0] + masked[2] < plain[0] + plain[2], "the other folder's class is no background"
     grown = model.learn(
         write_folder(tmp_path / "again", ["pearl", "starfish"], world=WORLD),
         out=tmp_path / "grown",
@@ -258,6 +263,23 @@ def test_the_plan_of_a_step_speaks_of_one_pass(tmp_path):
     plan = plan_learning([pearls], None, values={"method": {"name": "ledger"}})
     assert plan.reasons[-1] == "one pass over the images, without an update"
     assert not any("updates" in reason for reason in plan.reasons)
+
+
+def test_the_papers_preset_gives_it_the_papers_network_and_crop(tmp_path):
+    chosen = {"scenario": "voc/15-1/overlapped", "method": {"name": "ledger"}}
+    given = {"data": {"root": "x"}, "model": {"weights": "none"}}
+    config = build_config(preset="paper", overrides={**chosen, **given})
+    model = LEDGER(config.method, 0).network_config(config.model)
+    assert (model.backbone, model.output_stride, model.decoder) == ("resnet101", 16, "stages")
+    assert config.images.crop_size == 512
+    stand_in = {
+        **TWO_STEPS,
+        "data": {"train": 12, "val": 4, "size": 32},
+        "model": {"backbone": "resnet18", "weights": "none"},
+        "images": {"crop_size": 32},
+    }
+    run_scenario(build_config(preset="paper", overrides=stand_in), tmp_path)
+    assert len(open_ledger(tmp_path).sums) == 10
 
 
 def test_a_dry_run_shows_the_network_that_it_would_learn():

@@ -13,7 +13,7 @@ from nacre.cli.app import app
 from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.errors import NacreError
 from nacre.models.io import load_model
-from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
+from nacre.runs.edit import forget_class, forget_folder, forget_step, merge, open_ledger
 from partial_data import LABELS, write_folder
 
 WORLD = ScenesConfig(train=40, val=6, size=32, seed=3)
@@ -88,6 +88,21 @@ def test_a_forgotten_step_leaves_the_model_that_never_saw_it(learned):
         assert_same_head(found, wanted)
         assert [one["step"] for one in found.info.lineage] == [0, 1]
         assert sum(found.info.steps) == len(found.info.classes)
+
+
+def test_a_forgotten_folder_leaves_the_model_that_never_saw_it(learned, folders, tmp_path):
+    pair = [folders["starfish"], folders["both"]]
+    start = learned("pearl")
+    nacre.learn(pair, start=start, out=tmp_path / "m", method="ledger", config=RECIPE)
+    whole = open_ledger(tmp_path / "m")
+    for name, left in (("both", "starfish"), ("starfish", "both")):
+        found, wanted = forget_folder(whole, name), open_ledger(learned("pearl", left))
+        assert_same_head(found, wanted)
+        assert found.info.classes == wanted.info.classes
+        for key in ("data", "images", "classes", "folder_images"):
+            assert found.info.lineage[1][key] == wanted.info.lineage[1][key]
+        assert found.sums.folder.tolist() == wanted.sums.folder.tolist()
+    assert_same_head(forget_folder(whole, "pearl"), forget_step(whole, 0))
 
 
 def test_a_forgotten_class_leaves_the_model_of_which_its_pixels_were_ignored(
@@ -168,13 +183,15 @@ def test_what_cannot_be_edited_is_said_in_one_sentence(learned, folders, tmp_pat
     whole = open_ledger(path)
     with pytest.raises(NacreError, match="there is no step 2: the model has steps 0 to 1"):
         forget_step(whole, 2)
+    with pytest.raises(NacreError, match=r"'perl': one step must have learned from it.*pearl"):
+        forget_folder(whole, "perl")
     with pytest.raises(NacreError, match=r"knows no class 'perl'.*pearl"):
         forget_class(whole, "perl")
     with pytest.raises(NacreError, match="no class would be left"):
         forget_class(forget_class(whole, "pearl"), "starfish")
     with pytest.raises(NacreError, match="one model cannot be merged"):
         merge([whole])
-    with pytest.raises(NacreError, match="either a step or a class"):
+    with pytest.raises(NacreError, match="either a step, a folder of it, or a class"):
         nacre.load(path).forget(out=tmp_path / "x")
     with pytest.raises(NacreError, match="exists already"):
         nacre.load(path).forget(step=0, out=path)

@@ -25,7 +25,7 @@ from nacre.models.foreign.start import save_start
 from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
-from nacre.runs.edit import forget_class, forget_step, open_ledger, save_ledger
+from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledger, save_ledger
 from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
@@ -99,14 +99,20 @@ class Model:
         return learn(data, start=self, **options)
 
     def forget(
-        self, *, step: int | None = None, class_name: str | None = None, out: str | Path
+        self,
+        *,
+        step: int | None = None,
+        folder: str | None = None,
+        class_name: str | None = None,
+        out: str | Path,
     ) -> "Model":
-        """Return the model that never learned a step or a class; this one stays as it is.
+        """Return the model that never learned a step, a folder or a class; this one stays as it is.
 
         It takes a model that the method ledger learned, and no image.
 
         Args:
             step: Place of the step among those that made the model; 0 is the first.
+            folder: Or a data folder by its name; with `step` where several steps have such a one.
             class_name: Or a class, whose pixels count as if they had been ignored.
             out: Folder for the new model.
         """
@@ -114,10 +120,15 @@ class Model:
             raise NacreError(
                 "this model was not loaded from a file; call forget of nacre.load(path)"
             )
-        if (step is None) == (class_name is None):
-            raise NacreError("name what is forgotten: either a step or a class")
+        if (step is None and folder is None) == (class_name is None):
+            raise NacreError("name what is forgotten: either a step, a folder of it, or a class")
         known = open_ledger(self.path)
-        edited = forget_class(known, class_name) if class_name else forget_step(known, step or 0)
+        if class_name is not None:
+            edited = forget_class(known, class_name)
+        elif folder is not None:
+            edited = forget_folder(known, folder, step)
+        else:
+            edited = forget_step(known, step or 0)
         return load(save_ledger(edited, Path(out)))
 
     def push_to_hub(

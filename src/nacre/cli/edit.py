@@ -15,18 +15,20 @@ Out = Annotated[Path, typer.Option(help="Folder for the new model.")]
 
 @app.command(
     epilog="Examples:  nacre forget models/pets --step 1 --out models/pets-without;  "
+    "nacre forget models/pets --folder birds --out models/no-birds;  "
     "nacre forget models/pets --class cat --out models/no-cat"
 )
 def forget(
     model: Annotated[Path, typer.Argument(help="A model that ledger or duo learned.")],
     out: Out,
     step: Annotated[int | None, typer.Option(help="The step, as `nacre log` counts.")] = None,
+    folder: Annotated[str | None, typer.Option(help="A data folder's name.")] = None,
     class_name: Annotated[str | None, typer.Option("--class", help="The class's name.")] = None,
 ) -> None:
-    """Take a step or a class out of a model: the new one never learned it."""
+    """Take a step, a data folder or a class out of a model: the new one never learned it."""
     from nacre.api.model import load
 
-    edited = load(model, "cpu").forget(step=step, class_name=class_name, out=out)
+    edited = load(model, "cpu").forget(step=step, folder=folder, class_name=class_name, out=out)
     note = "the ledger's part never learned it; the weights of the decoder beside it were learned "
     _show(edited, note + "with it and stay")
 

@@ -194,22 +194,24 @@ def plain_batches(
 ) -> Iterator[Sample]:
     """Yield batches of a step's images, each image once over all processes and not augmented.
 
-    Images are cut as they are tested; the last batch may be short. Whole batches are dealt to the
-    processes, so that their number does not change what a batch holds. Beside images and targets
-    stands the number of each image's data set.
+    Images are cut as they are tested. A batch is of one data set, whose last one may be short, and
+    whole batches are dealt to the processes: neither other data sets nor the number of processes
+    changes what a batch holds. Beside images and targets stands the number of the data set.
     """
     parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
     plain: ConcatDataset[EvalSample] = ConcatDataset(
         [EvalDataset(one.source, one.names, one.mapping, one.config, "train") for one in parts]
     )
-    sizes = torch.tensor([len(one) for one in parts])
-    whose = torch.arange(len(parts)).repeat_interleave(sizes)
     size = batch_size if dataset.config.eval_mode == "crop" else 1
-    places = range(len(whose))
-    groups = [list(places[i : i + size]) for i in places[::size]][rank::world_size]
-    loader = _loader(plain, groups, num_workers, pin)
-    for group, (images, targets) in zip(groups, _plain_errors(loader), strict=True):
-        yield images, targets, whose[group]
+    groups, first = [], 0
+    for part, one in enumerate(parts):
+        places = range(first, first + len(one))
+        groups += [(part, list(places[i : i + size])) for i in range(0, len(one), size)]
+        first += len(one)
+    groups = groups[rank::world_size]
+    loader = _loader(plain, [places for _, places in groups], num_workers, pin)
+    for (part, _), (images, targets) in zip(groups, _plain_errors(loader), strict=True):
+        yield images, targets, torch.tensor(part)
 
 
 def eval_batches(

@@ -5,11 +5,14 @@ features x(p) = sum_i u_i(p) x_i of the points i around it. For the pixels P of 
 
     n = |P|,   s = sum_p x(p),   S = sum_p x(p) x(p)^T = X^T A X,   A = sum_p u(p) u(p)^T
 
-A couples neighboring points only, and bilinear weights are separable: with U[y, (d, i)] =
-u_i(y) u_(i+d)(y) for the rows and V for the columns, A = U^T w V, where w is 1 on the pixels of the
-class and 0 elsewhere. So sums over all pixels cost little more than sums over the points. A is
-symmetric: with H = half its diagonal and the couplings to later points, X^T A X = B + B^T,
-B = X^T H X.
+A couples neighboring points only, and bilinear weights are separable. Between the points of a row
+of the grid and those of the same or of the next row, it is
+
+    A[(y, i), (y + d, j)] = sum_(py, px) u_y(py) u_(y+d)(py) w(py, px) v_i(px) v_j(px),    d = 0, 1
+
+where w is 1 on the pixels of the class and 0 elsewhere, u are the weights of rows and v those of
+columns. So sums over all pixels cost little more than sums over the points. S is symmetric: only
+blocks on and below its diagonal are computed.
 
 What is the same for all pixels of an image, such as its mean, needs one row per image and not one
 per point. Products of one batch are made in the precision of the features around the batch's mean,
@@ -23,8 +26,14 @@ from torch import Tensor
 
 from nacre.labels.channels import ignore_value
 
-_PENDING = 64
-"""Batches whose shifts are put back at once."""
+_PENDING = 256
+"""Images whose means, and whose batches' shifts, are added at once."""
+
+_BLOCK = 196
+"""Rows of S that one product makes: more leave more of the half that is not needed."""
+
+_SPARSE = 0.8
+"""Share of the points of a class's images below which those that it does not touch are left out."""
 
 
 class PixelSums:
@@ -45,15 +54,19 @@ class PixelSums:
         x = maps.movedim(1, -1) - shift[: maps.shape[1]]
         ones = rows.new_ones(len(rows), 1)
         beside = (torch.cat([rows, ones], dim=1) - shift[maps.shape[1] :]).double()
-        counts = torch.bincount(targets.flatten().int())
-        for channel in counts.nonzero().flatten().tolist():
+        couplings = _Couplings(targets, x)
+        counts = _count(targets)
+        for channel in counts.sum(0).nonzero().flatten().tolist():
             if channel == ignore_value(targets):
                 continue
             if channel not in self._channels:
                 self._channels[channel] = _Channel(shift)
-            mask = targets == channel
-            has = mask.flatten(1).any(1)
-            self._channels[channel].add(x[has], beside[has], mask[has].to(x.dtype), shift)
+            has = counts[:, channel].nonzero().flatten()
+            mine = slice(None) if len(has) == len(x) else has
+            own, pixels = x[mine], counts[mine, channel].double()
+            coupled, share = couplings(own, (targets[mine] == channel).to(x.dtype))
+            self._channels[channel].add(own, coupled, share)
+            self._channels[channel].add_rows(own, share, pixels, beside[mine], shift.double())
 
     def products(self) -> dict[int, Tensor]:
         """Return D+1,D+1 in float64 by channel: the sum of (x, 1) (x, 1)^T over the pixels."""
@@ -61,7 +74,7 @@ class PixelSums:
 
 
 class _Channel:
-    """The sums of one channel, as a matrix that is added to its own transpose in the end.
+    """The sums of one channel; what is above the diagonal is not complete.
 
     Args:
         like: D+1, for size and device.
@@ -69,75 +82,109 @@ class _Channel:
 
     def __init__(self, like: Tensor) -> None:
         side = len(like)
-        self.half = torch.zeros(side, side, dtype=torch.float64, device=like.device)
+        self.lower = torch.zeros(side, side, dtype=torch.float64, device=like.device)
         self.shifts: list[Tensor] = []
         self.sums: list[Tensor] = []
+        self.beside: list[Tensor] = []
+        self.per_image: list[Tensor] = []
 
-    def add(self, x: Tensor, beside: Tensor, weights: Tensor, shift: Tensor) -> None:
-        """Add the pixels of some images.
+    def add(self, x: Tensor, coupled: Tensor, share: Tensor) -> None:
+        """Add X^T A X of some images.
 
         Args:
             x: N,h,w,C, on the grid, around the shift.
-            beside: N,M in float64, of each image, around the shift, the constant 1 last.
-            weights: N,H,W, 1 for pixels that count.
-            shift: C+M, 0 for the constant.
+            coupled: N,h,w,C, A x.
+            share: N,h,w, how much the pixels see of each point.
         """
         count = x.shape[-1]
-        share = _points(weights, x)
-        used = share.flatten() > 0
-        coupled = _couple(x, weights)
-        self.half[:count, :count] += x.flatten(0, 2)[used].T @ coupled.flatten(0, 2)[used]
-        per_image = torch.bmm(share.flatten(1)[:, None], x.flatten(1, 2))[:, 0].double()
-        self.half[:count, count:] += per_image.T @ beside
-        pixels = weights.sum((1, 2)).double()
-        self.half[count:, count:] += (beside * (pixels / 2)[:, None]).T @ beside
+        x, coupled = x.flatten(0, 2), coupled.flatten(0, 2)
+        used = share.flatten().nonzero().flatten()
+        if len(used) < _SPARSE * len(x):
+            x, coupled = x[used], coupled[used]
+        for start in range(0, count, _BLOCK):
+            end = min(count, start + _BLOCK)
+            self.lower[start:end, :end] += x[:, start:end].T @ coupled[:, :end]
+
+    def add_rows(
+        self, x: Tensor, share: Tensor, pixels: Tensor, beside: Tensor, shift: Tensor
+    ) -> None:
+        """Add what needs one row per image.
+
+        Args:
+            x: N,h,w,C, on the grid, around the shift.
+            share: N,h,w, how much the pixels see of each point.
+            pixels: N in float64, how many each image has.
+            beside: N,M in float64, of each image, around the shift, the constant 1 last.
+            shift: C+M in float64, 0 for the constant.
+        """
+        sums = torch.bmm(share.flatten(1)[:, None], x.flatten(1, 2))[:, 0].double()
+        self.beside.append(beside)
+        self.per_image.append(torch.cat([sums, beside * pixels[:, None]], dim=1))
         # (y + m) (y + m)^T summed is that of y, and m a^T + a m^T with a = sum of y + n m / 2.
-        total = torch.cat([per_image.sum(0), pixels @ beside])
-        self.shifts.append(shift.double())
-        self.sums.append(total + shift.double() * (pixels.sum() / 2))
-        if len(self.shifts) == _PENDING:
+        self.shifts.append(shift)
+        self.sums.append(self.per_image[-1].sum(0) + shift * (pixels.sum() / 2))
+        if sum(map(len, self.beside)) >= _PENDING:
             self._put_back()
 
     def product(self) -> Tensor:
         """Return the sums so far."""
         self._put_back()
-        return self.half + self.half.T
+        return self.lower.tril() + self.lower.tril(-1).T
 
     def _put_back(self) -> None:
-        """Put the shifts back that were taken out of the batches, all of them in one product."""
+        """Add the rows of images, and the shifts that were taken out of the batches."""
         if self.shifts:
-            self.half.addmm_(torch.stack(self.shifts).T, torch.stack(self.sums))
-            self.shifts, self.sums = [], []
+            beside = torch.cat(self.beside)
+            self.lower[-beside.shape[1] :].addmm_(beside.T, torch.cat(self.per_image))
+            shifts, sums = torch.stack(self.shifts), torch.stack(self.sums)
+            self.lower.addmm_(torch.cat([shifts, sums]).T, torch.cat([sums, shifts]))
+            self.shifts, self.sums, self.beside, self.per_image = [], [], [], []
 
 
-def _couple(x: Tensor, weights: Tensor) -> Tensor:
-    """Return H x for features N,h,w,C and pixel weights N,H,W."""
-    height, width = x.shape[1:3]
-    rows = _neighbors(_bilinear(weights.shape[1], height, x), (0, 1))
-    columns = _neighbors(_bilinear(weights.shape[2], width, x), (-1, 0, 1))
-    couplings = (rows.T @ weights @ columns).view(-1, 2, height, 3, width)
-    around = F.pad(x, (0, 0, 1, 1, 0, 1))
-    y = x * (couplings[:, 0, :, 1] / 2)[..., None]
-    for down, right in ((0, 1), (1, -1), (1, 0), (1, 1)):
-        others = around[:, down : down + height, 1 + right : 1 + right + width]
-        y.addcmul_(couplings[:, down, :, 1 + right, :, None], others)
-    return y
+class _Couplings:
+    """How the pixels of a batch couple the points of a grid.
+
+    Args:
+        targets: N,H,W, for the size of the images.
+        x: N,h,w,C, for that of the grid.
+    """
+
+    def __init__(self, targets: Tensor, x: Tensor) -> None:
+        self.height, self.width = x.shape[1:3]
+        u, self.columns = (_bilinear(targets.shape[i], x.shape[i], x) for i in (1, 2))
+        # Each row of the grid with itself and with the next one, then the weights themselves.
+        self.rows = torch.cat([u * u, u * F.pad(u, (0, 1))[:, 1:], u], dim=1).T
+        self.pairs = (self.columns[:, :, None] * self.columns[:, None]).flatten(1)
+
+    def __call__(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return A x, and N,h,w, how much the pixels see of each point.
+
+        Args:
+            x: N,h,w,C, on the grid.
+            weights: N,H,W, 1 for pixels that count.
+        """
+        height, width = self.height, self.width
+        lines = self.rows @ weights
+        share = lines[:, 2 * height :] @ self.columns
+        both = (lines[:, : 2 * height] @ self.pairs).view(len(x), 2, height, width, width)
+        # All rows of all images below each other: the last one of an image couples with no next.
+        same, later = (both[:, i].flatten(0, 1) for i in (0, 1))
+        flat = x.flatten(0, 1)
+        coupled = torch.bmm(same, flat)
+        coupled[:-1].baddbmm_(later[:-1], flat[1:])
+        coupled[1:].baddbmm_(later[:-1].mT, flat[:-1])
+        return coupled.view(x.shape), share
 
 
-def _points(weights: Tensor, x: Tensor) -> Tensor:
-    """Return N,h,w, how much the pixels that count see of each point."""
-    rows, columns = (_bilinear(weights.shape[i], x.shape[i], x) for i in (1, 2))
-    return rows.T @ weights @ columns
+def _count(targets: Tensor) -> Tensor:
+    """Return N,K, how many pixels each image has of each channel."""
+    channels = int(targets.max()) + 1
+    first = channels * torch.arange(len(targets), device=targets.device, dtype=torch.int32)
+    bins = targets.flatten(1) + first[:, None]
+    return torch.bincount(bins.flatten(), minlength=len(targets) * channels).view(-1, channels)
 
 
 def _bilinear(size: int, side: int, like: Tensor) -> Tensor:
     """Return the matrix size,side that upsamples a line as `nacre.losses.upsample` does."""
     points = torch.eye(side, dtype=like.dtype, device=like.device)[None]
     return F.interpolate(points, size=size, mode="linear", align_corners=False)[0].T
-
-
-def _neighbors(u: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """Return size,(steps, side): u_i u_(i+d) for each step d."""
-    side = u.shape[1]
-    around = F.pad(u, (1, 1))
-    return torch.cat([u * around[:, 1 + d : 1 + d + side] for d in steps], dim=1)

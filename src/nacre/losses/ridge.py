@@ -1,8 +1,8 @@
 """A linear head in closed form: class-balanced ridge regression from sums that are kept.
 
-Of each class, and of each step that showed it, three things are kept: the number n of its pixels,
-the mean m of their features and their scatter M = sum (x - m) (x - m)^T. With class weights
-b_c ~ sqrt(n_c) that sum to 1, every pixel of c weighs f_c = b_c / n_c, and
+Of each class, and of each step and folder that showed it, three things are kept: the number n of
+its pixels, the mean m of their features and their scatter M = sum (x - m) (x - m)^T. With class
+weights b_c ~ sqrt(n_c) that sum to 1, every pixel of c weighs f_c = b_c / n_c, and
 
     mu = sum_r f_r n_r m_r                          (over the rows r that are kept)
     C = sum_r f_r (M_r + n_r (m_r - mu) (m_r - mu)^T),    s^2 = its diagonal
@@ -33,6 +33,7 @@ class Sums:
 
     Attributes:
         step: R, the step that showed them.
+        folder: R, which of the step's data folders did.
         channel: R, their class.
         count: R, how many there are, float64.
         mean: R,D, of their features, float64.
@@ -41,6 +42,7 @@ class Sums:
     """
 
     step: Tensor
+    folder: Tensor
     channel: Tensor
     count: Tensor
     mean: Tensor
@@ -49,18 +51,18 @@ class Sums:
     def __post_init__(self) -> None:
         """Refuse tensors that do not belong together: they may come from a stranger's file."""
         rows, features = self.mean.shape if self.mean.ndim == 2 else (-1, 0)
-        shapes = {name: [rows] for name in ("step", "channel", "count")}
+        shapes = {name: [rows] for name in ("step", "folder", "channel", "count")}
         shapes["scatter"] = [rows, features * (features + 1) // 2]
         for name, shape in shapes.items():
             if list(getattr(self, name).shape) != shape:
                 raise NacreError(f"the sums do not fit together: {name} is of another size")
-        whole, real = (self.step, self.channel), (self.count, self.mean, self.scatter)
+        whole, real = (self.step, self.folder, self.channel), (self.count, self.mean, self.scatter)
         if any(one.is_floating_point() for one in whole) or not all(
             one.is_floating_point() for one in real
         ):
             raise NacreError("the sums do not fit together: a column is of another type")
-        if min(self.step.tolist(), default=0) < 0 or min(self.channel.tolist(), default=0) < 0:
-            raise NacreError("the sums name a step or a channel below 0")
+        if any(min(one.tolist(), default=0) < 0 for one in whole):
+            raise NacreError("the sums name a step, a folder or a channel below 0")
         if bool((self.count <= 0).any()):
             raise NacreError("the sums have a row without a pixel")
 
@@ -88,8 +90,8 @@ def join(parts: Iterable[Sums]) -> Sums:
     return Sums(**{name: torch.cat([one[name] for one in columns]) for name in columns[0]})
 
 
-def from_products(step: int, products: Mapping[int, Tensor]) -> Sums:
-    """Return the rows of a step from what `PixelSums` added up.
+def from_products(step: int, products: Mapping[int, Tensor], folder: int = 0) -> Sums:
+    """Return the rows of a folder of a step from what `PixelSums` added up.
 
     Raises:
         NacreError: not a single pixel was counted.
@@ -106,6 +108,7 @@ def from_products(step: int, products: Mapping[int, Tensor]) -> Sums:
     device = counts[0].device
     return Sums(
         torch.full((len(found),), step, device=device),
+        torch.full((len(found),), folder, device=device),
         torch.tensor(list(found), device=device),
         torch.stack(counts),
         torch.stack(means),
@@ -139,8 +142,10 @@ def solve(sums: Sums, num_channels: int, ridge: float) -> LinearHead:
     mean = row_weight @ sums.mean
     apart = sums.mean - mean
     covariance = apart.T @ (apart * row_weight[:, None])
-    for weight, scatter in zip(pixel_weight, sums.scatter, strict=True):
-        covariance += weight * _unpack(scatter, sums.features)
+    within = torch.zeros_like(sums.scatter[0], dtype=torch.float64)
+    for weight, scatter in zip(pixel_weight.tolist(), sums.scatter, strict=True):
+        within.add_(scatter, alpha=weight)
+    covariance += _unpack(within, sums.features)
     variance = covariance.diagonal()
     # A feature that is constant on all pixels gets no weight.
     varies = variance > 1e-12 * mean.square().clamp(min=1e-12)

@@ -18,6 +18,7 @@ end those of all images.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -36,7 +37,7 @@ from nacre.methods.base import (
     label_losses,
     require_teacher,
 )
-from nacre.methods.ledger import Ledger, SumsConfig, joined, put_head, total
+from nacre.methods.ledger import Ledger, Products, SumsConfig, count_pixels, joined, put_head, total
 from nacre.methods.mib import Mib
 from nacre.methods.parts import deeplab
 from nacre.models.config import ModelConfig
@@ -124,8 +125,9 @@ class Duo(Ledger):
         """Add up the images, find what the decoder has learned, and solve for the ledger."""
         before, network, ridge = self.sums, deeplab(step.network), self.config.ridge
         for known in self.passes(step):
-            learned_from = total(step, self.add_up(step, step.images(), known))
-            held_out = total(step, self.add_up(step, step.held_out(), known))
+            count = partial(count_pixels, known=known)
+            learned_from = total(step, step.map_images(count))
+            held_out = total(step, [count(network, step.held_out())])
             put_head(network, joined(before, step, learned_from), ridge)
         self._judge(step)
         self.sums = joined(before, step, _plus(learned_from, held_out))
@@ -172,9 +174,9 @@ def _count(scores: Tensor, targets: Tensor) -> Tensor:
     return total
 
 
-def _plus(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tensor]:
+def _plus(one: Products, other: Products) -> Products:
     """Return sums of two sets of images together."""
-    shared = {channel: one[channel] + other[channel] for channel in one.keys() & other.keys()}
+    shared = {place: one[place] + other[place] for place in one.keys() & other.keys()}
     return {**one, **other, **shared}
 
 

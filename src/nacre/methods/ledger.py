@@ -16,15 +16,20 @@ The ridge is a share (`ridge`) of each feature's variance, the constant is not s
 8 times the scores: with this factor a softmax is calibrated about right; it changes no decision.
 
 Old classes cannot be overwritten: their sums stay. Steps in any order give the same head, a step
-or a class can be forgotten and models on one backbone merged (`nacre.runs.edit`). What
+a folder or a class can be forgotten and models on one backbone merged (`nacre.runs.edit`). What
 depends on the order is the mask: background that the model before the step takes for a known class
 which may hide there is not counted (`labels.unlabeled=background` counts all).
 
 Sums are kept in the model file as n and mean in float64 and the scatter around the mean in float32,
-of which half is stored: 2.3 MiB per class and step with EfficientNet-Lite0. See docs/ledger.md.
+of which half is stored: 2.3 MiB per class, step and data folder with EfficientNet-Lite0. See
+docs/ledger.md.
+
+A pass is a map and a sum: shares of the images may be counted anywhere (`Step.map_images`).
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -144,7 +149,7 @@ class Ledger(Method):
         """
         before = self.sums
         for known in self.passes(step):
-            found = total(step, self.add_up(step, step.images(), known))
+            found = total(step, step.map_images(partial(count_pixels, known=known)))
             self.sums = joined(before, step, found)
             put_head(deeplab(step.network), self.sums, self.config.ridge)
 
@@ -154,24 +159,6 @@ class Ledger(Method):
         if step.may_be is not None and bool(step.may_be[:, 0, self.growth.first_new :].any()):
             known.append(step.num_classes)
         return known
-
-    def add_up(self, step: Step, batches: Iterable[Batch], known: int) -> PixelSums:
-        """Return the sums of this process's images, masked by the first so many channels."""
-        network, head = deeplab(step.network), grid_of(step.network)
-        sums = PixelSums()
-        for batch in batches:
-            _, stages = network.read(batch.images)
-            joined = head.join(stages)
-            targets = batch.targets
-            if known:
-                scores = rows_of(network)(head.standardize(joined))[:, :known]
-                targets = leave_out_known(batch, scores)
-            # Means that are one for a whole image need one row per image, not one per point.
-            count = head.map_channels if head.covers(stages) else head.channels
-            if joined.device.type == "mps":  # Metal has no float64
-                joined, targets = joined.cpu(), targets.cpu()
-            sums.add(joined[:, :count], joined[:, count:, 0, 0], targets)
-        return sums
 
     def state(self) -> dict[str, Tensor]:
         """Return the sums."""
@@ -258,19 +245,63 @@ def from_state(state: dict[str, Tensor]) -> Sums:
     return Sums(**{name: state[f"sums.{name}"].cpu() for name in names})
 
 
-def joined(before: Sums | None, step: Step, products: dict[int, Tensor]) -> Sums:
+Products = dict[tuple[int, int], Tensor]
+"""D+1,D+1 in float64 by folder and channel, see `PixelSums.products`."""
+
+
+@torch.no_grad()
+def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Products:
+    """Return the sums over the pixels of images, in the CPU's memory.
+
+    Args:
+        network: makes the features; background that the first channels of its head take for a class
+            is not counted.
+        batches: the images.
+        known: how many channels of the head do so; 0 counts all background.
+    """
+    network, sums = deeplab(network), defaultdict[int, PixelSums](PixelSums)
+    head = grid_of(network)
+    for batch in batches:
+        _, stages = network.read(batch.images)
+        on_grid = head.join(stages)
+        targets = batch.targets
+        if known:
+            scores = rows_of(network)(head.standardize(on_grid))[:, :known]
+            targets = leave_out_known(batch, scores)
+        # Means that are one for a whole image need one row per image, not one per point.
+        count = head.map_channels if head.covers(stages) else head.channels
+        if on_grid.device.type == "mps":  # Metal has no float64
+            on_grid, targets = on_grid.cpu(), targets.cpu()
+        sums[batch.folder].add(on_grid[:, :count], on_grid[:, count:, 0, 0], targets)
+    return {
+        (folder, channel): product.cpu()
+        for folder, one in sums.items()
+        for channel, product in one.products().items()
+    }
+
+
+def total(step: Step, shares: Iterable[Products]) -> Products:
+    """Return the sums of all shares of all processes, in the CPU's memory."""
+    products: Products = {}
+    for share in shares:
+        for place, product in share.items():
+            products[place] = products[place].add_(product) if place in products else product
+    found: Products = {}
+    side = grid_of(step.network).channels + 1
+    for place in sorted({one for places in step.dist.all(list(products)) for one in places}):
+        mine = products.pop(place, None)
+        if mine is None:
+            mine = torch.zeros(side, side, dtype=torch.float64)
+        if step.dist.device.type == "cuda" and step.dist.world_size > 1:
+            mine = mine.to(step.dist.device)  # nccl is faster than gloo
+        found[place] = step.dist.sum(mine).cpu()
+    return found
+
+
+def joined(before: Sums | None, step: Step, products: Products) -> Sums:
     """Return the sums before a step with those that the step's images have."""
-    found = from_products(step.index, products)
-    return found if before is None else join([before, found])
-
-
-def total(step: Step, sums: PixelSums) -> dict[int, Tensor]:
-    """Return the sums of all processes, in the CPU's memory."""
-    products = sums.products()
-    found = sorted({channel for one in step.dist.all(list(products)) for channel in one})
-    for channel in found:
-        if channel not in products:
-            side = grid_of(step.network).channels + 1
-            zeros = torch.zeros(side, side, dtype=torch.float64)
-            products[channel] = zeros.to(step.dist.device)
-    return {channel: step.dist.sum(products[channel]).cpu() for channel in found}
+    rows = [] if before is None else [before]
+    for folder in sorted({folder for folder, _ in products} or {0}):
+        mine = {channel: one for (where, channel), one in products.items() if where == folder}
+        rows.append(from_products(step.index, mine, folder))
+    return join(rows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -9,6 +10,10 @@ from nacre.labels.channels import Growth, ignore_value
 from nacre.losses.kernels import Variant
 from nacre.models.network import Network
 from nacre.utils.distributed import Distributed
+
+T = TypeVar("T")
+
+Mapper = Callable[[Callable[[Network, Iterator["Batch"]], Any]], Iterator[Any]]
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Batch:
         replaced_targets: N,H,W, the data's own, where pseudo-labels took their place.
         weights: N, of the images in the cross-entropy, where pseudo-labels say so.
         salient: N,H,W, bool: which background is salient, where there are maps of it.
+        folder: the number of the data set that all images are from, in passes without augmentation.
     """
 
     images: Tensor
@@ -35,6 +41,7 @@ class Batch:
     replaced_targets: Tensor | None = None
     weights: Tensor | None = None
     salient: Tensor | None = None
+    folder: int = 0
 
     @property
     def hidden(self) -> Tensor | None:
@@ -77,6 +84,7 @@ class Step:
         open_batches: Opens this process's share of one such pass, see `batches`.
         open_images: Opens this process's share of a pass without augmentation, see `images`.
         open_held_out: The same for images that no update is made from, see `held_out`.
+        map_elsewhere: Has others carry out such a pass in shares, see `map_images`.
     """
 
     index: int
@@ -92,6 +100,7 @@ class Step:
     num_images: int | None = None
     open_images: Callable[[], Iterator[Batch]] | None = None
     open_held_out: Callable[[], Iterator[Batch]] | None = None
+    map_elsewhere: Mapper | None = None
 
     @property
     def num_new(self) -> int:
@@ -119,3 +128,14 @@ class Step:
     def held_out(self) -> Iterator[Batch]:
         """Yield this process's share of the images that are held out, as `images` does."""
         return iter(()) if self.open_held_out is None else self.open_held_out()
+
+    def map_images(self, function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
+        """Yield what a function of the network and images returns for shares of such a pass.
+
+        This process has one share, which it carries out itself, unless `map_elsewhere` has many
+        carried out by the machines of a cluster: to them the function is sent with all it holds.
+        """
+        if self.map_elsewhere is None:
+            yield function(self.network, self.images())
+        else:
+            yield from self.map_elsewhere(function)

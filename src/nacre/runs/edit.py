@@ -3,6 +3,7 @@
 A model of the ledger is its backbone, which never changes, and rows of sums by step and class. So
 
     forget a step      the rows of all other steps
+    forget a folder    the rows of all other folders of the step
     forget a class     the rows of all other classes, as if its pixels had been ignored
     merge models       the rows of all of them; steps of a start that they share count once
 
@@ -99,6 +100,50 @@ def forget_step(model: LedgerModel, step: int) -> LedgerModel:
     sums = replace(kept, step=kept.step - (kept.step > step).long())
     entries = [one for i, one in enumerate(lineage) if i != step]
     return _without(model, sums, entries)
+
+
+def forget_folder(model: LedgerModel, name: str, step: int | None = None) -> LedgerModel:
+    """Return the model that never learned from a data folder.
+
+    Args:
+        model: the model.
+        name: the folder's name, as `nacre log` shows it.
+        step: the step's place in the lineage, where several learned from folders of this name.
+    """
+    lineage = model.info.lineage
+    places = [i for i, one in enumerate(lineage) if name in one["data"] and step in (None, i)]
+    if len(places) != 1:
+        named = sorted({one for entry in lineage for one in entry["data"]})
+        where = f"steps {', '.join(map(str, places))}" if places else f"none; {named}"
+        raise NacreError(
+            f"folder {name!r}: one step must have learned from it, and it is {where}; name the "
+            "step too, or another folder"
+        )
+    entry = lineage[places[0]]
+    if entry["data"].count(name) > 1:
+        raise NacreError(f"step {places[0]} learned from several folders called {name!r}")
+    if len(entry["data"]) == 1:
+        return forget_step(model, places[0])
+    return _without_folder(model, places[0], entry["data"].index(name))
+
+
+def _without_folder(model: LedgerModel, step: int, folder: int) -> LedgerModel:
+    """Return the model without one of several folders of a step."""
+    mine = model.sums.step == step
+    kept = model.sums.keep(~(mine & (model.sums.folder == folder)))
+    later = (kept.step == step) & (kept.folder > folder)
+    entry = dict(model.info.lineage[step])
+    for key in ("data", "folder_images"):
+        entry[key] = [one for i, one in enumerate(entry[key]) if i != folder]
+    entry["images"] = sum(entry["folder_images"])
+    entry["hidden"] = {
+        name: hides for name, hides in entry["hidden"].items() if name in entry["data"]
+    }
+    channels = set(kept.channel.tolist())
+    left = [model.info.classes[c] for c in channels]
+    entry["classes"] = [name for name in entry["classes"] if name in left]
+    lineage = [entry if i == step else one for i, one in enumerate(model.info.lineage)]
+    return _without(model, replace(kept, folder=kept.folder - later.long()), lineage)
 
 
 def forget_class(model: LedgerModel, name: str) -> LedgerModel:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from nacre.data.dataset import explain_worker_crash
+from nacre.data.dataset import UnionDataset, explain_worker_crash
 from nacre.data.learn_data import LearnData
 from nacre.evaluation.predictor import Predictor, whole_predictor
 from nacre.methods import find_method
@@ -280,11 +280,14 @@ class Learning:
         )
 
     def _lineage_entry(self) -> dict[str, Any]:
+        dataset = self.spec.dataset
+        parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
         return {
             "step": self.index,
             "classes": list(self.data.new),
             "images": len(self.spec.dataset),
             "data": [one.name for one in self.data.sets],
+            "folder_images": [len(part) for part in parts],
             "hidden": {one.name: self.data.training_mapping(one).hidden for one in self.data.sets},
             "method": self.config.method.name,
             "iterations": self.spec.sampler.iterations,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nacre.errors import NacreError, unknown_name
 from nacre.sweeps.task import GPUS, Ended, RunHere, Task, start
 from nacre.utils.packages import need
+from nacre.utils.ray_cluster import join_cluster
 from nacre.utils.system import usable_cores
 
 if TYPE_CHECKING:  # a machine that only carries out a run needs nothing else of the grid
@@ -211,20 +212,7 @@ class Ray:
     survives = False
 
     def __init__(self, jobs: int | None = None, gpus_per_run: int | None = None) -> None:
-        self.ray = need("ray", "ray")
-        try:
-            self.ray.init(
-                address="auto",
-                log_to_driver=False,
-                logging_level="ERROR",
-                ignore_reinit_error=True,
-            )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise NacreError(
-                f"--on ray: there is no Ray cluster here ({reason}); `ray start --head` makes one "
-                "of this machine, RAY_ADDRESS names another"
-            ) from error
+        self.ray = join_cluster("--on ray")
         there = int(self.ray.cluster_resources().get("GPU", 0))
         gpus = min(1, there) if gpus_per_run is None else gpus_per_run
         self.capacity, self.processes = jobs or _ALL, max(1, gpus)

@@ -86,6 +86,12 @@ class TrainConfig(OptimConfig):
         "else 0",
         json_schema_extra=NOTHING,
     )
+    passes_on: Literal["here", "ray"] = Field(
+        "here",
+        description="who carries out the passes of a method without gradients: the processes of "
+        "this run, or the machines of a Ray cluster",
+        json_schema_extra=NOTHING,
+    )
 
     def test_batch(self, world_size: int) -> int:
         """Return how many images a process tests at once, which takes less memory than learning."""

@@ -30,6 +30,7 @@ from nacre.labels.channels import Channels, Growth
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
 from nacre.methods.parts import Shared
+from nacre.methods.step import Mapper
 from nacre.models.build import build_network
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
@@ -214,6 +215,8 @@ def _begin(
     if spec.held_out is not None:
         held_out = spec.held_out
         step = replace(step, open_held_out=lambda: _plain_pass(spec, held_out, recipe, session))
+    if recipe.train.passes_on == "ray":
+        step = replace(step, map_elsewhere=_ray_pass(spec, recipe.train, step, session))
     return method, step
 
 
@@ -345,9 +348,35 @@ def _plain_pass(
     may_be = _may_be(spec, recipe, dist)
     for done, sample in enumerate(until_stopped(batches, dist, session.should_stop), start=1):
         images, targets, whose = (one.to(dist.device, non_blocking=True) for one in sample)
-        yield Batch(images, targets, may_be=None if may_be is None else may_be[whose])
+        rows = None if may_be is None else may_be[whose].expand(len(images), -1, -1)
+        yield Batch(images, targets, may_be=rows, folder=int(whose))
         if counts:
             session.recorder(Iterated(spec.index, min(last, done * dist.world_size)))
+
+
+def _ray_pass(spec: StepSpec, train: TrainConfig, step: Step, session: Session) -> Mapper:
+    """Return what has a pass over a step's images carried out by a Ray cluster."""
+    if session.dist.world_size > 1:
+        raise NacreError(
+            "train.passes_on=ray: Ray's machines take the place of torchrun's; use one"
+        )
+    from nacre.training.ray_pass import SharedPass, map_on_ray
+
+    tf32 = train.precision != "float32"
+    size, device = train.test_batch(1), train.device
+    plan = SharedPass(step.network, spec.dataset, size, step.may_be, device, tf32)
+
+    def check_stop() -> None:
+        if session.should_stop():
+            raise Interrupted
+
+    def told(function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
+        last = spec.sampler.iterations
+        for done, result in enumerate(map_on_ray(plan, function, check_stop), start=1):
+            yield result
+            session.recorder(Iterated(spec.index, last * done // plan.shares))
+
+    return told
 
 
 def _train(trainer: Trainer, spec: StepSpec, session: Session) -> None:
