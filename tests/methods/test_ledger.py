@@ -269,7 +269,7 @@ def test_the_papers_preset_gives_it_the_papers_network_and_crop(tmp_path):
     chosen = {"scenario": "voc/15-1/overlapped", "method": {"name": "ledger"}}
     given = {"data": {"root": "x"}, "model": {"weights": "none"}}
     config = build_config(preset="paper", overrides={**chosen, **given})
-    model = LEDGER(config.method, 0).network_config(config.model)
+    model = LEDGER(config.method, from_background(0, 1)).network_config(config.model)
     assert (model.backbone, model.output_stride, model.decoder) == ("resnet101", 16, "stages")
     assert config.images.crop_size == 512
     stand_in = {

@@ -99,7 +99,7 @@ def scenario_of(config: RunConfig) -> Scenario:
 
 
 def _metrics(scenario: Scenario, step: int, draw: torch.Generator) -> dict[str, Any]:
-    channels = scenario.classes.channels(step)
+    channels = len(scenario.classes.channels(step))
     confusion = torch.randint(0, 50, (channels, channels), generator=draw)
     confusion += torch.diag(torch.randint(0, 900, (channels,), generator=draw))
     metrics = compute_metrics(scenario.classes, scenario.groups, step, confusion)
@@ -126,7 +126,7 @@ def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, ste
     network = build_network(config.model, sizes, config.images.crop_size)
     info = ModelInfo(
         classes=list(classes.names(step)),
-        colors=list(classes.colors(step)),
+        colors=list(classes.channels(step).colors),
         labels=[classes.space.background, *classes.seen(step)],
         steps=sizes,
         lineage=[],

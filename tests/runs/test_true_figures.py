@@ -15,6 +15,8 @@ from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.confusion import confusion_matrix, iou_by_class
 from nacre.evaluation.predictor import Predictor
+from nacre.labels.channels import first_channels
+from nacre.labels.mapping import LabelPolicy
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.runs.evaluate import evaluate_checkpoint
@@ -67,7 +69,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def step_data(world: Path, known: list[str], new: list[str]) -> LearnData:
     sets = [LabeledSet(name, source, {}) for name, source in open_folders([world / "mixed"])]
-    return LearnData(tuple(sets), (), tuple(known), tuple(new), ImagesConfig(crop_size=32), 1)
+    images, before = ImagesConfig(crop_size=32), first_channels(known[1:], {})
+    return LearnData(tuple(sets), (), before, tuple(new), images, 1, LabelPolicy())
 
 
 def test_a_network_in_which_nothing_changed_has_the_same_figures_before_and_after(world, tmp_path):
@@ -86,7 +89,7 @@ def test_a_network_in_which_nothing_changed_has_the_same_figures_before_and_afte
         network.classifier.heads[-1].weight.zero_()
         network.classifier.heads[-1].bias.fill_(-1e4)
     found = tester.compare(
-        Predictor(network, "crop", 32), data.class_names, open_maps(tmp_path / "before.npz")
+        Predictor(network, "crop", 32), data.channels, open_maps(tmp_path / "before.npz")
     )
     assert class_ious(found.before)["cat"] == class_ious(found.after)["cat"] != 0
     assert found.before[0]["images"] == found.after[0]["images"] == 10

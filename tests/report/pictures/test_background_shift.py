@@ -29,11 +29,9 @@ def test_shift_shows_what_labels_hide(runs: Path) -> None:
     shifts = background_shift(data)
     assert [one.name for one in shifts] == [one.name for one in background_shift(data)]
     for shift in shifts:
-        old = range(1, data.scenario.classes.channels(shift.step - 1)) if shift.step else []
-        new = range(
-            data.scenario.classes.old_channels(shift.step) or 1,
-            data.scenario.classes.channels(shift.step),
-        )
+        growth = data.scenario.classes.growth(shift.step)
+        old = range(1, growth.num_old)
+        new = range(growth.first_new, growth.first_new + growth.num_new)
         is_old, is_new = np.isin(shift.truth, list(old)), np.isin(shift.truth, list(new))
         future = ~is_old & ~is_new & (shift.truth != 0)
         assert np.array_equal(shift.hidden == OLD, is_old)

@@ -28,7 +28,7 @@ def test_four_fifths_are_learnt_and_one_fifth_is_held_out(whole, trial):
 
 def test_held_out_images_have_the_labels_of_the_step_alone(whole, trial):
     data = trial.eval_dataset(1)
-    old = whole.scenario.classes.old_channels(1)
+    old = whole.scenario.classes.growth(1).num_old
     channels, labels = set(), set()
     for i, name in enumerate(data.names):
         image, truth = data[i]
