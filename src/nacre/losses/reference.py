@@ -162,11 +162,12 @@ def unbiased_distillation(
 def fold_new(logits: Tensor, new_origins: Sequence[int]) -> Tensor:
     """Log-sum-exp of every old channel and the new ones that split from it, N,C,... to N,K,..."""
     num_old = logits.shape[1] - len(new_origins)
-    folded = [logits[:, k : k + 1] for k in range(num_old)]
-    for origin in set(new_origins):
+    folded, first = [], 0
+    for origin in sorted(set(new_origins)):
         parts = [num_old + i for i, one in enumerate(new_origins) if one == origin]
-        folded[origin] = logits[:, [origin, *parts]].logsumexp(1, keepdim=True)
-    return torch.cat(folded, dim=1)
+        folded += [logits[:, first:origin], logits[:, [origin, *parts]].logsumexp(1, keepdim=True)]
+        first = origin + 1
+    return torch.cat([*folded, logits[:, first:num_old]], dim=1)
 
 
 def binary_cross_entropy(
