@@ -164,7 +164,10 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     large, small = (("resnet50", 256, 4), ("resnet18", 160, 8))
     if tiny:
         large = small = ("tiny", 32, 2)
-    updating = {name for name, kind in METHODS.items() if kind.learns_by_gradient}
+    # The updates of duo are those of mib.
+    updating = {
+        name for name, kind in METHODS.items() if kind.learns_by_gradient and kind.name != "duo"
+    }
     others = [name for name in METHODS if name in updating - {"ft"} and not METHODS[name].is_joint]
     frozen = [f"{name} {parts}" for name in ("ft", "mib") for parts in PARTS]
     return [*compare(["mib"], large, rounds, 1.45), *compare(others + frozen, small, rounds)]

@@ -7,6 +7,7 @@ from torch import nn
 
 import nacre
 from fake_device import NEEDS, FakeDevice, fake_device
+from nacre.evaluation import confusion
 from nacre.evaluation.confusion import ConfusionMatrix
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.predictor import Predictor
@@ -28,11 +29,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
 ]
 CUDA = Distributed(0, 1, torch.device("cuda", 0))
-STEPWISE = [n for n, kind in METHODS.items() if kind.learns_by_gradient and not kind.is_joint]
+# The updates of duo are those of mib.
+STEPWISE = [
+    n
+    for n, kind in METHODS.items()
+    if kind.learns_by_gradient and kind.name != "duo" and not kind.is_joint
+]
 
 
 @pytest.fixture
-def device(request):
+def device(request, monkeypatch):
+    # Numbers that are read from the pretended device are made up: nothing can be checked by them.
+    monkeypatch.setattr(
+        confusion, "_matrix", lambda counts, channels: counts[1:-1].view(channels, -1)
+    )
     with fake_device(getattr(request, "param", "cuda")) as found:
         yield found
 
@@ -109,9 +119,9 @@ def test_a_test_of_many_batches_waits_once(device):
     for mode in ("full", "sliding"):
         predictor = Predictor(network, mode, 24)
         evaluate(predictor, [batch], [ConfusionMatrix(5, CUDA.device)], CUDA.device)
-        confusion = ConfusionMatrix(5, CUDA.device)
+        counted = ConfusionMatrix(5, CUDA.device)
         before = device.waits.copy()
-        evaluate(predictor, [batch] * 3, [confusion], CUDA.device)
+        evaluate(predictor, [batch] * 3, [counted], CUDA.device)
         assert sum((device.waits - before).values()) == 1
 
 
