@@ -19,6 +19,7 @@ from torch import Tensor
 
 from measuring import Row, command, take_turns
 from nacre.data.sources.scenes_render import render
+from nacre.labels.channels import from_background
 from nacre.losses.pixel_sums import PixelSums
 from nacre.methods import METHODS, Batch, Step
 from nacre.models.build import build_network
@@ -41,7 +42,7 @@ def scenes(count: int, size: int) -> tuple[Tensor, Tensor]:
 
 def cost_of_sums(stride: int, backbone: str, size: int, count: int, rounds: int) -> Row:
     """Return the time of joining the stages and adding up, over that of the forward pass."""
-    method = LEDGER(LEDGER.Config(grid_stride=stride), 0)
+    method = LEDGER(LEDGER.Config(grid_stride=stride), from_background(0, 1))
     model = method.network_config(DeepLabConfig(backbone=backbone))
     network = build_network(model, LABELED + 1, size, load=False).eval()
     network.to(memory_format=torch.channels_last)
@@ -79,7 +80,7 @@ def growth(steps: int) -> list[Row]:
     """Learn steps of one class; return how the last ones compare with the first."""
     names = tuple(f"class {i}" for i in range(steps + 2))
     dist = Distributed(0, 1, torch.device("cpu"))
-    method = LEDGER(LEDGER.Config(), 0)
+    method = LEDGER(LEDGER.Config(), from_background(0, 1))
     model = method.network_config(DeepLabConfig(backbone="tiny"))
     network: DeepLab = build_network(model, 2, 64, load=False).eval()
     seconds = []

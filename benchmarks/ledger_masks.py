@@ -25,6 +25,7 @@ from torch import Tensor
 
 from nacre.data.dataset import EvalDataset
 from nacre.evaluation.metrics import iou_by_class
+from nacre.labels.channels import from_background
 from nacre.losses.pixel_sums import PixelSums
 from nacre.losses.reference import upsample
 from nacre.losses.ridge import LinearHead, Sums, from_products, join, solve
@@ -48,7 +49,7 @@ class Bench:
         self.data = open_scenario(self.config)
         self.steps = range(self.data.num_steps)
         self.features: dict[str, tuple[Tensor, Tensor]] = {}
-        method = METHODS["ledger"](self.config.method, 0)
+        method = METHODS["ledger"](self.config.method, from_background(0, 1))
         classes = self.data.scenario.classes.channels(self.steps[-1])
         crop = self.config.images.crop_size
         self.network = build_network(method.network_config(self.config.model), classes, crop).eval()
@@ -63,7 +64,7 @@ class Bench:
 
     def _plain(self, step: int) -> EvalDataset:
         one = self.data.train_dataset(step)
-        return EvalDataset(one.source, one.names, one.lut, one.config, "train")
+        return EvalDataset(one.source, one.names, one.mapping, one.config, "train")
 
     @torch.no_grad()
     def _read(self, dataset: EvalDataset) -> list[tuple[str, Tensor]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from nacre.labels.channels import from_background
 from nacre.losses.pixel_sums import _BLOCK
 from nacre.methods import METHODS
 from nacre.models.build import build_network
@@ -37,7 +38,7 @@ def labels_of(name: str) -> list[set[int]]:
 
 
 def main() -> None:
-    method = METHODS["ledger"](METHODS["ledger"].Config(), 0)
+    method = METHODS["ledger"](METHODS["ledger"].Config(), from_background(0, 1))
     model = method.network_config(DeepLabConfig(backbone="resnet101", norm="bn"))
     with torch.device("meta"):
         network = build_network(model, 2, CROP, load=False).eval()
