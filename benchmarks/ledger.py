@@ -78,7 +78,6 @@ def one_class(channel: int) -> Iterator[Batch]:
 
 def growth(steps: int) -> list[Row]:
     """Learn steps of one class; return how the last ones compare with the first."""
-    names = tuple(f"class {i}" for i in range(steps + 2))
     dist = Distributed(0, 1, torch.device("cpu"))
     method = LEDGER(LEDGER.Config(), from_background(0, 1))
     model = method.network_config(DeepLabConfig(backbone="tiny"))
@@ -87,11 +86,12 @@ def growth(steps: int) -> list[Row]:
     for k in range(steps + 1):
         began = time.process_time()
         if k:
-            state, method = method.state(), LEDGER(LEDGER.Config(), k + 1)
+            state, method = method.state(), LEDGER(LEDGER.Config(), from_background(k + 1, k + 2))
             method.load_state(state)
             method.grow(network, 1)
         images = partial(one_class, k + 1)
-        step = Step(k, names[: k + 2], k and k + 1, network, None, dist, 1, open_images=images)
+        added = from_background(k and k + 1, k + 2)
+        step = Step(k, added, network, None, dist, 1, open_images=images)
         method.fit(step)
         seconds.append(time.process_time() - began)
     few = min(10, steps)
