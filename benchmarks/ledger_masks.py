@@ -50,7 +50,7 @@ class Bench:
         self.steps = range(self.data.num_steps)
         self.features: dict[str, tuple[Tensor, Tensor]] = {}
         method = METHODS["ledger"](self.config.method, from_background(0, 1))
-        classes = self.data.scenario.classes.channels(self.steps[-1])
+        classes = len(self.data.scenario.classes.channels(self.steps[-1]))
         crop = self.config.images.crop_size
         self.network = build_network(method.network_config(self.config.model), classes, crop).eval()
         self.images = [self._read(self._plain(step)) for step in self.steps]
@@ -59,7 +59,7 @@ class Bench:
     @cached_property
     def channels(self) -> list[list[int]]:
         """The channels of the classes of each step."""
-        ends = [self.data.scenario.classes.channels(step) for step in self.steps]
+        ends = [len(self.data.scenario.classes.channels(step)) for step in self.steps]
         return [list(range(a, b)) for a, b in itertools.pairwise([1, *ends])]
 
     def _plain(self, step: int) -> EvalDataset:

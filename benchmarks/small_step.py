@@ -73,7 +73,7 @@ def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
         config.model,
         config.images.crop_size,
         config.train.batch_size,
-        [classes.channels(0)],
+        [len(classes.channels(0))],
         new,
     )
     dataset = data.train_dataset(1)
