@@ -21,22 +21,23 @@ from measuring import Row, apart, command, take_turns
 from nacre.data.dataset import Sample
 from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
+from nacre.methods.components import shared_part
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.training.config import TrainConfig
+from nacre.training.loop import Trainer, begin, survey
 from nacre.training.step import make_teacher
-from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision
 from nacre.utils.distributed import Distributed
 from nacre.utils.system import keep_freed_memory
 
 OLD, NEW = 16, 5
 
-PARTS = {
-    "with a frozen backbone": {"freeze": "backbone", "freeze_bn": True},
-    "with frozen batch norm": {"freeze_bn": True},
+FROZEN = {
+    "with a frozen backbone": ["backbone", "batch_norm"],
+    "with frozen batch norm": ["batch_norm"],
 }
-"""Parts of methods that are measured, too."""
+"""What is measured, too."""
 
 
 def trainer_of(
@@ -55,31 +56,29 @@ def trainer_of(
     dist = Distributed(0, 1, torch.device("cpu"))
     images = partial(_noise, crop, sum(old))
     base = Step(0, first, network, None, dist, 1000, None, 1, lambda: images(1, sum(old)))
-    kind, parts = METHODS[name.partition(" ")[0]], PARTS.get(name.partition(" ")[2], {})
-    config = kind.Config(name=kind.name, parts=parts)
+    kind, frozen = METHODS[name.partition(" ")[0]], FROZEN.get(name.partition(" ")[2])
+    config = kind.Config(name=kind.name, **({"freeze": frozen} if frozen else {}))
     precision = Precision(torch.float32, "a benchmark")
     recipe = TrainConfig(batch_size=batch)
     before = kind(config, first)
-    Trainer(base, before, recipe, 1e-4, precision)
-    before.begin_step(base)
+    begin(before, base, recipe, 1e-4, precision)
     before.end_step(base)
     method = kind(config, growth)
     method.load_state(before.state())
-    method.parts.remember(network)
-    teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
-    if not method.parts.grow(network, new):
-        method.grow(network, new)
+    kept = network.state_dict() if config.fusion != "off" else {}
+    weights_before = {key: value.clone() for key, value in kept.items()}
+    teacher = make_teacher(network, shared_part(method)) if method.needs_teacher else None
+    method.grow(network, new)
     step = replace(
         base,
         index=len(old),
         growth=growth,
         teacher=teacher,
         open_batches=lambda: images(sum(old), sum(old) + new),
+        weights_before=weights_before,
     )
-    trainer = Trainer(step, method, recipe, 1e-4, precision)
-    method.begin_step(step)
-    method.parts.survey(step)
-    method.survey(step)
+    trainer = begin(method, step, recipe, 1e-4, precision)
+    survey(method, step)
     return trainer
 
 
@@ -169,7 +168,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
         name for name, kind in METHODS.items() if kind.learns_by_gradient and kind.name != "duo"
     }
     others = [name for name in METHODS if name in updating - {"ft"} and not METHODS[name].is_joint]
-    frozen = [f"{name} {parts}" for name in ("ft", "mib") for parts in PARTS]
+    frozen = [f"{name} {parts}" for name in ("ft", "mib") for parts in FROZEN]
     return [*compare(["mib"], large, rounds, 1.45), *compare(others + frozen, small, rounds)]
 
 

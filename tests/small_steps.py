@@ -6,11 +6,12 @@ import torch
 
 from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
+from nacre.methods.components import shared_part
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.training.config import TrainConfig
+from nacre.training.loop import begin, finish, survey
 from nacre.training.step import make_teacher
-from nacre.training.trainer import Trainer
 from nacre.utils.device import Precision
 from nacre.utils.distributed import Distributed
 
@@ -28,10 +29,11 @@ def pictures(targets, seed, count=4):
     return images, blocks.repeat_interleave(8, 1).repeat_interleave(8, 2)
 
 
-def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **values):
+def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, held=(), **values):
     """Return the trainer of a method's second step and the network as step 0 left it.
 
-    `dist` says where, `train` are keys of the config; step 0 has `count` updates.
+    `dist` says where, `train` are keys of the config; step 0 has `count` updates; before step 1 a
+    user freezes parameters whose names begin with one of `held`.
     """
     torch.manual_seed(5)
     kind = METHODS[name]
@@ -46,18 +48,15 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
     learner = trainer_of(base, before, lr, train)
     for sample in first:
         learner.update([sample])
-    before.parts.end_step(base)
-    before.end_step(base)
-    network.eval()
-    before.fit(base)
+    finish(learner)
     method = kind(config, GROWTH)
     if before.state():
         method.load_state(before.state())
-    method.parts.remember(network)
-    teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and not name.startswith(tuple(held)))
+    teacher = make_teacher(network, shared_part(method)) if method.needs_teacher else None
     state = {key: value.clone() for key, value in network.state_dict().items()}
-    if not method.parts.grow(network, NEW):
-        method.grow(network, NEW)
+    method.grow(network, NEW)
     second = [pictures([0, 0, 3, 4, 255], 10 + seed) for seed in range(3)]
     later = [[x.to(dist.device) for x in sample] for sample in second[:count]]
     step = replace(
@@ -66,10 +65,10 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
         growth=GROWTH,
         teacher=teacher,
         open_batches=lambda: passes(later),
+        weights_before=state if method.config.fusion != "off" else {},
     )
     trainer = trainer_of(step, method, lr, train)
-    method.parts.survey(step)
-    method.survey(step)
+    survey(method, step)
     return trainer, state, second
 
 
@@ -88,6 +87,4 @@ def passes(samples):
 def trainer_of(step, method, lr, train=()):
     config = TrainConfig(**{"batch_size": 4, "lr": lr, "precision": "float32", **dict(train)})
     precision = Precision(getattr(torch, config.precision), "a test")
-    trainer = Trainer(step, method, config, lr, precision)
-    method.begin_step(step)
-    return trainer
+    return begin(method, step, config, lr, precision)

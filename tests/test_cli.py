@@ -165,7 +165,7 @@ def test_a_run_with_another_config_is_refused(nacre, finished):
 INTERRUPTED = """
 import os, signal
 from nacre.cli import main
-from nacre.training.trainer import Trainer
+from nacre.training.loop import Trainer
 
 def interrupted(self, *arguments, update=Trainer.update, **options):
     Trainer.update = update

@@ -24,7 +24,7 @@ from small_steps import ALONE, OLD, SIDE, pictures
 from tiny_runs import tiny_config
 
 DUO = METHODS["duo"]
-FROZEN = {"freeze": "backbone", "freeze_step_0": True, "freeze_bn": True}
+FROZEN = {"freeze": ["backbone", "batch_norm"], "freeze_step_0": True}
 WORLD = ScenesConfig(train=40, val=6, size=32, seed=3)
 RECIPE = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
@@ -76,7 +76,7 @@ def test_the_decoder_is_that_of_mib_and_the_sums_are_those_of_the_ledger(tmp_pat
     recipe = {"data": {"train": 40}, "scenario": "scenes/4-4/overlapped"}
     methods = {
         "duo": {"name": "duo"},
-        "mib": {"name": "mib", "parts": FROZEN},
+        "mib": {"name": "mib", **FROZEN},
         "ledger": {"name": "ledger", "grid_stride": 8},
     }
     found = {}
@@ -275,8 +275,8 @@ def test_what_it_cannot_continue_or_learn_is_refused(learned, folders, tmp_path)
     grid = {**RECIPE, "model": {**RECIPE["model"], "grid_stride": 8}}
     with pytest.raises(NacreError, match=r"model\.grid_stride: method 'mib' keeps no sums"):
         nacre.learn(folders["pearl"], out=tmp_path / "y", method="mib", config=grid)
-    with pytest.raises(ValueError, match=r"parts\.freeze_step_0 cannot be set for duo"):
-        DUO.Config(parts={"freeze_step_0": False})
+    with pytest.raises(ValueError, match="freeze_step_0 cannot be set for duo"):
+        DUO.Config(freeze_step_0=False)
 
 
 def test_step_0_is_shared_only_by_runs_of_the_same_sums_and_weight():

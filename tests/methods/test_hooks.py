@@ -15,7 +15,7 @@ from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
 from nacre.training.config import TrainConfig
 from nacre.training.events import StepSkipped
-from nacre.training.trainer import Trainer
+from nacre.training.loop import begin
 from nacre.utils.device import Precision
 from nacre.utils.distributed import Distributed
 from tiny_runs import tiny_config
@@ -54,9 +54,8 @@ def trainer_of(parts, scaler=None):
         iterations=2,
     )
     train = TrainConfig(batch_size=4, micro_batch=4 // parts, lr=0.01)
-    trainer = Trainer(step, method, train, 0.01, Precision(torch.float32, "a test"))
+    trainer = begin(method, step, train, 0.01, Precision(torch.float32, "a test"))
     network.eval()  # with the statistics of a batch, its parts would not add up to the whole
-    method.begin_step(step)
     if scaler is not None:
         trainer.scaler = scaler
     return trainer

@@ -14,6 +14,7 @@ from nacre.losses.fused import fused_losses
 from nacre.losses.grafting import Drift, folded_distillation
 from nacre.losses.local_pod import local_pod
 from nacre.methods import METHODS, Batch
+from nacre.methods.components import fuse, pseudo_labels
 from nacre.models.deeplab import DeepLab
 from small_steps import NEW, OLD, SIDE, may_be, pictures, second_step
 
@@ -30,7 +31,8 @@ class Seen:
         self.teacher = self.trainer._ask_teacher(images, self.student)
         valid = float((targets != 255).sum())
         batch = Batch(images, targets, num_valid_pixels=valid)
-        self.batch = self.method.relabel(batch, self.student, self.teacher)
+        batch = self.method.relabel(batch, self.student, self.teacher)
+        self.batch = pseudo_labels(self.method, self.step, batch, self.teacher)
         self.losses = self.method.losses(self.batch, self.student, self.teacher)
         self.valid = valid
 
@@ -50,7 +52,7 @@ def test_plop_is_weighted_cross_entropy_on_pseudo_labels_and_local_pod():
     seen = Seen("plop")
     p = seen.full(seen.teacher.logits).softmax(1)
     entropy = -(p * p.log()).sum(1) / math.log(OLD)
-    thresholds = seen.method.parts.state["thresholds"]
+    thresholds = seen.step.thresholds
     certain = entropy < thresholds[p.argmax(1)]
     is_background = seen.labels == 0
     share = (is_background & certain).sum((1, 2)) / is_background.sum((1, 2))
@@ -90,7 +92,7 @@ def test_lgkd_moves_the_teachers_background_to_the_class_of_the_label():
 
 
 def test_ssul_calls_background_unknown_and_leaves_old_classes_alone():
-    seen = Seen("ssul", parts={"threshold": 0.3})
+    seen = Seen("ssul", pseudo_labels=0.3)
     old = seen.full(torch.cat([seen.teacher.logits, seen.teacher.unknown], 1)).sigmoid()
     best, channel = old.max(1)
     named = (seen.labels == 0) & (best >= 0.3) & (channel > 0) & (channel < OLD)
@@ -181,7 +183,7 @@ def test_no_gradient_reaches_the_teacher_and_background_stays_silent(name):
 def test_fused_weights_keep_the_rows_of_new_classes():
     seen = Seen("ewf")
     before = seen.step.network.classifier.weight(slice(OLD, None)).detach().clone()
-    seen.method.parts.end_step(seen.step)
+    fuse(seen.method, seen.step)
     assert torch.equal(seen.step.network.classifier.weight(slice(OLD, None)), before)
 
 
@@ -223,7 +225,7 @@ def test_graft_exchanges_what_the_teacher_takes_for_old(monkeypatch, taken_for_o
 
 
 def test_graft_carries_what_it_keeps_with_a_backbone_that_learns():
-    trainer, _, samples = second_step("graft", parts={"freeze": "nothing", "freeze_bn": False})
+    trainer, _, samples = second_step("graft", freeze=[])
     tables = trainer.method.tables
     vectors, counts = tables["classes.vectors"].clone(), tables["classes.counts"].clone()
     prototypes = tables["background.prototypes"].clone()
@@ -364,7 +366,7 @@ def test_graft_weighs_classes_alike_and_grafts_are_distilled(monkeypatch, new, o
 @pytest.mark.parametrize("unknown", ["all classes", "one class"])
 def test_graft_is_mib_on_a_model_with_classes_of_another_method(unknown):
     seen = Seen("graft")
-    mib = Seen("mib", parts={"freeze": "backbone", "freeze_bn": True})
+    mib = Seen("mib", freeze=["backbone", "batch_norm"])
     assert set(seen.losses) == {"ce", "kd", "graft"}
     method, step = seen.method, seen.step
     if unknown == "all classes":
@@ -390,8 +392,7 @@ def test_graft_learns_faster_where_the_backbone_is_frozen():
     trainer, _, samples = second_step("graft")
     trainer.update([samples[0]])
     assert {group["lr"] for group in trainer.optimizer.param_groups} == {2 * trainer.lr}
-    learning = {"freeze": "nothing", "freeze_bn": False}
-    trainer, _, samples = second_step("graft", parts=learning)
+    trainer, _, samples = second_step("graft", freeze=[])
     trainer.update([samples[0]])
     assert {group["lr"] for group in trainer.optimizer.param_groups} == {trainer.lr}
 

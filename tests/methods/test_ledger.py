@@ -220,8 +220,8 @@ def test_networks_of_others_and_parts_of_gradients_are_refused():
         method.network_config(HeadConfig(kind="timm"))
     other = ModelConfig(kind="hf")
     assert method.network_config(other) is other, "what it lacks is said where it is built"
-    with pytest.raises(ValueError, match=r"parts\.fusion cannot be set for ledger"):
-        LEDGER.Config(parts={"fusion": "sqrt"})
+    with pytest.raises(ValueError, match="fusion cannot be set for ledger"):
+        LEDGER.Config(fusion="sqrt")
 
 
 def test_damaged_sums_are_refused(tmp_path):

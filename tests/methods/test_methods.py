@@ -28,7 +28,7 @@ UPDATES = 12
 
 # Every method, and forms of some that learn otherwise
 CASES = {name: {"name": name} for name in METHODS} | {
-    "ewf-plop": {"name": "plop", "parts": {"fusion": "sqrt", "freeze_old_rows": True}},
+    "ewf-plop": {"name": "plop", "fusion": "sqrt", "freeze": ["old_rows"]},
     "ssul-branches": {"name": "ssul", "branches": True},
 }
 

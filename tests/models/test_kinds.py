@@ -168,7 +168,7 @@ def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_itera
     tmp_path: Path,
 ) -> None:
     values = values_of("plain")
-    learning = {"name": "graft", "parts": {"freeze": "nothing", "freeze_bn": False}}
+    learning = {"name": "graft", "freeze": []}
     for method, message in (
         ({"name": "ewc"}, "'ewc' needs classifier"),
         ({"name": "ilt"}, "'ilt' needs features"),

@@ -123,7 +123,7 @@ def test_a_network_of_ours_learns_by_graft_and_one_of_others_by_mib(pets, data):
 def test_of_few_pictures_mib_leaves_backbone_and_batch_norm_as_they_are(pets, data, tmp_path):
     values = {**TINY, "method": {"name": "mib"}}
     plan = plan_learning([data / "birds"], find_start(pets), values=values)
-    assert plan.config.method.parts.freeze == "backbone"
+    assert plan.config.method.freeze == ("backbone", "batch_norm")
     plan.learning(tmp_path / "birds")()
     before, after = tensors(pets), tensors(tmp_path / "birds")
     kept = [name for name in before if name.startswith("backbone.")]
@@ -138,11 +138,11 @@ def test_many_pictures_teach_the_whole_network_and_other_methods_keep_their_part
     many = choose(Machine("cpu", 0, True), FEW, continues=True)
     assert "method" not in many.values
     few = choose(Machine("cpu", 0, True), FEW - 1, continues=True)
-    assert few.values["method"] == {"parts": {"freeze": "backbone", "freeze_bn": True}}
+    assert few.values["method"] == {"freeze": ["backbone", "batch_norm"]}
     assert "grad_clip_norm" not in few.values["train"]
     values = {**TINY, "method": {"name": "plop"}}
     plan = plan_learning([data / "birds"], find_start(pets), values=values)
-    assert plan.config.method.parts.freeze == "nothing"
+    assert plan.config.method.freeze == ()
     assert plan.how == "learnt by PLOP"
 
 
@@ -150,9 +150,9 @@ def test_many_pictures_teach_the_whole_network_and_other_methods_keep_their_part
 def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped(images):
     machine = Machine("cpu", 0, True)
     apart = choose(machine, images, continues=True, is_own=False)
-    assert apart.values["method"] == {"parts": {"freeze": "backbone", "freeze_bn": True}}
+    assert apart.values["method"] == {"freeze": ["backbone", "batch_norm"]}
     whole = choose(machine, images, continues=True, is_own=False, has_backbone=False)
-    assert whole.values["method"] == {"parts": {"freeze_bn": True}}
+    assert whole.values["method"] == {"freeze": ["batch_norm"]}
     assert whole.values["train"]["grad_clip_norm"] == 1
 
 

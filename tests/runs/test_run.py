@@ -15,8 +15,8 @@ from nacre.runs.run import Run, run_scenario
 from nacre.training import step as step_file
 from nacre.training import window
 from nacre.training.events import RunBegan, Trained
+from nacre.training.loop import NotFinite, Trainer
 from nacre.training.step import Interrupted
-from nacre.training.trainer import NotFinite, Trainer
 from nacre.utils import device as devices
 from nacre.utils.device import memory_layout
 from tiny_runs import StopAfter, tiny_config, tiny_run
@@ -168,7 +168,7 @@ def test_a_file_is_not_a_run_folder(tmp_path):
 
 def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
     # With frozen statistics the gradient of a batch in parts is that of the whole.
-    monkeypatch.setattr("nacre.training.trainer.Trainer.__post_init__", _frozen_statistics)
+    monkeypatch.setattr("nacre.training.loop.Trainer.__post_init__", _frozen_statistics)
     one, other = tmp_path / "one", tmp_path / "other"
     tiny_run(one, labels={"border": "ignored"})
     tiny_run(other, labels={"border": "ignored"}, train={"micro_batch": 2})

@@ -261,12 +261,12 @@ def test_what_a_method_has_under_small_it_has_under_demo(preset):
     assert config.method.layer == "decoder"
 
 
-def test_a_preset_freezes_the_backbone_of_any_method_and_keeps_the_methods_own_parts():
+def test_a_preset_freezes_the_backbone_of_any_method_and_beside_what_that_freezes():
     for method in ("mib", "joint", "ewf", "ssul"):
-        parts = build_config(preset="small", overrides={**SCENES, "method": method}).method.parts
-        assert parts.freeze_step_0, method
-    ewf = build_config(preset="small", overrides={**SCENES, "method": "ewf"}).method.parts
-    assert (ewf.fusion, ewf.freeze_old_rows) == ("sqrt", True)
+        chosen = build_config(preset="small", overrides={**SCENES, "method": method}).method
+        assert chosen.freeze_step_0, method
+    ewf = build_config(preset="small", overrides={**SCENES, "method": "ewf"}).method
+    assert (ewf.fusion, ewf.freeze) == ("sqrt", ("old_rows", "batch_norm"))
     ilt = build_config(preset="small", overrides={**SCENES, "method": "ilt"}).method
     assert ilt.layer == "decoder", "features of a frozen backbone cannot differ"
 

@@ -16,7 +16,7 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.inplace_abn import InPlaceABN
 from nacre.runs.run import run_scenario
-from nacre.training import trainer as trainers
+from nacre.training import loop as trainers
 from nacre.training.step import Interrupted
 from nacre.utils.distributed import Distributed
 from small_steps import second_step

@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from nacre.errors import NacreError
-from nacre.training.trainer import Trainer
+from nacre.training.loop import Trainer
 from small_steps import pictures, second_step
 
 
 def small_device(monkeypatch, most):
     """Let gradients of more images than so many at once not fit."""
-    losses = Trainer._losses
+    ask = Trainer._ask_networks
 
-    def limited(self, sample, *given):
-        if len(sample[0]) > most:
+    def limited(self, images, *given):
+        if len(images) > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return losses(self, sample, *given)
+        return ask(self, images, *given)
 
-    monkeypatch.setattr(Trainer, "_losses", limited)
+    monkeypatch.setattr(Trainer, "_ask_networks", limited)
 
 
 def test_too_little_memory_is_a_sentence_with_what_to_set(monkeypatch):

@@ -14,8 +14,8 @@ from nacre.methods import METHODS, Step
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.training.config import TrainConfig
+from nacre.training.loop import begin
 from nacre.training.step import make_teacher
-from nacre.training.trainer import Trainer
 from nacre.utils.device import FLOAT32
 from small_steps import ALONE, GROWTH, NEW, OLD, SIDE, pictures
 
@@ -95,7 +95,7 @@ def step_of(name, norm):
         parameter.data *= 1.5
     before = copy.deepcopy(network).eval()
     method = METHODS[name](METHODS[name].Config(name=name), GROWTH)
-    teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
+    teacher = make_teacher(network, "nothing") if method.needs_teacher else None
     method.grow(network, NEW)
     step = Step(1, GROWTH, network.double(), teacher, ALONE, UPDATES, None, 1, lambda: iter(()))
     return method, step, before
@@ -108,8 +108,7 @@ def test_the_trainer_learns_what_a_naive_loop_does(name, norm):
     naive = copy.deepcopy(step.network)
     untouched = copy.deepcopy(naive)
     config = TrainConfig(batch_size=4, incremental_lr=LR, precision="float32")
-    trainer = Trainer(step, method, config, LR, FLOAT32)
-    method.begin_step(step)
+    trainer = begin(method, step, config, LR, FLOAT32)
     for batch in BATCHES:
         trainer.update([batch])
     learn_naively(naive, before, NAIVE[name])

@@ -5,7 +5,7 @@ import torch
 
 from nacre.errors import SaidElsewhere
 from nacre.training import window as windows
-from nacre.training.trainer import NotFinite
+from nacre.training.loop import NotFinite
 from nacre.training.window import LossWindow
 from nacre.utils.distributed import Distributed
 from small_steps import second_step

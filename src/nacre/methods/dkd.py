@@ -28,8 +28,17 @@ from torch import Tensor
 from nacre.errors import NacreError
 from nacre.losses.decomposed import decomposed_distillation
 from nacre.losses.sigmoid import fused_split_binary_losses
-from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step, require_teacher
-from nacre.methods.parts import classifier_of
+from nacre.methods.base import (
+    Batch,
+    Freeze,
+    Method,
+    MethodConfig,
+    NewRows,
+    ParamGroup,
+    Step,
+    classifier_of,
+    require_teacher,
+)
 from nacre.models.network import Network, Output
 
 SLOW_BACKBONE: dict[str, dict[str, Any]] = {
@@ -47,8 +56,8 @@ class SigmoidConfig(MethodConfig):
 
     @model_validator(mode="after")
     def _refuse_background(self) -> "SigmoidConfig":
-        if self.parts.init == "background":
-            raise ValueError(f"parts.init: {self.name} has no background row to start from")
+        if self.init == "background":
+            raise ValueError(f"init: {self.name} has no background row to start from")
         return self
 
 
@@ -59,16 +68,13 @@ class DkdConfig(SigmoidConfig):
     weight: float = Field(5.0, ge=0, description="weight of the distillation of logits")
     decomposed_weight: float = Field(5.0, ge=0, description="weight of those of their parts")
     positive_weight: float = Field(1.0, gt=0, description="weight of a new class's own pixels")
+    freeze: Freeze = ("batch_norm",)
+    init: NewRows = "auxiliary"
 
     @property
     def base_positive_weight(self) -> float:
         """The weight of a class's own pixels in step 0."""
         return max(self.positive_weight, BASE_POSITIVE_WEIGHT)
-
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return DKD's: batch norm frozen, and the auxiliary row."""
-        return {"freeze_bn": True, "init": "auxiliary"}
 
 
 class SigmoidMethod(Method):

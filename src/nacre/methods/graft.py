@@ -37,7 +37,7 @@ affine map that the step's own pictures show between the features before and aft
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -62,8 +62,10 @@ from nacre.losses.grafting import (
 from nacre.losses.pseudo_labels import teacher_view
 from nacre.methods.base import (
     Batch,
+    Freeze,
     Method,
     MethodConfig,
+    NewRows,
     ParamGroup,
     Step,
     label_cross_entropy,
@@ -105,10 +107,8 @@ class GraftConfig(MethodConfig):
     )
     weight: float = Field(10.0, ge=0, description="weight of the distillation")
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return what stays as it is unless it is told otherwise: backbone and batch norm."""
-        return {"freeze": "backbone", "freeze_bn": True}
+    freeze: Freeze = ("backbone", "batch_norm")
+    init: NewRows = "background"
 
 
 class Graft(Method):
@@ -117,7 +117,7 @@ class Graft(Method):
     name = "graft"
     Config = GraftConfig
     # The network of the demo starts from nothing: four classes are not all that its features need.
-    presets = {"demo": {"parts": {"freeze": "nothing", "freeze_bn": False}}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"demo": {"freeze": []}}
     tunable = ("strength",)
     uses_teacher = True
     needs = frozenset({"backbone"})
@@ -135,13 +135,9 @@ class Graft(Method):
         """Say that its cross-entropy does."""
         return True
 
-    def grow(self, network: Network, num_new: int) -> None:
-        """Share the background's probability among the new classes, eq. 8 and 9."""
-        network.grow(num_new, "background")
-
     def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
         """Let decoder and classifier learn faster on features that stay as they are."""
-        if self.parts.shared == "nothing":
+        if not (self.num_old and self.freezes_backbone):
             return groups
         return [{**group, "lr_scale": LR_SCALE * group["lr_scale"]} for group in groups]
 
@@ -309,7 +305,7 @@ class Graft(Method):
     def _carry(self, step: Step, network: Network) -> None:
         """Take what is kept along with a backbone that learnt."""
         kept = {key: self.tables[key] for key in CARRIED if key in self.tables}
-        if step.teacher is None or not kept or self.parts.shared != "nothing":
+        if step.teacher is None or not kept or self.freezes_backbone:
             return
         drift = Drift(kept[CARRIED[0]].shape[-1])
         for batch in step.batches():

@@ -1,7 +1,7 @@
 """What a method is shown: a batch, and the step that is being learnt."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -66,7 +66,7 @@ class Batch:
         return self.targets if self.replaced_targets is None else self.replaced_targets
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """The step that is being learnt, as the hooks of a method see it.
 
@@ -85,6 +85,8 @@ class Step:
         open_images: Opens this process's share of a pass without augmentation, see `images`.
         open_held_out: The same for images that no update is made from, see `held_out`.
         map_elsewhere: Has others carry out such a pass in shares, see `map_images`.
+        weights_before: The network's tensors before it grew, where they are to be fused with.
+        thresholds: Of pseudo-labels by entropy, by old channel.
     """
 
     index: int
@@ -101,6 +103,8 @@ class Step:
     open_images: Callable[[], Iterator[Batch]] | None = None
     open_held_out: Callable[[], Iterator[Batch]] | None = None
     map_elsewhere: Mapper | None = None
+    weights_before: Mapping[str, Tensor] = field(default_factory=dict)
+    thresholds: Tensor | None = None
 
     @property
     def num_new(self) -> int:

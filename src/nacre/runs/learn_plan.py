@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from nacre.methods import find_method, find_row
-from nacre.methods.parts import Shared
 from nacre.models.build import is_own_network
 from nacre.runs.learn import Learning, Start
 from nacre.runs.learn_config import LearnConfig, build_learn_config
@@ -13,12 +12,6 @@ from nacre.runs.learn_data import open_folders
 from nacre.training.automatic import Choice, choose, look_at
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
-
-FROZEN: dict[Shared, list[str]] = {
-    "nothing": [],
-    "backbone": ["backbone"],
-    "decoder": ["backbone", "decoder"],
-}
 
 
 class Plan:
@@ -45,10 +38,7 @@ class Plan:
 
 def _how(config: LearnConfig) -> str:
     """Return by which method a model is continued, and what of it does not change."""
-    parts = config.method.parts
-    kept = FROZEN[parts.freeze].copy()
-    kept += ["batch norm"] if parts.freeze_bn else []
-    kept += ["old classifier rows"] if parts.freeze_old_rows else []
+    kept = [one.replace("_", " ") for one in config.method.freeze]
     named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
     stays = f"; {named} {'stay' if kept[1:] else 'stays'} as before" if kept else ""
     name = config.method.name
@@ -59,7 +49,7 @@ def _was_taken(choice: Choice, config: LearnConfig) -> bool:
     """Whether what was chosen is what is done: a person's own values need no reasons."""
     plain = config.to_dict()
     sections = {name: values for name, values in choice.values.items() if name != "method"}
-    # Of MiB's parts `how` speaks.
+    # Of what is frozen `how` speaks.
     return all(
         plain[name].get(key) == value
         for name, values in sections.items()

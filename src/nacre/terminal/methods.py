@@ -28,8 +28,6 @@ def methods_table(rows: Mapping[str, MethodRow]) -> RenderableType:
 
 def explain(method: "type[Method]", row: MethodRow) -> RenderableType:
     """Return what a method is, with its equations and what can be set."""
-    from nacre.methods.parts import PartsConfig
-
     about = inspect.getdoc(sys.modules[method.__module__]) or row.summary
     title = Text(f"{method.name}: {row.summary}", "bold")
     parts: list[RenderableType] = [title, Text(_paragraphs(about))]
@@ -38,12 +36,9 @@ def explain(method: "type[Method]", row: MethodRow) -> RenderableType:
     for column in ("key", "default", "what it is"):
         options.add_column(column)
     for key, field in method.Config.model_fields.items():
-        if key not in ("name", "parts"):
-            options.add_row(key, str(field.default), field.description)
-    own, refused = method.Config(name=method.name).parts, method.Config.refused_parts()
-    for key, field in PartsConfig.model_fields.items():
-        if key not in refused:
-            options.add_row(f"parts.{key}", str(getattr(own, key)), field.description)
+        if key != "name" and key not in method.Config.refused:
+            value = ", ".join(field.default) if key == "freeze" else str(field.default)
+            options.add_row(key, value, field.description)
     return Group(*parts, options)
 
 

@@ -92,8 +92,7 @@ def choose(
         values["model"] = {"backbone": backbone, "weights": "imagenet", **decoder}
         values["images"] = {"crop_size": crop_size}
     elif num_images < FEW or not is_own:
-        freeze = {"freeze": "backbone"} if has_backbone else {}
-        values["method"] = {"parts": {**freeze, "freeze_bn": True}}
+        values["method"] = {"freeze": [*["backbone"] * has_backbone, "batch_norm"]}
         if not has_backbone:
             train["grad_clip_norm"] = 1.0
     return Choice(values, _reasons(machine, num_images, values))

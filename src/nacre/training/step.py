@@ -29,16 +29,17 @@ from nacre.errors import NacreError
 from nacre.labels.channels import Channels, Growth
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
-from nacre.methods.parts import Shared
+from nacre.methods.components import Shared, needs_of, shared_part
 from nacre.methods.step import Mapper
 from nacre.models.build import build_network
 from nacre.models.deeplab import DeepLab
+from nacre.models.fusion import check_fusible
 from nacre.models.network import Network
 from nacre.training.config import Recipe, TrainConfig
 from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearned
 from nacre.training.kept_features import View, keep_features
+from nacre.training.loop import Trainer, begin, finish, survey
 from nacre.training.resume import Checkpoint
-from nacre.training.trainer import Trainer
 from nacre.training.window import LossWindow
 from nacre.utils.device import (
     Precision,
@@ -170,31 +171,17 @@ def _fit(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session
 
 def _iterate(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Learned:
     """Learn a step by gradients, or go on where it was interrupted."""
-    trainer = _prepare(spec, start, recipe, session)
-    method, step = trainer.method, trainer.step
-    session.checkpoint.restore(trainer)
-    if trainer.iteration == 0:
-        method.parts.survey(step)
-        method.survey(step)
-    session.recorder(_began(spec, trainer.iteration))
-    _train(trainer, spec, session)
-    # Statistics are to be those of the network that is kept: fusion comes first.
-    method.parts.end_step(step)
-    method.end_step(step)
-    trainer.check_learned()
-    step.network.eval()
-    method.fit(step)
-    return Learned(step.network, method.state())
-
-
-def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Trainer:
-    """Grow the student, keep the teacher, make what updates the parameters; the method begins."""
     method, step = _begin(spec, start, recipe, session)
     lr = recipe.train.incremental_lr if spec.growth.num_old else recipe.train.lr
     kept = keep_features(step.network, method, recipe.images.views)
-    trainer = Trainer(step, method, recipe.train, lr, session.precision, kept)
-    method.begin_step(step)
-    return trainer
+    trainer = begin(method, step, recipe.train, lr, session.precision, kept)
+    session.checkpoint.restore(trainer)
+    if trainer.iteration == 0:
+        survey(method, step)
+    session.recorder(_began(spec, trainer.iteration))
+    _train(trainer, spec, session)
+    finish(trainer)
+    return Learned(step.network, method.state())
 
 
 def _begin(
@@ -238,7 +225,7 @@ def _grow(
     """Return the step with its student grown, and a teacher if the method has one."""
     # All processes draw the same weights, and a step's do not depend on the steps before.
     torch.manual_seed(recipe.seed * 1000 + spec.index)
-    teacher = None
+    teacher, before = None, dict[str, Tensor]()
     if start is None:
         crop_size = recipe.images.crop_size
         model = method.network_config(recipe.model)
@@ -259,15 +246,18 @@ def _grow(
         _check_needs(method, network)
         if isinstance(network, DeepLab) and "sums" not in method.persistent_state:
             network.drop_ledger()  # without its sums it could not learn the new classes
-        method.parts.remember(network)
+        if method.config.fusion != "off":
+            state = network.state_dict()
+            before = {name: value.detach().clone() for name, value in state.items()}
         if method.needs_teacher:
-            teacher = make_teacher(network, method.parts.shared)
-        if not method.parts.grow(network, spec.growth.num_new):
-            method.grow(network, spec.growth.num_new)
-        method.parts.check_grown(network)
+            teacher = make_teacher(network, shared_part(method))
+        method.grow(network, spec.growth.num_new)
+        check_fusible(network, before)
     iterations = spec.sampler.iterations
     may_be = _may_be(spec, recipe, dist)
-    return Step(spec.index, spec.growth, network, teacher, dist, iterations, may_be)
+    step = Step(spec.index, spec.growth, network, teacher, dist, iterations, may_be)
+    step.weights_before = before
+    return step
 
 
 def _may_be(spec: StepSpec, recipe: Recipe, dist: Distributed) -> Tensor | None:
@@ -279,7 +269,7 @@ def _may_be(spec: StepSpec, recipe: Recipe, dist: Distributed) -> Tensor | None:
 
 def _check_needs(method: Method, network: Network) -> None:
     """Refuse a network that lacks what a method asks of it, before anything is learnt."""
-    needs = method.needs | method.parts.needs
+    needs = needs_of(method)
     missing = sorted(needs - network.gives) if needs else []
     network.keeps_maps = "backbone" in needs
     if not missing:
@@ -305,8 +295,12 @@ def make_teacher(network: Network, shared: Shared) -> Network:
     if shared == "decoder":
         assert isinstance(network, DeepLab), "of other networks nobody knows the decoder"
         kept.append(network.head)
-    teacher = copy.deepcopy(network, {id(module): module for module in kept})
-    return teacher.eval().requires_grad_(False)
+    teacher = copy.deepcopy(network, {id(module): module for module in kept}).eval()
+    shared_parameters = {id(one) for module in kept if module for one in module.parameters()}
+    for parameter in teacher.parameters():
+        if id(parameter) not in shared_parameters:
+            parameter.requires_grad_(False)
+    return teacher
 
 
 def _one_epoch(sampler: StepSampler) -> StepSampler:

@@ -1,19 +1,9 @@
-"""The trainer: from a batch to updated parameters, for one step.
-
-    for each batch:                       (micro-batches fit the device; their gradients add up)
-        lr = lr0 * (1 - iteration / iterations) ** 0.9       (`nacre.training.optim` has others)
-        for each micro-batch:
-            batch = method.relabel(batch, student(images), teacher(images))
-            losses = method.losses(batch, student(images), teacher(images))
-            (sum of the losses / number of micro-batches).backward()
-        method.after_backward(step)       (sees the gradients of these losses alone)
-        sum(method.penalties(step)).backward()
-        update the parameters
+"""The loop: how a step is learned by gradients, in `begin`, `Trainer.update` and `finish`.
 
 Losses on targets are averaged over the pixels of the whole batch, over all its micro-batches and
 all processes, so that neither accumulation nor the number of processes changes the gradient. What
 does not learn has no backward pass; the teacher takes over the features of what it shares with the
-student (`Parts.shared`).
+student (`shared_part`).
 """
 
 import contextlib
@@ -30,6 +20,15 @@ from nacre.data.dataset import Sample
 from nacre.errors import NacreError, SaidElsewhere
 from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
+from nacre.methods.components import (
+    auxiliary_row,
+    find_thresholds,
+    freeze,
+    fuse,
+    pseudo_labels,
+    shared_part,
+    unfreeze,
+)
 from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
@@ -51,17 +50,46 @@ class NotFinite(NacreError):
     """A loss is not a number any more: the step cannot be learnt with this config."""
 
 
+def begin(method: Method, step: Step, config: TrainConfig, *args: Any, **kwargs: Any) -> "Trainer":
+    """Return what will learn a step, whose student has grown, at its first iteration."""
+    step.network.train()
+    method.prepare(step)
+    stopped = freeze(method, step)
+    trainer = Trainer(step, method, config, *args, stopped=stopped, **kwargs)
+    method.begin_step(step)
+    return trainer
+
+
+def survey(method: Method, step: Step) -> None:
+    """Look at the step's images before the first iteration."""
+    find_thresholds(method, step)
+    method.survey(step)
+
+
+def finish(trainer: "Trainer") -> None:
+    """Make of what the updates left what the step leaves."""
+    method, step = trainer.method, trainer.step
+    # Statistics are to be those of the network that is kept: fusion comes first.
+    fuse(method, step)
+    method.end_step(step)
+    trainer.check_learned()
+    step.network.eval()
+    unfreeze(trainer.stopped)
+    method.fit(step)
+
+
 @dataclass
 class Trainer:
-    """A step in the course of being learnt.
+    """A step in the course of being learned.
 
     Attributes:
-        step: The student, the teacher and what is learnt.
+        step: The student, the teacher and what is learned.
         method: How.
         config: With which recipe.
         lr: The step's first learning rate.
         precision: In which numbers.
         kept: Features of a frozen backbone, where views of images come again.
+        stopped: Parameters that learn again after the step.
     """
 
     step: Step
@@ -70,6 +98,54 @@ class Trainer:
     lr: float
     precision: Precision
     kept: KeptFeatures | None = None
+    stopped: Sequence[torch.nn.Parameter] = ()
+
+    def update(
+        self,
+        micro_batches: list[Sample],
+        *,
+        measure: bool = False,
+        views: Sequence[Sequence[View]] = (),
+    ) -> dict[str, Tensor]:
+        """Learn from one batch; return its named losses, on the device.
+
+        Nothing here waits for the device: to read a loss (see `nacre.training.window`) would mean
+        that the device does all it was asked for and then has nothing to do.
+
+        Args:
+            micro_batches: The batch, in parts that fit the device; their gradients add up.
+            measure: Whether to measure the gradient, which is left in `grad_norm`.
+            views: Which views the micro-batches hold, where features are kept.
+        """
+        method, step, count = self.method, self.step, len(micro_batches)
+        set_lr(self.optimizer, self.config, self.lr, self.iteration, step.iterations)
+        self.optimizer.zero_grad(set_to_none=True)
+        num_valid = self._num_valid_pixels(micro_batches)
+        totals: dict[str, Tensor] = {}
+        for i, sample in enumerate(micro_batches):
+            with self._accumulating(is_last=i + 1 == count), self._explaining(len(sample[0])):
+                batch = self._to_device(sample, num_valid)
+                student, teacher = self._ask_networks(batch.images, views[i] if views else ())
+                batch = method.relabel(batch, student, teacher)
+                batch = pseudo_labels(method, step, batch, teacher)
+                losses = method.losses(batch, student, teacher)
+                losses |= auxiliary_row(method, batch, student)
+                total = torch.stack(list(losses.values())).sum() / count
+                torch.autograd.backward(self.scaler.scale(total))
+            for name, value in losses.items():
+                part = value.detach() / count
+                totals[name] = totals[name] + part if name in totals else part
+        self.scaler.unscale_(self.optimizer)
+        if self._can_update():
+            method.after_backward(step)
+        penalties = method.penalties(step)
+        if penalties:  # equal in all processes and never scaled: there is nothing to exchange
+            torch.autograd.backward(torch.stack(list(penalties.values())).sum())
+        self._clip(measure)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.iteration += 1
+        return totals | {name: value.detach() for name, value in penalties.items()}
 
     def __post_init__(self) -> None:
         """Make the optimizer and, for several processes, the wrapper that adds gradients."""
@@ -77,8 +153,6 @@ class Trainer:
         self.last_image: Tensor | None = None
         self.grad_norm: Tensor | None = None
         self.dist, self.network = self.step.dist, self.step.network
-        self.network.train()
-        self.method.prepare(self.step)
         fast = self.network.takes_channels_last
         self.layout = memory_layout(self.dist.device) if fast else torch.contiguous_format
         for network in (self.network, self.step.teacher):
@@ -95,7 +169,7 @@ class Trainer:
 
     def _across_processes(self) -> torch.nn.Module:
         """Wrap the network so that gradients are added over the processes."""
-        # Buffers are the same everywhere: the normalisation is synchronised.
+        # Buffers are the same everywhere: the normalization is synchronized.
         synchronize_batch_norm(self.network)
         with warnings.catch_warnings():
             # The option's new name is not known to older releases of torch.
@@ -110,45 +184,6 @@ class Trainer:
     def is_done(self) -> bool:
         """Whether the last update was made."""
         return self.iteration >= self.step.iterations
-
-    def update(
-        self,
-        micro_batches: list[Sample],
-        *,
-        measure: bool = False,
-        views: Sequence[Sequence[View]] = (),
-    ) -> dict[str, Tensor]:
-        """Learn from one batch; return its named losses, on the device.
-
-        Nothing here waits for the device: to read a loss (see `nacre.training.window`) would mean
-        that the device does all it was asked for and then has nothing to do.
-
-        Args:
-            micro_batches: The batch.
-            measure: Whether to measure the gradient, which is left in `grad_norm`.
-            views: Which views the micro-batches hold, where features are kept.
-        """
-        set_lr(self.optimizer, self.config, self.lr, self.iteration, self.step.iterations)
-        self.optimizer.zero_grad(set_to_none=True)
-        num_valid = self._num_valid_pixels(micro_batches)
-        totals: dict[str, Tensor] = {}
-        count = len(micro_batches)
-        for i, sample in enumerate(micro_batches):
-            with self._accumulating(is_last=i + 1 == count), self._explaining(len(sample[0])):
-                losses = self._losses(sample, num_valid, views[i] if views else ())
-                total = torch.stack(list(losses.values())).sum() / count
-                torch.autograd.backward(self.scaler.scale(total))
-            for name, value in losses.items():
-                part = value.detach() / count
-                totals[name] = totals[name] + part if name in totals else part
-        self.scaler.unscale_(self.optimizer)
-        self._show_gradients()
-        totals |= self._penalize()
-        self._clip(measure)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.iteration += 1
-        return totals
 
     @contextlib.contextmanager
     def _explaining(self, images: int) -> Iterator[None]:
@@ -198,10 +233,11 @@ class Trainer:
     def state(self) -> Tensors:
         """Return every tensor that decides how learning goes on."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        thresholds = self.step.thresholds
         parts = {
             "optimizer": optimizer_state(self.optimizer, self.network),
             "method": self.method.state(),
-            "parts": self.method.parts.state,
+            "step": {} if thresholds is None else {"thresholds": thresholds},
         }
         for kind, part in parts.items():
             tensors |= {f"{kind}.{name}": value for name, value in part.items()}
@@ -209,7 +245,7 @@ class Trainer:
 
     def load_state(self, tensors: Tensors, iteration: int, scaler: dict[str, float]) -> None:
         """Take back what `state` returned at an iteration."""
-        kinds = ("network", "optimizer", "method", "parts")
+        kinds = ("network", "optimizer", "method", "step")
         split: dict[str, Tensors] = {kind: {} for kind in kinds}
         for key, value in tensors.items():
             kind, _, name = key.partition(".")
@@ -217,52 +253,42 @@ class Trainer:
         self.network.load_state_dict(split["network"])
         load_optimizer_state(self.optimizer, self.network, split["optimizer"])
         self.method.load_state(lie_as_parameters(self.network, split["method"]))
-        self.method.parts.state = split["parts"]
+        self.step.thresholds = split["step"].get("thresholds")
         if scaler:
             self.scaler.load_state_dict(scaler)
         self.iteration = iteration
 
-    def _losses(self, sample: Sample, num_valid: float, views: Sequence[View]) -> dict[str, Tensor]:
+    def _to_device(self, sample: Sample, num_valid: float) -> Batch:
         device = self.dist.device
         images = sample[0].to(device, non_blocking=True, memory_format=self.layout)
         targets = sample[1].to(device, non_blocking=True)
-        batch = Batch(images, targets, num_valid, self._may_be(sample))
         self.last_image = images[:1]
+        return Batch(images, targets, num_valid, self._may_be(sample))
+
+    def _ask_networks(self, images: Tensor, views: Sequence[View]) -> tuple[Output, Output | None]:
+        """Return what the student says of images, and the teacher if there is one."""
         with self._mixed():
             asked: dict[str, Any] = {"with_stages": self.method.uses_stages}
             if self.kept is not None:
                 asked["kept"] = self.kept.of(views, images)
             student: Output = self.student(images, **asked)
-        teacher = self._ask_teacher(images, student)
-        batch = self.method.relabel(batch, student, teacher)
-        losses = self.method.losses(batch, student, teacher)
-        return losses | self.method.parts.losses(batch, student)
+        return student, self._ask_teacher(images, student)
 
-    def _penalize(self) -> dict[str, Tensor]:
-        """Add the gradients of the losses on parameters, once per batch; return these losses.
+    def _can_update(self) -> bool:
+        """Whether the loss scale was not too large for this update: then it is not made.
 
-        They are equal in all processes and never scaled, so there is nothing to exchange.
+        A GPU is not asked whether it is: the method then sees gradients of 0, and the optimizer,
+        which was told by the scaler, does nothing.
         """
-        losses = self.method.penalties(self.step)
-        if losses:
-            torch.autograd.backward(torch.stack(list(losses.values())).sum())
-        return {name: value.detach() for name, value in losses.items()}
-
-    def _show_gradients(self) -> None:
-        """Show the method the gradients, unless the loss scale was too large for this update.
-
-        Such an update will not be made. A GPU is not asked whether it will: the method then sees
-        gradients of 0, and the optimizer, which was told by the scaler, does nothing.
-        """
-        if self.scaler.is_enabled():
-            grads = self._gradients()
-            is_made = torch.nn.utils.get_total_norm(grads).isfinite()
-            if self.dist.device.type != "cpu":
-                for gradient in grads:
-                    gradient.masked_fill_(~is_made, 0)
-            elif not is_made:
-                return
-        self.method.after_backward(self.step)
+        if not self.scaler.is_enabled():
+            return True
+        grads = self._gradients()
+        is_made = torch.nn.utils.get_total_norm(grads).isfinite()
+        if self.dist.device.type == "cpu":
+            return bool(is_made)
+        for gradient in grads:
+            gradient.masked_fill_(~is_made, 0)
+        return True
 
     def _clip(self, measure: bool) -> None:
         limit = self.config.grad_clip_norm
@@ -275,7 +301,7 @@ class Trainer:
         return [one.grad for one in self.network.parameters() if one.grad is not None]
 
     def _ask_teacher(self, images: Tensor, student: Output) -> Output | None:
-        teacher, shared = self.step.teacher, self.method.parts.shared
+        teacher, shared = self.step.teacher, shared_part(self.method)
         if teacher is None:
             return None
         with torch.no_grad(), self._mixed():
