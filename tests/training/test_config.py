@@ -153,8 +153,7 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
     assert "train.bach_size: unknown key (did you mean 'batch_size'?)" in message
     assert "train.lr: input should be greater than 0, not -1" in message
     assert (
-        "method.wait: unknown key (did you mean 'weight'?); known here: name, parts, weight"
-        in message
+        "method.wait: unknown key (did you mean 'weight'?); known here: name, freeze, " in message
     )
     assert "sed: unknown key (did you mean 'seed'?)" in message
 

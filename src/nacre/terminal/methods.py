@@ -28,6 +28,8 @@ def methods_table(rows: Mapping[str, MethodRow]) -> RenderableType:
 
 def explain(method: "type[Method]", row: MethodRow) -> RenderableType:
     """Return what a method is, with its equations and what can be set."""
+    from nacre.methods import MethodConfig
+
     about = inspect.getdoc(sys.modules[method.__module__]) or row.summary
     title = Text(f"{method.name}: {row.summary}", "bold")
     parts: list[RenderableType] = [title, Text(_paragraphs(about))]
@@ -35,7 +37,8 @@ def explain(method: "type[Method]", row: MethodRow) -> RenderableType:
     options = Table(title=f"\n--set method.…  for {method.name}", title_justify="left")
     for column in ("key", "default", "what it is"):
         options.add_column(column)
-    for key, field in method.Config.model_fields.items():
+    fields, common = method.Config.model_fields, MethodConfig.model_fields
+    for key, field in sorted(fields.items(), key=lambda one: one[0] in common):
         if key != "name" and key not in method.Config.refused:
             value = ", ".join(field.default) if key == "freeze" else str(field.default)
             options.add_row(key, value, field.description)
