@@ -7,15 +7,15 @@ import torch
 from pydantic import ValidationError
 
 from nacre.errors import NacreError
-from nacre.methods import METHODS, Batch, Step
+from nacre.methods import METHODS, Batch
 from nacre.methods._regularizer import ParameterRegularizer
 from nacre.methods.components import fuse, pseudo_labels
 from nacre.models.abn import ABN
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.network import Output
-from nacre.training.loop import finish
-from small_steps import ALONE, GROWTH, NEW, OLD, second_step
+from nacre.training.loop import finish, update
+from small_steps import GROWTH, NEW, OLD, GivenStep, second_step
 
 STEPWISE = [n for n, kind in METHODS.items() if kind.learns_by_gradient and not kind.is_joint]
 FROZEN = {
@@ -35,7 +35,7 @@ def learn(name, **values):
         values = {"weight": 0.1, **values}  # the papers' overshoot at this rate
     trainer, before, samples = second_step(name, **values)
     for sample in samples:
-        losses = trainer.update([sample])
+        losses = update(trainer, [sample])
         assert all(math.isfinite(value) for value in losses.values())
     return before, trainer
 
@@ -81,7 +81,7 @@ def test_what_is_frozen_has_no_backward_pass_and_the_teacher_takes_it_over(norm,
     assert student.decoder_features.requires_grad == (freeze == ["backbone"])
     teacher = trainer.step.teacher
     assert teacher.backbone is trainer.network.backbone
-    shared = trainer._ask_teacher(images, student)
+    shared = trainer.ask_teacher(images, student)
     with torch.no_grad():
         own = teacher(images, with_stages=True)
     torch.testing.assert_close(shared.logits, own.logits, rtol=1e-5, atol=1e-5)
@@ -117,7 +117,7 @@ def test_the_square_root_rule_is_that_of_the_channels():
 
 def test_only_what_learns_is_in_the_optimizer_at_its_own_rate():
     trainer, _, samples = second_step("star", freeze=["backbone"])
-    trainer.update([samples[0]])
+    update(trainer, [samples[0]])
     rest, new = trainer.optimizer.param_groups
     assert new["lr"] == 10 * rest["lr"]
     rows = {id(value) for value in trainer.network.classifier.heads[-1].parameters()}
@@ -139,7 +139,7 @@ def test_background_of_which_no_sigmoid_is_sure_stays_background(name):
     trainer, _, samples = second_step(name, pseudo_labels=0.7)
     images, targets = samples[0]
     student = trainer.student(images)
-    teacher = trainer._ask_teacher(images, student)
+    teacher = trainer.ask_teacher(images, student)
     assert float(teacher.logits.sigmoid().max()) < 0.7, "nothing is sure after three updates"
     found = pseudo_labels(trainer.method, trainer.step, Batch(images, targets), teacher)
     assert torch.equal(found.targets, targets)
@@ -150,7 +150,7 @@ def test_rows_of_another_method_are_dropped_and_missing_ones_are_named():
     network = build_network(model, 3, 32)
     network.classifier.add_row("unknown")
     network.classifier.add_row("auxiliary")
-    step = Step(1, GROWTH, network, None, ALONE, 1)
+    step = GivenStep(index=1, growth=GROWTH, network=network)
     METHODS["ssul"](METHODS["ssul"].Config(), GROWTH).prepare(step)
     assert network.classifier.unknown is not None
     assert network.classifier.auxiliary is None
@@ -193,7 +193,7 @@ def test_pseudo_labels_name_background_that_the_teacher_is_sure_of(unsure):
     targets = torch.tensor([0, 0, 3, 255], dtype=torch.uint8).repeat(2, 4, 1)
     teacher = output(OLD)
     batch = Batch(torch.zeros(2, 3, 4, 4), targets, num_valid_pixels=24.0)
-    found = pseudo_labels(method, Step(1, GROWTH, None, None, ALONE, 1), batch, teacher)
+    found = pseudo_labels(method, GivenStep(growth=GROWTH), batch, teacher)
     greatest, channel = teacher.logits.softmax(1).max(1)
     kept = targets if unsure == "kept" else targets.masked_fill(targets == 0, 255)
     expected = torch.where((targets == 0) & (greatest >= 0.7), channel, kept)
@@ -233,7 +233,7 @@ def test_what_a_user_froze_stays_frozen_and_all_else_learns_again_after_the_step
     held = {n for n, one in trainer.network.named_parameters() if n.startswith("head.")}
     before = {name: one.clone() for name, one in trainer.network.named_parameters()}
     for sample in samples:
-        trainer.update([sample])
+        update(trainer, [sample])
     finish(trainer)
     assert held
     for name, one in trainer.network.named_parameters():

@@ -13,14 +13,14 @@ from nacre.data.sources.scenes_render import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.channels import from_background
-from nacre.methods import METHODS, Batch, Step
+from nacre.methods import METHODS, Batch
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
 from nacre.runs.run import Run, run_scenario
 from partial_data import write_folder
-from small_steps import ALONE, OLD, SIDE, pictures
+from small_steps import OLD, SIDE, GivenStep, pictures
 from tiny_runs import tiny_config
 
 DUO = METHODS["duo"]
@@ -65,10 +65,8 @@ def step_of(batches, num_classes=OLD, held_out=(), **values):
     method = DUO(DUO.Config(**values), from_background(0, num_classes))
     model = method.network_config(DeepLabConfig(backbone="tiny", decoder_channels=8))
     network = build_network(model, num_classes, SIDE).double().eval()
-    step = Step(0, method.growth, network, None, ALONE, 1)
-    return method, replace(
-        step, open_images=lambda: iter(batches), open_held_out=lambda: iter(held_out)
-    )
+    step = GivenStep(growth=method.growth, network=network, given=batches, held=held_out)
+    return method, step
 
 
 def test_the_decoder_is_that_of_mib_and_the_sums_are_those_of_the_ledger(tmp_path):
@@ -153,8 +151,8 @@ def test_classes_that_held_out_images_do_not_show_are_judged_by_those_learned_fr
     method, step = step_of([])
     step = replace(
         step,
-        open_images=lambda: batches("seen", seen),
-        open_held_out=lambda: batches("held", held),
+        given=lambda: batches("seen", seen),
+        held=lambda: batches("held", held),
     )
     method.fit(step)
     assert asked == ["seen", "held", "held", "seen"]

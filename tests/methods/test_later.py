@@ -11,6 +11,7 @@ from nacre.losses.feature_statistics import grid_targets
 from nacre.losses.local_pod import local_pod
 from nacre.methods import METHODS, Batch
 from nacre.methods.components import fuse, pseudo_labels
+from nacre.training.loop import update
 from small_steps import NEW, OLD, SIDE, pictures, second_step
 
 
@@ -23,7 +24,7 @@ class Seen:
         images, targets = samples[0]
         self.labels = targets
         self.student = self.trainer.student(images, with_stages=self.method.uses_stages)
-        self.teacher = self.trainer._ask_teacher(images, self.student)
+        self.teacher = self.trainer.ask_teacher(images, self.student)
         valid = float((targets != 255).sum())
         batch = Batch(images, targets, num_valid_pixels=valid)
         batch = self.method.relabel(batch, self.student, self.teacher)
@@ -185,7 +186,7 @@ def test_fused_weights_keep_the_rows_of_new_classes():
 def test_ssul_with_branches_learns_only_the_new_and_the_unknown_one():
     trainer, before, samples = second_step("ssul", branches=True)
     for sample in samples:
-        trainer.update([sample])
+        update(trainer, [sample])
     after = trainer.network.state_dict()
     moved = {key for key, value in before.items() if not torch.equal(value, after[key])}
     assert moved
@@ -213,7 +214,7 @@ def test_star_counts_old_classes_again_where_no_picture_comes_again(overlapped):
     method.step = step
     before, seen = (method.tables[key].clone() for key in ("statistics.count", "seen.counts"))
     background = float(method.tables["statistics.background"])
-    trainer.update([samples[0]])
+    update(trainer, [samples[0]])
     method.end_step(step)
     added = method.tables["statistics.count"][: OLD - 1] - before
     assert added.tolist() == (0 * seen[1:-1] if overlapped else seen[1:-1]).tolist()

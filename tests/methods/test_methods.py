@@ -14,7 +14,7 @@ from nacre.runs.run import run_scenario
 from nacre.terminal.methods import explain, methods_table
 from nacre.training.config import deep_merge
 from nacre.training.events import Trained
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from one_and_two import assert_equal_runs, learn_by_one_and_two
 from tiny_runs import TINY, tiny_config
 

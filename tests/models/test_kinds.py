@@ -23,7 +23,7 @@ from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.training.events import Event, Iterated
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from one_and_two import assert_equal_runs, learn_by_one_and_two
 
 LEARN = Path(__file__).with_name("learn_kinds.py")

@@ -25,7 +25,7 @@ from nacre.runs.run import run_scenario
 from nacre.training.automatic import FEW, Machine, choose
 from nacre.training.config import build_config
 from nacre.training.events import Trained
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from partial_data import LABELS, write_folder
 from tiny_runs import StopAfter, tiny_config
 

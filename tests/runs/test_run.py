@@ -15,10 +15,10 @@ from nacre.runs.run import Run, run_scenario
 from nacre.training import step as step_file
 from nacre.training import window
 from nacre.training.events import RunBegan, Trained
-from nacre.training.loop import NotFinite, Trainer
-from nacre.training.step import Interrupted
+from nacre.training.trainer import NotFinite, Trainer
 from nacre.utils import device as devices
 from nacre.utils.device import memory_layout
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config, tiny_run
 
 
@@ -168,7 +168,7 @@ def test_a_file_is_not_a_run_folder(tmp_path):
 
 def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
     # With frozen statistics the gradient of a batch in parts is that of the whole.
-    monkeypatch.setattr("nacre.training.loop.Trainer.__post_init__", _frozen_statistics)
+    monkeypatch.setattr(Trainer, "__init__", _frozen_statistics)
     one, other = tmp_path / "one", tmp_path / "other"
     tiny_run(one, labels={"border": "ignored"})
     tiny_run(other, labels={"border": "ignored"}, train={"micro_batch": 2})
@@ -177,11 +177,11 @@ def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
 
 
-_make = Trainer.__post_init__
+_make = Trainer.__init__
 
 
-def _frozen_statistics(self):
-    _make(self)
+def _frozen_statistics(self, *given, **options):
+    _make(self, *given, **options)
     self.network.eval()
 
 

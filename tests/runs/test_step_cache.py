@@ -12,7 +12,7 @@ from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario
 from nacre.runs.step_cache import FILES, StepCache, digest_masks, step_keys
 from nacre.training.events import StepAwaited, StepSkipped
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
 

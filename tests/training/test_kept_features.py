@@ -13,7 +13,7 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model
 from nacre.runs.run import run_scenario
 from nacre.training.kept_features import KeptFeatures, View
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
 FROZEN = {"freeze_step_0": True, "freeze": ["batch_norm"]}

@@ -60,8 +60,8 @@ def command_to_go_on(*arguments: str) -> str:
 
 def until_interrupted(work: Callable[[], T], again: str) -> T:
     """Do the work; if the user stops it, say how to go on."""
-    from nacre.training.step import Interrupted
     from nacre.utils.distributed import leave_distributed
+    from nacre.utils.signals import Interrupted
 
     try:
         result = work()

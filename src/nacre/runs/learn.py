@@ -16,7 +16,7 @@ from torch import nn
 from nacre.data.dataset import UnionDataset, explain_worker_crash
 from nacre.data.learn_data import LearnData
 from nacre.evaluation.predictor import Predictor, whole_predictor
-from nacre.methods import find_method
+from nacre.methods import Step, find_method
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
 from nacre.models.network import Network
 from nacre.runs.event_file import EventFile, Position
@@ -38,10 +38,11 @@ from nacre.runs.shared_folder import check_shared
 from nacre.runs.verdicts import judge
 from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
 from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import Learned, Session, StepSpec, learn_step
+from nacre.training.step import learn_step
 from nacre.utils.device import set_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json
+from nacre.utils.tensor_file import Tensors
 from nacre.version import __version__
 
 Metrics = dict[str, Any]
@@ -136,14 +137,18 @@ class Learning:
         self.dist.on_main(lambda: bool(open_learn_data(self.config, before)))
         return open_learn_data(self.config, before)
 
-    def _spec(self) -> StepSpec:
+    def _spec(self) -> Step:
         dataset, dist = self.data.train_dataset(), self.dist
         shares = batch_shares(self.config, self.data)
-        return StepSpec(
+        return Step(
             index=self.index,
             channels=self.data.channels,
             growth=self.data.growth,
-            dataset=dataset,
+            data=dataset,
+            config=self.config,
+            dist=dist,
+            observe=self.recorder,
+            should_stop=self.should_stop,
             sampler=step_sampler(
                 self.config, len(dataset), self.index, dist.rank, dist.world_size, shares
             ),
@@ -153,21 +158,20 @@ class Learning:
         start = self.start.fingerprint() if self.start else None
         return {"start": start, **self.data.fingerprint()}
 
-    def _load_start(self) -> Learned | None:
-        if self.start is None:
-            return None
-        network, _, state = load_model(self.start.path, self.dist.device, self.start.network)
+    def _load_start(self, start: Start) -> tuple[Network, Tensors]:
+        """Return the start model and what its method kept, as far as this step's knows it."""
+        network, _, state = load_model(start.path, self.dist.device, start.network)
         own = find_method(self.config.method.name).persistent_state
-        return Learned(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
+        return network, {k: v for k, v in state.items() if k.partition(".")[0] in own}
 
     def _store_before(self) -> None:
         """Store what the start model says of the test images, unless that was done before."""
         if self.start is None or self.dist.from_main(self.folder.before.exists()):
             return
-        learned, info, images = self._load_start(), self.start.info, self.config.images
-        assert learned is not None
+        network, _ = self._load_start(self.start)
+        info, images = self.start.info, self.config.images
         predictor = Predictor(
-            learned.network, info.predict_mode, info.crop, mirror=images.mirror, edges=images.edges
+            network, info.predict_mode, info.crop, mirror=images.mirror, edges=images.edges
         )
         maps = self._tester(only_tests=False).class_maps(predictor)
         self.dist.on_main(lambda: save_maps(self.folder.before, maps))
@@ -178,17 +182,17 @@ class Learning:
         if self.dist.from_main(path.exists()):
             given = self.start.network if self.start else None
             return load_model(path, self.dist.device, given)[0]
-        session = Session(
-            self.dist, self.precision, self.checkpoint, self.recorder, self.should_stop
-        )
-        learned = learn_step(self.spec, self._load_start(), self.config, session)
+        step = self.spec
+        if self.start is not None:
+            step.network, step.state = self._load_start(self.start)
+        learn_step(step, self.checkpoint)
 
         def save() -> None:
-            save_model(path, learned.network, self._info(), learned.method_state)
+            save_model(path, step.network, self._info(), step.state)
             self.checkpoint.remove()
 
         self.dist.on_main(save)
-        return learned.network
+        return step.network
 
     def _test(self, network: Network) -> None:
         """Test the network beside what the start model said; write the metrics."""
@@ -249,7 +253,7 @@ class Learning:
             processes=self.dist.world_size,
             precision=self.precision.reason,
             weights=str(self.start.path) if self.start else self.config.model.weights,
-            iterations=[self.spec.sampler.iterations],
+            iterations=[self.spec.iterations],
         )
         self.folder.append_start(began.to_dict())
         self.recorder(began)
@@ -280,17 +284,17 @@ class Learning:
         )
 
     def _lineage_entry(self) -> dict[str, Any]:
-        dataset = self.spec.dataset
+        dataset = self.data.train_dataset()
         parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
         return {
             "step": self.index,
             "classes": list(self.data.new),
-            "images": len(self.spec.dataset),
+            "images": len(dataset),
             "data": [one.name for one in self.data.sets],
             "folder_images": [len(part) for part in parts],
             "hidden": {one.name: self.data.training_mapping(one).hidden for one in self.data.sets},
             "method": self.config.method.name,
-            "iterations": self.spec.sampler.iterations,
+            "iterations": self.spec.iterations,
             "when": self.folder.first_start(),
             "nacre": __version__,
         }

@@ -19,10 +19,11 @@ from nacre.evaluation.confusion import ConfusionMatrix
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.evaluation.predictor import cut_predictor
-from nacre.methods import find_method
+from nacre.methods import Step, find_method
 from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
+from nacre.models.network import Network
 from nacre.models.pretrained import find_model_weights
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder, with_absolute_paths
@@ -41,17 +42,11 @@ from nacre.training.events import (
     StepTested,
 )
 from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import (
-    Interrupted,
-    Learned,
-    Session,
-    StepSpec,
-    batches_to_test,
-    learn_step,
-)
+from nacre.training.step import batches_to_test, learn_step
 from nacre.utils.device import set_precision, sizes_vary
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
+from nacre.utils.signals import Interrupted
 
 WAIT_SECONDS = 2.0
 
@@ -98,7 +93,7 @@ class Run:
             self.dist.on_main(self._find_weights)
             self.dist.on_main(self._read_data)
             self._read_data()
-            specs = [self._spec(step) for step in range(self.num_steps)]
+            specs = [self._step(step) for step in range(self.num_steps)]
             self.dist.on_main(lambda: self._open_folder(specs, while_running))
             check_shared(self.folder, self.data.fingerprint(), self.dist)
             while_running.enter_context(explain_worker_crash())
@@ -129,24 +124,23 @@ class Run:
         save_json(self.folder.metrics, summary)
         return summary
 
-    def _learn_all(self, specs: list[StepSpec]) -> None:
+    def _learn_all(self, specs: list[Step]) -> None:
         recorder, dist = self.recorder, self.dist
-        session = Session(dist, self.precision, self.checkpoint, recorder, self.should_stop)
-        learned: Learned | None = None
+        learned: Step | None = None
         for spec in specs:
             # What is there is seen by the main process, and told: folders may look different
             # from another machine for a while.
             if dist.from_main(self.folder.is_finished(spec.index)):
-                recorder(StepSkipped(spec.index, spec.sampler.iterations))
+                recorder(StepSkipped(spec.index, spec.iterations))
                 learned = None
                 continue
             with self._shared(spec) as is_taken:
-                learned = None if is_taken else self._learn_or_load(spec, learned, session)
+                learned = None if is_taken else self._learn_or_load(spec, learned)
                 if learned is not None:
-                    self._test(spec.index, learned)
+                    self._test(spec.index, learned.network)
 
     @contextlib.contextmanager
-    def _shared(self, spec: StepSpec) -> Iterator[bool]:
+    def _shared(self, spec: Step) -> Iterator[bool]:
         """Take a step that another run learned, or leave to others what is learned now."""
         if self.cache_folder is None:
             yield False
@@ -155,7 +149,7 @@ class Run:
         is_taken = self._wait_for(step)
         if is_taken:
             self.dist.on_main(self.checkpoint.remove)
-            self.recorder(StepSkipped(step, spec.sampler.iterations, str(self.cache_folder)))
+            self.recorder(StepSkipped(step, spec.iterations, str(self.cache_folder)))
         try:
             yield is_taken
             if not is_taken:
@@ -185,28 +179,31 @@ class Run:
         keys = step_keys(self.config, self.data.fingerprint(), digest_masks(self.data))
         return StepCache(self.cache_folder, keys, state)
 
-    def _learn_or_load(self, spec: StepSpec, before: Learned | None, session: Session) -> Learned:
+    def _learn_or_load(self, step: Step, before: Step | None) -> Step:
         """Learn a step from the one before, unless that was done."""
-        if self.dist.from_main(self.folder.model(spec.index).exists()):
-            return self._load(spec.index)
-        if spec.index and before is None:
-            before = self._load(spec.index - 1)
-        learned = learn_step(spec, before, self.config, session)
-        self.dist.on_main(lambda: self._save(spec.index, learned))
-        return learned
+        if self.dist.from_main(self.folder.model(step.index).exists()):
+            self._load(step, step.index)
+            return step
+        if before is not None:
+            step.network, step.state = before.network, before.state
+        elif step.index:
+            self._load(step, step.index - 1)
+        learn_step(step, self.checkpoint)
+        self.dist.on_main(lambda: self._save(step))
+        return step
 
-    def _save(self, step: int, learned: Learned) -> None:
-        save_model(self.folder.model(step), learned.network, self._info(step), learned.method_state)
+    def _save(self, step: Step) -> None:
+        save_model(self.folder.model(step.index), step.network, self._info(step.index), step.state)
         self.checkpoint.remove()
 
-    def _load(self, step: int) -> Learned:
-        """Return what a step left, as far as this run's method knows it."""
-        network, _, state = load_model(self.folder.model(step), self.dist.device)
+    def _load(self, step: Step, index: int) -> None:
+        """Give a step what another one left, as far as this run's method knows it."""
+        step.network, _, state = load_model(self.folder.model(index), self.dist.device)
         # A step 0 that was taken over may hold what another method keeps.
         own = find_method(self.config.method.name).persistent_state
-        return Learned(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
+        step.state = {k: v for k, v in state.items() if k.partition(".")[0] in own}
 
-    def _test(self, step: int, learned: Learned) -> None:
+    def _test(self, step: int, network: Network) -> None:
         """Test the network after a step and write its metrics."""
         dataset = self.data.eval_dataset(step)
         dist = self.dist
@@ -215,8 +212,8 @@ class Run:
         def on_images(count: int) -> None:
             self.recorder(ImagesTested(step, count, len(dataset)))
 
-        confusion = ConfusionMatrix(learned.network.num_classes, dist.device)
-        predictor = cut_predictor(learned.network, self.config.images)
+        confusion = ConfusionMatrix(network.num_classes, dist.device)
+        predictor = cut_predictor(network, self.config.images)
         with sizes_vary(self.config.images.eval_mode == "full"):
             evaluate(predictor, batches, [confusion], dist.device, on_images, self.precision)
         confusion.merge(dist)
@@ -231,15 +228,19 @@ class Run:
 
         dist.on_main(write)
 
-    def _spec(self, step: int) -> StepSpec:
+    def _step(self, step: int) -> Step:
         classes, dist = self.data.scenario.classes, self.dist
         dataset, num_own = self.data.train_dataset(step), len(self.data.image_lists[step])
         shares = self.data.batch_shares(step)
-        return StepSpec(
+        return Step(
             index=step,
             channels=classes.channels(step),
             growth=classes.growth(step),
-            dataset=dataset,
+            data=dataset,
+            config=self.config,
+            dist=dist,
+            observe=self.recorder,
+            should_stop=self.should_stop,
             # Old pictures take places of a batch; how long is learnt the step's own decide.
             sampler=step_sampler(self.config, num_own, step, dist.rank, dist.world_size, shares),
             overlapped=self.data.scenario.setup == "overlapped",
@@ -255,7 +256,7 @@ class Run:
         _ = self.data.image_lists
         self.data.check_tests(self.num_steps)
 
-    def _open_folder(self, specs: list[StepSpec], while_running: contextlib.ExitStack) -> None:
+    def _open_folder(self, specs: list[Step], while_running: contextlib.ExitStack) -> None:
         """Make the folder this run's, tidy it, and say what begins to all who are told."""
         while_running.enter_context(self.folder.lock())
         self.folder.tidy()
@@ -273,7 +274,7 @@ class Run:
             processes=self.dist.world_size,
             precision=self.precision.reason,
             weights=self._weights(),
-            iterations=[spec.sampler.iterations for spec in specs],
+            iterations=[spec.iterations for spec in specs],
         )
         self.folder.append_start(began.to_dict())
         self.recorder(began)

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from nacre.errors import NacreError, check
-from nacre.training.loop import Trainer
+from nacre.training.trainer import Trainer
 from nacre.utils.distributed import Distributed
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 

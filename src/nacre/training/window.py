@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nacre.training.events import Trained
-from nacre.training.loop import Trainer
+from nacre.training.trainer import Trainer
 from nacre.utils.device import peak_memory
 
 T = TypeVar("T")

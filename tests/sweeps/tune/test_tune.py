@@ -12,8 +12,8 @@ from nacre.sweeps.tune.tune import tune
 from nacre.terminal.tune import TuneDisplay
 from nacre.training.config import build_config
 from nacre.training.events import StepSkipped
-from nacre.training.loop import NotFinite
-from nacre.training.step import Interrupted
+from nacre.training.trainer import NotFinite
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
 FINE_TUNING = 0.5
@@ -177,12 +177,12 @@ def test_step_0_is_learned_once_and_runs_take_it(some_accuracy, tmp_path):
 
 
 def test_a_trial_of_another_config_is_not_taken_for_this_ones(tmp_path, monkeypatch):
-    def diverge(trainer, batch, **options):
+    def diverge(trainer, *batch, **options):
         raise NotFinite("the loss is not a finite number")
 
     out, cache = tmp_path / "out", tmp_path / "steps"
     run_scenario(config_of("lwf"), tmp_path / "run", cache=cache)
-    monkeypatch.setattr("nacre.training.loop.Trainer.update", diverge)
+    monkeypatch.setattr("nacre.training.loop.update", diverge)
     for _ in range(2):
         with pytest.raises(NacreError, match="fine-tuning learns nothing"):
             tune(config_of("lwf"), out, cache=cache)

@@ -40,7 +40,7 @@ from nacre.sweeps.tune.result import (
 from nacre.sweeps.tune.trial import FIRST, accuracy, trial_data
 from nacre.training.config import RunConfig, deep_merge, resolve_config
 from nacre.training.events import Observer
-from nacre.training.loop import NotFinite
+from nacre.training.trainer import NotFinite
 from nacre.utils.distributed import init_distributed
 from nacre.utils.io import remove_temporaries, save_json, save_text
 
