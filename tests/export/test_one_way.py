@@ -158,7 +158,9 @@ def by_tests(model: Model, predicted: Maps, images: Path, folder: Path) -> Maps:
     whole = config.model_copy(update={"eval_mode": "full"})
     dataset = EvalDataset(source, stems, mapping, whole)
     kept = Kept()
-    batches = ((one[None], target[None]) for one, target in map(dataset.__getitem__, range(len(stems))))
+    batches = (
+        (one[None], target[None]) for one, target in map(dataset.__getitem__, range(len(stems)))
+    )
     evaluate(whole_predictor(model.network, config), batches, [kept], torch.device("cpu"))
     by_stem = dict(zip(stems, kept.maps, strict=True))
     return {name: by_stem[Path(name).stem] for name in predicted}
@@ -183,7 +185,7 @@ def check_same(found: Maps, predicted: Maps, least: float = SAME) -> None:
     assert {len(np.unique(mask)) for mask in predicted.values()} != {1}, "constant class maps"
 
 
-@pytest.mark.parametrize("mode", ["crop", "sliding"])
+@pytest.mark.parametrize("mode", ["crop", pytest.param("sliding", marks=pytest.mark.slow)])
 def test_every_way_gives_the_class_map_of_predict(
     learned: Path, tmp_path: Path, mode: EvalMode
 ) -> None:
@@ -198,12 +200,9 @@ def test_every_way_gives_the_class_map_of_predict(
     check_same({path.name: model.predict(path).mask for path in images.iterdir()}, predicted)
     export_onnx(model.network, model.info, tmp_path / "model.onnx")
     onnx = OnnxModel(tmp_path / "model.onnx", threads=1)
-    check_same({one.name: onnx.classify(noise(one)) for one in images.iterdir()}, predicted)
+    pixels = {path.name: np.asarray(Image.open(path)) for path in images.iterdir()}
+    check_same({name: onnx.classify(one) for name, one in pixels.items()}, predicted)
     check_same(by_server(onnx, images), predicted)
-
-
-def noise(path: Path) -> Any:
-    return np.asarray(Image.open(path))
 
 
 NETWORKS = ("light", "aspp", "ledger", "duo", "segformer", "multiples of 14")
@@ -254,6 +253,15 @@ def test_real_images_have_one_class_map(
     check_same(by_tests(model, predicted, photographs, tmp_path / "data"), predicted)
     onnx = OnnxModel(file, threads=1)
     check_same(by_server(onnx, photographs), predicted)
+
+
+@pytest.mark.slow
+def test_the_file_of_a_ledger_has_its_head_and_no_sums(
+    known: Callable[[str, EvalMode], Known],
+) -> None:
+    model, file, _ = known("ledger", "crop")
+    assert model.path is not None
+    assert file.stat().st_size < model.path.stat().st_size / 2
 
 
 @pytest.fixture(scope="module")
