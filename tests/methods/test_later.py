@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 import nacre.methods.graft as graft_file
 from nacre.labels.channels import from_background
-from nacre.losses.feature_statistics import grid_targets
+from nacre.losses.distillation import local_pod
 from nacre.losses.fused import fused_losses
 from nacre.losses.grafting import Drift, folded_distillation
-from nacre.losses.local_pod import local_pod
+from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
 from nacre.models.deeplab import DeepLab
 from small_steps import NEW, OLD, SIDE, may_be, pictures, second_step
