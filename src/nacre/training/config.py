@@ -23,7 +23,14 @@ from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.optim import OptimConfig
 from nacre.training.presets import check_weights, preset_values
-from nacre.utils.config import AFTER_STEP_0, MAX_DEPTH, NO_EFFECT, Config, parse_yaml, read_yaml
+from nacre.utils.config import (
+    AFTER_STEP_0,
+    MAX_YAML_DEPTH,
+    NO_EFFECT,
+    Config,
+    parse_yaml,
+    read_yaml,
+)
 
 ConfigValues = dict[str, Any]
 PrecisionName = Literal["auto", "float32", "tf32", "bfloat16", "float16"]
@@ -292,8 +299,10 @@ def parse_assignment(text: str) -> ConfigValues:
     keys = path.strip().split(".")
     if not sign or not all(keys):
         raise NacreError(f"--set {shown(text)} is not of the form section.key=value")
-    if len(keys) > MAX_DEPTH:
-        raise NacreError(f"--set {shown(text)} names a key within more than {MAX_DEPTH} others")
+    if len(keys) > MAX_YAML_DEPTH:
+        raise NacreError(
+            f"--set {shown(text)} names a key within more than {MAX_YAML_DEPTH} others"
+        )
     content: Any = parse_yaml(value, f"the value of --set {shown(text)}")
     for key in reversed(keys):
         content = {key: content}

@@ -118,8 +118,8 @@ def keys_without_effect(config: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 MAX_YAML_BYTES = 1 << 18
-_MAX_DEPTH = 32
-_MAX_NODES = 100_000
+MAX_YAML_DEPTH = 32
+MAX_YAML_NODES = 100_000
 """How many values there are when every alias is written out."""
 
 _CORE = ("null", "bool", "int", "float", "str", "seq", "map", "merge")
@@ -161,8 +161,8 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a value, counting its depth and how large it is with all aliases written out."""
         self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise yaml.YAMLError(f"it is nested more than {_MAX_DEPTH} levels deep")
+        if self._depth > MAX_YAML_DEPTH:
+            raise yaml.YAMLError(f"it is nested more than {MAX_YAML_DEPTH} levels deep")
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -171,8 +171,8 @@ class _Loader(yaml.SafeLoader):
         if is_alias and id(node) not in self._sizes:
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: an alias stands within itself")
         self._sizes[id(node)] = size = 1 + sum(self._sizes[id(one)] for one in _children(node))
-        if size > _MAX_NODES:
-            raise yaml.YAMLError(f"it holds more than {_MAX_NODES:,} values with its aliases")
+        if size > MAX_YAML_NODES:
+            raise yaml.YAMLError(f"it holds more than {MAX_YAML_NODES:,} values with its aliases")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
