@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import nacre
 from nacre.cli.app import app
 from nacre.data.dataset import TrainDataset, UnionDataset, split_off
-from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.data.sources.scenes import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.channels import from_background
