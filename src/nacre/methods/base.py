@@ -48,7 +48,7 @@ from nacre.labels.channels import Growth
 from nacre.losses.fused import fused_losses
 from nacre.losses.kernels import Variant
 from nacre.losses.pseudo_labels import weighted_cross_entropy
-from nacre.methods.step import Batch, Step
+from nacre.methods.step import Batch, Judged, Step
 from nacre.models.classifier import Classifier, ExtraRow
 from nacre.models.config import ModelConfig
 from nacre.models.deeplab import DeepLab
@@ -60,6 +60,7 @@ __all__ = [
     "DistillingConfig",
     "Freeze",
     "Fusion",
+    "Judged",
     "Method",
     "MethodConfig",
     "NewRows",
@@ -186,6 +187,10 @@ class Method:
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
     needs: frozenset[Part] = frozenset()
     """What it asks of a network beside logits; not every foreign network gives it."""
+    is_usable: bool = False
+    """Whether the network is of use already when updates begin (`begin_step`)."""
+    judged: Judged | None = None
+    """What `fit` found the updates to be worth, where it judges them."""
     extra_rows: ClassVar[frozenset[ExtraRow]] = frozenset()
     """Rows of the classifier that are no classes and that it learns; others' are dropped."""
     persistent_state: ClassVar[frozenset[str]] = frozenset()

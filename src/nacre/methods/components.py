@@ -29,7 +29,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nacre.losses.decomposed import auxiliary_loss
+from nacre.losses.distillations import auxiliary_loss
 from nacre.losses.pseudo_labels import (
     RELEASED_BINS,
     TeacherView,

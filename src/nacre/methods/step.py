@@ -73,6 +73,21 @@ class Batch:
         return self.targets if self.replaced_targets is None else self.replaced_targets
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Whether what updates changed was worth keeping.
+
+    Attributes:
+        before: Mean IoU without the updates.
+        after: With them; they are kept if it is greater.
+        classes: The channels that the updated part has a say in.
+    """
+
+    before: float
+    after: float
+    classes: list[int]
+
+
 @dataclass(kw_only=True)
 class Step:
     """One step, from its plan to its result.
@@ -99,6 +114,8 @@ class Step:
         observe: Receives events.
         should_stop: Whether the user wants to stop.
         on_images: Told in a pass without augmentation how many batches this process has seen.
+        on_usable: Called when the network is of use before the first update.
+        judged: What the method found the updates to be worth, where it judges them.
         map_elsewhere: Has others carry out such a pass in shares, see `map_images`.
     """
 
@@ -120,6 +137,8 @@ class Step:
     observe: Callable[[Any], None] = lambda event: None
     should_stop: Callable[[], bool] = lambda: False
     on_images: Callable[[int], None] = lambda done: None
+    on_usable: Callable[[], None] = lambda: None
+    judged: Judged | None = None
     map_elsewhere: Mapper | None = None
 
     @property

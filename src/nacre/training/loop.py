@@ -24,6 +24,9 @@ from nacre.utils.signals import Interrupted
 def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None = None) -> None:
     """Learn a step whose student has grown, or go on where it was interrupted."""
     trainer = begin(method, step)
+    if method.is_usable:
+        step.state = method.state()
+        step.on_usable()
     if checkpoint is not None:
         checkpoint.restore(trainer)
     if trainer.iteration == 0:

@@ -24,7 +24,7 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.fusion import check_fusible
 from nacre.models.network import Network
 from nacre.training.config import TrainConfig
-from nacre.training.events import Iterated, StepLearned
+from nacre.training.events import Iterated, StepJudged, StepLearned
 from nacre.training.loop import learn_by_gradient, step_began
 from nacre.training.resume import Checkpoint
 from nacre.utils.device import configure_backends, count_workers, memory_layout, peak_memory
@@ -63,7 +63,10 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
         learn_by_gradient(method, step, checkpoint)
     else:
         _fit(method, step)
-    step.state, step.teacher = method.state(), None
+    step.state, step.teacher, step.judged = method.state(), None, method.judged
+    if step.judged is not None:
+        names = [step.channels.names[c] for c in step.judged.classes]
+        step.observe(StepJudged(step.index, step.judged.before, step.judged.after, names))
     step.observe(StepLearned(step.index, round(time.monotonic() - began, 1), peak_memory(device)))
     return step
 
