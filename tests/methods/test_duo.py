@@ -18,8 +18,9 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
-from nacre.runs.learn_plan import plan_learning
-from nacre.runs.run import Run, run_scenario
+from nacre.runs.learn import plan_learning
+from nacre.runs.run import run_scenario
+from nacre.runs.scenario_data import open_scenario
 from nacre.training.events import Iterated, StepUsable
 from nacre.training.step import Interrupted
 from partial_data import write_folder
@@ -184,7 +185,7 @@ def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_pat
     def learn(out, should_stop=lambda: False, observers=()):
         recipe = {**RECIPE, "method": {"name": "duo"}}
         plan = plan_learning([folders["pearl"]], None, values=recipe)
-        return plan.learning(out, observers=observers, should_stop=should_stop)()
+        return plan.learn(out, observers=observers, should_stop=should_stop)
 
     seen = []
 
@@ -214,9 +215,9 @@ def test_sums_are_those_of_all_images_also_of_the_held_out(tmp_path):
     recipe = {"data": {"train": 80}, "scenario": "scenes/4-4/overlapped"}
     sums = {}
     for method in ({"name": "duo"}, {"name": "ledger", "grid_stride": 8}):
-        run = Run(tiny_config(**recipe, method=method), tmp_path / method["name"])
-        assert len(run.data.image_lists[0]) >= 50
-        run.learn_steps()
+        config = tiny_config(**recipe, method=method)
+        assert len(open_scenario(config).image_lists[0]) >= 50
+        run_scenario(config, tmp_path / method["name"])
         sums[method["name"]] = open_ledger(tmp_path / method["name"]).sums
     one, other = sums["duo"], sums["ledger"]
     first = one.step == 0

@@ -17,9 +17,8 @@ from nacre.losses.fused import fused_losses
 from nacre.methods import base, find_method
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
-from nacre.runs.learn import find_start
+from nacre.runs.learn import find_start, plan_learning
 from nacre.runs.learn_config import default_method
-from nacre.runs.learn_plan import plan_learning
 from nacre.runs.records import LearnMetrics, Measured, read_record
 from nacre.runs.run import run_scenario
 from nacre.training.automatic import FEW, Machine, choose
@@ -67,7 +66,13 @@ def learning(folders, out, start=None, should_stop=lambda: False, **values):
         find_start(start),
         values={**TINY, **values},
     )
-    return plan.learning(out, should_stop=should_stop)
+    step = plan.step()
+
+    def learn():
+        return plan.learn(out, step=step, should_stop=should_stop)
+
+    learn.step, learn.data, learn.num_images = step, step.tests.data, step.num_images
+    return learn
 
 
 def tensors(path):
@@ -120,7 +125,7 @@ def test_of_few_pictures_mib_leaves_backbone_and_batch_norm_as_they_are(pets, da
     values = {**TINY, "method": {"name": "mib"}}
     plan = plan_learning([data / "birds"], find_start(pets), values=values)
     assert plan.config.method.freeze == ("backbone", "batch_norm")
-    plan.learning(tmp_path / "birds")()
+    plan.learn(tmp_path / "birds")
     before, after = tensors(pets), tensors(tmp_path / "birds")
     kept = [name for name in before if name.startswith("backbone.")]
     assert kept
@@ -139,7 +144,7 @@ def test_many_pictures_teach_the_whole_network_and_other_methods_keep_their_part
     values = {**TINY, "method": {"name": "plop"}}
     plan = plan_learning([data / "birds"], find_start(pets), values=values)
     assert plan.config.method.freeze == ()
-    assert plan.how == "learnt by PLOP"
+    assert plan.how == "learned by PLOP"
 
 
 @pytest.mark.parametrize("images", [FEW - 1, FEW])
@@ -238,9 +243,9 @@ def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
 
 def hidden(step):
     """What background may be in each data set, as the loss is told; None if it knows by itself."""
-    spec, method = step.spec, step.config.method
+    spec, method = step.step, step.step.config.method
     hides_old = find_method(method.name).hides_old(method)
-    rows = rows_for_loss(spec.dataset.mappings, spec.growth, hides_old=hides_old)
+    rows = rows_for_loss(spec.data.mappings, spec.growth, hides_old=hides_old)
     return None if rows is None else rows[:, 0].tolist()
 
 
@@ -326,7 +331,7 @@ def test_few_pictures_and_one_picture_make_a_step(pets, tmp_path):
         _all_for_training(folder)
         step = learning(folder, tmp_path / f"out-{count}", start=pets)
         metrics = step()
-        assert len(step.spec.dataset) == count
+        assert step.num_images == count
         assert metrics["iou"] == {}, "there is no test picture"
         assert metrics["agreement"]["images"] == count
 
@@ -353,7 +358,7 @@ def test_test_folders_judge_what_they_label(pets, data, tmp_path):
     plan = plan_learning(
         [data / "birds"], find_start(pets), tests=[data / "all"], values=dict(TINY)
     )
-    metrics = plan.learning(tmp_path / "out")()
+    metrics = plan.learn(tmp_path / "out")
     assert {test["name"] for test in metrics["tests"]} == {"birds", "all"}
     assert set(metrics["iou"]) == {*PETS, *BIRDS}, "coral is not a class of the model"
     assert set(metrics["iou_before"]) == set(PETS)
@@ -400,9 +405,7 @@ def test_a_data_set_that_labels_nothing_and_an_empty_test_folder(pets, data, tmp
     with pytest.raises(NacreError, match="blank labels nothing"):
         learning(folder, tmp_path / "out", start=pets)
     with pytest.raises(NacreError, match="--test blank: no image there has"):
-        plan_learning(
-            [data / "birds"], find_start(pets), tests=[folder], values=dict(TINY)
-        ).learning(tmp_path / "out")
+        plan_learning([data / "birds"], find_start(pets), tests=[folder], values=dict(TINY)).step()
 
 
 def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
@@ -490,11 +493,10 @@ def test_two_processes_learn_what_one_does(pets, data, tmp_path):
     script.write_text(
         "import sys, json\n"
         "from pathlib import Path\n"
-        "from nacre.runs.learn import find_start\n"
-        "from nacre.runs.learn_plan import plan_learning\n"
+        "from nacre.runs.learn import find_start, plan_learning\n"
         "data, start, out, values = sys.argv[1:]\n"
         "plan = plan_learning([Path(data)], find_start(Path(start)), values=json.loads(values))\n"
-        "plan.learning(Path(out))()\n"
+        "plan.learn(Path(out))\n"
     )
     values = {**TINY, "train": {**TINY["train"], "incremental_lr": 1e-3}}
     learning(data / "birds", tmp_path / "one", start=pets, **values)()

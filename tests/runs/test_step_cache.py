@@ -6,7 +6,7 @@ import pytest
 
 from nacre.errors import NacreError
 from nacre.methods import find_method
-from nacre.runs import run as run_file
+from nacre.runs import steps as run_file
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario

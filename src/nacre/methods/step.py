@@ -1,6 +1,6 @@
 """A batch and a step: what a method is shown."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -103,6 +103,10 @@ class Step:
         sampler: Which of them come when.
         config: The recipe (`nacre.training.config.Recipe`).
         dist: The processes that compute, and where.
+        tests: How the network is tested after it (`nacre.runs`).
+        labels: The label value of each channel; by default its number.
+        entry: What the model's lineage says of the step.
+        history: The entries of the steps before it.
         overlapped: Whether its images may come again in other steps, with other labels.
         network: The student, as soon as it has grown.
         state: What the method keeps for later steps.
@@ -126,6 +130,10 @@ class Step:
     sampler: StepSampler
     config: Any
     dist: Distributed
+    tests: Any = None
+    labels: Sequence[int | None] = ()
+    entry: dict[str, Any] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
     overlapped: bool = True
     network: Network = None  # type: ignore[assignment]  # methods see it when it is there
     state: Tensors = field(default_factory=dict)

@@ -24,7 +24,7 @@ import yaml
 from nacre.errors import NacreError
 from nacre.methods import find_method
 from nacre.runs.folder import RunFolder
-from nacre.runs.run import Run
+from nacre.runs.run import learn_scenario
 from nacre.runs.scenario_data import open_scenario
 from nacre.runs.step_cache import CACHE
 from nacre.sweeps.tune.result import (
@@ -63,7 +63,7 @@ class _Search:
             "observers": list(observers),
             "should_stop": should_stop,
         }
-        self.writes = init_distributed(config.train.device).is_main
+        self.dist = init_distributed(config.train.device)
         self.kind = find_method(config.method.name)
         self.whole = open_scenario(config)
         self.trial_data = trial_data(self.whole)
@@ -81,7 +81,7 @@ class _Search:
     def _learn_step_0(self) -> None:
         """Learn step 0 with what the method collects in it, which fine-tuning does not."""
         folder = self.out / "step-0"
-        Run(self.config, folder, data=self.whole, num_steps=1, **self.options).learn_steps()
+        learn_scenario(self.config, folder, data=self.whole, num_steps=1, **self.options)
 
     def fine_tuning(self, rate: float) -> Trial:
         """Measure what can be learnt when nothing is to be kept."""
@@ -113,18 +113,13 @@ class _Search:
         return trial
 
     def _learn(self, trial: Trial, config: RunConfig, folder: Path) -> Trial:
-        run = Run(
-            config,
-            folder,
-            data=self.trial_data,
-            num_steps=FIRST + 1,
-            **self.options,
-        )
+        data, count = self.trial_data, FIRST + 1
         try:
-            return replace(trial, accuracy=accuracy(run.learn_steps()))
+            steps = learn_scenario(config, folder, data=data, num_steps=count, **self.options)
+            return replace(trial, accuracy=accuracy(steps[-1]))
         except NotFinite as error:
             # With several processes the others cannot know: then it is an error like any other.
-            if run.dist.world_size > 1:
+            if self.dist.world_size > 1:
                 raise
             save_json(folder / "diverged.json", {"error": str(error)})
             return trial
@@ -168,7 +163,7 @@ class _Search:
             )
         config = self.changed({"method": dict.fromkeys(self.kind.tunable, weight)}, rate)
         self._note(weight=weight, config=self.out / "tuned.yaml")
-        if self.writes:
+        if self.dist.is_main:
             content = yaml.safe_dump(config.to_dict(), sort_keys=False)
             save_text(self.out / "tuned.yaml", as_comment(self.tuning) + content)
 
@@ -199,5 +194,5 @@ def tune(
     try:
         return search.search(rates or (config.train.incremental_lr,))
     finally:
-        if search.writes:
+        if search.dist.is_main:
             save_json(out / "tuning.json", as_plain(search.tuning))
