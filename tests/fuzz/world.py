@@ -47,7 +47,7 @@ class World:
                 ("learn", self.data, "--config", root / "step.yaml", "--out", root / "new")
             ],
             "index.csv": [("plan", "voc/15-5/overlapped", "--index", root / "index.csv")],
-            "grid.yaml": [("grid", root / "grid.yaml", "--list", *out)],
+            "grid.yaml": [("grid", root / "grid.yaml", "--status", *out)],
             "map.tif": [("predict", self.run, root / "map.tif", "--window", "32", *out)],
         }
         for name in ("picture.png", "film.mp4", "film.mkv"):
