@@ -14,9 +14,9 @@ import pytest
 
 from nacre.errors import NacreError
 from nacre.sweeps import engines, launch
-from nacre.sweeps.engines import Ray, open_engine
+from nacre.sweeps.engines import Ray
 from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import run_grid
+from nacre.sweeps.launch import open_engine, run_grid
 from ray_nodes import PATIENT, Nodes
 from tiny_runs import TINY
 

@@ -17,9 +17,9 @@ from nacre.cli.app import app
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
 from nacre.sweeps import launch
-from nacre.sweeps.engines import RemoteRun, Slurm, Task, open_engine
+from nacre.sweeps.engines import RemoteRun, Slurm, Task
 from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import cancel_submitted, run_grid
+from nacre.sweeps.launch import cancel_submitted, open_engine, run_grid
 from tiny_runs import TINY
 
 if importlib.util.find_spec("submitit") is None:

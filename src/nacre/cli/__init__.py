@@ -10,14 +10,14 @@ from typing import Any
 
 from nacre.cli import data, grid, imports, learn, look, results, run, use  # noqa: F401
 from nacre.cli.app import app, echo, finish_output, show_bars
-from nacre.errors import SaidElsewhere, as_sentence
+from nacre.errors import ReportedElsewhere, user_message
 from nacre.terminal.console import accept_any_character
-from nacre.utils.signals import obey_parent
+from nacre.utils.signals import exit_with_parent
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
-    obey_parent()
+    exit_with_parent()
     show_bars()
     accept_any_character()
     is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -26,10 +26,10 @@ def main() -> None:
         app()
     except SystemExit as end:
         code = end.code
-    except SaidElsewhere:
+    except ReportedElsewhere:
         pass
     except Exception as error:
-        sentence = as_sentence(error)
+        sentence = user_message(error)
         if sentence is not None:
             echo(f"error: {sentence}", err=True)
         elif is_one_of_several:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar, cast
 import typer
 from typer.core import TyperGroup
 
-from nacre.errors import printable
+from nacre.errors import escape_control
 from nacre.version import __version__
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def until_interrupted(work: Callable[[], T], again: str) -> T:
 
 def echo(text: str, err: bool = False) -> None:
     """Print a text as it is; control characters become visible."""
-    typer.echo(printable(text), err=err)
+    typer.echo(escape_control(text), err=err)
 
 
 def print_json(content: Any) -> None:
@@ -174,11 +174,11 @@ def finish_output() -> bool:
 
 def show_bars() -> None:
     """Show long passes over files as bars on the terminal."""
-    from nacre.utils.progress import Progress, show_with
+    from nacre.utils.progress import Progress, set_progress_bar
 
     def bar(title: str) -> AbstractContextManager[Progress]:
         from nacre.terminal.progress import progress_bar
 
         return progress_bar(title)
 
-    show_with(bar)
+    set_progress_bar(bar)

@@ -105,7 +105,7 @@ def plan(
             "--index replaces the data: it cannot be combined with --root, --config or --set"
         )
     else:  # without torch
-        from nacre.data.apply_to_index import apply_to_index
+        from nacre.data import apply_to_index
 
         applied, labels, images = apply_to_index(scenario, index)
     steps = make_plan(applied, labels, images)
@@ -122,7 +122,7 @@ def report_tables(report: "DataReport") -> Group:
 
 
 def _files_table(report: "DataReport") -> Table:
-    from nacre.data.scan import ProblemKind
+    from nacre.data.index import ProblemKind
 
     table = Table(title=f"files of {report.root}", title_justify="left")
     table.add_column("")

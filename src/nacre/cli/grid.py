@@ -124,9 +124,8 @@ def _read_grid(
 
 def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, name: str) -> None:
     """Cancel what an earlier command submitted."""
-    from nacre.sweeps.engines import open_engine
-    from nacre.sweeps.launch import cancel_submitted
-    from nacre.utils.lock import locked
+    from nacre.sweeps.launch import cancel_submitted, open_engine
+    from nacre.utils.io import locked
 
     if name != "slurm":
         raise NacreError(
@@ -138,9 +137,8 @@ def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, name: str) -> None
 
 def _run(runs: "list[Job]", made: "GridConfig", out: Path, name: str, console: Console) -> bool:
     """Execute the runs; return False if the user stopped it."""
-    from nacre.sweeps.engines import open_engine
-    from nacre.sweeps.launch import run_grid
-    from nacre.utils.lock import locked
+    from nacre.sweeps.launch import open_engine, run_grid
+    from nacre.utils.io import locked
     from nacre.utils.signals import StopSignal
 
     # Ray prints the death of a node to stdout, which may be for JSON alone.

@@ -51,9 +51,8 @@ def learn(
     method: Annotated[
         str | None,
         typer.Option(
-            help="Training method (see `nacre methods`). Default: graft, our own, which freezes "
-            "the backbone and replays features of old classes; mib, the paper's, for networks "
-            "without our head: --method mib.",
+            help="Training method (see `nacre methods`). Default: mib, the paper's; ledger or duo "
+            "for models with sums. --method mib asks for MiB.",
         ),
     ] = None,
     classes: Annotated[

@@ -14,17 +14,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from nacre.errors import NacreError, unknown_name
-from nacre.utils.lock import is_locked
-from nacre.utils.packages import need
-from nacre.utils.ray_cluster import join_cluster
+from nacre.errors import NacreError
+from nacre.utils.io import is_locked
 from nacre.utils.signals import PARENT
-from nacre.utils.system import CORES, usable_cores
-
-if TYPE_CHECKING:  # a machine of a cluster needs nothing else of the grid
-    from nacre.sweeps.grid import GridConfig
+from nacre.utils.system import CORES, import_extra, join_cluster, usable_cores
 
 ENGINES = ("local", "slurm", "ray")
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -32,13 +27,10 @@ POLL_SECONDS = 0.5
 _STOPPED = 130
 """The exit code of a run that was asked to stop and has saved."""
 _UNLIMITED = 1 << 30
-_SLURM_DEFAULTS = {"job_name": "nacre", "time": 24 * 60}
-_MAX_TIMEOUTS = 1000
-_SACCT_SECONDS = 30
 
 # torchrun ends with its parent, and its processes with torchrun.
 _TORCHRUN = (
-    "from nacre.utils.signals import obey_parent; obey_parent(); "
+    "from nacre.utils.signals import exit_with_parent; exit_with_parent(); "
     "from torch.distributed.run import main; main()"
 )
 
@@ -168,7 +160,7 @@ class RemoteRun:
     def checkpoint(self) -> Any:
         """Save before SLURM ends this job; return what submitit queues again."""
         self.stop()
-        return need("submitit", "slurm").helpers.DelayedSubmission(RemoteRun(self.task))
+        return import_extra("submitit", "slurm").helpers.DelayedSubmission(RemoteRun(self.task))
 
 
 class Engine(Protocol):
@@ -357,32 +349,3 @@ class Ray:
 
 def _execute(task: Task) -> Ended:
     return RemoteRun(task)()
-
-
-def open_engine(name: str, grid: "GridConfig", out: Path) -> Engine:
-    """Return an engine for the runs of a grid in the folder ``out``."""
-    if name == "ray":
-        return Ray(grid.jobs, grid.gpus_per_run)
-    if name == "slurm":
-        return _open_slurm(grid, out)
-    if name == "local":
-        return Local(grid.jobs, grid.gpus_per_run)
-    raise unknown_name("engine", name, ENGINES)
-
-
-def _open_slurm(grid: "GridConfig", out: Path) -> Slurm:
-    submitit = need("submitit", "slurm")
-    try:
-        executor = submitit.SlurmExecutor((out / "slurm").absolute(), max_num_timeout=_MAX_TIMEOUTS)
-    except RuntimeError as error:
-        raise NacreError(f"--engine slurm: {error}") from error
-    # By default submitit asks only every ten minutes about a job that left no result.
-    executor.job_class.watcher.delay_s = _SACCT_SECONDS
-    gpus = 1 if grid.gpus_per_run is None else grid.gpus_per_run
-    # Without GPUs the option is left out: some clusters refuse a request for 0.
-    requested = {"gpus_per_node": gpus} if gpus else {}
-    try:
-        executor.update_parameters(**{**_SLURM_DEFAULTS, **requested, **grid.slurm})
-    except (ValueError, TypeError) as error:
-        raise NacreError(f"slurm: {' '.join(str(error).split())[:600]}") from error
-    return Slurm(executor, grid.jobs, max(1, gpus), grid.slurm.get("cpus_per_task"))

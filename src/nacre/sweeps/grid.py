@@ -21,10 +21,8 @@ from nacre.runs.step_cache import CACHE, digest_masks, step_keys
 from nacre.sweeps.engines import log_of
 from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.training.events import StepBegan, StepLearned, Trained, from_dict
-from nacre.utils.config import Config
-from nacre.utils.io import parse_json
-from nacre.utils.lock import is_locked
-from nacre.utils.yaml_file import read_yaml
+from nacre.utils.config import Config, read_yaml
+from nacre.utils.io import is_locked, parse_json
 
 State = Literal["waiting", "running", "done", "failed"]
 TrackerName = Literal["tensorboard", "wandb", "trackio"]

@@ -12,16 +12,48 @@ from pathlib import Path
 
 import yaml
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, unknown_name
 from nacre.runs.folder import with_absolute_paths
-from nacre.sweeps.engines import POLL_SECONDS, Ended, Engine, Task
-from nacre.sweeps.grid import Job
-from nacre.utils.io import remove_temporaries, save_text
-from nacre.utils.lock import is_locked
+from nacre.sweeps.engines import ENGINES, POLL_SECONDS, Ended, Engine, Local, Ray, Slurm, Task
+from nacre.sweeps.grid import GridConfig, Job
+from nacre.utils.io import is_locked, remove_temporaries, save_text
+from nacre.utils.system import import_extra
 
 MAX_RETRIES = 3
 """New attempts at a run that a signal or a dying machine ended."""
 _STOP_SECONDS = 120.0
+_SLURM_DEFAULTS = {"job_name": "nacre", "time": 24 * 60}
+_MAX_TIMEOUTS = 1000
+_SACCT_SECONDS = 30
+
+
+def open_engine(name: str, grid: GridConfig, out: Path) -> Engine:
+    """Return an engine for the runs of a grid in the folder ``out``."""
+    if name == "ray":
+        return Ray(grid.jobs, grid.gpus_per_run)
+    if name == "slurm":
+        return _open_slurm(grid, out)
+    if name == "local":
+        return Local(grid.jobs, grid.gpus_per_run)
+    raise unknown_name("engine", name, ENGINES)
+
+
+def _open_slurm(grid: GridConfig, out: Path) -> Slurm:
+    submitit = import_extra("submitit", "slurm")
+    try:
+        executor = submitit.SlurmExecutor((out / "slurm").absolute(), max_num_timeout=_MAX_TIMEOUTS)
+    except RuntimeError as error:
+        raise NacreError(f"--engine slurm: {error}") from error
+    # By default submitit asks only every ten minutes about a job that left no result.
+    executor.job_class.watcher.delay_s = _SACCT_SECONDS
+    gpus = 1 if grid.gpus_per_run is None else grid.gpus_per_run
+    # Without GPUs the option is left out: some clusters refuse a request for 0.
+    requested = {"gpus_per_node": gpus} if gpus else {}
+    try:
+        executor.update_parameters(**{**_SLURM_DEFAULTS, **requested, **grid.slurm})
+    except (ValueError, TypeError) as error:
+        raise NacreError(f"slurm: {' '.join(str(error).split())[:600]}") from error
+    return Slurm(executor, grid.jobs, max(1, gpus), grid.slurm.get("cpus_per_task"))
 
 
 def run_grid(

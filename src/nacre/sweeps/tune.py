@@ -30,12 +30,12 @@ import yaml
 from nacre.data.dataset import EvalDataset
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
+from nacre.labels.space import LabelIndex
 from nacre.methods import find_method
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import Run
 from nacre.runs.scenario_data import open_scenario
 from nacre.runs.step_cache import CACHE
-from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import ImageLists
 from nacre.training.config import RunConfig, deep_merge, resolve_config
 from nacre.training.events import Observer
@@ -169,12 +169,12 @@ class TrialData(ScenarioData):
         return cls(**values, whole=whole)
 
     @property
-    def train_index(self) -> Index:
+    def train_index(self) -> LabelIndex:
         """The whole scenario's index."""
         return self.whole.train_index
 
     @property
-    def val_index(self) -> Index:
+    def val_index(self) -> LabelIndex:
         """The index of the training images: the test images are not for choosing weights."""
         return self.whole.train_index
 

@@ -28,9 +28,11 @@ from nacre.training.events import (
     Saved,
     StepAwaited,
     StepBegan,
+    StepJudged,
     StepLearned,
     StepSkipped,
     StepTested,
+    StepUsable,
     Trained,
 )
 from nacre.utils import progress as passes
@@ -133,6 +135,12 @@ class RunDisplay(Display):
             case Trained() if self.now is not None:
                 losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
                 self.progress.update(self.now, note=losses)
+            case StepUsable():
+                text = f"  step {event.step}: a first model after {event.seconds:.0f} s, in closed"
+                text += f" form: {event.path}; its decoder learns now"
+                self.console.print(Text(text), soft_wrap=True)
+            case StepJudged():
+                self._print(f"  step {event.step}: {judged_line(event)}")
             case StepLearned():
                 self._replace(f"{self.label} step {event.step}: testing", 1, 0)
             case ImagesTested() if self.now is not None:
@@ -197,6 +205,15 @@ class RunDisplay(Display):
         self.total -= count
         if self.whole is not None:
             self.progress.update(self.whole, total=self.total)
+
+
+def judged_line(event: StepJudged) -> str:
+    """Return the result of judging a decoder's updates as a line."""
+    means = f"mean IoU {100 * event.after:.1f} with its updates, {100 * event.before:.1f} without"
+    if event.after <= event.before:
+        return f"the decoder's updates are not kept: {means}"
+    named = ", ".join(event.classes) or "no class"
+    return f"the decoder is kept: {means}; it has a say in {named}, the ledger in all classes"
 
 
 def one_line(means: dict[str, Any]) -> str:
