@@ -66,8 +66,8 @@ class World:
             ],
             self.learned: [
                 ("learn", "--out", self.learned),
-                ("log", self.learned),
-                ("log", self.learned, "--json"),
+                ("history", self.learned),
+                ("history", self.learned, "--json"),
                 ("report", self.learned, *out, "--pictures", "0"),
                 ("learn", self.data, "--start", self.learned, "--out", root / "next"),
             ],
