@@ -22,7 +22,7 @@ from nacre.runs.learn import plan_learning
 from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.events import Iterated, StepUsable
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from partial_data import write_folder
 from small_steps import OLD, SIDE, GivenStep, pictures
 from tiny_runs import tiny_config

@@ -28,7 +28,7 @@ from nacre.models.network import Network
 from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledger, save_ledger
 from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.learn import find_start, plan_learning
-from nacre.terminal.bar import progress_bar
+from nacre.terminal.progress import progress_bar
 from nacre.training.config import deep_merge, read_section
 from nacre.utils.device import choose_device
 from nacre.utils.progress import set_progress_bar
