@@ -58,10 +58,12 @@ NORMS = (ABN, nn.modules.batchnorm._BatchNorm)
 def needs_of(method: Method) -> frozenset[Part]:
     """Return what a method and its components ask of a network beside logits."""
     config = method.config
-    is_ours = {"decoder", "old_rows"} & {*config.freeze} or config.init == "auxiliary"
-    has_backbone = "backbone" in config.freeze or config.freeze_step_0
-    wanted: list[Part] = ["classifier"] if is_ours else []
-    return method.needs | {*wanted, *(["backbone"] if has_backbone else [])}
+    wanted: set[Part] = set(method.needs)
+    if {"decoder", "old_rows"} & {*config.freeze} or config.init == "auxiliary":
+        wanted.add("classifier")
+    if "backbone" in config.freeze or config.freeze_step_0:
+        wanted.add("backbone")
+    return frozenset(wanted)
 
 
 def shared_part(method: Method) -> Shared:

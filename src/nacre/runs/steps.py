@@ -272,7 +272,7 @@ def model_info(step: Step) -> ModelInfo:
         colors=list(channels.colors),
         labels=list(step.labels or range(len(channels))),
         steps=channels.per_step,
-        lineage=[*step.history, step.entry | judged],
+        lineage=[*map(dict, step.history), step.entry | judged],
         model=config.model.model_dump(mode="json"),
         crop=config.images.crop_size,
         predict_mode=config.images.predict_mode,
