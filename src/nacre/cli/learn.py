@@ -20,8 +20,8 @@ LearnMethod = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="By default mib (the paper's); ledger or duo for models with sums. "
-        "--method mib asks for MiB.",
+        help="By default duo, our own: the ledger in one pass, then a decoder beside it; mib (the "
+        "paper's) for networks from nothing and of others. --method mib asks for MiB.",
     ),
 ]
 Classes = Annotated[
