@@ -201,7 +201,7 @@ def test_the_ledger_adds_a_class_to_it_in_one_pass_and_duo_goes_on(learned):
     quick = open_ledger(learned("pearl", "starfish:ledger"))
     before = open_ledger(learned("pearl"))
     assert quick.network.ledger.learned.tolist()[2:] == [False]
-    assert torch.equal(quick.network.head.reduce.weight, before.network.head.reduce.weight), (
+    assert torch.equal(quick.network.decoder.reduce.weight, before.network.decoder.reduce.weight), (
         "the decoder stays as it was"
     )
     after = nacre.load(learned("pearl", "starfish:ledger", "crate"))

@@ -11,7 +11,6 @@ from nacre.export.graph import ImageToClasses
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
-from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.models.stage_grid import StageGrid
 from nacre.models.tiny import Tiny
@@ -71,7 +70,7 @@ def test_folded_and_traced_networks_say_the_same(backbone: str, stride: int) -> 
     network, _ = on_stages(backbone, grid_stride=stride)
     images = torch.randint(0, 256, (1, 3, 96, 128), dtype=torch.uint8)
     wanted = network(images).logits
-    torch.testing.assert_close(fuse_conv_bn(network)(images).logits, wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(network.fused()(images).logits, wanted, rtol=1e-3, atol=1e-3)
     exported = ImageToClasses(network)
     torch.testing.assert_close(exported.network(images).logits, wanted, rtol=1e-3, atol=1e-3)
 

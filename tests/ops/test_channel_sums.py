@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nacre.models.abn import ABN
-from nacre.models.inplace_abn import InPlaceABN
+from nacre.models.norm import ABN, InPlaceABN
 from nacre.ops import channel_sums
 from nacre.ops.channel_sums import (
     channel_affine,

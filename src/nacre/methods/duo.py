@@ -99,7 +99,7 @@ class Duo(Ledger):
 
     def grow(self, network: Network, num_new: int) -> None:
         """Share the background's probability among the new classes, eq. 8 and 9."""
-        if isinstance(network, DeepLab) and isinstance(network.head, StageGrid):
+        if isinstance(network, DeepLab) and isinstance(network.decoder, StageGrid):
             raise NacreError(
                 "the model was learned by the ledger alone and has no decoder; continue it with "
                 "method 'ledger'"

@@ -17,8 +17,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nacre.models.abn import ABN, Activation
 from nacre.models.backbone import Backbone, initialize, split_stages
+from nacre.models.norm import ABN, Activation
 from nacre.ops.depthwise import same_conv
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,6 +123,10 @@ class Network(nn.Module):
     def over_maps(self, mask: Tensor) -> Tensor:
         """Return a mask of the images, N,H,W, as it lies over their maps."""
         return mask
+
+    def fused(self) -> Network:
+        """Return a copy for inference, with fewer layers where that is known; it cannot learn."""
+        return copy.deepcopy(self).eval().requires_grad_(False)
 
     @abstractmethod
     def fit(self, state: dict[str, Tensor]) -> None:

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError, shown
 from nacre.losses.reference import upsample
-from nacre.models.foreign.batch_norm import keep_digits
 from nacre.models.foreign.features import (
     Given,
     as_map,
@@ -48,6 +47,7 @@ from nacre.models.foreign.scoring_layers import (
 )
 from nacre.models.foreign.widen import check_type, widen
 from nacre.models.network import Network, Output, Part
+from nacre.models.norm import keep_digits
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 
 NEVER = -1e4
