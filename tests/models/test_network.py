@@ -86,9 +86,9 @@ def test_growth_keeps_the_old_logits() -> None:
 
 def test_pooling_window_is_the_crop() -> None:
     config = DeepLabConfig(backbone="resnet18", decoder_channels=8)
-    assert build_network(config, 3, crop=512).head.pool.window == 32
-    assert build_network(config, 3, crop=8).head.pool.window == 1
-    assert build_network(config, 3).head.pool.window is None
+    assert build_network(config, 3, crop=512).decoder.pool.window == 32
+    assert build_network(config, 3, crop=8).decoder.pool.window == 1
+    assert build_network(config, 3).decoder.pool.window is None
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)

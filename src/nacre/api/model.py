@@ -247,7 +247,7 @@ def learn(
             any torch network of yours that segments; it is copied and stays as it is.
         old: Names of your network's classes in the order of its channels, without the background.
         background: Channel of the background in your network; None if it has none.
-        method: Name of the method; graft unless given, and mib for networks without our head.
+        method: Name of the method; mib unless given, and ledger or duo for models with sums.
         classes: Learn only these of the data's classes.
         rename: The model's name of a class by the data's name of it.
         new: Names that are new although they look like known ones.

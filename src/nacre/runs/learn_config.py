@@ -8,7 +8,6 @@ from pydantic import Field, ValidationError, create_model
 
 from nacre.errors import NacreError, describe_errors, shown
 from nacre.methods import find_method
-from nacre.models.build import is_own_network
 from nacre.models.io import ModelInfo
 from nacre.training.automatic import Choice
 from nacre.training.config import (
@@ -27,14 +26,13 @@ from nacre.utils.yaml_file import read_yaml
 def default_method(model: Mapping[str, Any]) -> str:
     """Return what learns a step of a network unless another method is named.
 
-    A model with sums goes on with them (docs/ledger.md); else Graft (docs/graft.md) for our own
-    networks, and MiB for others.
+    A model with sums goes on with them (docs/ledger.md); MiB else.
     """
     if model.get("decoder") == "stages":
         return "ledger"
     if model.get("grid_stride") is not None:
         return "duo"
-    return "graft" if is_own_network(model) else "mib"
+    return "mib"
 
 
 class LearnConfig(Recipe):

@@ -281,15 +281,14 @@ def _check_needs(method: Method, network: Network) -> None:
     """Refuse a network that lacks what a method asks of it, before anything is learnt."""
     needs = method.needs | method.parts.needs
     missing = sorted(needs - network.gives) if needs else []
-    network.keeps_maps = "backbone" in needs
     if not missing:
         return
     if "classifier" in missing:
         reason = "its parameters must keep their shapes, and a foreign scoring layer is widened"
     elif "backbone" in missing:
         reason = (
-            "a module `base_model`, `backbone` or `encoder` is wanted that is the first to learn, "
-            "is called once, and of whose maps alone the scores are made"
+            "a module `base_model`, `backbone` or `encoder` is wanted, which does not hold the "
+            "layers that score the classes"
         )
     else:
         reason = "name the modules whose features are compared in model.stages"

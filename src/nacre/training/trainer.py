@@ -279,11 +279,10 @@ class Trainer:
         if teacher is None:
             return None
         with torch.no_grad(), self._mixed():
-            if shared == "nothing":
+            if shared == "nothing" or not isinstance(teacher, DeepLab):
                 return teacher(images, with_stages=self.method.uses_stages)
             if shared == "backbone":
-                return teacher.decode_maps(teacher.maps(student), images, student)
-            assert isinstance(teacher, DeepLab)
+                return teacher.decode_again(student)
             stages = tuple(stage.detach() for stage in student.stages)
             decoded, features = student.decoder_features.detach(), student.features.detach()
             return teacher.classify(decoded, features, stages)
