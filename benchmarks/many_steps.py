@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from measuring import apart, peak_of_process
-from nacre.data.sources.scenes_render import CLASS_NAMES, render
+from nacre.data.sources.scenes import CLASS_NAMES, render
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
 

@@ -286,7 +286,7 @@ def test_the_papers_preset_without_weights_is_refused_before_anything_begins(
 
 
 def test_a_first_model_by_the_papers_preset_says_what_it_starts_from(nacre, tmp_path):
-    from nacre.data.sources.scenes_render import ScenesConfig
+    from nacre.data.sources.scenes import ScenesConfig
     from partial_data import write_folder
 
     write_folder(tmp_path / "pets", ["pearl"], world=ScenesConfig(train=12, val=4, size=32))
@@ -296,7 +296,7 @@ def test_a_first_model_by_the_papers_preset_says_what_it_starts_from(nacre, tmp_
 
 
 def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
-    from nacre.data.sources.scenes_render import ScenesConfig
+    from nacre.data.sources.scenes import ScenesConfig
     from partial_data import write_folder
 
     world = ScenesConfig(train=24, val=8, size=32, seed=3)
@@ -337,7 +337,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_read(nacre,
 @pytest.fixture
 def pets(tmp_path, monkeypatch):
     """A folder of pictures named as people do, from the working folder."""
-    from nacre.data.sources.scenes_render import ScenesConfig
+    from nacre.data.sources.scenes import ScenesConfig
     from partial_data import write_folder
 
     monkeypatch.chdir(tmp_path)

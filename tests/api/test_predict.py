@@ -26,7 +26,7 @@ from nacre.data.image_io import read_mask
 from nacre.errors import NacreError
 from nacre.export.verify import noise_picture
 from nacre.importers import ImportOptions, import_export
-from nacre.utils.lock import locked
+from nacre.utils.io import locked
 from tiny_runs import StopAfter
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nacre.losses.feature_statistics import grid_targets
-from nacre.losses.local_pod import local_pod
+from nacre.losses.distillations import local_pod
+from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
 from small_steps import NEW, OLD, SIDE, pictures, second_step
 

@@ -44,7 +44,7 @@ def frozen_keys(network, parts):
     heads = range(len(network.classifier.rows) - 1)
     prefixes = {
         "backbone": ["backbone."] if parts.freeze != "nothing" else [],
-        "decoder": ["head."] if parts.freeze == "decoder" else [],
+        "decoder": ["decoder."] if parts.freeze == "decoder" else [],
         "bn": [f"{name}." for name in norms] if parts.freeze_bn else [],
         "rows": [f"classifier.rows.{i}." for i in heads] if parts.freeze_old_rows else [],
     }

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import nacre
-from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.losses.fused import fused_losses

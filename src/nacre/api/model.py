@@ -30,7 +30,7 @@ from nacre.runs.learn_plan import plan_learning
 from nacre.terminal.bar import progress_bar
 from nacre.training.config import deep_merge, read_section
 from nacre.utils.device import choose_device
-from nacre.utils.progress import show_with
+from nacre.utils.progress import set_progress_bar
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -260,7 +260,7 @@ def learn(
     Returns:
         The model; its folder has the metrics before and after (metrics.json).
     """
-    show_with(progress_bar)
+    set_progress_bar(progress_bar)
     config = config or {}
     out = _new_folder(_paths(data)) if out is None else Path(out)
     network = _given(start) if isinstance(start, Model) else None

@@ -16,7 +16,7 @@ from nacre.data.image_io import load, open_image
 from nacre.errors import NacreError
 from nacre.export.predictions import Legend
 from nacre.labels.channels import is_wide
-from nacre.utils.io import replacing
+from nacre.utils.io import atomic_write
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -154,7 +154,7 @@ def write_geotiff(
             "blockxsize": 256,
             "blockysize": 256,
         }
-    with replacing(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
+    with atomic_write(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
         if not is_wide(len(legend.colors)):
             file.write_colormap(1, {i: (*color, 255) for i, color in enumerate(legend.colors)})
         file.update_tags(classes=", ".join(legend.classes))

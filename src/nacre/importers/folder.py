@@ -19,12 +19,12 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from nacre.data.sources.classes_yaml import read_classes
 from nacre.errors import NacreError
 from nacre.importers.files import SUFFIXES, clean_parts
 from nacre.importers.labels import Labels
 from nacre.importers.problems import counted
 from nacre.importers.reading import Image
+from nacre.labels.space import read_classes
 
 CLASSES = "classes.yaml"
 SHEET = "contact-sheet.jpg"

@@ -22,7 +22,7 @@ from nacre.importers.files import Export, File, Finder
 from nacre.importers.masks import BACKGROUND, IGNORED, MaskFile
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.shapes import Area, Shape
-from nacre.utils.yaml_file import parse_yaml
+from nacre.utils.config import parse_yaml
 
 Color = tuple[int, int, int]
 Boxes = Literal["ask", "fill", "skip"]

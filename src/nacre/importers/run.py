@@ -35,8 +35,8 @@ from nacre.importers.problems import Unusable, brief, counted, some
 from nacre.importers.reading import NUM_SPECIAL, Boxes, Color, Image, Progress, Reading
 from nacre.importers.report import ImportReport, make_report
 from nacre.importers.sheet import choose, draw_sheet
+from nacre.utils.progress import worker_pool
 from nacre.utils.system import usable_cores
-from nacre.utils.workers import worker_pool
 
 _WHERE = "say where they are with --images FOLDER"
 _ALONE_SECONDS = 0.5

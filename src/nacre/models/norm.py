@@ -7,9 +7,9 @@ gives back all that the backward pass needs (`_InPlace`).
 
 In training `mean` and `var` are those of the joined batch of all processes. With one process this
 is `F.batch_norm`, but for channels-last maps on a CPU, which torch sums with too few digits (see
-`nacre.ops.channel_sums`). With several on CUDA it is torch's own `nn.SyncBatchNorm`. Elsewhere each
-process adds its count, sum and sum of squares in float64, so unequal batches are weighted rightly,
-and the backward pass
+`nacre.models.channel_sums`). With several on CUDA it is torch's own `nn.SyncBatchNorm`. Elsewhere
+each process adds its count, sum and sum of squares in float64, so unequal batches are weighted
+rightly, and the backward pass
 
     dx = g / sqrt(var + eps) * (dy - mean(dy) - xhat * mean(dy * xhat))
 
@@ -35,7 +35,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from nacre.errors import NacreError
-from nacre.ops.channel_sums import (
+from nacre.models.channel_sums import (
     channel_affine,
     channel_statistics,
     channel_sums,

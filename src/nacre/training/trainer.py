@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nacre.data.dataset import Sample
-from nacre.errors import NacreError, SaidElsewhere
+from nacre.errors import NacreError, ReportedElsewhere
 from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
 from nacre.models.deeplab import DeepLab
@@ -316,7 +316,7 @@ class Trainer:
             NotFinite: always; the other processes end in silence.
         """
         named = ", ".join(f"{name} = {value}" for name, value in losses.items())
-        raise (NotFinite if self.dist.is_main else SaidElsewhere)(
+        raise (NotFinite if self.dist.is_main else ReportedElsewhere)(
             f"the loss is not a finite number in step {self.step.index}, iteration "
             f"{iteration}: {named}; {self._advice()}"
         )

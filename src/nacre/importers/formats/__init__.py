@@ -27,7 +27,7 @@ from nacre.importers.formats import (
 from nacre.importers.problems import brief, some
 from nacre.importers.reading import Reading
 from nacre.importers.sniff import of_kind, xml_kind
-from nacre.utils.plugins import load_registered, registered
+from nacre.utils.system import load_registered, registered
 
 GROUP = "nacre.importers"
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nacre.models.norm import ABN, InPlaceABN
-from nacre.ops import channel_sums
-from nacre.ops.channel_sums import (
+from nacre.models import channel_sums
+from nacre.models.channel_sums import (
     channel_affine,
     channel_statistics,
     lies_in_rows,
     per_channel,
 )
+from nacre.models.norm import ABN, InPlaceABN
 
 LAST = torch.channels_last
 
