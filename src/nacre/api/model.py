@@ -27,7 +27,7 @@ from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledge
 from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
-from nacre.terminal.bar import progress_bar
+from nacre.terminal.progress import progress_bar
 from nacre.training.config import deep_merge, read_section
 from nacre.utils.device import choose_device
 from nacre.utils.progress import set_progress_bar
