@@ -225,8 +225,8 @@ def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
     given += ["--set", "model.weights=none"]
     shown = nacre("run", *given, "--dry-run").stdout
     # a 1x1 and three 3x3 convolutions of 2048 to 256 channels, and three 1x1 of them
-    head = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
-    assert f"backbone 42,500,160, head {head:,}, classifier {9 * 257:,}" in shown
+    decoder = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
+    assert f"backbone 42,500,160, decoder {decoder:,}, classifier {9 * 257:,}" in shown
 
 
 @pytest.mark.parametrize(
