@@ -10,10 +10,10 @@ from nacre.errors import NacreError
 from nacre.methods import METHODS, Batch
 from nacre.methods._regularizer import ParameterRegularizer
 from nacre.methods.components import fuse, pseudo_labels
-from nacre.models.abn import ABN
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.network import Output
+from nacre.models.norm import ABN
 from nacre.training.loop import finish, update
 from small_steps import GROWTH, NEW, OLD, GivenStep, second_step
 
@@ -43,12 +43,12 @@ def learn(name, **values):
 def frozen_keys(network, frozen):
     """The tensors that a config declares frozen, by name."""
     norms = [name for name, module in network.named_modules() if isinstance(module, ABN)]
-    heads = range(len(network.classifier.heads) - 1)
+    heads = range(len(network.classifier.rows) - 1)
     prefixes = {
         "backbone": ["backbone."],
-        "decoder": ["head."],
+        "decoder": ["decoder."],
         "batch_norm": [f"{name}." for name in norms],
-        "old_rows": [f"classifier.heads.{i}." for i in heads],
+        "old_rows": [f"classifier.rows.{i}." for i in heads],
     }
     wanted = tuple(one for part in frozen for one in prefixes[part])
     return [key for key in network.state_dict() if wanted and key.startswith(wanted)]
@@ -64,7 +64,7 @@ def test_what_is_declared_frozen_does_not_move_by_a_bit(name, part):
     after = network.state_dict()
     for key in keys:
         # MiB's initialisation itself lowers the background's bias when the classifier grows.
-        if key in before and key != "classifier.heads.0.bias":
+        if key in before and key != "classifier.rows.0.bias":
             assert torch.equal(before[key], after[key]), key
     rest = [key for key in before if key not in keys and before[key].is_floating_point()]
     if "old_rows" not in frozen:
@@ -120,7 +120,7 @@ def test_only_what_learns_is_in_the_optimizer_at_its_own_rate():
     update(trainer, [samples[0]])
     rest, new = trainer.optimizer.param_groups
     assert new["lr"] == 10 * rest["lr"]
-    rows = {id(value) for value in trainer.network.classifier.heads[-1].parameters()}
+    rows = {id(value) for value in trainer.network.classifier.rows[-1].parameters()}
     assert {id(value) for value in new["params"]} == rows
     assert all(value.requires_grad for group in (rest, new) for value in group["params"])
 
@@ -130,7 +130,7 @@ def test_only_new_rows_decay_in_dkd():
     new, old = trainer.optimizer.param_groups
     assert (new["weight_decay"], old["weight_decay"]) == (1e-4, 0)
     classifier = trainer.network.classifier
-    rows = list(classifier.heads[-1].parameters())
+    rows = list(classifier.rows[-1].parameters())
     assert {id(value) for value in new["params"]} == {id(value) for value in rows}
 
 
@@ -209,7 +209,7 @@ def test_new_rows_start_as_told(name, init):
     trainer, before, _ = second_step(name, init=init)
     rows = trainer.network.classifier.weight(slice(OLD, None)).detach()
     source = {
-        "background": before["classifier.heads.0.weight"][:1],
+        "background": before["classifier.rows.0.weight"][:1],
         "auxiliary": before.get("classifier.auxiliary.weight"),
     }.get(init)
     if source is None:
@@ -229,8 +229,8 @@ def test_a_value_that_makes_no_sense_is_refused():
 
 @pytest.mark.parametrize("freeze", [[], ["backbone", "batch_norm"]])
 def test_what_a_user_froze_stays_frozen_and_all_else_learns_again_after_the_step(freeze):
-    trainer, _, samples = second_step("mib", freeze=freeze, held=["head."])
-    held = {n for n, one in trainer.network.named_parameters() if n.startswith("head.")}
+    trainer, _, samples = second_step("mib", freeze=freeze, held=["decoder."])
+    held = {n for n, one in trainer.network.named_parameters() if n.startswith("decoder.")}
     before = {name: one.clone() for name, one in trainer.network.named_parameters()}
     for sample in samples:
         update(trainer, [sample])

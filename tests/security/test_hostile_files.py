@@ -196,7 +196,9 @@ def results(ground: Range) -> Results:
     jobs = [ground.job(name, "load", *what) for name, what in ground.headers.items()]
     jobs += of_commands(ground, FAMILIES) + of_configs(ground)
     for base in ("ours", "segformer"):
-        jobs += [ground.job(f"sound {base}", one, base, {}) for one in ("load", "predict", "history")]
+        jobs += [
+            ground.job(f"sound {base}", one, base, {}) for one in ("load", "predict", "history")
+        ]
     jobs += [{"name": name, "command": name, "ports": []} for name in MISDEEDS]  # they leave marks
     return ground.carry_out("plain", jobs)
 

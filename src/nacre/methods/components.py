@@ -44,9 +44,9 @@ from nacre.losses.pseudo_labels import (
 )
 from nacre.methods.base import Method, backbone_of, classifier_of, deeplab
 from nacre.methods.step import Batch, Step
-from nacre.models.abn import ABN
 from nacre.models.fusion import fuse_, fusion_factor
 from nacre.models.network import Network, Output, Part
+from nacre.models.norm import ABN
 
 BINS = 10_000
 """Of the entropy's histogram; the median is interpolated within one."""
@@ -98,11 +98,11 @@ def _frozen(method: Method, network: Network) -> Iterator[nn.Module]:
     if not method.num_old:
         return
     if "decoder" in method.config.freeze:
-        yield deeplab(network).head
+        yield deeplab(network).decoder
     if "batch_norm" in method.config.freeze:
         yield from _norms(network)
     if "old_rows" in method.config.freeze:
-        yield from list(classifier_of(network).heads)[:-1]
+        yield from list(classifier_of(network).rows)[:-1]
 
 
 def _norms(module: nn.Module) -> list[nn.Module]:

@@ -78,7 +78,9 @@ class Mib(Method):
     }
     tunable = ("weight",)
     uses_teacher = True
-    unsure: Literal["ignored", "kept"] = "kept"  # the unbiased cross-entropy knows what background may be
+    unsure: Literal["ignored", "kept"] = (
+        "kept"  # the unbiased cross-entropy knows what background may be
+    )
     config: MibConfig
 
     def __init__(self, config: MethodConfig, growth: Growth) -> None:

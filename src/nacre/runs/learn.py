@@ -26,14 +26,19 @@ from nacre.data.sources.folder import FolderConfig
 from nacre.errors import NacreError, did_you_mean
 from nacre.labels.channels import Channels
 from nacre.methods import Step, find_method, find_row
-from nacre.models.build import is_own_network
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.runs.folder import LearnFolder
-from nacre.runs.learn_config import LearnConfig, build_learn_config
+from nacre.runs.learn_config import (
+    LearnConfig,
+    build_learn_config,
+    ground_of,
+    read_written,
+)
 from nacre.runs.learn_tests import LearnTests
 from nacre.runs.scenario_data import open_saliency, step_sampler
 from nacre.runs.steps import Metrics, Start, run_steps
 from nacre.training.automatic import Choice, choose, look_at
+from nacre.training.config import read_section
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 from nacre.utils.distributed import explain_lost_process, init_distributed
@@ -178,20 +183,15 @@ def plan_learning(
         "start": str(start.path) if start else None,
     }
     num_images = sum(len(source.index("train")) for _, source in open_folders(data))
+    written = read_written(file, assignments, overrides=overrides)
     choice = choose(
         look_at(choose_device("auto")),
         num_images,
-        continues=start is not None,
-        is_own=start is None or is_own_network(start.info.model),
+        ground_of(start.info.model if start else None, read_section(written, "model")),
         has_backbone=start is None or start.has_backbone,
     )
     config = build_learn_config(
-        start=start.info if start else None,
-        automatic=choice,
-        preset=preset,
-        file=file,
-        assignments=assignments,
-        overrides=overrides,
+        start=start.info if start else None, automatic=choice, written=written, preset=preset
     )
     return Plan(config, start, *_reasons(config, start, None if preset else choice))
 
@@ -201,15 +201,22 @@ def _reasons(
 ) -> tuple[str, tuple[str, ...]]:
     """Return by which method a model is continued, and why the config is as it is."""
     reasons: tuple[str, ...] = choice.reasons if choice and _was_taken(choice, config) else ()
-    if not find_method(config.method.name).learns_by_gradient:
-        # The last reason says how many updates are made.
+    kind = find_method(config.method.name)
+    # The last reason says how many updates are made.
+    if not kind.learns_by_gradient:
         reasons = (*reasons[:-1], "one pass over the images, without an update")
+    elif kind.holds_out and reasons:
+        first = "first the ledger in one pass over the images, then its decoder"
+        kept = "kept if they gain on held-out images"
+        reasons = (*reasons[:-1], f"{first}: {reasons[-1]}; {kept}")
     return _how(config) if start else "", reasons
 
 
 def _how(config: LearnConfig) -> str:
     """Return by which method a model is continued, and what of it does not change."""
-    kept = [one.replace("_", " ") for one in config.method.freeze]
+    method = config.method
+    always = ["backbone"] if method.freeze_step_0 and "backbone" not in method.freeze else []
+    kept = [one.replace("_", " ") for one in (*always, *method.freeze)]
     named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
     stays = f"; {named} {'stay' if kept[1:] else 'stays'} as before" if kept else ""
     name = config.method.name

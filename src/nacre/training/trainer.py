@@ -21,8 +21,8 @@ from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
 from nacre.methods.components import shared_part
 from nacre.models.deeplab import DeepLab
-from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
+from nacre.models.norm import synchronize_batch_norm
 from nacre.training.config import TrainConfig
 from nacre.training.kept_features import View, keep_features
 from nacre.training.optim import (
