@@ -36,9 +36,9 @@ from nacre.export import server
 from nacre.export.metadata import Metadata
 from nacre.importers import import_export
 from nacre.methods import METHODS
-from nacre.runs.learn_config import build_learn_config, read_written
+from nacre.runs.learn_config import build_learn_config, check_said
 from nacre.training.automatic import Choice
-from nacre.training.config import build_config
+from nacre.training.config import build_config, read_written
 
 EFFORT = int(os.environ.get("NACRE_FUZZ", "1"))
 SEED = int(os.environ.get("NACRE_SEED", random.randrange(10**6) if EFFORT > 1 else 1))
@@ -94,7 +94,7 @@ def try_key_of_a_step(world: World, rng: random.Random) -> tuple[str, str]:
 
     def build() -> None:
         with contextlib.suppress(NacreError):
-            written = read_written(None, [f"{key}={value}"], overrides=data)
+            written = read_written(None, [f"{key}={value}"], data, check_said)
             build_learn_config(**given, written=written)
 
     return f"{key}={value[:40]!r}", limited(build)

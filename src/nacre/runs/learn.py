@@ -31,14 +31,14 @@ from nacre.runs.folder import LearnFolder
 from nacre.runs.learn_config import (
     LearnConfig,
     build_learn_config,
+    check_said,
     ground_of,
-    read_written,
 )
 from nacre.runs.learn_tests import LearnTests
 from nacre.runs.scenario_data import open_saliency, step_sampler
 from nacre.runs.steps import Metrics, Start, run_steps
 from nacre.training.automatic import Choice, choose, look_at
-from nacre.training.config import read_section
+from nacre.training.config import read_section, read_written
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 from nacre.utils.distributed import explain_lost_process, init_distributed
@@ -183,7 +183,7 @@ def plan_learning(
         "start": str(start.path) if start else None,
     }
     num_images = sum(len(source.index("train")) for _, source in open_folders(data))
-    written = read_written(file, assignments, overrides=overrides)
+    written = read_written(file, assignments, overrides, check_said)
     choice = choose(
         look_at(choose_device("auto")),
         num_images,

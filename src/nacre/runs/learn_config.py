@@ -1,10 +1,10 @@
 """The config of `nacre learn`: a recipe, the data of one step, and the model it starts from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, ValidationError
 
 from nacre.errors import NacreError, describe_errors, shown
 from nacre.methods import find_method
@@ -15,13 +15,12 @@ from nacre.training.automatic import Choice, Ground
 from nacre.training.config import (
     ConfigValues,
     Recipe,
+    config_type,
     deep_merge,
-    model_field,
-    parse_assignment,
     read_section,
 )
 from nacre.training.presets import PAPER_PRESETS, check_weights, preset_values
-from nacre.utils.config import AFTER_STEP_0, NO_EFFECT, read_yaml, result_values
+from nacre.utils.config import NO_EFFECT, result_values
 
 
 def default_method(model: Mapping[str, Any], ground: Ground) -> str:
@@ -100,12 +99,7 @@ def resolve_learn_config(raw: Mapping[str, Any], usual: str = "mib") -> LearnCon
     """
     section = read_section(raw, "method")
     kind = find_method(str(section.get("name", usual)))
-    model: type[LearnConfig] = create_model(
-        "LearnConfig",
-        __base__=LearnConfig,
-        method=(kind.Config, Field(json_schema_extra=AFTER_STEP_0)),
-        model=model_field(raw),
-    )
+    model = config_type(LearnConfig, kind, raw)
     if kind.is_joint:
         raise NacreError(f"{kind.name!r} learns all classes at once, not a step; `ft` is its like")
     try:
@@ -115,25 +109,6 @@ def resolve_learn_config(raw: Mapping[str, Any], usual: str = "mib") -> LearnCon
         unsaid = is_of_method and "name" not in section
         hint = f" (of {kind.name}, as no method is named)" if unsaid else ""
         raise NacreError(describe_errors(error, model) + hint) from error
-
-
-def read_written(
-    file: Path | None = None,
-    assignments: Iterable[str] = (),
-    *,
-    overrides: Mapping[str, Any],
-) -> ConfigValues:
-    """Return what a user says: a file, ``a.b=value`` strings, the options of the command."""
-    written: ConfigValues = (
-        read_yaml(file, "config file", "sections, such as `train:`") if file else {}
-    )
-    _check_said(written, overrides)
-    written = deep_merge(written, overrides)
-    for text in assignments:
-        assigned = parse_assignment(text)
-        _check_said(assigned, overrides)
-        written = deep_merge(written, assigned)
-    return deep_merge(written, overrides)
 
 
 def build_learn_config(
@@ -182,7 +157,7 @@ def _check_start(config: LearnConfig, start: ModelInfo) -> None:
         )
 
 
-def _check_said(written: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+def check_said(written: Mapping[str, Any], said: Mapping[str, Any]) -> None:
     """Refuse a start model or tests that only a config names: the command would not take them."""
     for key, option in (("start", "--start"), ("tests", "--test")):
         if written.get(key) and not said.get(key):

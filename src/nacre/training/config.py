@@ -5,10 +5,10 @@ scenario says which data set's config belongs in ``data`` and ``method.name`` wh
 ``method``. All mistakes are reported at once, each with its place and the nearest known name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field, create_model
 
@@ -17,7 +17,7 @@ from nacre.data.source import DataConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, check, shown
 from nacre.labels.mapping import LabelPolicy
-from nacre.methods import MethodConfig, find_method
+from nacre.methods import Method, MethodConfig, find_method
 from nacre.models.build import model_config_type
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.scenarios.scenario import read_scenario
@@ -130,6 +130,9 @@ class Recipe(Config):
         return self.model_dump(mode="json")
 
 
+R = TypeVar("R", bound=Recipe)
+
+
 class RunConfig(Recipe):
     """Everything that decides what a run computes: a recipe, a scenario and its data."""
 
@@ -151,43 +154,48 @@ def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
     """Check plain data as a whole and return the typed config."""
     data_name, method = _chosen(raw)
     dataset = find_dataset(data_name)
-    model = _config_type(dataset.config, find_method(method).Config, _model_kind(raw))
     content = {**raw, "data": {"name": data_name, **read_section(raw, "data")}}
     content["method"] = {"name": method, **read_section(raw, "method")}
     labels = raw.get("labels") or {}
     if isinstance(labels, Mapping):
         content["labels"] = {"border": dataset.border, **labels}
-    return check(model, content)
+    return check(config_type(RunConfig, find_method(method), raw, dataset.config), content)
+
+
+def config_type(
+    base: type[R],
+    method: type[Method],
+    raw: Mapping[str, Any],
+    data: type[DataConfig] | None = None,
+) -> type[R]:
+    """Return a config whose sections have the keys of what plain data choose.
+
+    Args:
+        base: Of what: a run or a step.
+        method: How it is learned.
+        raw: The data; what their section `model` names decides which keys that has.
+        data: The config of the data set, where there is one.
+    """
+    section = raw.get("model") or {}
+    if not isinstance(section, Mapping):
+        raise NacreError(f"model: {shown(section)} is not a mapping such as {{kind: …}}")
+    return _config_type(base, method.Config, model_config_type(section), data)
 
 
 @lru_cache
 def _config_type(
-    data: type[DataConfig], method: type[MethodConfig], model: type[ModelConfig]
-) -> type[RunConfig]:
-    """Return the config of a run on these data, with this method and this kind of network."""
-    return create_model(
-        "RunConfig",
-        __base__=RunConfig,
-        data=(data, ...),
-        method=(method, Field(json_schema_extra=AFTER_STEP_0)),
-        model=_model_field(model),
-    )
-
-
-def model_field(raw: Mapping[str, Any]) -> Any:
-    """Return the field `model` of a config: which kind of network is meant decides its keys."""
-    return _model_field(_model_kind(raw))
-
-
-def _model_field(kind: type[ModelConfig]) -> Any:
-    return (kind, Field(default_factory=kind) if kind is DeepLabConfig else Field())
-
-
-def _model_kind(raw: Mapping[str, Any]) -> type[ModelConfig]:
-    section = raw.get("model") or {}
-    if not isinstance(section, Mapping):
-        raise NacreError(f"model: {shown(section)} is not a mapping such as {{kind: …}}")
-    return model_config_type(section)
+    base: type[R],
+    method: type[MethodConfig],
+    model: type[ModelConfig],
+    data: type[DataConfig] | None,
+) -> type[R]:
+    fields: dict[str, Any] = {
+        "method": (method, Field(json_schema_extra=AFTER_STEP_0)),
+        "model": (model, Field(default_factory=model) if model is DeepLabConfig else Field()),
+    }
+    if data is not None:
+        fields["data"] = (data, ...)
+    return create_model(base.__name__, __base__=base, **fields)
 
 
 def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
@@ -220,16 +228,7 @@ def build_config(
 ) -> RunConfig:
     """Put a config together from a preset, a file, ``a.b=value`` strings and plain values."""
     overrides = overrides or {}
-    written: ConfigValues = (
-        read_yaml(file, "config file", "sections, such as `train:`") if file else {}
-    )
-    # Twice: a method named here is the one that the assignments speak of, and has the last word.
-    written = deep_merge(written, overrides)
-    for text in assignments:
-        assigned = parse_assignment(text)
-        _check_one_scenario(assigned, overrides)
-        written = deep_merge(written, assigned)
-    written = deep_merge(written, overrides)
+    written = read_written(file, assignments, overrides, _check_one_scenario)
     if preset is not None:
         scenario = written.get("scenario")
         known = read_scenario(scenario) if isinstance(scenario, str) else None
@@ -240,7 +239,34 @@ def build_config(
     return resolve_config(written)
 
 
-def _check_one_scenario(assigned: ConfigValues, given: Mapping[str, Any]) -> None:
+def read_written(
+    file: Path | None,
+    assignments: Iterable[str],
+    options: Mapping[str, Any],
+    check_one: Callable[[Mapping[str, Any], Mapping[str, Any]], None],
+) -> ConfigValues:
+    """Return what a user says, later over earlier: a file, ``a.b=value`` strings, options.
+
+    Args:
+        file: A YAML file.
+        assignments: Of the option --set.
+        options: What the command's other options say, or plain values from Python.
+        check_one: Refuses what a file or an assignment may not say beside the options.
+    """
+    written: ConfigValues = (
+        read_yaml(file, "config file", "sections, such as `train:`") if file else {}
+    )
+    check_one(written, options)
+    # Twice: a method named here is the one that the assignments speak of, and has the last word.
+    written = deep_merge(written, options)
+    for text in assignments:
+        assigned = parse_assignment(text)
+        check_one(assigned, options)
+        written = deep_merge(written, assigned)
+    return deep_merge(written, options)
+
+
+def _check_one_scenario(assigned: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse a scenario that is set beside another one that would win without a word."""
     wanted, other = assigned.get("scenario"), given.get("scenario")
     if None not in (wanted, other) and wanted != other:
