@@ -28,9 +28,9 @@ from nacre.data.sources.voc import SPACE
 from nacre.data.transforms import ImagesConfig, _draw_box
 from nacre.labels.mapping import LabelPolicy
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
-from nacre.scenarios.classes import ClassTable
+from nacre.scenarios.classes import ClassSchedule
 
-CLASSES = ClassTable(SPACE, (tuple(range(1, 16)), tuple(range(16, 21))))
+CLASSES = ClassSchedule(SPACE, (tuple(range(1, 16)), tuple(range(16, 21))))
 
 
 def measure(tiny: bool, rounds: int) -> list[Row]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from measuring import Row, command, take_turns
-from nacre.data.sources.scenes_render import render
+from nacre.data.sources.scenes import render
 from nacre.labels.channels import from_background
 from nacre.losses.pixel_sums import PixelSums
 from nacre.methods import METHODS, Batch, Step

@@ -1,6 +1,6 @@
 """Twenty steps of one class each: whether time and memory of a step stay what they were.
 
-    python benchmarks/many_steps.py [--method graft] [--steps 20] [--pictures 64] [--updates 30]
+    python benchmarks/many_steps.py [--method mib] [--steps 20] [--pictures 64] [--updates 30]
 
 A first model of four classes, then one class a step, by `nacre learn` on folders of generated
 scenes in which nothing but the step's class is labelled. The scenes have eight kinds of things; a
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from measuring import apart, peak_of_process
-from nacre.data.sources.scenes_render import CLASS_NAMES, render
+from nacre.data.sources.scenes import CLASS_NAMES, render
 from nacre.runs.learn import find_start
 from nacre.runs.learn_plan import plan_learning
 
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--method", default="graft", help="which (graft)")
+    parser.add_argument("--method", default="mib", help="which (mib)")
     parser.add_argument("--steps", type=int, default=20, help="steps of one class (20)")
     parser.add_argument("--pictures", type=int, default=64, help="pictures of a step (64)")
     parser.add_argument("--updates", type=int, default=30, help="updates of a step (30)")

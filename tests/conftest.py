@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from nacre.training import window
-from nacre.utils.signals import STOPS
+from nacre.utils.signals import STOP_SIGNALS
 from tiny_runs import tiny_run
 
 with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def learned(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def heard_signals() -> Iterator[None]:
     """Signals that nobody ignores: a shell has its background jobs ignore some, nohup others."""
-    before = {number: signal.getsignal(number) for number in STOPS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number, handler in before.items():
         if handler is signal.SIG_IGN:
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL

@@ -39,7 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nacre.ops import strip_upsample
+from nacre.losses import strips
 from nacre.utils import tensor_file
 
 NEEDS = pytest.mark.skipif(
@@ -302,7 +302,7 @@ def fake_device(kind: str = "cuda", memory: int = 24 << 30) -> Iterator[FakeDevi
         torch._C._set_only_lift_cpu_tensors(True)
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         # What is kept from one call to the next belongs to one device.
-        for forget in (strip_upsample.forget_matrices,):
+        for forget in (strips.forget_matrices,):
             forget()
             stack.callback(forget)
         yield stack.enter_context(mode)

@@ -50,8 +50,7 @@ def test_paths_images_and_arrays_are_the_same_picture(model, tmp_path):
 
 
 def test_a_prediction_is_that_of_the_test(model):
-    from nacre.data.sources.scenes import Scenes
-    from nacre.data.sources.scenes_render import ScenesConfig
+    from nacre.data.sources.scenes import Scenes, ScenesConfig
     from nacre.evaluation.predictor import Predictor
 
     scene = Scenes(ScenesConfig(train=1, val=1, size=32, seed=3)).image("val", "scene-00000")

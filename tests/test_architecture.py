@@ -14,7 +14,6 @@ ROOMS = (
     "labels",
     "scenarios",
     "data",
-    "ops",
     "losses",
     "models",
     "methods",

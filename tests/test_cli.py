@@ -243,7 +243,7 @@ def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(n
     from nacre.runs.learn_config import default_method
 
     ours, other = default_method({}), default_method({"kind": "hf", "name": "x"})
-    assert (ours, other) == ("graft", "mib")
+    assert (ours, other) == ("mib", "mib")
     shown = " ".join(nacre("learn", "--help").stdout.replace("│", " ").split())
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     part = readme.partition("## Add a class")[2].partition("\n## ")[0]
@@ -286,7 +286,7 @@ def test_the_papers_preset_without_weights_is_refused_before_anything_begins(
 
 
 def test_a_first_model_by_the_papers_preset_says_what_it_starts_from(nacre, tmp_path):
-    from nacre.data.sources.scenes_render import ScenesConfig
+    from nacre.data.sources.scenes import ScenesConfig
     from partial_data import write_folder
 
     write_folder(tmp_path / "pets", ["pearl"], world=ScenesConfig(train=12, val=4, size=32))
@@ -296,7 +296,7 @@ def test_a_first_model_by_the_papers_preset_says_what_it_starts_from(nacre, tmp_
 
 
 def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
-    from nacre.data.sources.scenes_render import ScenesConfig
+    from nacre.data.sources.scenes import ScenesConfig
     from partial_data import write_folder
 
     world = ScenesConfig(train=24, val=8, size=32, seed=3)
@@ -315,7 +315,7 @@ def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     log = nacre("log", birds).stdout
     assert "pearl, starfish" in log
     assert "birds" in log
-    assert "graft" in log
+    assert "mib" in log
     lineage = json.loads(nacre("log", birds, "--json").stdout)["lineage"]
     assert [entry["classes"] for entry in lineage] == [["pearl", "starfish"], ["crate"]]
     assert "crate" in nacre("eval", birds).stdout
@@ -337,7 +337,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_read(nacre,
 @pytest.fixture
 def pets(tmp_path, monkeypatch):
     """A folder of pictures named as people do, from the working folder."""
-    from nacre.data.sources.scenes_render import ScenesConfig
+    from nacre.data.sources.scenes import ScenesConfig
     from partial_data import write_folder
 
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.table import Table
 
-from nacre.errors import NacreError, as_sentence
+from nacre.errors import NacreError, user_message
 from nacre.report.tables.cells import Cell, Column, ResultTable, TableRow
 from nacre.report.tables.render import to_csv, to_markdown
 from nacre.terminal.console import PlainConsole
@@ -57,15 +57,15 @@ def test_an_output_that_is_full_is_one_sentence():
 
 
 def test_errors_of_the_system_are_sentences():
-    assert as_sentence(PermissionError(13, "Permission denied", "x/y")) == "x/y: Permission denied"
-    assert as_sentence(OSError(28, "No space left on device")).startswith("the output: No space")
-    assert as_sentence(MemoryError()).startswith("there is not enough memory;")
+    assert user_message(PermissionError(13, "Permission denied", "x/y")) == "x/y: Permission denied"
+    assert user_message(OSError(28, "No space left on device")).startswith("the output: No space")
+    assert user_message(MemoryError()).startswith("there is not enough memory;")
     torch = RuntimeError(
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
     )
-    assert "you tried to allocate 9 bytes" in as_sentence(torch)
-    assert as_sentence(RuntimeError("a bug")) is None
-    assert len(as_sentence(NacreError("x" * 1_000_000))) < 5000
+    assert "you tried to allocate 9 bytes" in user_message(torch)
+    assert user_message(RuntimeError("a bug")) is None
+    assert len(user_message(NacreError("x" * 1_000_000))) < 5000
 
 
 def hostile_table():

@@ -16,7 +16,7 @@ from nacre.api.model import _new_folder
 from nacre.errors import NacreError
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.scores import scores_of
-from nacre.models.io import find_model, load_model
+from nacre.models.io import load_model
 from nacre.training.trainer import Trainer
 from noise_data import noise_folder
 
@@ -112,24 +112,6 @@ def test_a_network_without_background_is_taught() -> None:
     assert model.classes == ("background", "road", "car", "crack")
     assert not model.network.has_background
     assert "background" not in model.predict("picture.png").shares(), "no pixel is of no class"
-
-
-@pytest.mark.usefixtures("cracks")
-@pytest.mark.parametrize("background", [None, 0])
-def test_graft_teaches_a_network_of_which_nothing_was_kept(background: int | None) -> None:
-    model = nacre.learn(
-        "cracks",
-        start=segformer(num_labels=3),
-        old=["road", "car"] if background == 0 else ["sky", "road", "car"],
-        background=background,
-        method="graft",
-        config=SHORT,
-    )
-    assert model.classes[-2:] == ("car", "crack")
-    # the classes that another learnt are unknown: in none of the steps to come there are grafts
-    counts = load_model(find_model(model.path))[2]["classes.counts"]
-    assert counts.tolist()[:-1] == [-1] * (len(counts) - 1)
-    assert counts[-1] > 0
 
 
 @pytest.mark.usefixtures("cracks")

@@ -22,7 +22,7 @@ from nacre.methods.parts import PartsConfig
 from nacre.methods.table import ROWS
 from nacre.models.build import KINDS
 from nacre.training.config import RunConfig
-from nacre.utils.affects import affects
+from nacre.utils.config import affects
 
 EFFECTS = {"results": "", "later": "after step 0", "nothing": "no result"}
 

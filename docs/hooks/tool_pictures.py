@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from nacre.data.sources.scenes_render import CLASS_NAMES, render
+from nacre.data.sources.scenes import CLASS_NAMES, render
 from nacre.export.polygons import simplify, trace_rings
 from nacre.export.predictions import Legend, compress_runs, encode_runs, overlay
 from nacre.importers import ImportOptions, import_export

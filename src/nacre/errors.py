@@ -18,7 +18,7 @@ class NacreError(ValueError):
     """Something a user can mend: the message is the value, the place and what is allowed."""
 
 
-class SaidElsewhere(NacreError):
+class ReportedElsewhere(NacreError):
     """An error that another process of the run has told the user: this one ends in silence."""
 
 
@@ -26,7 +26,7 @@ _LONGEST_MESSAGE = 4000
 _NO_MEMORY = ("allocate memory", "out of memory", "not enough memory")
 
 
-def as_sentence(error: Exception) -> str | None:
+def user_message(error: Exception) -> str | None:
     """Return what a user can do something about as one bounded sentence; None for a bug."""
     if isinstance(error, OSError):
         files = [os.fsdecode(one) for one in (error.filename, error.filename2) if one is not None]
@@ -58,7 +58,7 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     """Return a text whose control characters and half characters are visible and harmless."""
     if text.isascii() and text.isprintable():
         return text

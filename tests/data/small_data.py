@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nacre.data.scan import Pair
+from nacre.data.index import Pair
 
 PALETTE = [value for label in range(256) for value in (label, 255 - label, label * 7 % 256)]
 

@@ -11,15 +11,14 @@ from nacre.data import dataset as loading
 from nacre.data.dataset import TrainDataset, explain_worker_crash, train_batches
 from nacre.data.image_io import open_image, read_mask
 from nacre.data.sampler import StepSampler
-from nacre.data.sources.scenes import SPACE, Scenes
-from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.data.sources.scenes import SPACE, Scenes, ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.channels import IGNORE_INDEX
 from nacre.labels.mapping import LabelPolicy
-from nacre.scenarios.classes import ClassTable
+from nacre.scenarios.classes import ClassSchedule
 
-TABLE = ClassTable(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
+TABLE = ClassSchedule(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
 PAPER = LabelPolicy()
 PICTURES = ImagesConfig(crop_size=24, augmentation="paper")
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from nacre.data import image_io, open_folder
 from nacre.data.image_io import examine_image, load, open_image, orientation, read_mask
-from nacre.data.sources.classes_yaml import read_classes
 from nacre.data.validate import check_source
 from nacre.errors import NacreError
+from nacre.labels.space import read_classes
 
 CLASSES = "classes: {1: cat, 2: dog}\n"
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"

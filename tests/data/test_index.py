@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_data import blocks, make_pairs, save_image, save_mask
 
-from nacre.data import scan as scanning
+from nacre.data import index as scanning
 from nacre.data.index import (
+    Pair,
     build_index,
     images_by_label,
     index_paths,
     inspect,
     pixels_by_label,
     read_index,
+    scan,
 )
-from nacre.data.scan import Pair, scan
 from nacre.errors import NacreError
-from nacre.labels.space import LabelSpace
-from nacre.scenarios.label_index import Index
+from nacre.labels.space import LabelIndex, LabelSpace
 
 SPACE = LabelSpace({1: "cat", 2: "dog", 300: "eel"})
 MASKS = {
@@ -36,7 +36,7 @@ MASKS = {
 }
 
 
-def _build(pairs: list[Pair], root: Path, **more: object) -> Index:
+def _build(pairs: list[Pair], root: Path, **more: object) -> LabelIndex:
     return build_index(pairs, SPACE, root=root, split="train", **more)  # type: ignore[arg-type]
 
 
@@ -286,7 +286,7 @@ def test_any_list_that_is_valid_csv_is_read(
         rows.writerow(["image", "labels"])
         rows.writerows([name, " ".join(map(str, labels))] for name, labels in content.items())
     names = tuple(sorted(content))
-    assert read_index(path) == Index(names, tuple(content[name] for name in names))
+    assert read_index(path) == LabelIndex(names, tuple(content[name] for name in names))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from nacre.evaluation.confusion import confusion_matrix, iou_by_class
 from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.labels.space import LabelSpace
-from nacre.scenarios.classes import ClassTable
+from nacre.scenarios.classes import ClassSchedule
 
-TABLE = ClassTable(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2, 3)))
+TABLE = ClassSchedule(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2, 3)))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])

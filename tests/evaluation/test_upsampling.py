@@ -9,8 +9,7 @@ from nacre.errors import NacreError
 from nacre.evaluation.confusion import confusion_matrix
 from nacre.evaluation.predictor import check_finite
 from nacre.evaluation.upsampling import Maps, predict_classes, upsample_maps, whole_maps
-from nacre.losses import upsample
-from nacre.ops import strip_upsample
+from nacre.losses import strips, upsample
 
 sides = st.integers(1, 8)
 
@@ -29,7 +28,7 @@ def test_equals_argmax_in_float64(
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, channels, *low, generator=g, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strip_upsample, "_CPU_STRIP_BYTES", strip_bytes)
+        patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
         labels = predict_classes(whole_maps(logits), size)
     assert labels.dtype == torch.uint8
     assert torch.equal(labels.long(), upsample(logits, size).argmax(1))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.losses.decomposed import (
+from nacre.losses.distillations import (
     auxiliary_loss,
     decomposed_distillation,
     decomposed_logits,

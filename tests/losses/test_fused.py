@@ -24,6 +24,7 @@ from nacre.losses import (
     fused_binary_losses,
     fused_losses,
     partial_cross_entropy,
+    strips,
     unbiased_cross_entropy,
     unbiased_distillation,
 )
@@ -32,7 +33,6 @@ from nacre.losses.fused import _losses
 from nacre.losses.pseudo_labels import weighted_cross_entropy
 from nacre.losses.reference import at_least_float32, pixel_count
 from nacre.losses.sigmoid import fused_split_binary_losses, new_binary_cross_entropy
-from nacre.ops import strip_upsample
 
 few = settings(max_examples=25, deadline=None)
 
@@ -255,7 +255,7 @@ problems = st.builds(Problem, num_new=st.integers(0, 3), **SIZES)
 def test_equals_plain_in_float64(name: str, a: Problem, strip_bytes: int) -> None:
     assume(a.num_new or name not in NEED_NEW)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strip_upsample, "_CPU_STRIP_BYTES", strip_bytes)
+        patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
         assert_same(*CASES[name], a, 1e-10)
 
 

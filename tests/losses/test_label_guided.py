@@ -6,7 +6,7 @@ import torch
 
 from loss_problems import LossProblem as Problem
 from nacre.losses import IGNORE_INDEX, cross_entropy, distillation
-from nacre.losses.label_guided import (
+from nacre.losses.distillations import (
     guided_probabilities,
     label_guided_distillation,
     nearest_targets,

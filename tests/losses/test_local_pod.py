@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.losses.local_pod import local_pod, merge_new_into_background, pod_loss
+from nacre.losses.distillations import local_pod, merge_new_into_background, pod_loss
 
 few = settings(max_examples=40, deadline=None)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.losses import IGNORE_INDEX, cross_entropy, upsample
+from nacre.losses import IGNORE_INDEX, cross_entropy, strips, upsample
 from nacre.losses.pseudo_labels import (
     Score,
     TeacherView,
@@ -25,7 +25,6 @@ from nacre.losses.pseudo_labels import (
     teacher_view,
     weighted_cross_entropy,
 )
-from nacre.ops import strip_upsample as strips
 
 few = settings(max_examples=40, deadline=None)
 sides = st.tuples(st.integers(1, 5), st.integers(1, 5))

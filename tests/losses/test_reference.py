@@ -39,7 +39,7 @@ from nacre.losses import (
     unbiased_distillation,
     upsample,
 )
-from nacre.losses.label_guided import label_guided_distillation
+from nacre.losses.distillations import label_guided_distillation
 from nacre.losses.sigmoid import new_binary_cross_entropy
 
 few = settings(max_examples=40, deadline=None)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nacre.losses.feature_statistics import grid_targets
 from nacre.losses.pseudo_labels import weighted_cross_entropy
 from nacre.losses.reference import partial_cross_entropy, upsample
+from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
 from small_steps import NEW, OLD, may_be, passes, pictures, second_step
 

@@ -151,7 +151,7 @@ def test_step_0_of_lwf_mc_is_the_binary_cross_entropy(seen, name):
 
 # Those that look at the classifier's rows as well are in test_later.py.
 BY_OUTPUTS = [name for name, kind in METHODS.items() if kind.uses_teacher]
-BY_OUTPUTS = [name for name in BY_OUTPUTS if name not in ("dkd", "star", "graft")]
+BY_OUTPUTS = [name for name in BY_OUTPUTS if name not in ("dkd", "star")]
 
 
 @pytest.mark.parametrize("name", BY_OUTPUTS)
@@ -177,7 +177,6 @@ def test_weights_are_those_of_the_papers(name):
         "lgkd": [10],
         "dkd": [5, 5],
         "star": [5],
-        "graft": [0.75],
         "duo": [10],
     }
     config = METHODS[name].Config()

@@ -199,7 +199,7 @@ def test_settings_that_the_client_cannot_read_are_one_sentence(
 
 
 def test_an_endpoint_that_breaks_the_import_of_a_library_is_one_sentence(tmp_path: Path) -> None:
-    said = ask("http://[::1", tmp_path, "need('transformers', 'hf')")
+    said = ask("http://[::1", tmp_path, "import_extra('transformers', 'hf')")
     assert said.startswith("this needs the package transformers, which cannot be imported here (")
 
 
@@ -208,7 +208,7 @@ def ask(endpoint: str, folder: Path, call: str = "hub_model('hf://o/n')") -> str
     code = f"""
 from nacre.errors import NacreError
 from nacre.models.hub import hub_model
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 try:
     {call}
 except NacreError as error:

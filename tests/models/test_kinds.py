@@ -22,17 +22,16 @@ from nacre.models.kinds.hf import HfConfig
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
-from nacre.training.events import Event, Iterated, Trained
+from nacre.training.events import Event, Iterated
 from nacre.training.step import Interrupted
 from one_and_two import assert_equal_runs, learn_by_one_and_two
 
 LEARN = Path(__file__).with_name("learn_kinds.py")
 SIDE = 64
-GRAFTS = ["hf, graft", "smp, graft", "torchvision, graft"]
-NAMES = [name for name in MODELS if name != "deeplab"] + GRAFTS
+FROZEN = ["hf, frozen", "smp, frozen", "torchvision, frozen"]
+NAMES = [name for name in MODELS if name != "deeplab"] + FROZEN
 LARGE = [name for name in NAMES if name.startswith("smp")]
-# How many vectors graft keeps of a foreign backbone depends on the batches of a process.
-BY_TWO = [name for name in NAMES if not name.startswith("deeplab") and name not in GRAFTS]
+BY_TWO = [name for name in NAMES if not name.startswith("deeplab")]
 
 RUN: dict[str, Any] = {
     "scenario": "scenes/4-4/overlapped",
@@ -44,8 +43,11 @@ RUN: dict[str, Any] = {
 
 
 def values_of(name: str) -> dict[str, Any]:
-    model, _, method = name.partition(", ")
-    values = deep_merge(RUN, {"model": MODELS[model], "method": {"name": method or "mib"}})
+    model, _, frozen = name.partition(", ")
+    values = deep_merge(RUN, {"model": MODELS[model]})
+    if frozen:
+        parts = {"freeze": "backbone", "freeze_bn": True}
+        values = deep_merge(values, {"method": {"parts": parts}})
     if model == "smp":  # halved five times: of small pictures too few values are left to normalize
         return deep_merge(values, {"data": {"size": 128}, "images": {"crop_size": 128}})
     return values
@@ -168,11 +170,11 @@ def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_itera
     tmp_path: Path,
 ) -> None:
     values = values_of("plain")
-    learning = {"name": "graft", "parts": {"freeze": "nothing", "freeze_bn": False}}
+    frozen = {"name": "mib", "parts": {"freeze": "backbone"}}
     for method, message in (
         ({"name": "ewc"}, "'ewc' needs classifier"),
         ({"name": "ilt"}, "'ilt' needs features"),
-        (learning, "'graft' needs backbone of a network.* `base_model`, `backbone` or `encoder`"),
+        (frozen, "'mib' needs backbone of a network.* `base_model`, `backbone` or `encoder`"),
         ({"name": "ssul"}, "'ssul' needs backbone and classifier"),
     ):
         changed = deep_merge(values, {"method": method, "model": {"stages": []}})
@@ -180,27 +182,6 @@ def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_itera
             run_scenario(build_config(overrides=changed), tmp_path / str(method["name"]))
     named = deep_merge(values, {"method": {"name": "ilt"}})
     run_scenario(build_config(overrides=named), tmp_path / "named")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", GRAFTS)
-def test_means_of_old_classes_are_grafted_onto_the_maps_of_any_backbone(
-    name: str, tmp_path: Path
-) -> None:
-    need(name)
-    seen: list[Event] = []
-    run_scenario(config_of(name), tmp_path, observers=[seen.append])
-    later = [event.losses for event in seen if isinstance(event, Trained) and event.step == 1]
-    assert later
-    assert all(losses["graft"] > 0 and losses["kd"] > 0 for losses in later)
-    states = [
-        load_model(tmp_path / f"step-{i}" / "model.safetensors")[0].state_dict() for i in (0, 1)
-    ]
-    part = load_model(find_model(tmp_path))[0].pretrained_part
-    assert part is not None
-    frozen = [key for key in states[0] if key.split(".", 2)[-1] in part.state_dict()]
-    assert frozen
-    assert all(torch.equal(states[0][key], states[1][key]) for key in frozen)
 
 
 def test_a_network_without_background_is_not_learnt_from_nothing(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 
 def test_normalisation_fits_the_scenes() -> None:
-    from nacre.data.sources.scenes_render import render
+    from nacre.data.sources.scenes import render
 
     drawn = torch.stack([torch.from_numpy(render(0, index, 32)[0]) for index in range(60)])
     pixels = drawn.flatten(0, 2).float() / 255

@@ -11,7 +11,7 @@ from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import LabelSpace
 from nacre.losses import cross_entropy, fused_losses, unbiased_cross_entropy, upsample
 from nacre.runs.run import run_scenario
-from nacre.scenarios.classes import ClassTable
+from nacre.scenarios.classes import ClassSchedule
 from nacre.training.config import build_config
 
 CLASSES = 300
@@ -46,7 +46,7 @@ TINY = {
 
 def test_targets_have_as_many_bits_as_the_classes_need():
     space = LabelSpace({label: f"class-{label}" for label in range(1, CLASSES + 1)}, ignored=65535)
-    table = ClassTable(space, (tuple(range(1, 255)), tuple(range(255, CLASSES + 1))))
+    table = ClassSchedule(space, (tuple(range(1, 255)), tuple(range(255, CLASSES + 1))))
     policy = LabelPolicy(border="ignored")
     few, many = (table.training_mapping(step, policy).table for step in (0, 1))
     assert few.dtype == np.uint8

@@ -67,7 +67,7 @@ def test_the_error_of_the_main_process_is_everybodys_and_said_once(pair):
     _, (main, other) = pair
     assert "NacreError" in main["another config"]
     assert "holds a run with another config (seed: 1 -> 2)" in main["another config"]
-    assert other["another config"].startswith("SaidElsewhere")
+    assert other["another config"].startswith("ReportedElsewhere")
 
 
 @pytest.mark.parametrize("case", ["folders of their own", "folders of their own, going on"])
@@ -75,7 +75,7 @@ def test_a_run_folder_that_is_not_shared_is_refused_at_the_start(pair, case):
     folder, (main, other) = pair
     assert main[case].startswith("NacreError: the run folder")
     assert "is not shared: process 1 sees nothing of what the main one wrote there" in main[case]
-    assert other[case].startswith("SaidElsewhere")
+    assert other[case].startswith("ReportedElsewhere")
     assert not list(folder.glob("of-rank-*/*/step-*"))
 
 

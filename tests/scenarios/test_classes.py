@@ -5,10 +5,10 @@ from nacre.errors import NacreError
 from nacre.labels.channels import IGNORE_INDEX, from_background
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import LabelSpace
-from nacre.scenarios.classes import ClassTable
+from nacre.scenarios.classes import ClassSchedule
 
 SPACE = LabelSpace(names={1: "cat", 2: "dog", 7: "cow", 9: "sheep"}, background=0, ignored=255)
-TABLE = ClassTable(SPACE, ((2, 1), (9,)))
+TABLE = ClassSchedule(SPACE, ((2, 1), (9,)))
 PAPER = LabelPolicy()
 LATER = LabelPolicy(border="ignored", unseen="background")
 
@@ -40,14 +40,14 @@ def test_testing_ignores_what_is_not_learnt_yet_or_counts_it_as_background():
 
 def test_unlabeled_background_does_not_count_in_tests():
     space = LabelSpace({1: "a", 2: "b"}, 0, None, ignore_background_in_tests=True)
-    table = ClassTable(space, ((1,), (2,)))
+    table = ClassSchedule(space, ((1,), (2,)))
     assert table.testing_mapping(1, PAPER).table[:3].tolist() == [IGNORE_INDEX, 1, 2]
     assert table.training_mapping(1, PAPER).table[:3].tolist() == [0, 0, 2]
 
 
 def test_data_without_background_maps_the_rest_to_channel_0():
     space = LabelSpace({0: "sky", 1: "road", 2: "car"}, background=None, ignored=11)
-    table = ClassTable(space, ((1,), (0, 2)))
+    table = ClassSchedule(space, ((1,), (0, 2)))
     assert table.training_mapping(0, PAPER).table[[0, 1, 2, 11]].tolist() == [0, 1, 0, 0]
     assert table.testing_mapping(0, LATER).table[[0, 1, 2, 11]].tolist() == [0, 1, 0, IGNORE_INDEX]
     assert table.names(1) == ("background", "road", "sky", "car")
@@ -55,7 +55,7 @@ def test_data_without_background_maps_the_rest_to_channel_0():
 
 def test_16_bit_labels():
     space = LabelSpace({1000: "a", 40000: "b"}, 0, 65535)
-    table = ClassTable(space, ((40000,), (1000,)))
+    table = ClassSchedule(space, ((40000,), (1000,)))
     mask = np.array([0, 1000, 40000, 65535], np.uint16)
     assert table.testing_mapping(1, PAPER).apply(mask).tolist() == [0, 2, 1, IGNORE_INDEX]
 
@@ -71,12 +71,15 @@ def test_merged_learns_all_classes_in_the_same_channels():
         (lambda: LabelSpace({3: "background"}), "label 3 cannot be a class named 'background'"),
         (lambda: LabelSpace({1: "cat"}, 0, 0), "label 0 is both the background and the ignored"),
         (lambda: LabelSpace({0: "cat"}), "label 0 is both the class 'cat' and the background"),
-        (lambda: ClassTable(SPACE, ((1,), ())), "step 1 learns no class"),
-        (lambda: ClassTable(SPACE, ((1,), (1,))), "'cat' is learnt twice"),
-        (lambda: ClassTable(SPACE, ((3,),)), "label 3 is not a class of this data; labels: 1..2"),
+        (lambda: ClassSchedule(SPACE, ((1,), ())), "step 1 learns no class"),
+        (lambda: ClassSchedule(SPACE, ((1,), (1,))), "'cat' is learnt twice"),
+        (
+            lambda: ClassSchedule(SPACE, ((3,),)),
+            "label 3 is not a class of this data; labels: 1..2",
+        ),
         (lambda: SPACE.label_of("kat"), r"no class is named 'kat' \(did you mean 'cat'\?\)"),
         (
-            lambda: ClassTable(
+            lambda: ClassSchedule(
                 LabelSpace({i: str(i) for i in range(1, 33_000)}, 0, None),
                 (tuple(range(1, 33_000)),),
             ),
@@ -91,12 +94,12 @@ def test_mistakes_are_named(make, message):
 
 def test_a_background_without_a_label_has_no_class_colour():
     space = LabelSpace({0: "sky", 1: "road"}, None, None, colors={0: (9, 9, 9), 1: (1, 1, 1)})
-    assert ClassTable(space, ((0, 1),)).channels(0).colors == ((0, 0, 0), (9, 9, 9), (1, 1, 1))
+    assert ClassSchedule(space, ((0, 1),)).channels(0).colors == ((0, 0, 0), (9, 9, 9), (1, 1, 1))
 
 
 def test_labels_of_an_earlier_step_become_targets_of_the_later_ones_width() -> None:
     space = LabelSpace({label: f"class {label}" for label in range(1, 301)}, ignored=1000)
-    classes = ClassTable(space, (tuple(range(1, 201)), tuple(range(201, 301))))
+    classes = ClassSchedule(space, (tuple(range(1, 201)), tuple(range(201, 301))))
     assert classes.training_mapping(0, LATER).table.dtype == np.uint8
     table = classes.training_mapping(0, LATER, at=1).table
     assert table.dtype == classes.training_mapping(1, LATER).table.dtype == np.int16

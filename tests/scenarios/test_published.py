@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nacre.data.apply_to_index import apply_to_index
+from nacre.data import apply_to_index
 from nacre.data.index import read_index
 from nacre.report.results import published
 from nacre.scenarios.plan import make_plan, plan_as_json

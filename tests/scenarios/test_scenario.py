@@ -2,9 +2,8 @@ import pytest
 
 from nacre.data import DATASETS
 from nacre.errors import NacreError
-from nacre.labels.space import LabelSpace
+from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.scenarios.classes import NamedTask
-from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import (
     check_images,
     images_to_test,
@@ -21,7 +20,7 @@ SPACE = LabelSpace({1: "cat", 2: "dog", 3: "cow"})
 
 def index(*labels):
     names = tuple(f"image-{i}" for i in range(len(labels)))
-    return Index(names, tuple(frozenset(one) for one in labels))
+    return LabelIndex(names, tuple(frozenset(one) for one in labels))
 
 
 def scenario(text="voc/1-1/overlapped", space=SPACE, named=None):

@@ -15,7 +15,7 @@ from nacre.sweeps import grid as grids
 from nacre.sweeps.engines import Local
 from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import run_grid
-from nacre.utils.lock import locked
+from nacre.utils.io import locked
 from nacre.utils.signals import PARENT
 from tiny_runs import TINY, tiny_config
 
@@ -179,8 +179,8 @@ def test_data_are_opened_once_for_all_that_learn_from_them(tmp_path, monkeypatch
 
 CHILD = """
 import time
-from nacre.utils.signals import StopSignal, obey_parent
-obey_parent()
+from nacre.utils.signals import StopSignal, exit_with_parent
+exit_with_parent()
 with StopSignal() as stop:
     stop()
     print("ready", flush=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nacre.errors import SaidElsewhere
+from nacre.errors import ReportedElsewhere
 from nacre.training import window as windows
 from nacre.training.trainer import NotFinite
 from nacre.training.window import LossWindow
@@ -38,7 +38,7 @@ def test_all_processes_end_and_one_says_why(trainer):
     trainer.dist = Distributed(1, 1, torch.device("cpu"))
     window = LossWindow(trainer, 4)
     add(window, float("inf"))
-    with pytest.raises(SaidElsewhere):
+    with pytest.raises(ReportedElsewhere):
         window.read()
 
 

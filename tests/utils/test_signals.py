@@ -7,12 +7,12 @@ import time
 import pytest
 
 from nacre.utils import signals
-from nacre.utils.signals import STOPS, StopSignal, held_back, leave_stops_to_parent
+from nacre.utils.signals import STOP_SIGNALS, StopSignal, block_signals, ignore_stop_signals
 
 pytestmark = pytest.mark.usefixtures("heard_signals")
 
 
-@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_first_signal_is_a_wish_that_is_heard_later(number):
     with StopSignal() as stop:
         assert not stop()
@@ -20,7 +20,7 @@ def test_the_first_signal_is_a_wish_that_is_heard_later(number):
         assert stop()
 
 
-@pytest.mark.parametrize("second", STOPS)
+@pytest.mark.parametrize("second", STOP_SIGNALS)
 def test_what_torchrun_passes_on_does_not_interrupt_the_save(second, monkeypatch):
     monkeypatch.setattr(signals, "_AGAIN_SECONDS", 3600.0)  # a busy machine may stop in between
     with StopSignal() as stop:
@@ -58,11 +58,11 @@ def test_what_nohup_ignores_stays_ignored():
 
 
 def test_a_helper_that_is_starting_hears_no_stop():
-    with held_back():
+    with block_signals():
         process = os.fork()
         if not process:
             os.kill(os.getpid(), signal.SIGTERM)  # kept for later, which never comes
-            leave_stops_to_parent()
+            ignore_stop_signals()
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(7)
     _, status = os.waitpid(process, 0)

@@ -32,7 +32,7 @@ from nacre.runs.learn_plan import plan_learning
 from nacre.terminal.bar import progress_bar
 from nacre.training.config import deep_merge, read_section
 from nacre.utils.device import choose_device
-from nacre.utils.progress import show_with
+from nacre.utils.progress import set_progress_bar
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -251,7 +251,7 @@ def learn(
             any torch network of yours that segments; it is copied and stays as it is.
         old: Names of your network's classes in the order of its channels, without the background.
         background: Channel of the background in your network; None if it has none.
-        method: Name of the method; graft unless given, and mib for networks without our head.
+        method: Name of the method; mib unless given, and ledger or duo for models with sums.
         classes: Learn only these of the data's classes.
         rename: The model's name of a class by the data's name of it.
         new: Names that are new although they look like known ones.
@@ -264,7 +264,7 @@ def learn(
     Returns:
         The model; its folder has the metrics before and after (metrics.json).
     """
-    show_with(progress_bar)
+    set_progress_bar(progress_bar)
     config = config or {}
     out = _new_folder(_paths(data)) if out is None else Path(out)
     network = _given(start) if isinstance(start, Model) else None

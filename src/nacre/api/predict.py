@@ -33,8 +33,7 @@ from nacre.export.predictions import (
     write_mask,
     write_overlay,
 )
-from nacre.utils.io import remove_temporaries
-from nacre.utils.lock import InUse, locked
+from nacre.utils.io import InUse, locked, remove_temporaries
 from nacre.utils.progress import show_progress
 
 Pixels = npt.NDArray[np.uint8]

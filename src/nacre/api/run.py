@@ -6,7 +6,7 @@ from typing import Any
 from nacre.runs.run import run_scenario
 from nacre.terminal.bar import progress_bar
 from nacre.training.config import build_config, deep_merge
-from nacre.utils.progress import show_with
+from nacre.utils.progress import set_progress_bar
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     Returns:
         The content of the run's ``metrics.json``.
     """
-    show_with(progress_bar)
+    set_progress_bar(progress_bar)
     values: dict[str, Any] = {"scenario": scenario, "method": {"name": method}}
     if seed is not None:
         values["seed"] = seed

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nacre.errors import NacreError
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -17,7 +17,7 @@ _USUAL_RATE = Fraction(25)
 
 def read_frames(path: Path) -> Iterator[Pixels]:
     """Yield the frames of a video, upright, height x width x RGB."""
-    av = need("av", "video")
+    av = import_extra("av", "video")
     count = 0
     try:
         with av.open(str(path)) as video:
@@ -46,7 +46,7 @@ class VideoWriter:
     """
 
     def __init__(self, path: Path, size: tuple[int, int], like: Path) -> None:
-        self.av = need("av", "video")
+        self.av = import_extra("av", "video")
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.av.open(str(like)) as video:

@@ -16,13 +16,13 @@ from nacre.cli import imports  # noqa: F401  # isort: skip
 from nacre.cli import export  # noqa: F401  # isort: skip
 from nacre.cli import inspect  # noqa: F401  # isort: skip
 from nacre.cli.app import app, echo, finish_output, make_output_safe, show_bars
-from nacre.errors import SaidElsewhere, as_sentence
-from nacre.utils.signals import obey_parent
+from nacre.errors import ReportedElsewhere, user_message
+from nacre.utils.signals import exit_with_parent
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
-    obey_parent()
+    exit_with_parent()
     show_bars()
     make_output_safe()
     is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -31,10 +31,10 @@ def main() -> None:
         app()
     except SystemExit as end:
         code = end.code
-    except SaidElsewhere:
+    except ReportedElsewhere:
         pass
     except Exception as error:
-        sentence = as_sentence(error)
+        sentence = user_message(error)
         if sentence is not None:
             echo(f"error: {sentence}", err=True)
         elif is_one_of_several:

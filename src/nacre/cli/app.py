@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 import typer
 from typer.core import TyperGroup
 
-from nacre.errors import printable
+from nacre.errors import escape_control
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ def until_interrupted(work: Callable[[], T], again: str) -> T:
 
 def echo(text: str, err: bool = False) -> None:
     """Print a text as it is, but for control characters, which are shown."""
-    typer.echo(printable(text), err=err)
+    typer.echo(escape_control(text), err=err)
 
 
 def print_json(content: Any) -> None:
@@ -117,11 +117,11 @@ def make_console() -> "Console":
 
 def show_bars() -> None:
     """Show long passes over files as bars on the terminal."""
-    from nacre.utils.progress import Progress, show_with
+    from nacre.utils.progress import Progress, set_progress_bar
 
     def bar(title: str) -> AbstractContextManager[Progress]:
         from nacre.terminal.bar import progress_bar
 
         return progress_bar(title)
 
-    show_with(bar)
+    set_progress_bar(bar)

@@ -85,7 +85,7 @@ def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, on: str) -> None:
     from nacre.errors import NacreError
     from nacre.sweeps.engines import open_engine
     from nacre.sweeps.launch import cancel_submitted
-    from nacre.utils.lock import locked
+    from nacre.utils.io import locked
 
     if on != "slurm":
         raise NacreError(f"--cancel: no jobs of --on {on} survive its command; give --on slurm")
@@ -106,7 +106,7 @@ def _carry_out(
     from nacre.sweeps.engines import open_engine
     from nacre.sweeps.launch import run_grid
     from nacre.terminal.grid import GridDisplay
-    from nacre.utils.lock import locked
+    from nacre.utils.io import locked
     from nacre.utils.signals import StopSignal
 
     with locked(out, "grid"):

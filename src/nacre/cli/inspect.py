@@ -11,7 +11,7 @@ from nacre.cli.options import Config, Root, Set
 from nacre.errors import NacreError
 
 if TYPE_CHECKING:
-    from nacre.scenarios.label_index import Index
+    from nacre.labels.space import LabelIndex
     from nacre.scenarios.scenario import ImageLists, Scenario
 
 
@@ -47,7 +47,7 @@ def plan(
             "--index stands for the data: --root, --config and --set do not go with it"
         )
     else:
-        from nacre.data.apply_to_index import apply_to_index
+        from nacre.data import apply_to_index
 
         applied, labels, images = apply_to_index(scenario, index)
     made = make_plan(applied, labels, images)
@@ -59,7 +59,7 @@ def plan(
 
 def _apply_to_data(
     scenario: str, root: Path | None, config: Path | None, sets: list[str]
-) -> "tuple[Scenario, Index, ImageLists]":
+) -> "tuple[Scenario, LabelIndex, ImageLists]":
     """Apply a scenario to pictures; an index alone is answered at once, without torch."""
     from nacre.runs.scenario_data import apply_scenario
 

@@ -20,8 +20,8 @@ LearnMethod = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="By default graft, our own, which freezes the backbone and replays features of old "
-        "classes; mib (the paper's) for networks without our head. --method mib asks for MiB.",
+        help="By default mib (the paper's); ledger or duo for models with sums. "
+        "--method mib asks for MiB.",
     ),
 ]
 Classes = Annotated[

@@ -25,7 +25,7 @@ from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelMapping
-from nacre.utils.signals import die_with_parent, held_back, leave_stops_to_parent
+from nacre.utils.signals import block_signals, die_with_parent, ignore_stop_signals
 
 Sample = tuple[Tensor, ...]
 """An image (3,H,W) and its targets (H,W), both uint8, and, where there are several data sets, the
@@ -248,7 +248,7 @@ def _loader(
 def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:
     """Pass batches on; an error of a worker process comes without the worker's traceback."""
     try:
-        with held_back():
+        with block_signals():
             batches = iter(loader)
         yield from batches
     except (NacreError, ConnectionError, EOFError) as error:
@@ -266,7 +266,7 @@ def _begin_worker(trainer: int, worker: int) -> None:
     is_served = multiprocessing.get_start_method() == "forkserver"  # which dies with it too
     # Nothing that a helper holds is worth a moment more than its trainer.
     die_with_parent(os.getppid() if is_served else trainer, signal.SIGKILL)
-    leave_stops_to_parent()
+    ignore_stop_signals()
 
 
 @contextlib.contextmanager

@@ -16,13 +16,16 @@ import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from nacre.data.source import Mask
 from nacre.errors import NacreError
+
+Mask = npt.NDArray[np.unsignedinteger[Any]]
+"""Label values, height x width, as uint8 or uint16."""
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")

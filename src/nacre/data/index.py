@@ -12,21 +12,25 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from nacre.data.scan import Pair, Problem, scan
+from nacre.data.image_io import count_labels, examine_image, read_mask
 from nacre.errors import NacreError, shown
-from nacre.labels.space import LabelSpace, ranges
-from nacre.scenarios.label_index import Index
+from nacre.labels.space import LabelIndex, LabelSpace, ranges
 from nacre.utils.io import read_text, save_text
-from nacre.utils.progress import Progress, show_progress
-from nacre.utils.system import user_cache
+from nacre.utils.progress import Progress, show_progress, worker_pool
+from nacre.utils.system import usable_cores, user_cache
 
 FOLDER = "nacre-index"
 HEADER = ("image", "labels")
@@ -48,8 +52,129 @@ FileSignature = tuple[Number, Number, Number, Number]
 Kept = dict[str, tuple[FileSignature, Pixels]]
 """What a pass found, by the mask's path below the data folder: the folder may be moved."""
 
+ProblemKind = Literal[
+    "missing image", "missing mask", "damaged file", "sizes differ", "unknown label"
+]
 
-def read_index(path: Path) -> Index:
+_PROBE = 100
+_POOL_PAYS_SECONDS = 0.4
+_CHUNK_SECONDS = 0.2
+_SMALLEST_CHUNK = 4
+
+
+class Pair(NamedTuple):
+    """An image's name, its file and its mask (None where there is no such file)."""
+
+    name: str
+    image: Path | None
+    mask: Path | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with one image; ``text`` is a sentence without its full stop."""
+
+    kind: ProblemKind
+    name: str
+    text: str
+
+
+class Contents(NamedTuple):
+    """The pixels of a mask by label, and whether EXIF data turn its image."""
+
+    pixels: dict[int, int]
+    is_turned: bool = False
+
+
+Examine = Callable[[Pair], Contents | Problem]
+
+
+def scan(
+    pairs: Sequence[Pair],
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    decode: bool = False,
+) -> Iterator[Contents | Problem]:
+    """Yield what each pair contains, or what is wrong with it, in the given order.
+
+    Args:
+        pairs: The files to read.
+        workers: Number of processes; all cores by default, and none for little work.
+        progress: Called with how far the pass has come.
+        decode: Decode every image, instead of only those that may be damaged.
+    """
+    report = progress or (lambda done, total: None)
+    examine = partial(_examine, decode=decode)
+    start = time.perf_counter()
+    done = 0
+    for done, pair in enumerate(pairs[:_PROBE], start=1):
+        yield examine(pair)
+        report(done, len(pairs))
+    rest = pairs[done:]
+    # Measured, not guessed: masks of one data set take a hundred times as long as another's.
+    seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
+    workers = workers or usable_cores()
+    if workers == 1 or seconds < _POOL_PAYS_SECONDS:
+        yield from _reporting(map(examine, rest), report, done, len(pairs))
+        return
+    # Large enough that processes seldom wait for more work, small enough that all end together.
+    most = math.ceil(len(rest) / (4 * workers))
+    size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(rest) / seconds)))
+    chunks = [rest[i : i + size] for i in range(0, len(rest), size)]
+    with worker_pool(workers, lambda forked: None, "reads masks", cancel=True) as pool:
+        results = chain.from_iterable(pool.map(partial(_examine_all, examine), chunks))
+        yield from _reporting(results, report, done, len(pairs))
+
+
+def _examine_all(examine: Examine, pairs: Sequence[Pair]) -> list[Contents | Problem]:
+    return [examine(pair) for pair in pairs]
+
+
+def _examine(pair: Pair, decode: bool) -> Contents | Problem:
+    """Read one pair."""
+    name, image, mask = pair
+    if image is None or mask is None:
+        return _missing(pair)
+    try:
+        labels = read_mask(mask)
+        size, is_turned = examine_image(image, decode)
+    except NacreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return _missing(pair)
+        return Problem("damaged file", name, str(error))
+    height, width = labels.shape
+    if size != (width, height):
+        return Problem("sizes differ", name, _sizes(pair, size, (width, height), is_turned))
+    return Contents(count_labels(labels), is_turned)
+
+
+def _sizes(pair: Pair, size: tuple[int, int], mask: tuple[int, int], turned: bool) -> str:
+    text = f"the image {pair.image} is {size[0]} x {size[1]}, its mask is {mask[0]} x {mask[1]}; "
+    if turned and size == mask[::-1]:
+        return text + "EXIF data turn the image, and a mask must be drawn on the turned one"
+    return text + "they must be equal"
+
+
+def _missing(pair: Pair) -> Problem:
+    """Name the file that is missing."""
+    name, image, mask = pair
+    if image is None or not image.exists():
+        where = image if image is not None else f"for the mask {mask}"
+        return Problem("missing image", name, f"the image {where} is missing")
+    where = mask if mask is not None else f"of the image {image}"
+    return Problem("missing mask", name, f"the mask {where} is missing")
+
+
+def _reporting(
+    results: Iterable[Contents | Problem], report: Progress, before: int, total: int
+) -> Iterator[Contents | Problem]:
+    for done, result in enumerate(results, start=before + 1):
+        yield result
+        report(done, total)
+
+
+def read_index(path: Path) -> LabelIndex:
     """Read an index from a CSV file.
 
     Args:
@@ -77,7 +202,7 @@ def read_index(path: Path) -> Index:
             known[labels] = _parse_labels(labels, place)
         found[name] = known[labels]
     names = tuple(sorted(found))
-    return Index(names, tuple(found[name] for name in names))
+    return LabelIndex(names, tuple(found[name] for name in names))
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
@@ -108,7 +233,7 @@ def build_index(
     split: str,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> Index:
+) -> LabelIndex:
     """Return the index of these masks, reading only those that changed since the last time.
 
     Args:
@@ -140,7 +265,7 @@ def inspect(
     split: str,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Index, list[Problem]]:
+) -> tuple[LabelIndex, list[Problem]]:
     """Return the index of what can be read, and the problems; otherwise like ``build_index``."""
     pairs = sort_pairs(pairs)
     caches = [_load(path) for path in index_paths(root, split)]
@@ -176,12 +301,12 @@ def sort_pairs(pairs: Iterable[Pair]) -> list[Pair]:
     return [by_name[name] for name in sorted(by_name)]
 
 
-def index_of(pairs: Sequence[Pair], found: Sequence[Pixels | None]) -> Index:
+def index_of(pairs: Sequence[Pair], found: Sequence[Pixels | None]) -> LabelIndex:
     """Return the index of what was read of pairs in the order of their names."""
     read = [(pair.name, one) for pair, one in zip(pairs, found, strict=True) if one is not None]
     known: dict[frozenset[int], frozenset[int]] = {}
     sets = (frozenset(pixels) for _, pixels in read)
-    return Index(
+    return LabelIndex(
         names=tuple(name for name, _ in read),
         # The same few sets of labels occur many times: each is stored once.
         labels=tuple(known.setdefault(labels, labels) for labels in sets),
@@ -189,7 +314,9 @@ def index_of(pairs: Sequence[Pair], found: Sequence[Pixels | None]) -> Index:
     )
 
 
-def unknown_labels(pairs: Sequence[Pair], index: Index, space: LabelSpace) -> dict[str, Problem]:
+def unknown_labels(
+    pairs: Sequence[Pair], index: LabelIndex, space: LabelSpace
+) -> dict[str, Problem]:
     """Find the masks with a label that means nothing in this data set, by the image's name."""
     assert index.pixel_counts is not None
     masks = {pair.name: pair.mask for pair in pairs}
@@ -214,12 +341,12 @@ def describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
     return f"{len(problems)} of {total} images cannot be used: {first}{rest}{allowed}"
 
 
-def images_by_label(index: Index) -> Counter[int]:
+def images_by_label(index: LabelIndex) -> Counter[int]:
     """Count the images that contain each label; a label that is missing is in none."""
     return Counter(label for labels in index.labels for label in labels)
 
 
-def pixels_by_label(index: Index) -> Counter[int] | None:
+def pixels_by_label(index: LabelIndex) -> Counter[int] | None:
     """Count the pixels of each label over all images, if the masks were read."""
     if index.pixel_counts is None:
         return None

@@ -20,8 +20,7 @@ from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, did_you_mean
 from nacre.labels.channels import Channels, Growth, first_channels, from_background
 from nacre.labels.mapping import LabelMapping, LabelPolicy, mapping_for_tests, mapping_for_training
-from nacre.labels.space import BACKGROUND, LabelSpace
-from nacre.scenarios.label_index import Index
+from nacre.labels.space import BACKGROUND, LabelIndex, LabelSpace
 from nacre.scenarios.plan import digest
 
 CLOSE = 0.85
@@ -50,16 +49,16 @@ class LabeledSet:
         return self.source.space
 
     @cached_property
-    def train_index(self) -> Index:
+    def train_index(self) -> LabelIndex:
         """The labels of its training images."""
         return self.source.index("train")
 
     @cached_property
-    def val_index(self) -> Index:
+    def val_index(self) -> LabelIndex:
         """The labels of its test images."""
         return self.source.index("val")
 
-    def index(self, split: Split) -> Index:
+    def index(self, split: Split) -> LabelIndex:
         """Return the labels of the images of a split."""
         return self.train_index if split == "train" else self.val_index
 
@@ -121,7 +120,7 @@ class SeenPart:
     is_new: bool
 
 
-def _label_digest(index: Index) -> str:
+def _label_digest(index: LabelIndex) -> str:
     """Return the digest of what the masks contain, to notice masks that were changed."""
     counts = index.pixel_counts or [dict.fromkeys(labels, 0) for labels in index.labels]
     lines = zip(index.names, (sorted(one.items()) for one in counts), strict=True)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nacre.data.image_io import read_mask
-from nacre.data.source import Mask
+from nacre.data.image_io import Mask, read_mask
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelMapping
 

@@ -1,18 +1,23 @@
-"""What every data set gives: pictures, masks of labels, and an index of which labels are where."""
+"""What every data set gives: images, masks of labels, and an index of which labels are where.
 
-from typing import Any, Literal, Protocol
+A data set in files needs no more than a list of which image belongs to which mask.
+"""
 
-import numpy as np
-import numpy.typing as npt
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
 from PIL import Image
 
-from nacre.labels.space import LabelSpace
-from nacre.scenarios.label_index import Index
+from nacre.data.image_io import Mask, open_image, read_mask
+from nacre.data.index import Pair, build_index
+from nacre.errors import NacreError
+from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.utils.config import Config
 
 Split = Literal["train", "val"]
-Mask = npt.NDArray[np.unsignedinteger[Any]]
-"""Label values, height x width, as uint8 or uint16."""
 
 
 class DataConfig(Config):
@@ -28,7 +33,7 @@ class Source(Protocol):
     def space(self) -> LabelSpace:
         """What the values in the masks mean."""
 
-    def index(self, split: Split) -> Index:
+    def index(self, split: Split) -> LabelIndex:
         """Return which labels each image holds; may read all masks once, with progress."""
 
     def image(self, split: Split, name: str) -> Image.Image:
@@ -36,3 +41,55 @@ class Source(Protocol):
 
     def mask(self, split: Split, name: str) -> Mask:
         """Read the mask of an image: its label values, of the image's size."""
+
+
+class FileSource(ABC):
+    """A data set in files.
+
+    Attributes:
+        known_counts: How many images a split of a whole one has, where that is published.
+        root: Its folder, beside which the index is kept.
+    """
+
+    known_counts: ClassVar[Mapping[Split, int]] = {}
+    root: Path
+
+    @property
+    @abstractmethod
+    def space(self) -> LabelSpace:
+        """What the values in the masks mean."""
+
+    @abstractmethod
+    def list_pairs(self, split: Split) -> Sequence[Pair]:
+        """Find the images of a split; called once, and no file is opened for it."""
+
+    def pairs(self, split: Split) -> Sequence[Pair]:
+        """Return name, picture and mask of the images of a split."""
+        return list(self._by_name[split].values())
+
+    def find(self, split: Split, name: str) -> Pair:
+        """Return picture and mask of an image."""
+        return self._by_name[split][name]
+
+    def index(self, split: Split) -> LabelIndex:
+        """Return which labels each image of a split holds."""
+        return build_index(self.pairs(split), self.space, root=self.root, split=split)
+
+    def image(self, split: Split, name: str) -> Image.Image:
+        """Open an image."""
+        path = self.find(split, name).image
+        if path is None:
+            raise NacreError(f"the image {name!r} is missing in {self.root}")
+        return open_image(path)
+
+    def mask(self, split: Split, name: str) -> Mask:
+        """Read the mask of an image."""
+        path = self.find(split, name).mask
+        if path is None:
+            raise NacreError(f"the mask of the image {name!r} is missing in {self.root}")
+        return read_mask(path)
+
+    @cached_property
+    def _by_name(self) -> dict[Split, dict[str, Pair]]:
+        splits: tuple[Split, ...] = ("train", "val")
+        return {split: {pair.name: pair for pair in self.list_pairs(split)} for split in splits}

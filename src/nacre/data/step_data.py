@@ -5,13 +5,13 @@ from functools import cached_property
 from typing import Any
 
 from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
-from nacre.data.exemplars import Memory, by_origin, keep_exemplars
 from nacre.data.saliency import Saliency, with_salient
 from nacre.data.source import Source
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelPolicy
-from nacre.scenarios.label_index import Index
+from nacre.labels.space import LabelIndex
+from nacre.scenarios.exemplars import Memory, by_step, keep_exemplars
 from nacre.scenarios.plan import digest
 from nacre.scenarios.scenario import (
     ImageLists,
@@ -48,12 +48,12 @@ class ScenarioData:
     saliency: Saliency | None = None
 
     @cached_property
-    def train_index(self) -> Index:
+    def train_index(self) -> LabelIndex:
         """The labels of the training images."""
         return self.source.index("train")
 
     @cached_property
-    def val_index(self) -> Index:
+    def val_index(self) -> LabelIndex:
         """The labels of the test images."""
         return self.source.index("val")
 
@@ -113,7 +113,7 @@ class ScenarioData:
         """
         names = [self.train_index.names[i] for i in self.image_lists[step]]
         parts = [self._labeled_by(step, names, step)]
-        kept = by_origin(self.memories[step])
+        kept = by_step(self.memories[step])
         parts += [self._labeled_by(origin, old, step) for origin, old in kept.items()]
         return parts[0] if len(parts) == 1 else UnionDataset(parts)
 
@@ -130,7 +130,7 @@ class ScenarioData:
         if not memory:
             return None
         shares = [(len(self.image_lists[step]), 1 - MEMORY_SHARE)]
-        for names in by_origin(memory).values():
+        for names in by_step(memory).values():
             shares.append((len(names), MEMORY_SHARE * len(names) / len(memory)))
         return tuple(shares)
 

@@ -25,8 +25,7 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import Field
 
-from nacre.data.image_io import load
-from nacre.data.source import Mask
+from nacre.data.image_io import Mask, load
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelTable, map_labels
 from nacre.utils.config import Config

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nacre.data.index import images_by_label, index_of, sort_pairs, unknown_labels
-from nacre.data.scan import Pair, Problem, ProblemKind, scan
-from nacre.data.source import Split
-from nacre.data.sources.files import FileSource
-from nacre.labels.space import LabelSpace
-from nacre.scenarios.label_index import Index
+from nacre.data.index import (
+    Pair,
+    Problem,
+    ProblemKind,
+    images_by_label,
+    index_of,
+    scan,
+    sort_pairs,
+    unknown_labels,
+)
+from nacre.data.source import FileSource, Split
+from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.utils.progress import Progress, show_progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
@@ -35,7 +41,7 @@ class SplitReport:
     split: Split
     images: int
     expected: int | None
-    index: Index
+    index: LabelIndex
     problems: tuple[Problem, ...]
     turned: int = 0
 
@@ -109,7 +115,7 @@ def check_source(
 
 def _read(
     pairs: list[Pair], space: LabelSpace, workers: int | None, progress: Progress
-) -> tuple[Index, tuple[Problem, ...], int]:
+) -> tuple[LabelIndex, tuple[Problem, ...], int]:
     results = list(scan(pairs, workers=workers, progress=progress, decode=True))
     read = [None if isinstance(result, Problem) else result for result in results]
     index = index_of(pairs, [one and one.pixels for one in read])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nacre.evaluation.confusion import iou_by_class, mean_of
 from nacre.labels.space import BACKGROUND
-from nacre.scenarios.classes import ClassTable, StepLabels
+from nacre.scenarios.classes import ClassSchedule, StepLabels
 
 WITHOUT, WITH = "without_background", "with_background"
 
@@ -20,7 +20,7 @@ Ious = dict[str, float | None]
 
 
 def compute_metrics(
-    classes: ClassTable, groups: StepLabels, step: int, confusion: Tensor
+    classes: ClassSchedule, groups: StepLabels, step: int, confusion: Tensor
 ) -> dict[str, Any]:
     """Return the metrics of a network after a step.
 
@@ -43,7 +43,7 @@ def compute_metrics(
     }
 
 
-def class_groups(classes: ClassTable, groups: StepLabels, step: int) -> dict[str, list[str]]:
+def class_groups(classes: ClassSchedule, groups: StepLabels, step: int) -> dict[str, list[str]]:
     """Return the class names that each mean covers, background aside."""
     name = classes.space.names
     known = set(classes.seen(step))

@@ -1,7 +1,7 @@
 """From a network's coarse scores to the class of each pixel, a few rows at a time.
 
 The class of a pixel is the channel with the greatest upsampled score. Upsampling by strips
-(`nacre.ops.strip_upsample`) keeps the memory independent of classes times pixels. Within a strip,
+(`nacre.losses.strips`) keeps the memory independent of classes times pixels. Within a strip,
 laid out as lines, channels, columns, the greatest value is fast to find and its channel is slow,
 so the channel is found by values alone: 1 where a score equals the greatest and 0 elsewhere, times
 C - c, is greatest at the first such channel.
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nacre.labels.channels import target_dtype
 from nacre.losses.reference import at_least_float32, upsample
-from nacre.ops.strip_upsample import Strip, StripUpsampler
+from nacre.losses.strips import Strip, StripUpsampler
 
 DISTANCE = 0.5
 """Standard deviation of the distance between a pixel and the middle of a cell, in cells."""

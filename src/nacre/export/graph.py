@@ -32,7 +32,7 @@ from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.head import WindowPool
 from nacre.models.lite import SameConv2d
 from nacre.models.network import Network
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -146,8 +146,8 @@ def to_onnx(module: ImageToClasses) -> "ModelProto":
     Raises:
         NacreError: the network does something that cannot be traced for all sizes.
     """
-    need("onnx")
-    need("onnxscript")
+    import_extra("onnx")
+    import_extra("onnxscript")
     side = 2 * max(module.crop, module.alignment)
     picture = torch.zeros(1, side + 1, side + module.alignment + 2, 3, dtype=torch.uint8)
     free = torch.export.Dim.DYNAMIC

@@ -12,9 +12,8 @@ from typing import Any
 from nacre.errors import NacreError
 from nacre.models.io import MODEL, ModelInfo
 from nacre.runs.records import Measured, read_record
-from nacre.utils.escape import markdown_text
-from nacre.utils.io import save_text
-from nacre.utils.packages import need
+from nacre.utils.io import markdown_text, save_text
+from nacre.utils.system import import_extra
 from nacre.utils.tensor_file import read_tensors, write_tensors
 from nacre.version import __version__
 
@@ -33,7 +32,7 @@ def push(
         private: Whether a new repository is visible to its owners alone.
         license: License of the weights, such as ``cc-by-4.0``.
     """
-    hub = need("huggingface_hub", "hub")
+    hub = import_extra("huggingface_hub", "hub")
     api = hub.HfApi(library_name="nacre", library_version=__version__)
     try:
         name = api.create_repo(repository, private=private, exist_ok=True).repo_id
@@ -61,7 +60,7 @@ def write_folder(
 
 def model_card(info: ModelInfo, repository: str, license: str | None, ious: Ious) -> str:
     """Return the card: front matter that the hub reads, use, steps and classes."""
-    hub = need("huggingface_hub", "hub")
+    hub = import_extra("huggingface_hub", "hub")
     data = hub.ModelCardData(
         library_name="nacre",
         pipeline_tag="image-segmentation",

@@ -24,8 +24,7 @@ from nacre.export.class_map import (
     write_png,
 )
 from nacre.export.polygons import simplify, trace_rings
-from nacre.utils.escape import csv_text
-from nacre.utils.io import save, save_json, save_text
+from nacre.utils.io import csv_text, save, save_json, save_text
 
 Pixels = npt.NDArray[np.uint8]
 Color = tuple[int, int, int]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import check_size, seen_size
 from nacre.export.metadata import read_metadata
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -24,7 +24,7 @@ def open_session(graph: bytes | Path, threads: int = 0) -> Any:
         graph: A file, or its content.
         threads: How many threads one picture may use; 0 leaves it to onnxruntime.
     """
-    ort = need("onnxruntime")
+    ort = import_extra("onnxruntime")
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads

@@ -21,7 +21,7 @@ import ijson
 from nacre.errors import NacreError
 from nacre.importers.files import File
 from nacre.importers.problems import brief
-from nacre.utils.yaml_file import parse_yaml
+from nacre.utils.config import parse_yaml
 
 Place = tuple[str, ...]
 Events = Iterator[tuple[str, Any]]

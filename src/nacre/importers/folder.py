@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
-from nacre.data.sources.classes_yaml import read_classes
 from nacre.errors import NacreError
 from nacre.importers.files import SUFFIXES, clean_parts
 from nacre.importers.labels import Labels
 from nacre.importers.problems import counted
 from nacre.importers.reading import Image
+from nacre.labels.space import read_classes
 
 _FORBIDDEN = '<>:"|?*\\/'
 _LONGEST = 120

@@ -28,8 +28,8 @@ from nacre.importers.masks import BAD_IMAGE
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import BACKGROUND, Image, Order
 from nacre.importers.shapes import Area, Outline, Shape
+from nacre.utils.progress import worker_pool
 from nacre.utils.system import usable_cores
-from nacre.utils.workers import worker_pool
 
 LabelMap = npt.NDArray[Any]
 Frame = Literal["upright", "stored"]

@@ -29,8 +29,7 @@ from nacre.labels.channels import (
     target_dtype,
 )
 from nacre.labels.space import LabelSpace
-from nacre.utils.affects import LATER
-from nacre.utils.config import Config
+from nacre.utils.config import AFTER_STEP_0, Config
 
 NUM_LABELS = 65_536
 """Values that a mask of 16 bits can hold."""
@@ -59,7 +58,7 @@ class LabelPolicy(Config):
         description="classes that a data set does not label, in training: hidden in its "
         "background, which the losses then know, or background, as a plain cross-entropy takes "
         "them (to compare)",
-        json_schema_extra=LATER,
+        json_schema_extra=AFTER_STEP_0,
     )
 
 

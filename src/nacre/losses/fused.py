@@ -2,7 +2,7 @@
 
 `fused_losses` and `fused_binary_losses` give what upsampling to the size of the labels and then the
 functions of `nacre.losses.reference` give, in value and gradient, in a small part of the time and
-memory. The logits are upsampled a few rows at a time (`nacre.ops.strip_upsample`), a kernel
+memory. The logits are upsampled a few rows at a time (`nacre.losses.strips`), a kernel
 (`nacre.losses.kernels`) turns a strip into the sums of its losses and their closed-form gradients,
 and only low-resolution gradients are kept, one for each loss, which the backward pass scales and
 adds.
@@ -30,8 +30,7 @@ from nacre.losses.reference import (
     unbiased_cross_entropy,
     unbiased_distillation,
 )
-from nacre.losses.strips import scale_gradients, sum_strips
-from nacre.ops.strip_upsample import StripGradient, StripUpsampler
+from nacre.losses.strips import StripGradient, StripUpsampler, scale_gradients, sum_strips
 
 _BITS = math.log2(math.e)
 

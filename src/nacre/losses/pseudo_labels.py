@@ -46,7 +46,7 @@ from nacre.labels.channels import IGNORE_INDEX, ignore_value, target_dtype
 from nacre.losses.device_kernels import PlainKernel
 from nacre.losses.fused import _losses, fused_losses
 from nacre.losses.reference import at_least_float32, pixel_count
-from nacre.ops.strip_upsample import StripUpsampler
+from nacre.losses.strips import StripUpsampler
 
 Score = Literal["entropy", "probability", "sigmoid"]
 LEAST_THRESHOLD = 0.001

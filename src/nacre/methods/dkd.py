@@ -9,7 +9,7 @@ sigmoid is above 1/2. With B(t, x) the binary cross-entropy of a logit to a targ
          + the auxiliary row's
 
 x+ and x- are the sums over the features d of max(f[d] w[d], 0) and min(f[d] w[d], 0), at low
-resolution and without bias (`nacre.losses.decomposed`). The auxiliary row learns to call every
+resolution and without bias (`nacre.losses.distillations`). The auxiliary row learns to call every
 pixel negative, and new rows start as copies of it (`parts.init=auxiliary`). After step 0 batch norm
 is frozen, and only new rows decay. The backbone's rate is a tenth of the others', as the presets
 `paper` and `small` have it (the released scripts' 0.001 is the backbone's).
@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.losses.decomposed import decomposed_distillation
+from nacre.losses.distillations import decomposed_distillation
 from nacre.losses.sigmoid import fused_split_binary_losses
 from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step, require_teacher
 from nacre.methods.parts import classifier_of

@@ -4,7 +4,7 @@
 
 with the student's softmax q over all channels. The teacher's p is 0 on the new ones; where the
 label names a new class y, what the teacher calls background is y: its probability is moved there
-(`nacre.losses.label_guided`). The weight is `new_weight` on pixels of new classes and `old_weight`
+(`nacre.losses.distillations`). The weight is `new_weight` on pixels of new classes and `old_weight`
 elsewhere. It is computed at the logits' own resolution, with the data's labels and not with
 pseudo-labels.
 
@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses.label_guided import label_guided_distillation, nearest_targets
+from nacre.losses.distillations import label_guided_distillation, nearest_targets
 from nacre.methods.base import Batch, require_teacher
 from nacre.methods.plop import Plop, PodConfig
 from nacre.models.network import Output

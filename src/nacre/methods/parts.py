@@ -36,7 +36,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.losses.decomposed import auxiliary_loss
+from nacre.losses.distillations import auxiliary_loss
 from nacre.losses.pseudo_labels import (
     RELEASED_BINS,
     Score,

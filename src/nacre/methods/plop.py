@@ -6,7 +6,7 @@ Background that the teacher is sure of gets the teacher's class, the rest of the
 ignored, and an image's cross-entropy weighs by the share that was accepted (`nacre.methods.parts`,
 `pseudo_labels`). Local POD compares, for the backbone's stages (before their last activation), the
 decoder's features and the logits, all squared, the means over rows and columns of the whole map,
-its quarters and its sixteenths (`nacre.losses.local_pod`):
+its quarters and its sixteenths (`nacre.losses.distillations`):
 
     pod = sqrt(T/N) / layers * sum over the layers of factor * mean over images of |Phi - Phi_old|
 
@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses.local_pod import merge_new_into_background, pod_loss
+from nacre.losses.distillations import merge_new_into_background, pod_loss
 from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy, require_teacher
 from nacre.models.network import Output
 

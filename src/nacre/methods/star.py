@@ -2,9 +2,9 @@
 
 One sigmoid per class, without a background channel (its logit is the constant 0). After its own
 step a class leaves a prototype, its noise, the mean and deviation of its features' lengths and a
-number of pixels, about 2 D + 3 numbers (`nacre.losses.feature_statistics`). Later steps draw as
+number of pixels, about 2 D + 3 numbers (`nacre.losses.statistics`). Later steps draw as
 many features of it as their own pictures lack, and count their background again where they lack
-that (`nacre.losses.star`):
+that (`nacre.losses.statistics`):
 
     loss = (labels + drawn features as negatives + background as negatives) / their weights
          + 5 * distance of old classes' features to the teacher's
@@ -32,21 +32,19 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.labels.channels import Growth
-from nacre.losses.feature_statistics import (
-    FeatureMoments,
-    FeatureStatistics,
-    draw_features,
-    feature_moments,
-    feature_statistics,
-    grid_targets,
-)
 from nacre.losses.pseudo_labels import teacher_view
 from nacre.losses.sigmoid import fused_split_binary_losses
-from nacre.losses.star import (
+from nacre.losses.statistics import (
+    FeatureMoments,
+    FeatureStatistics,
     background_count,
     background_replay,
     direction_sums,
+    draw_features,
+    feature_moments,
+    feature_statistics,
     grid_mask,
+    grid_targets,
     masked_feature_distance,
     prototype_contrast,
     replay_counts,
@@ -83,7 +81,7 @@ class StarConfig(SigmoidConfig):
 
 @dataclass(frozen=True)
 class Replay:
-    """What is replayed in each update of a step, see `nacre.losses.star`.
+    """What is replayed in each update of a step, see `nacre.losses.statistics`.
 
     Attributes:
         statistics: Of the old classes.

@@ -143,13 +143,6 @@ ROWS: dict[str, MethodRow] = {
         regularizes="everything: it is frozen",
         paper="Revisiting CSS 2025 (DFT*)",
     ),
-    "graft": MethodRow(
-        "nacre.methods.graft:Graft",
-        title="Graft",
-        summary="frozen backbone; means of old classes' features grafted onto new pictures",
-        regularizes="features of old classes; outputs of old channels",
-        paper="nacre's own",
-    ),
     "ledger": MethodRow(
         "nacre.methods.ledger:Ledger",
         title="Ledger",

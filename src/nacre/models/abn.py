@@ -4,7 +4,7 @@
 
 In training `mean` and `var` are those of the joined batch of all processes. With one process
 this is `F.batch_norm`, but for channels-last maps on a CPU, which torch sums with too few digits
-(see `nacre.ops.channel_sums`). With several on CUDA it is torch's own function, that of
+(see `nacre.models.channel_sums`). With several on CUDA it is torch's own function, that of
 `nn.SyncBatchNorm`. Elsewhere each process adds its count, sum and sum of squares in float64, so
 unequal batches are weighted rightly, and the backward pass
 
@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules._functions import SyncBatchNorm
 
 from nacre.errors import NacreError
-from nacre.ops.channel_sums import (
+from nacre.models.channel_sums import (
     channel_affine,
     channel_statistics,
     channel_sums,

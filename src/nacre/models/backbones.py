@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from nacre.utils.packages import install_line
+from nacre.utils.system import install_line
 
 if TYPE_CHECKING:
     from nacre.models.abn import NormFactory

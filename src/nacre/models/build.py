@@ -15,7 +15,7 @@ from nacre.models.config import HeadConfig, ModelConfig
 from nacre.models.kinds import deeplab, hf, object, smp, timm, torchvision
 from nacre.models.kinds.base import Kind
 from nacre.models.network import Network
-from nacre.utils.plugins import load_registered, registered
+from nacre.utils.system import load_registered, registered
 
 OWN = "deeplab"
 """The kind of our own networks, and what a config means that names none."""

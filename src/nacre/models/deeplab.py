@@ -115,26 +115,14 @@ class DeepLab(Network):
         """Return the output that follows from what `read_maps` returned."""
         decoded = self.head(kept if self.head.reads else kept[0])
         output = self.classify(decoded, kept[-1])
-        output.backbone = kept
+        output.kept = kept
         return output
 
-    def maps(self, output: Output) -> tuple[Tensor, ...]:
-        """Return the backbone's features, or the stages that the head takes."""
-        if output.backbone is not None:
-            kept: tuple[Tensor, ...] = output.backbone
-            return kept
-        read = tuple(output.stages[i] for i in self.head.reads) or (output.features,)
-        return tuple(one.detach() for one in read)
-
-    def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
-        """Return the output that follows from other features."""
-        if output.backbone is not None:
-            return self.decode_kept(tuple(maps))
-        stages = [stage.detach() for stage in output.stages]
-        for place, one in zip(self.head.reads, maps, strict=False):
-            stages[place] = one
-        features = output.features.detach() if self.head.reads else maps[0]
-        return self.decode(features, tuple(stages))
+    def decode_again(self, output: Output) -> Output:
+        """Return the output that follows from what another network with this backbone read."""
+        if output.kept:
+            return self.decode_kept(output.kept)
+        return self.decode(output.features.detach(), tuple(one.detach() for one in output.stages))
 
     def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
         """Return the output that follows from the backbone's features."""

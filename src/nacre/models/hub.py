@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from nacre.errors import NacreError, shown
 from nacre.models.download import sha256_of
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 ADDRESS = "hf:/"
 """What the address of a model on the hub begins with; a path has lost the second slash."""
@@ -43,7 +43,7 @@ def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
     _check(_NAME, file, "file of a repository", "its name alone, such as model.safetensors")
     _check(_NAME, revision, "revision of a repository", "a branch, a tag or a commit")
     endpoint = _endpoint()
-    hub = need("huggingface_hub", "hub")
+    hub = import_extra("huggingface_hub", "hub")
     try:
         found = hub.try_to_load_from_cache(repository, file, revision=revision)
         path = Path(found) if isinstance(found, str) else None

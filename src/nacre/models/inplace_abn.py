@@ -31,7 +31,7 @@ from nacre.models.abn import (
     norm_backward,
     world_size,
 )
-from nacre.ops.channel_sums import channel_affine, lies_in_rows
+from nacre.models.channel_sums import channel_affine, lies_in_rows
 
 # where torch's own kernels are known to go by the statistics they are given
 _NATIVE = ("cpu", "cuda", "meta")

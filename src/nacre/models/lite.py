@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from nacre.models.abn import ABN, Activation
 from nacre.models.backbone import Backbone, initialize, split_stages
-from nacre.ops.depthwise import same_conv
 
 
 def dilate(strides: Iterable[int], output_stride: int) -> list[tuple[int, int]]:
@@ -206,3 +207,75 @@ def from_package_name(name: str) -> str | None:
     if name.split(".")[0] in ("_conv_head", "_bn1", "_fc"):
         return None
     return ".".join(part.removeprefix("_") for part in name.split("."))
+
+
+def same_conv(
+    in_channels: int, out_channels: int, kernel: int, stride: int, dilation: int, groups: int
+) -> nn.Conv2d:
+    """Return a convolution without bias that pads by half its kernel, the fastest of its kind."""
+    if dilation > 1 and stride == 1 and groups == in_channels == out_channels:
+        return DilatedDepthwiseConv2d(in_channels, kernel, dilation)
+    padding = kernel // 2 * dilation
+    return nn.Conv2d(
+        in_channels, out_channels, kernel, stride, padding, dilation, groups, bias=False
+    )
+
+
+class DilatedDepthwiseConv2d(nn.Conv2d):
+    """A depthwise convolution of stride 1 that keeps the size: odd kernel, no bias.
+
+    Args:
+        channels: how many.
+        kernel: side of the kernel, odd.
+        dilation: distance of its values.
+    """
+
+    def __init__(self, channels: int, kernel: int, dilation: int) -> None:
+        assert kernel % 2, kernel
+        padding = kernel // 2 * dilation
+        super().__init__(
+            channels, channels, kernel, 1, padding, dilation, groups=channels, bias=False
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Filter each channel."""
+        if not _is_slow(x):
+            return super().forward(x)
+        y: Tensor = _Filter.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.padding[0], self.dilation[0]
+        )
+        return y
+
+
+def _is_slow(x: Tensor) -> bool:
+    """Whether torch would take the slow path: where a gradient is wanted, on a CPU, eagerly."""
+    return (
+        x.device.type == "cpu"
+        and x.requires_grad
+        and torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+class _Filter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, padding: int, dilation: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.padding, ctx.dilation = padding, dilation
+        return F.conv2d(x, weight, None, 1, padding, dilation, len(weight))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        padding, dilation, channels = ctx.padding, ctx.dilation, len(weight)
+        dy = grads[0]
+        dx = F.conv2d(dy, weight.flip(2, 3), None, 1, padding, dilation, channels)
+        dweight = None
+        if ctx.needs_input_grad[1]:
+            _, dweight, _ = torch.ops.aten.convolution_backward(
+                dy, x, weight, None, [1, 1], [padding] * 2, [dilation] * 2, False, [0, 0],
+                channels, [False, True, False],
+            )  # fmt: skip
+        return dx, dweight, None, None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -21,9 +21,9 @@ Init = Literal["background", "random"]
 """How the channels of new classes start: as shares of the background (eq. 8, 9), or random."""
 
 Part = Literal["features", "stages", "backbone", "classifier"]
-"""What some networks give and some methods need: features, those of stages, a backbone whose maps
-can be exchanged, or our `classifier`, in which the parameters of a step keep their names and shapes
-in later ones."""
+"""What some networks give and some methods need: features, those of stages, a backbone that can be
+frozen, or our `classifier`, in which the parameters of a step keep their names and shapes in later
+ones."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Output:
         auxiliary: N,1,h,w, logit of the auxiliary row, where the network has one.
         has_background: whether channel 0 is a background that may hide the new classes.
         together: N,C,h,w, the logits and a ledger's scores added, where one stands beside the head.
-        backbone: what a foreign network's backbone gave, if it stands apart (`Network.maps`).
+        kept: what the head read of the backbone, where that was known before (`DeepLab.read_maps`).
     """
 
     logits: Tensor
@@ -51,7 +51,7 @@ class Output:
     auxiliary: Tensor | None = None
     has_background: bool = True
     together: Tensor | None = None
-    backbone: Any = None
+    kept: tuple[Tensor, ...] = ()
 
     @property
     def scores(self) -> Tensor:
@@ -73,7 +73,6 @@ class Network(nn.Module):
         takes_channels_last: whether it is known to compute rightly, and faster, in that layout.
         has_background: whether a channel of its own stands for background; without, the first
             channel is never probable and a pixel that nobody labelled may be any old class.
-        keeps_maps: whether outputs are to keep what `maps` returns.
     """
 
     stride: int
@@ -82,7 +81,6 @@ class Network(nn.Module):
     uses_all_parameters = True
     takes_channels_last = True
     has_background = True
-    keeps_maps = False
 
     @property
     @abstractmethod
@@ -102,26 +100,6 @@ class Network(nn.Module):
     @abstractmethod
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
-
-    @abstractmethod
-    def maps(self, output: Output) -> tuple[Tensor, ...]:
-        """Return the backbone's maps that the rest of the network reads, without gradient.
-
-        Args:
-            output: of this network, or of one that shares its backbone; they give `backbone` and
-                keep maps.
-
-        Returns:
-            N,K,h,w each.
-        """
-
-    @abstractmethod
-    def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
-        """Return what follows from maps in the place of those of an output of the images."""
-
-    def over_maps(self, mask: Tensor) -> Tensor:
-        """Return a mask of the images, N,H,W, as it lies over their maps."""
-        return mask
 
     @abstractmethod
     def fit(self, state: dict[str, Tensor]) -> None:

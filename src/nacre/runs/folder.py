@@ -31,11 +31,8 @@ from pydantic import BaseModel
 from nacre.errors import NacreError
 from nacre.runs.records import Fingerprint, Record, Starts, read_record
 from nacre.training.config import Recipe, RunConfig, differences, resolve_config
-from nacre.utils.affects import deciding
-from nacre.utils.io import remove_temporaries, save_json, save_text
-from nacre.utils.lock import NAME as LOCK
-from nacre.utils.lock import locked
-from nacre.utils.yaml_file import read_yaml
+from nacre.utils.config import read_yaml, result_values
+from nacre.utils.io import LOCK_NAME, locked, remove_temporaries, save_json, save_text
 from nacre.version import __version__
 
 
@@ -142,7 +139,7 @@ class RunFolder:
         if self.config.exists():
             self.check_kind(read_plain_config(self.path))
             self.check_same(config, fingerprint)
-        elif any(one.name != LOCK for one in self.path.iterdir()):
+        elif any(one.name != LOCK_NAME for one in self.path.iterdir()):
             raise NacreError(
                 f"{self.path} is not empty and not a run folder (it has no config.yaml); "
                 "choose another --out"
@@ -162,7 +159,7 @@ class RunFolder:
         """Refuse a folder in which another config or other data were learnt."""
         if self.nothing_learned:
             return
-        changed = differences(deciding(self.saved_config()), deciding(config))
+        changed = differences(result_values(self.saved_config()), result_values(config))
         if self.fingerprint.exists():
             before = read_record(self.fingerprint_type, self.fingerprint)
             changed += self.changed_data(before, fingerprint)

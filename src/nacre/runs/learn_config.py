@@ -8,7 +8,6 @@ from pydantic import Field, ValidationError, create_model
 
 from nacre.errors import NacreError, describe_errors, shown
 from nacre.methods import find_method
-from nacre.models.build import is_own_network
 from nacre.models.io import ModelInfo
 from nacre.training.automatic import Choice
 from nacre.training.config import (
@@ -20,21 +19,19 @@ from nacre.training.config import (
     read_section,
 )
 from nacre.training.presets import check_weights, preset_values
-from nacre.utils.affects import LATER, NOTHING, deciding
-from nacre.utils.yaml_file import read_yaml
+from nacre.utils.config import AFTER_STEP_0, NO_EFFECT, read_yaml, result_values
 
 
 def default_method(model: Mapping[str, Any]) -> str:
     """Return what learns a step of a network unless another method is named.
 
-    A model with sums goes on with them (docs/ledger.md); else Graft (docs/graft.md) for our own
-    networks, and MiB for others.
+    A model with sums goes on with them (docs/ledger.md); MiB else.
     """
     if model.get("decoder") == "stages":
         return "ledger"
     if model.get("grid_stride") is not None:
         return "duo"
-    return "graft" if is_own_network(model) else "mib"
+    return "mib"
 
 
 class LearnConfig(Recipe):
@@ -47,15 +44,15 @@ class LearnConfig(Recipe):
     data: tuple[Path, ...] = Field(
         min_length=1,
         description="folders with images/, masks/ and classes.yaml",
-        json_schema_extra=NOTHING,
+        json_schema_extra=NO_EFFECT,
     )
     start: Path | None = Field(
-        None, description="the model that is continued", json_schema_extra=NOTHING
+        None, description="the model that is continued", json_schema_extra=NO_EFFECT
     )
     tests: tuple[Path, ...] = Field(
         (),
         description="more folders to test on, each on the classes it labels",
-        json_schema_extra=NOTHING,
+        json_schema_extra=NO_EFFECT,
     )
     classes: tuple[str, ...] = Field((), description="learn only these of the data's classes")
     new: tuple[str, ...] = Field(
@@ -76,7 +73,7 @@ def resolve_learn_config(raw: Mapping[str, Any]) -> LearnConfig:
     model: type[LearnConfig] = create_model(
         "LearnConfig",
         __base__=LearnConfig,
-        method=(kind.Config, Field(json_schema_extra=LATER)),
+        method=(kind.Config, Field(json_schema_extra=AFTER_STEP_0)),
         model=model_field(raw),
     )
     if kind.is_joint:
@@ -139,7 +136,7 @@ def _drop_unfitting(below: ConfigValues, written: ConfigValues, *, keeps_model: 
 
 def _check_start(config: LearnConfig, start: ModelInfo) -> None:
     """Refuse a network or a crop that is not the start model's: what it knows is bound to both."""
-    keys = set(deciding(config.model)) - {"weights"}
+    keys = set(result_values(config.model)) - {"weights"}
     wanted = config.model.model_dump(mode="json")
     for key in sorted(keys & set(start.model)):
         if wanted[key] != start.model[key]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data.dataset import explain_worker_crash
-from nacre.data.exemplars import memory_lines
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.confusion import ConfusionMatrix
@@ -30,6 +29,7 @@ from nacre.runs.records import StepMetrics, read_record
 from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.runs.step_cache import StepCache, digest_masks, step_keys
+from nacre.scenarios.exemplars import memory_lines
 from nacre.training.config import RunConfig
 from nacre.training.events import (
     ImagesTested,

@@ -10,8 +10,8 @@ from nacre.data.saliency import Saliency
 from nacre.data.sampler import StepSampler
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
+from nacre.labels.space import LabelIndex
 from nacre.methods import find_method
-from nacre.scenarios.label_index import Index
 from nacre.scenarios.scenario import (
     ImageLists,
     Scenario,
@@ -79,7 +79,7 @@ def apply_scenario(
     root: Path | None = None,
     file: Path | None = None,
     sets: Sequence[str] = (),
-) -> tuple[Scenario, Index, ImageLists]:
+) -> tuple[Scenario, LabelIndex, ImageLists]:
     """Apply a scenario to a data folder; return it, the index and the images of each step."""
     values: dict[str, Any] = {"scenario": scenario}
     if root is not None:

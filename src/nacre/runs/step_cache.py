@@ -22,9 +22,8 @@ from nacre.data.step_data import ScenarioData
 from nacre.methods import find_method
 from nacre.runs.folder import with_absolute_paths
 from nacre.training.config import RunConfig
-from nacre.utils.affects import deciding
-from nacre.utils.io import remove_temporaries, save
-from nacre.utils.lock import InUse, locked
+from nacre.utils.config import result_values
+from nacre.utils.io import InUse, locked, remove_temporaries, save
 from nacre.version import __version__
 
 FILES = ("model.json", "model.safetensors", "metrics.json")
@@ -51,7 +50,7 @@ def step_keys(config: RunConfig, fingerprint: dict[str, Any], masks: str) -> lis
     loss = find_method(config.method.name).step_0_of(config.method)
     keys: list[str] = []
     for step, images in enumerate(fingerprint["steps"]):
-        recipe = deciding(config, step_0=step == 0)
+        recipe = result_values(config, step_0=step == 0)
         before = _digest([before, loss, recipe, images, fingerprint["tests"][step]])
         keys.append(before)
     return keys

@@ -14,7 +14,7 @@ from typing import Any
 
 from nacre.errors import unknown_name
 from nacre.training.events import Event, Observer, RunBegan, StepTested, Trained
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 PROJECT = "nacre"
 Values = dict[str, float]
@@ -68,7 +68,9 @@ class TensorBoard(Tracker):
 
     def __init__(self, run: Path) -> None:
         super().__init__(run)
-        writer = need("torch.utils.tensorboard", "tensorboard", package="tensorboard").SummaryWriter
+        writer = import_extra(
+            "torch.utils.tensorboard", "tensorboard", package="tensorboard"
+        ).SummaryWriter
         self.writer = writer(str(run.with_name(f"{run.name}-tensorboard")))
 
     def log(self, values: Values, iteration: int) -> None:
@@ -88,7 +90,7 @@ class Wandb(Tracker):
 
     def __init__(self, run: Path) -> None:
         super().__init__(run)
-        self.api = need(self.package, self.package)
+        self.api = import_extra(self.package, self.package)
 
     def begin(self, facts: dict[str, Any]) -> None:
         """Begin the run, or go on with it."""

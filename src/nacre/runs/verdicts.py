@@ -12,7 +12,7 @@ from nacre.data.learn_data import LearnData
 
 Word = Literal["learned", "weak", "not learned", "kept", "lost", "not tested"]
 
-NOTHING, LITTLE = 0.05, 0.3
+NO_EFFECT, LITTLE = 0.05, 0.3
 """IoU below which a new class is not learned, and below which it is weak."""
 
 LOST = 0.2
@@ -56,12 +56,12 @@ def judge(
 def _of_new(now: float | None) -> Word:
     if now is None:
         return "not tested"
-    return "not learned" if now < NOTHING else "weak" if now < LITTLE else "learned"
+    return "not learned" if now < NO_EFFECT else "weak" if now < LITTLE else "learned"
 
 
 def _of_old(now: float | None, was: float | None, agreement: float | None) -> tuple[Word, str]:
     if now is not None and was is not None:
-        is_kept = was - now <= max(NOTHING, LOST * was)
+        is_kept = was - now <= max(NO_EFFECT, LOST * was)
         return ("kept", "") if is_kept else ("lost", "a larger weight of the method keeps more")
     if agreement is not None:
         if agreement >= AGREES:

@@ -14,7 +14,7 @@ StepLabels = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class ClassTable:
+class ClassSchedule:
     """Which classes are learnt in which step, and so which class is which channel.
 
     Attributes:
@@ -102,9 +102,9 @@ class ClassTable:
         labeled = self.space.names
         return mapping_for_tests(self.channels(step), self.space, policy, labeled, never)
 
-    def merged(self) -> "ClassTable":
+    def merged(self) -> "ClassSchedule":
         """All classes in one step, for joint training."""
-        return ClassTable(self.space, (self.seen(len(self.steps) - 1),))
+        return ClassSchedule(self.space, (self.seen(len(self.steps) - 1),))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from nacre.scenarios.label_index import Index
+from nacre.labels.space import LabelIndex
 from nacre.scenarios.scenario import ImageLists, Scenario
 
 
@@ -38,7 +38,7 @@ class StepPlan:
     background: dict[str, float] | None
 
 
-def make_plan(scenario: Scenario, index: Index, lists: ImageLists) -> list[StepPlan]:
+def make_plan(scenario: Scenario, index: LabelIndex, lists: ImageLists) -> list[StepPlan]:
     """Return what each step of a scenario sees."""
     return [_plan_step(scenario, index, step, images) for step, images in enumerate(lists)]
 
@@ -48,7 +48,9 @@ def digest(names: list[str]) -> str:
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
 
-def _plan_step(scenario: Scenario, index: Index, step: int, images: tuple[int, ...]) -> StepPlan:
+def _plan_step(
+    scenario: Scenario, index: LabelIndex, step: int, images: tuple[int, ...]
+) -> StepPlan:
     table, names = scenario.classes, scenario.classes.space.names
     held = Counter(label for i in images for label in index.labels[i])
     return StepPlan(
@@ -63,7 +65,7 @@ def _plan_step(scenario: Scenario, index: Index, step: int, images: tuple[int, .
 
 
 def _background(
-    scenario: Scenario, index: Index, step: int, images: tuple[int, ...]
+    scenario: Scenario, index: LabelIndex, step: int, images: tuple[int, ...]
 ) -> dict[str, float] | None:
     if index.pixel_counts is None:
         return None

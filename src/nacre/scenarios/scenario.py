@@ -18,11 +18,9 @@ from typing import Literal, get_args
 from pydantic import Field, model_validator
 
 from nacre.errors import NacreError, check, did_you_mean, shown, unknown_name
-from nacre.labels.space import LabelSpace
-from nacre.scenarios.classes import ClassTable, NamedTask, StepLabels, resolve_labels
-from nacre.scenarios.label_index import Index
-from nacre.utils.config import Config
-from nacre.utils.yaml_file import read_yaml
+from nacre.labels.space import LabelIndex, LabelSpace
+from nacre.scenarios.classes import ClassSchedule, NamedTask, StepLabels, resolve_labels
+from nacre.utils.config import Config, read_yaml
 
 Setup = Literal["disjoint", "overlapped", "partition"]
 SETUPS: tuple[str, ...] = get_args(Setup)
@@ -70,7 +68,7 @@ class Scenario:
     name: str
     data: str
     setup: Setup
-    classes: ClassTable
+    classes: ClassSchedule
     groups: StepLabels
     partition_as: StepLabels | None = None
 
@@ -138,7 +136,7 @@ def make_scenario(
         order = space.labels if written.order is None else resolve_labels(space, written.order)
         steps = split_classes(written.task, order, tuple(named))
     return Scenario(
-        name, written.data, written.setup, ClassTable(space, steps), steps, partition_as
+        name, written.data, written.setup, ClassSchedule(space, steps), steps, partition_as
     )
 
 
@@ -172,7 +170,7 @@ def _repeat_last(task: str, first: int, each: int, total: int) -> list[int]:
     return [first] + [each] * steps
 
 
-def step_images(scenario: Scenario, index: Index) -> ImageLists:
+def step_images(scenario: Scenario, index: LabelIndex) -> ImageLists:
     """Return, for each step, the positions in the index of the images it learns from."""
     if scenario.setup == "partition":
         return _merge(partition(scenario.partition_as or scenario.classes.steps, index), scenario)
@@ -188,7 +186,7 @@ def step_images(scenario: Scenario, index: Index) -> ImageLists:
     return tuple(lists)
 
 
-def partition(steps: StepLabels, index: Index) -> ImageLists:
+def partition(steps: StepLabels, index: LabelIndex) -> ImageLists:
     """Deal each image to one step, as the paper's ADE20K lists were made.
 
     Images are visited class by class, in order within a class, each at its first visit only.
@@ -233,13 +231,13 @@ def _merge(lists: ImageLists, scenario: Scenario) -> ImageLists:
     return tuple(tuple(sorted(images)) for images in merged)
 
 
-def images_to_test(classes: ClassTable, step: int, index: Index) -> tuple[int, ...]:
+def images_to_test(classes: ClassSchedule, step: int, index: LabelIndex) -> tuple[int, ...]:
     """Return the positions of the test images of a step: those that hold a known class."""
     known = frozenset(classes.seen(step))
     return tuple(i for i, labels in enumerate(index.labels) if labels & known)
 
 
-def check_images(scenario: Scenario, index: Index, lists: ImageLists) -> None:
+def check_images(scenario: Scenario, index: LabelIndex, lists: ImageLists) -> None:
     """Refuse a class that no training image holds, and a step without images."""
     present = frozenset().union(*index.labels) if index.labels else frozenset()
     names = scenario.classes.space.names

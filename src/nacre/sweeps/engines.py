@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nacre.errors import NacreError, unknown_name
 from nacre.sweeps.task import GPUS, Ended, RunHere, Task, start
-from nacre.utils.packages import need
-from nacre.utils.ray_cluster import join_cluster
-from nacre.utils.system import usable_cores
+from nacre.utils.system import import_extra, join_cluster, usable_cores
 
 if TYPE_CHECKING:  # a machine that only carries out a run needs nothing else of the grid
     from nacre.sweeps.grid import GridConfig
@@ -177,12 +175,12 @@ class SlurmRun(RunHere):
     def checkpoint(self) -> Any:
         """Save before SLURM ends this job, and return what is to be queued again."""
         self.stop()
-        return need("submitit", "slurm").helpers.DelayedSubmission(SlurmRun(self.task))
+        return import_extra("submitit", "slurm").helpers.DelayedSubmission(SlurmRun(self.task))
 
 
 def open_slurm(grid: "GridConfig", out: Path) -> Slurm:
     """Return SLURM as an engine, with the parameters that a grid gives for its jobs."""
-    submitit = need("submitit", "slurm")
+    submitit = import_extra("submitit", "slurm")
     try:
         executor = submitit.SlurmExecutor(
             (out / "slurm").absolute(), max_num_timeout=_MOST_TIMEOUTS

@@ -19,8 +19,7 @@ from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.runs.step_cache import CACHE, digest_masks, step_keys
 from nacre.sweeps.task import log_of
 from nacre.training.config import RunConfig, build_config, deep_merge
-from nacre.utils.config import Config
-from nacre.utils.yaml_file import read_yaml
+from nacre.utils.config import Config, read_yaml
 
 State = Literal["waiting", "running", "done", "failed"]
 TrackerName = Literal["tensorboard", "wandb", "trackio"]

@@ -16,8 +16,7 @@ from nacre.runs.folder import with_absolute_paths
 from nacre.sweeps.engines import Engine
 from nacre.sweeps.grid import Job
 from nacre.sweeps.task import Ended, Task
-from nacre.utils.io import remove_temporaries, save_text
-from nacre.utils.lock import is_locked
+from nacre.utils.io import is_locked, remove_temporaries, save_text
 
 POLL_SECONDS = 0.5
 RETRIES = 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from nacre.utils.lock import is_locked
+from nacre.utils.io import is_locked
 from nacre.utils.signals import PARENT
 from nacre.utils.system import CORES
 
@@ -24,7 +24,7 @@ _STOPPED = 130
 
 # torchrun is told of its parent's death, and tells its processes; they have torchrun as parent.
 _TORCHRUN = (
-    "from nacre.utils.signals import obey_parent; obey_parent(); "
+    "from nacre.utils.signals import exit_with_parent; exit_with_parent(); "
     "from torch.distributed.run import main; main()"
 )
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from nacre.errors import printable
+from nacre.errors import escape_control
 
 
 class Output:
@@ -84,7 +84,7 @@ class PlainConsole(Console):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                yield Segment(printable(segment.text), segment.style)
+                yield Segment(escape_control(segment.text), segment.style)
 
 
 def _like(error: UnicodeError) -> tuple[str, int]:

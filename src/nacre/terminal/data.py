@@ -8,8 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from nacre.data.index import images_by_label, pixels_by_label
-from nacre.data.scan import ProblemKind
+from nacre.data.index import ProblemKind, images_by_label, pixels_by_label
 from nacre.data.validate import _SHOWN, DataReport
 from nacre.labels.space import LabelSpace
 

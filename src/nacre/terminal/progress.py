@@ -26,9 +26,11 @@ from nacre.training.events import (
     Saved,
     StepAwaited,
     StepBegan,
+    StepJudged,
     StepLearned,
     StepSkipped,
     StepTested,
+    StepUsable,
     Trained,
 )
 
@@ -99,6 +101,8 @@ class RunDisplay(Display):
             StepBegan: self._on_begin,
             Iterated: self._on_iteration,
             Trained: self._on_train,
+            StepUsable: self._on_usable,
+            StepJudged: self._on_judged,
             StepLearned: self._on_learned,
             ImagesTested: self._on_tested,
             StepTested: self._on_end,
@@ -155,6 +159,18 @@ class RunDisplay(Display):
         if self.now is not None:
             self.progress.update(self.now, note=losses)
 
+    def _on_usable(self, event: StepUsable) -> None:
+        self.console.print(
+            Text(
+                f"  step {event.step}: a first model after {event.seconds:.0f} s, in closed form: "
+                f"{event.path}; its decoder learns now"
+            ),
+            soft_wrap=True,
+        )
+
+    def _on_judged(self, event: StepJudged) -> None:
+        self.console.print(Text(f"  step {event.step}: {judged_line(event)}"))
+
     def _on_learned(self, event: StepLearned) -> None:
         self._replace(f"{self.label} step {event.step}: testing", 1, 0)
 
@@ -193,6 +209,15 @@ class RunDisplay(Display):
             f"{share:.0%} of everything, about {left / 60:.1f} min left",
             highlight=False,
         )
+
+
+def judged_line(event: StepJudged) -> str:
+    """Return what images found the updates of a step to be worth, as a line."""
+    means = f"mean IoU {100 * event.after:.1f} with its updates, {100 * event.before:.1f} without"
+    if event.after <= event.before:
+        return f"the decoder's updates are not kept: {means}"
+    named = ", ".join(event.classes) or "no class"
+    return f"the decoder is kept: {means}; it has a say in {named}, the ledger in all classes"
 
 
 def one_line(means: dict[str, Any]) -> str:

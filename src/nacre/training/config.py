@@ -23,9 +23,14 @@ from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.optim import OptimConfig
 from nacre.training.presets import check_weights, preset_values
-from nacre.utils.affects import LATER, NOTHING
-from nacre.utils.config import Config
-from nacre.utils.yaml_file import MAX_DEPTH, parse_yaml, read_yaml
+from nacre.utils.config import (
+    AFTER_STEP_0,
+    MAX_YAML_DEPTH,
+    NO_EFFECT,
+    Config,
+    parse_yaml,
+    read_yaml,
+)
 
 ConfigValues = dict[str, Any]
 PrecisionName = Literal["auto", "float32", "tf32", "bfloat16", "float16"]
@@ -41,7 +46,7 @@ class TrainConfig(OptimConfig):
         ge=1,
         le=100_000,
         description="passes in the steps after step 0, if other than `epochs`",
-        json_schema_extra=LATER,
+        json_schema_extra=AFTER_STEP_0,
     )
     iterations: int | None = Field(
         None,
@@ -54,7 +59,7 @@ class TrainConfig(OptimConfig):
         ge=1,
         le=100_000_000,
         description="updates in the steps after step 0, if other than `iterations`",
-        json_schema_extra=LATER,
+        json_schema_extra=AFTER_STEP_0,
     )
     batch_size: int = Field(
         24, ge=1, le=65_536, description="images per update, over all processes together"
@@ -67,7 +72,11 @@ class TrainConfig(OptimConfig):
     )
     lr: float = Field(0.01, gt=0, le=1e6, description="learning rate of step 0")
     incremental_lr: float = Field(
-        0.001, gt=0, le=1e6, description="learning rate of the later steps", json_schema_extra=LATER
+        0.001,
+        gt=0,
+        le=1e6,
+        description="learning rate of the later steps",
+        json_schema_extra=AFTER_STEP_0,
     )
     grad_clip_norm: float | None = Field(
         None, gt=0, le=1e9, description="largest gradient norm; none by default"
@@ -78,19 +87,19 @@ class TrainConfig(OptimConfig):
         "convolutions in TF32 on CUDA; float32: no TF32 either",
     )
     device: str = Field(
-        "auto", description="auto, cpu, cuda, cuda:1, mps", json_schema_extra=NOTHING
+        "auto", description="auto, cpu, cuda, cuda:1, mps", json_schema_extra=NO_EFFECT
     )
     num_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
         "auto",
         description="processes that load pictures, per process; auto: by the cores for a GPU, "
         "else 0",
-        json_schema_extra=NOTHING,
+        json_schema_extra=NO_EFFECT,
     )
     passes_on: Literal["here", "ray"] = Field(
         "here",
         description="who carries out the passes of a method without gradients: the processes of "
         "this run, or the machines of a Ray cluster",
-        json_schema_extra=NOTHING,
+        json_schema_extra=NO_EFFECT,
     )
 
     def test_batch(self, world_size: int) -> int:
@@ -104,7 +113,7 @@ class Recipe(Config):
     seed: int = Field(
         1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
     )
-    method: MethodConfig = Field(json_schema_extra=LATER)
+    method: MethodConfig = Field(json_schema_extra=AFTER_STEP_0)
     model: ModelConfig = Field(default_factory=DeepLabConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     images: ImagesConfig = Field(default_factory=ImagesConfig)
@@ -125,14 +134,15 @@ class RunConfig(Recipe):
     """Everything that decides what a run computes: a recipe, a scenario and its data."""
 
     scenario: str = Field(
-        description="data/task/setup, a shipped scenario or a .yaml file", json_schema_extra=LATER
+        description="data/task/setup, a shipped scenario or a .yaml file",
+        json_schema_extra=AFTER_STEP_0,
     )
     memory: int = Field(
         0,
         ge=0,
         le=1_000_000,
         description="pictures kept for later steps, each with the labels of its own step",
-        json_schema_extra=LATER,
+        json_schema_extra=AFTER_STEP_0,
     )
     data: DataConfig
 
@@ -159,7 +169,7 @@ def _config_type(
         "RunConfig",
         __base__=RunConfig,
         data=(data, ...),
-        method=(method, Field(json_schema_extra=LATER)),
+        method=(method, Field(json_schema_extra=AFTER_STEP_0)),
         model=_model_field(model),
     )
 
@@ -289,8 +299,10 @@ def parse_assignment(text: str) -> ConfigValues:
     keys = path.strip().split(".")
     if not sign or not all(keys):
         raise NacreError(f"--set {shown(text)} is not of the form section.key=value")
-    if len(keys) > MAX_DEPTH:
-        raise NacreError(f"--set {shown(text)} names a key within more than {MAX_DEPTH} others")
+    if len(keys) > MAX_YAML_DEPTH:
+        raise NacreError(
+            f"--set {shown(text)} names a key within more than {MAX_YAML_DEPTH} others"
+        )
     content: Any = parse_yaml(value, f"the value of --set {shown(text)}")
     for key in reversed(keys):
         content = {key: content}

@@ -22,7 +22,7 @@ from nacre.errors import NacreError
 from nacre.methods import Batch
 from nacre.models.network import Network
 from nacre.utils.device import choose_device, configure_backends
-from nacre.utils.ray_cluster import join_cluster
+from nacre.utils.system import join_cluster
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nacre.data.dataset import Sample
-from nacre.errors import NacreError, SaidElsewhere
+from nacre.errors import NacreError, ReportedElsewhere
 from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
 from nacre.models.deeplab import DeepLab
@@ -279,11 +279,10 @@ class Trainer:
         if teacher is None:
             return None
         with torch.no_grad(), self._mixed():
-            if shared == "nothing":
+            if shared == "nothing" or not isinstance(teacher, DeepLab):
                 return teacher(images, with_stages=self.method.uses_stages)
             if shared == "backbone":
-                return teacher.decode_maps(teacher.maps(student), images, student)
-            assert isinstance(teacher, DeepLab)
+                return teacher.decode_again(student)
             stages = tuple(stage.detach() for stage in student.stages)
             decoded, features = student.decoder_features.detach(), student.features.detach()
             return teacher.classify(decoded, features, stages)
@@ -317,7 +316,7 @@ class Trainer:
             NotFinite: always; the other processes end in silence.
         """
         named = ", ".join(f"{name} = {value}" for name, value in losses.items())
-        raise (NotFinite if self.dist.is_main else SaidElsewhere)(
+        raise (NotFinite if self.dist.is_main else ReportedElsewhere)(
             f"the loss is not a finite number in step {self.step.index}, iteration "
             f"{iteration}: {named}; {self._advice()}"
         )

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nacre.errors import NacreError, SaidElsewhere
+from nacre.errors import NacreError, ReportedElsewhere
 from nacre.utils.device import choose_device
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Distributed:
                 raise
         value, problem = self.from_main(outcome)
         if problem is not None:
-            raise SaidElsewhere(problem)
+            raise ReportedElsewhere(problem)
         result: T = value
         return result
 
@@ -147,4 +147,4 @@ def explain_lost_process(group: Distributed) -> Iterator[None]:
         if group.world_size == 1 or not any(sign in str(error).lower() for sign in lost):
             raise
         message = "another process of this run ended; its last words stand above or in its log"
-        raise (NacreError if group.is_main else SaidElsewhere)(message) from error
+        raise (NacreError if group.is_main else ReportedElsewhere)(message) from error

@@ -1,11 +1,13 @@
-"""Files, written so that nothing is ever half written, and read with a limit.
+"""Files: written so that nothing is ever half written, read with a limit, and locked.
 
 Writing: a new file, flushed, then renamed. If that fails (a full disk, a quota), the earlier file
 is untouched and the new one removed. Reading: only regular files (a pipe would wait for ever), only
-up to a size; what cannot be read is one sentence that names the file.
+up to a size; what cannot be read is one sentence that names the file. Locking: one process works
+in a folder, which is free again when that process is gone.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -27,7 +29,7 @@ MAX_DEPTH = 64
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder that takes the place of ``path`` at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -68,7 +70,7 @@ def save(path: Path, write: Callable[[Path], Any]) -> None:
     """Write ``path`` atomically by ``write``, turning a failing disk into one clear sentence."""
     kept = path.exists()
     try:
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             write(temporary)
     except Exception as error:
         # safetensors reports a full disk by an exception of its own.
@@ -186,3 +188,72 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+_MARKDOWN = re.compile(r"[<>|\[\]`*\\]|&(?=[#\w])")
+
+
+def one_line(text: str) -> str:
+    """Return a text with a space for every line break and control character."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def markdown_text(text: str) -> str:
+    """Return a text that Markdown shows as it is: no HTML, link, emphasis or table cell."""
+    return _MARKDOWN.sub(lambda sign: f"&#{ord(sign[0])};", one_line(text))
+
+
+def csv_text(text: str) -> str:
+    """Return a text that a spreadsheet takes for a text: a formula begins with one of these."""
+    text = one_line(text).strip()
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+LOCK_NAME = ".lock"
+"""The file in the folder that is locked; it goes when the work is done."""
+
+
+class InUse(NacreError):
+    """A folder in which another process works."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, work: str) -> Iterator[None]:
+    """Keep other processes from working in a folder, which is made if need be.
+
+    Args:
+        path: The folder.
+        work: What is done in such a folder, by the command of that name: ``run`` or ``grid``.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path / LOCK_NAME)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise InUse(f"{path} is in use: another `nacre {work}` works in it") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
+            raise NacreError(f"{path} cannot be a {work} folder: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes it by itself
+            (path / LOCK_NAME).unlink()
+        lock.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process works in a folder now."""
+    from filelock import FileLock, Timeout
+
+    if not (path / LOCK_NAME).exists():
+        return False
+    try:
+        with FileLock(path / LOCK_NAME, blocking=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False

@@ -16,7 +16,7 @@ from types import FrameType
 
 # Ctrl-C; `kill` and schedulers; a terminal that closes; SLURM's warning (--signal=USR1@120), for
 # which submitit takes USR2.
-STOPS = tuple(
+STOP_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
@@ -44,7 +44,7 @@ class StopSignal:
         """Begin to listen; signals reach the main thread only."""
         self.before = {}
         if threading.current_thread() is threading.main_thread():
-            for number in STOPS:
+            for number in STOP_SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self.before[number] = signal.signal(number, self._receive)
         return self
@@ -70,25 +70,25 @@ class StopSignal:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Let no stop reach this thread, nor a process that it starts, until that one is ready."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_stops_to_parent(*spared: int) -> None:
+def ignore_stop_signals(*spared: int) -> None:
     """Ignore stops in a helper process: its parent stops it when it has saved."""
-    for number in STOPS:
+    for number in STOP_SIGNALS:
         if number not in spared:
             signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
@@ -104,7 +104,7 @@ def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
         os.kill(os.getpid(), number)
 
 
-def obey_parent() -> None:
+def exit_with_parent() -> None:
     """End with the command that started this one, if one did: a stop is what that means here."""
     parent = os.environ.pop(PARENT, "")
     if parent.isdecimal():

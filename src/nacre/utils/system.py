@@ -1,9 +1,18 @@
-"""The machine: how many cores a process may use, its folders, and its memory."""
+"""The machine and what is installed on it: cores, folders, memory, packages, plug-ins, a cluster.
+
+A plug-in is what another package registers under an entry point: a method, a kind of network, a
+data set. It is imported when it is asked for by name, so that one that is broken breaks only
+itself. A name of ours stays ours.
+"""
 
 import ctypes
 import os
 import sys
+from collections.abc import Callable, Container
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from nacre.errors import NacreError
 
@@ -55,3 +64,83 @@ def expand_user(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError as error:
         raise NacreError(f"{path}: there is no user whose home that could be") from error
+
+
+def install_line(extra: str = "") -> str:
+    """Return the command that installs nacre, or an extra of it, in its source folder."""
+    if not extra:
+        return "pip install -c constraints.txt ."
+    return f"pip install -c constraints.txt '.[{extra}]'"
+
+
+def import_extra(name: str, extra: str = "export", package: str | None = None) -> Any:
+    """Import a module of an extra's package, or say how to get it."""
+    package = package or name.split(".")[0]
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise NacreError(
+            f"this needs the package {package}, which is not installed: {install_line(extra)}"
+        ) from error
+    except (RuntimeError, ValueError) as error:  # compiled for another torch, or wrong settings
+        reason = " ".join(str(error).split())[:200]
+        raise NacreError(
+            f"this needs the package {package}, which cannot be imported here ({reason}): it must "
+            "be made for the installed version of torch, and understand the variables set for it"
+        ) from error
+
+
+def registered(group: str, ours: Container[str]) -> dict[str, EntryPoint]:
+    """Return what other packages register in a group, by name."""
+    return {point.name: point for point in entry_points(group=group) if point.name not in ours}
+
+
+def load_registered(point: EntryPoint, what: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+    """Import what a package registers.
+
+    Args:
+        point: Where it is.
+        what: What it is to people, such as ``the method``.
+        kind: What it must be.
+        fits: Whether it is that.
+
+    Raises:
+        NacreError: it cannot be imported, or is something else.
+    """
+    try:
+        found = point.load()
+    except Exception as error:  # whatever somebody else's module does when it is imported
+        reason = " ".join(str(error).split())[:300]
+        raise NacreError(
+            f"{what} {point.name!r} cannot be loaded from {point.value}: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+    if not fits(found):
+        raise NacreError(f"{what} {point.name!r} is no {kind}: {point.value} is {found!r}")
+    return found
+
+
+def join_cluster(wanted_by: str) -> Any:
+    """Join the Ray cluster that is there; return the package ``ray``.
+
+    Args:
+        wanted_by: the option that asks for it.
+
+    Raises:
+        NacreError: there is none.
+    """
+    ray = import_extra("ray", "ray")
+    try:
+        ray.init(
+            address="auto",
+            log_to_driver=False,
+            logging_level="ERROR",
+            ignore_reinit_error=True,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise NacreError(
+            f"{wanted_by}: there is no Ray cluster here ({reason}); `ray start --head` makes one "
+            "of this machine, RAY_ADDRESS names another"
+        ) from error
+    return ray

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from nacre.data.sources import scenes_render as scenes
-from nacre.data.sources.scenes_render import (
+from nacre.data.sources import scenes
+from nacre.data.sources.scenes import (
     CLASS_NAMES,
     SPLIT_STREAMS,
     ScenesConfig,
@@ -42,7 +42,7 @@ def test_types_and_sizes() -> None:
 
 def test_another_process_draws_the_same() -> None:
     code = (
-        "import hashlib, sys; from nacre.data.sources.scenes_render import render\n"
+        "import hashlib, sys; from nacre.data.sources.scenes import render\n"
         "image, mask = render(7, 123, 48, 1)\n"
         "print(hashlib.sha256(image.tobytes() + mask.tobytes()).hexdigest())\n"
         "assert 'torch' not in sys.modules"

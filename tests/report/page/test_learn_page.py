@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 import nacre
-from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.report.page.learn import is_learn_folder, write_learn_page
 from partial_data import write_folder

@@ -13,7 +13,7 @@ from nacre.models.io import load_model
 from nacre.report.page.page import write_report
 from nacre.report.pictures.background_shift import (
     FUTURE,
-    NOTHING,
+    NO_EFFECT,
     OLD,
     background_shift,
     colorize_hidden,
@@ -38,7 +38,7 @@ def test_shift_shows_what_labels_hide(runs: Path) -> None:
         assert np.array_equal(shift.hidden == FUTURE, future)
         assert np.array_equal(shift.labels, np.where(is_new, shift.truth, 0))
         assert is_new.any()
-        assert (shift.hidden != NOTHING).any()
+        assert (shift.hidden != NO_EFFECT).any()
         background = (shift.labels == 0).sum()
         assert shift.share(OLD) == pytest.approx(is_old.sum() / background)
     painted = colorize_hidden(shifts[1], ((255, 0, 0), (0, 0, 255)))

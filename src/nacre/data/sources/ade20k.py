@@ -13,13 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nacre.data.scan import Pair
-from nacre.data.source import DataConfig, Split
-from nacre.data.sources.files import FileSource
+from nacre.data.index import Pair
+from nacre.data.source import DataConfig, FileSource, Split
 from nacre.errors import NacreError
 from nacre.labels.space import LabelSpace
 from nacre.scenarios.classes import NamedTask, StepLabels
-from nacre.utils.affects import NOTHING
+from nacre.utils.config import NO_EFFECT
 from nacre.utils.system import expand_user
 
 KNOWN_COUNTS: dict[Split, int] = {"train": 20_210, "val": 2_000}
@@ -67,7 +66,7 @@ class AdeConfig(DataConfig):
 
     name: Literal["ade20k"] = Field("ade20k", description="the data set: ADE20K")
     root: Path = Field(
-        description="the folder ADEChallengeData2016, or the one above", json_schema_extra=NOTHING
+        description="the folder ADEChallengeData2016, or the one above", json_schema_extra=NO_EFFECT
     )
 
 

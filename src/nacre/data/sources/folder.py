@@ -18,13 +18,11 @@ from typing import Literal
 from pydantic import Field
 
 from nacre.data.image_io import IMAGE_SUFFIXES
-from nacre.data.scan import Pair
-from nacre.data.source import DataConfig, Split
-from nacre.data.sources.classes_yaml import read_classes
-from nacre.data.sources.files import FileSource
+from nacre.data.index import Pair
+from nacre.data.source import DataConfig, FileSource, Split
 from nacre.errors import NacreError, has_control_characters
-from nacre.labels.space import LabelSpace
-from nacre.utils.affects import NOTHING
+from nacre.labels.space import LabelSpace, read_classes
+from nacre.utils.config import NO_EFFECT
 from nacre.utils.io import read_text
 from nacre.utils.system import expand_user
 
@@ -38,12 +36,12 @@ class FolderConfig(DataConfig):
 
     name: Literal["folder"] = Field("folder", description="the data set: your own folder")
     root: Path = Field(
-        description="folder with images/, masks/ and classes.yaml", json_schema_extra=NOTHING
+        description="folder with images/, masks/ and classes.yaml", json_schema_extra=NO_EFFECT
     )
     classes: Path | None = Field(
         None,
         description="classes.yaml, if it does not lie in the folder itself",
-        json_schema_extra=NOTHING,
+        json_schema_extra=NO_EFFECT,
     )
 
 

@@ -11,12 +11,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from nacre.data.scan import Pair
-from nacre.data.source import DataConfig, Split
-from nacre.data.sources.files import FileSource
+from nacre.data.index import Pair
+from nacre.data.source import DataConfig, FileSource, Split
 from nacre.errors import NacreError, shown
 from nacre.labels.space import LabelSpace
-from nacre.utils.affects import NOTHING
+from nacre.utils.config import NO_EFFECT
 from nacre.utils.io import read_text
 from nacre.utils.system import expand_user
 
@@ -69,7 +68,7 @@ class VocConfig(DataConfig):
 
     name: Literal["voc"] = Field("voc", description="the data set: Pascal VOC 2012")
     root: Path = Field(
-        description="the folder VOC2012, VOCdevkit, or the one above", json_schema_extra=NOTHING
+        description="the folder VOC2012, VOCdevkit, or the one above", json_schema_extra=NO_EFFECT
     )
 
 

@@ -26,7 +26,7 @@ from nacre.importers.formats import (
 )
 from nacre.importers.problems import brief, some
 from nacre.importers.reading import Reading, as_dict
-from nacre.utils.plugins import load_registered, registered
+from nacre.utils.system import load_registered, registered
 
 GROUP = "nacre.importers"
 

@@ -14,10 +14,8 @@ scaled to it, and the scores back).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,14 +25,7 @@ from torch import Tensor, nn
 from nacre.errors import NacreError, shown
 from nacre.losses.reference import upsample
 from nacre.models.foreign.batch_norm import keep_digits
-from nacre.models.foreign.features import (
-    Given,
-    as_map,
-    calls_of,
-    captured,
-    check_names,
-    standing_in,
-)
+from nacre.models.foreign.features import as_map, captured, check_names
 from nacre.models.foreign.rows import Init, fit_layers
 from nacre.models.foreign.scores import scores_of
 from nacre.models.foreign.scoring_layers import (
@@ -92,19 +83,6 @@ def _color(processor: Any, key: str) -> Color:
             "three numbers: say it by model.pixels"
         ) from error
     return red, green, blue
-
-
-@contextlib.contextmanager
-def _all_learning(model: nn.Module) -> Iterator[None]:
-    """Let all parameters have gradients in this context."""
-    frozen = [one for one in model.parameters() if not one.requires_grad]
-    for one in frozen:
-        one.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for one in frozen:
-            one.requires_grad_(False)
 
 
 class Adapter(Network):
@@ -183,96 +161,31 @@ class Adapter(Network):
 
     @property
     def gives(self) -> frozenset[Part]:
-        """Features where modules were named, a backbone where one stands apart."""
+        """Features where modules were named, a backbone where one can be told apart."""
         named: list[Part] = ["features", "stages"] if self.stages else []
-        apart: list[Part] = ["backbone"] if self._used else []
+        apart: list[Part] = ["backbone"] if self.pretrained_part is not None else []
         return frozenset(named + apart)
 
     @property
     def pretrained_part(self) -> nn.Module | None:
-        """What its library calls base model, backbone or encoder."""
-        found = (getattr(self.model, name, None) for name in ("base_model", "backbone", "encoder"))
-        return next(
-            (one for one in found if isinstance(one, nn.Module) and one is not self.model), None
-        )
+        """What its library calls base model, backbone or encoder, apart from the scoring layers."""
+        for name in ("base_model", "backbone", "encoder"):
+            found = getattr(self.model, name, None)
+            if isinstance(found, nn.Module) and not self._scores_in(found):
+                return found
+        return None
 
-    @cached_property
-    def _used(self) -> dict[int, int]:
-        """The channels of the backbone's maps of which scores are made, by their place.
-
-        There are none if the backbone does not stand apart.
-        """
-        try:
-            with undisturbed(self.model), _all_learning(self.model), torch.enable_grad():
-                return self._find_used()
-        except Exception:  # whatever a foreign network says when it is not asked for pixels
-            return {}
-
-    def _find_used(self) -> dict[int, int]:
-        images = 128 + 64 * noise(self._shape, self.model)
-        if self.pretrained_part is None:
-            return {}
-        with calls_of(self.pretrained_part) as calls:
-            output = self._record(images)
-        # What learns before a backbone would change the maps of one that is frozen.
-        if len(calls) != 1 or any(one.requires_grad for one in calls[0].taken):
-            return {}
-        maps = [one.clone().requires_grad_() for one in output.backbone.maps()]
-        # Of other pictures the same scores follow: they are made of the maps alone.
-        others = 0.5 * images.flip(0, 3)
-        again = self._decode(output.backbone.exchanged(maps), others, output)
-        if not torch.allclose(again.logits, output.logits, rtol=1e-3, atol=1e-4):
-            return {}
-        gradients = torch.autograd.grad(again.logits.sum(), maps, allow_unused=True)
-        found = enumerate(zip(maps, gradients, strict=True))
-        return {
-            i: one.shape[1]
-            for i, (one, gradient) in found
-            if gradient is not None and one[0, 0].numel() > 1
-        }
-
-    def maps(self, output: Output) -> tuple[Tensor, ...]:
-        """Return the backbone's maps of which scores are made."""
-        maps = output.backbone.maps()
-        if any(i >= len(maps) or maps[i].shape[1] != width for i, width in self._used.items()):
-            raise NacreError(
-                f"{type(self.pretrained_part).__name__} gives other maps in training or of "
-                "pictures of this size than when it was tried: its maps cannot be exchanged"
-            )
-        return tuple(maps[i] for i in self._used)
-
-    def decode_maps(self, maps: Sequence[Tensor], images: Tensor, output: Output) -> Output:
-        """Return what the network makes of other maps of its backbone."""
-        every = output.backbone.maps()
-        for i, one in zip(self._used, maps, strict=True):
-            every[i] = one
-        return self._decode(output.backbone.exchanged(every), images, output)
-
-    def over_maps(self, mask: Tensor) -> Tensor:
-        """Return a mask continued as pictures are; what is scaled is scaled with all its cells."""
-        return mask if self.fixed_size else self._fit_size(mask[:, None].float())[:, 0] > 0
-
-    def _decode(self, given: Given, images: Tensor, output: Output) -> Output:
-        assert self.pretrained_part is not None
-        with standing_in(self.pretrained_part, given.value):
-            again = replace(self._run(images, output), backbone=given.detached())
-        return again if output.stages else replace(again, stages=())
+    def _scores_in(self, module: nn.Module) -> bool:
+        """Whether a module holds one of the scoring layers."""
+        inner = set(module.modules())
+        return any(self.model.get_submodule(name) in inner for name in self.layers.names)
 
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
-        output = self._record(images) if self.keeps_maps else self._run(images)
+        output = self._run(images)
         return output if with_stages else replace(output, stages=())
 
-    def _record(self, images: Tensor) -> Output:
-        """Return an output with what the backbone gave."""
-        assert self.pretrained_part is not None
-        with calls_of(self.pretrained_part) as calls:
-            output = self._run(images)
-        given = Given(calls[-1].output, self._fitted(images.shape[-2:]))
-        return replace(output, backbone=given.detached())
-
-    def _run(self, images: Tensor, seen: Output | None = None) -> Output:
-        """Return scores and features; what of these was not computed again is an output's."""
+    def _run(self, images: Tensor) -> Output:
         x = self._fit_size(torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale))
         height, width = images.shape[-2], images.shape[-1]
         size = (x.shape[-2], x.shape[-1])
@@ -281,11 +194,6 @@ class Adapter(Network):
             logits = upsample(logits, size)[..., :height, :width]
         decoded = as_map(self._read(found), size)
         stages = [as_map(found[name], size) if name in found else None for name in self.stages]
-        if seen is not None:
-            kept = seen.stages or [seen.features] * len(stages)
-            stages = [
-                was.detach() if one is None else one for one, was in zip(stages, kept, strict=True)
-            ]
         return Output(
             logits=self._background_first(logits.float()),
             features=stages[-1] if stages else decoded,  # type: ignore[arg-type]

@@ -6,8 +6,8 @@ norm adds (timm's has an activation in it). Here a module stays what it is and e
 to one process with the whole batch, of unequal parts too.
 
 Networks that turn tokens into maps (SegFormer's decoder) hand batch norms maps in channels-last
-layout on their own. On CPUs torch sums those with too few digits (see `nacre.ops.channel_sums`), so
-that they are laid out the other way first.
+layout on their own. On CPUs torch sums those with too few digits (see
+`nacre.models.channel_sums`), so that they are laid out the other way first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from nacre.errors import NacreError
 from nacre.models.abn import ABN, _SyncedNorm, joined_statistics, synced_on_gpus, world_size
-from nacre.ops.channel_sums import lies_in_rows
+from nacre.models.channel_sums import lies_in_rows
 
 
 def keep_digits(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from nacre.models.hub import hub_file
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
 from nacre.models.kinds.hf_options import check_options, check_plain, keep_options
 from nacre.utils.io import load_json
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
@@ -55,7 +55,7 @@ class HfConfig(ForeignConfig):
     def check_file(self) -> None:
         """Refuse a repository, a folder or weights, which a user's own config may name."""
         super().check_file()
-        if self.name not in need("transformers", "hf").CONFIG_MAPPING:
+        if self.name not in import_extra("transformers", "hf").CONFIG_MAPPING:
             raise NacreError(f"its header names {shown(self.name)}, no model type of transformers")
 
 
@@ -63,7 +63,7 @@ def build(
     config: HfConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
 ) -> Adapter:
     """Make a network of transformers."""
-    transformers = need("transformers", "hf")
+    transformers = import_extra("transformers", "hf")
     settings, pixels = _settings(transformers, config)
     settings.num_labels = num_outputs(config, classes_per_step)
     with _in_one_sentence(config), _quiet(transformers):
@@ -88,7 +88,7 @@ def build(
 
 def make(config: HfConfig, num_classes: int) -> nn.Module:
     """Make transformers' module."""
-    transformers = need("transformers", "hf")
+    transformers = import_extra("transformers", "hf")
     settings, _ = _settings(transformers, config)
     settings.num_labels = num_classes
     with _in_one_sentence(config), _quiet(transformers):
@@ -106,7 +106,7 @@ def describe_model(model: Any) -> HfConfig | None:
 
     None if a file cannot say it: transformers does not make such a network of its config alone.
     """
-    transformers = need("transformers", "hf")
+    transformers = import_extra("transformers", "hf")
     settings = model.config
     try:
         options = _architecture(transformers, settings)

@@ -18,7 +18,7 @@ from nacre.models.foreign.adapter import Adapter
 from nacre.models.hub import hub_file
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
 from nacre.models.kinds.timm import check_name
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 _DIVISOR = 32
 
@@ -42,7 +42,7 @@ def build(
     of_timm = config.encoder.startswith(("tu-", "timm-"))
     model = make(config, num_outputs(config, classes_per_step), wanted if of_timm else None)
     if wanted and not of_timm:
-        smp = need("segmentation_models_pytorch", "smp")
+        smp = import_extra("segmentation_models_pytorch", "smp")
         _load_encoder(smp.encoders.encoders[config.encoder], model, config)
     again = config.model_copy(update={"weights": "none"})
     return adapt(model, again, classes_per_step, divisor=_DIVISOR)
@@ -50,9 +50,9 @@ def build(
 
 def make(config: SmpConfig, num_classes: int, encoder_weights: str | None = None) -> nn.Module:
     """Make smp's module."""
-    smp = need("segmentation_models_pytorch", "smp")
+    smp = import_extra("segmentation_models_pytorch", "smp")
     if config.encoder.startswith("tu-"):
-        check_name(need("timm", "timm"), config.encoder.removeprefix("tu-"))
+        check_name(import_extra("timm", "timm"), config.encoder.removeprefix("tu-"))
     elif config.encoder not in smp.encoders.encoders:
         hint = did_you_mean(config.encoder, smp.encoders.encoders)
         raise NacreError(f"smp has no encoder {shown(config.encoder)}{hint}")

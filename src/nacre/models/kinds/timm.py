@@ -20,7 +20,7 @@ from nacre.models.hub import hub_file
 from nacre.models.kinds.base import Kind
 from nacre.models.kinds.deeplab import under_head
 from nacre.models.pretrained import find_weights
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 
 class TimmConfig(HeadConfig):
@@ -73,7 +73,7 @@ def build(
     config: TimmConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
 ) -> DeepLab:
     """Make our network on a backbone of timm."""
-    timm = need("timm", "timm")
+    timm = import_extra("timm", "timm")
     check_name(timm, config.name)
     options: dict[str, Any] = {}
     if config.output_stride is not None:

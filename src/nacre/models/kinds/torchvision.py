@@ -14,7 +14,7 @@ from torch import nn
 from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
-from nacre.utils.packages import need
+from nacre.utils.system import import_extra
 
 
 class TorchvisionConfig(ForeignConfig):
@@ -43,8 +43,8 @@ def make(
     config: TorchvisionConfig, num_classes: int, backbone_weights: str | None = None
 ) -> nn.Module:
     """Make torchvision's module."""
-    need("torchvision", "torchvision")
-    models = need("torchvision.models", "torchvision")
+    import_extra("torchvision", "torchvision")
+    models = import_extra("torchvision.models", "torchvision")
     _check_name(config.name, models.list_models(models.segmentation))
     try:
         model: nn.Module = models.get_model(

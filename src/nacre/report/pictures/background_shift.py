@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nacre.data.source import Mask
+from nacre.data.image_io import Mask
 from nacre.data.step_data import ScenarioData
 from nacre.data.transforms import eval_sample
 from nacre.labels.channels import ignore_value
@@ -19,7 +19,7 @@ from nacre.report.pictures.predict import UNTESTED, Color, Pixels
 SAMPLE = 60
 """Images of a step among which one is chosen."""
 
-NOTHING, OLD, FUTURE = 0, 1, 2
+NO_EFFECT, OLD, FUTURE = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _mask(data: ScenarioData, name: str) -> Mask:
 
 def _hidden(data: ScenarioData, step: int, mask: Mask) -> Pixels:
     classes = data.scenario.classes
-    found = np.full(mask.shape, NOTHING, np.uint8)
+    found = np.full(mask.shape, NO_EFFECT, np.uint8)
     found[np.isin(mask, classes.old(step))] = OLD
     found[np.isin(mask, classes.future(step))] = FUTURE
     return found
@@ -87,7 +87,7 @@ def _hidden(data: ScenarioData, step: int, mask: Mask) -> Pixels:
 
 def _telling(data: ScenarioData, step: int, mask: Mask) -> float:
     new = np.isin(mask, list(data.scenario.classes.new(step)))
-    hidden = _hidden(data, step, mask) != NOTHING
+    hidden = _hidden(data, step, mask) != NO_EFFECT
     return float(min(new.mean(), hidden.mean()))
 
 

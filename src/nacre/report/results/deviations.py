@@ -17,7 +17,7 @@ from nacre.report.results.published import named_by
 from nacre.report.results.runs import RunResult, flatten
 from nacre.scenarios.scenario import ScenarioFile, read_scenario
 from nacre.training.config import build_config
-from nacre.utils.affects import deciding
+from nacre.utils.config import result_values
 
 LISTS_FILE = Path(__file__).with_name("released_lists.csv")
 
@@ -58,7 +58,7 @@ def _expected_values(run: RunResult) -> dict[str, Any]:
         "model": {"weights": "imagenet"},
         "memory": run.config.get("memory", 0),  # part of a row's name: MiB-M
     }
-    return flatten(deciding(build_config(preset="paper", overrides=overrides)))
+    return flatten(result_values(build_config(preset="paper", overrides=overrides)))
 
 
 def _config_deviations(ours: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.runs.records import Fingerprint, Starts, StepMetrics, Summary, read_record
 from nacre.training.config import RunConfig, resolve_config
 from nacre.training.events import Event
-from nacre.utils.affects import deciding, immaterial_keys
+from nacre.utils.config import keys_without_effect, result_values
 
 CONFIG, TUNING = "config.yaml", "tuning.json"
 """The files by which a run and a search of `nacre tune` are known."""
@@ -197,10 +197,10 @@ def _whole_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     plain = read_plain_config(path)
     try:
         config = resolve_config(plain)
-        return config.to_dict(), flatten(deciding(config))
+        return config.to_dict(), flatten(result_values(config))
     except NacreError:
         # What a run was made with need not be known here any more to show what it measured.
-        hidden = immaterial_keys(RunConfig)
+        hidden = keys_without_effect(RunConfig)
         return plain, {key: value for key, value in flatten(plain).items() if key not in hidden}
 
 

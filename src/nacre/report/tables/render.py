@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from nacre.report.tables.cells import Cell, ResultTable
-from nacre.utils.escape import csv_text, markdown_text, one_line
+from nacre.utils.io import csv_text, markdown_text, one_line
 
 CSV_FIELDS = ("table", "columns", "classes", "method", "source", "seeds", "mean", "std")
 

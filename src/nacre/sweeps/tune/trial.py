@@ -15,7 +15,7 @@ import numpy as np
 from nacre.data.dataset import EvalDataset
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
-from nacre.scenarios.label_index import Index
+from nacre.labels.space import LabelIndex
 from nacre.scenarios.scenario import ImageLists
 
 HELD_OUT = 0.2
@@ -34,12 +34,12 @@ class TrialData(ScenarioData):
     whole: ScenarioData
 
     @property
-    def train_index(self) -> Index:
+    def train_index(self) -> LabelIndex:
         """The whole scenario's."""
         return self.whole.train_index
 
     @property
-    def val_index(self) -> Index:
+    def val_index(self) -> LabelIndex:
         """The training images': the test images are not for choosing weights."""
         return self.whole.train_index
 

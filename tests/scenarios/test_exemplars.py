@@ -5,10 +5,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nacre.data.exemplars import choose_exemplars, keep_exemplars
-from nacre.labels.space import LabelSpace
-from nacre.scenarios.classes import ClassTable
-from nacre.scenarios.label_index import Index
+from nacre.labels.space import LabelIndex, LabelSpace
+from nacre.scenarios.classes import ClassSchedule
+from nacre.scenarios.exemplars import choose_exemplars, keep_exemplars
 
 candidates = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=4), st.frozensets(st.integers(1, 5)), max_size=30
@@ -56,11 +55,11 @@ def test_another_seed_chooses_others() -> None:
 
 
 def test_a_picture_is_kept_for_what_its_own_step_labelled() -> None:
-    classes = ClassTable(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2,), (3,)))
+    classes = ClassSchedule(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2,), (3,)))
     names = tuple("pqrst")
     labels = tuple(frozenset(held) for held in ({1, 2}, {1}, {2}, {2, 3}, {1, 3}))
     memories = keep_exemplars(
-        classes, Index(names, labels), ((0, 1, 4), (0, 2, 3), (3, 4)), 3, seed=0
+        classes, LabelIndex(names, labels), ((0, 1, 4), (0, 2, 3), (3, 4)), 3, seed=0
     )
     assert memories[0] == ()
     assert {(one.name, one.step) for one in memories[1]} == {("p", 0), ("q", 0), ("t", 0)}

@@ -6,7 +6,7 @@ from torch import nn
 
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.ops.depthwise import DilatedDepthwiseConv2d
+from nacre.models.lite import DilatedDepthwiseConv2d
 
 
 def both(kernel: int, dilation: int) -> tuple[nn.Conv2d, nn.Conv2d]:

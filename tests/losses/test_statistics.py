@@ -11,19 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.losses.feature_statistics import (
+from nacre.losses.statistics import (
     FeatureStatistics,
+    background_count,
+    background_replay,
+    direction_sums,
     directions,
     draw_features,
     feature_moments,
     feature_statistics,
-    grid_targets,
-)
-from nacre.losses.star import (
-    background_count,
-    background_replay,
-    direction_sums,
     grid_mask,
+    grid_targets,
     masked_feature_distance,
     prototype_contrast,
     replay_counts,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nacre.scenarios.classes import ClassTable
-from nacre.scenarios.label_index import Index
+from nacre.labels.space import LabelIndex
+from nacre.scenarios.classes import ClassSchedule
 from nacre.scenarios.scenario import ImageLists
 
 
@@ -37,7 +37,7 @@ Memory = tuple[Exemplar, ...]
 
 
 def keep_exemplars(
-    classes: ClassTable, index: Index, lists: ImageLists, size: int, *, seed: int
+    classes: ClassSchedule, index: LabelIndex, lists: ImageLists, size: int, *, seed: int
 ) -> tuple[Memory, ...]:
     """Choose after each step what is kept, of its own pictures and of what was kept before.
 
@@ -65,7 +65,7 @@ def keep_exemplars(
     return tuple(found)
 
 
-def by_origin(memory: Memory) -> dict[int, list[str]]:
+def by_step(memory: Memory) -> dict[int, list[str]]:
     """Return the names of a memory's pictures by the step they came from, in order."""
     found: dict[int, list[str]] = {}
     for one in sorted(memory, key=lambda one: (one.step, one.name)):

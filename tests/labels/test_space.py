@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nacre.data.sources.classes_yaml import read_classes
 from nacre.errors import NacreError
-from nacre.labels.space import LabelSpace
+from nacre.labels.space import LabelSpace, read_classes
 
 
 def _read(tmp_path: Path, text: str) -> LabelSpace:

@@ -1,13 +1,53 @@
-"""Methods, kinds of networks and data sets of other packages join, and break only themselves."""
+"""Freed memory is kept where the C library can; others' packages break only themselves."""
+
+import mmap
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from nacre.data import DATASETS, find_dataset, open_source
-from nacre.data.sources.scenes_render import ScenesConfig
+from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.methods import METHODS, all_rows, find_method
 from nacre.methods.table import ROWS
 from nacre.models.build import KINDS, find_kind
+
+PROGRAM = """
+import resource, sys, torch
+from nacre.utils.system import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+
+def use():
+    torch.ones(16 * 2**20).sum()   # 64 MiB, each page touched
+
+for _ in range(10):
+    use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only the C library of Linux can be told")
+@pytest.mark.skipif(
+    HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(),
+    reason="huge pages are on for all: too few faults to count",
+)
+def test_memory_that_is_used_again_is_not_mapped_again():
+    def pages_mapped(how: str) -> int:
+        command = [sys.executable, "-c", PROGRAM, how]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    pages = 5 * 64 * 2**20 // mmap.PAGESIZE
+    assert pages_mapped("keep") < pages / 100 < pages / 4 < pages_mapped("return")
 
 
 class Point:
@@ -34,7 +74,7 @@ def test_what_another_package_registers_joins_and_a_broken_one_breaks_only_itsel
     find, ours, name, kind = TABLES[table]
     points = [Point("mine", lambda: ours[name]), Point("bad", broken), Point("odd", lambda: 3)]
     points.append(Point(name, broken))
-    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
+    monkeypatch.setattr("nacre.utils.system.entry_points", lambda group: points)
     assert find("mine") is ours[name]
     assert find(name) is ours[name], "a name of ours stays ours"
     with pytest.raises(NacreError, match="'bad' cannot be loaded from elsewhere:bad: ImportError"):
@@ -48,7 +88,7 @@ def test_what_another_package_registers_joins_and_a_broken_one_breaks_only_itsel
 def test_the_list_of_methods_has_those_of_others_and_passes_over_broken_ones(monkeypatch, caplog):
     points = [Point(name, lambda: METHODS["ft"]) for name in ("mine", "mib")]
     points.append(Point("bad", broken))
-    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
+    monkeypatch.setattr("nacre.utils.system.entry_points", lambda group: points)
     assert set(all_rows()) == {*ROWS, "mine"}
     assert all_rows()["mib"] == ROWS["mib"], "a name of ours stays ours"
     assert all_rows()["mine"].summary.startswith("Cross-entropy alone")
@@ -57,6 +97,6 @@ def test_the_list_of_methods_has_those_of_others_and_passes_over_broken_ones(mon
 
 def test_a_data_set_of_another_package_is_opened(monkeypatch):
     points = [Point("mine", lambda: DATASETS["scenes"])]
-    monkeypatch.setattr("nacre.utils.plugins.entry_points", lambda group: points)
+    monkeypatch.setattr("nacre.utils.system.entry_points", lambda group: points)
     config = ScenesConfig.model_construct(**{**ScenesConfig().model_dump(), "name": "mine"})
     assert open_source(config).space is DATASETS["scenes"].space

@@ -10,18 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.losses import upsample
-from nacre.ops import strip_upsample
-from nacre.ops.strip_upsample import Strip, StripGradient, StripUpsampler
+from nacre.losses import strips, upsample
+from nacre.losses.strips import Strip, StripGradient, StripUpsampler
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
 
 @pytest.fixture(autouse=True)
 def _usual_strip_size() -> Iterator[None]:
-    usual = strip_upsample._CPU_STRIP_BYTES
+    usual = strips._CPU_STRIP_BYTES
     yield
-    strip_upsample._CPU_STRIP_BYTES = usual
+    strips._CPU_STRIP_BYTES = usual
 
 
 @settings(max_examples=80, deadline=None)
@@ -34,7 +33,7 @@ def _usual_strip_size() -> Iterator[None]:
 def test_lines_and_transpose_equal_pytorch(
     low: tuple[int, int], size: tuple[int, int], images: int, lines: int
 ) -> None:
-    strip_upsample._CPU_STRIP_BYTES = lines * 3 * size[1] * 8
+    strips._CPU_STRIP_BYTES = lines * 3 * size[1] * 8
     torch.manual_seed(lines)
     maps = torch.randn(images, 3, *low, dtype=torch.float64, requires_grad=True)
     gradient = torch.randn(images, 3, *size, dtype=torch.float64)
@@ -76,7 +75,7 @@ def test_float32_positions_are_pytorchs(inputs: int, outputs: int) -> None:
 def test_strips_hold_every_row_once_and_are_no_larger_than_allowed(
     inputs: int, outputs: int, images: int, lines: int
 ) -> None:
-    strip_upsample._CPU_STRIP_BYTES = lines * 4
+    strips._CPU_STRIP_BYTES = lines * 4
     seen = torch.zeros(images, outputs, 1, dtype=torch.int64)
     for strip in StripUpsampler(torch.zeros(images, 1, inputs, 1), (outputs, 1)).strips():
         held = strip.lines(seen)
@@ -89,7 +88,7 @@ def test_strips_hold_every_row_once_and_are_no_larger_than_allowed(
     ("images", "lines", "touched"), [(1, 5, 2), (1, 16, 2), (1, 32, 3), (4, 48, 2), (4, 2048, 32)]
 )
 def test_strips_touch_few_input_rows(images: int, lines: int, touched: int) -> None:
-    strip_upsample._CPU_STRIP_BYTES = lines * 4
+    strips._CPU_STRIP_BYTES = lines * 4
     upsampler = StripUpsampler(torch.zeros(images, 1, 32, 1), (512, 1))
     sources = [upsampler.weights(strip)[1] for strip in upsampler.strips()]
     assert max(s.stop - s.start for s in sources) == touched

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nacre.models import channel_sums
 from nacre.models.abn import ABN
-from nacre.models.inplace_abn import InPlaceABN
-from nacre.ops import channel_sums
-from nacre.ops.channel_sums import (
+from nacre.models.channel_sums import (
     channel_affine,
     channel_statistics,
     lies_in_rows,
     per_channel,
 )
+from nacre.models.inplace_abn import InPlaceABN
 
 LAST = torch.channels_last
 

@@ -1,0 +1,272 @@
+"""Label-guided distillation (LGKD): the teacher's background goes to the class the label names.
+
+The student's softmax q is over all channels. The teacher's p is over the old ones, 0 on the new
+ones; where the label names a new class y, what the teacher calls background is y, so that its
+background's probability is moved there. Per pixel with target y:
+
+    p'[b] = 0, p'[y] = p[b]   if y is new;   p' = p elsewhere
+    loss  = - weight(y) sum over all channels of p'[c] log q[c]
+
+where weight(y) is that of pixels with a new class or that of all other pixels. The sum over the
+channels is not divided by their number; the mean is over the pixels that are not ignored.
+
+Unlike the unbiased distillation (eq. 7), which lets a new class share the teacher's background
+anywhere, this one pushes new classes down wherever the label does not name them, and unlike the
+plain one (eq. 6) it sees all channels. With the weight 0 for new classes and on pixels labelled
+background alone it is the first term of ALIFE.
+
+Logits have the size of the targets. LGKD stays at the resolution of the logits: with targets from
+`nearest_targets` nothing is upsampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
+from nacre.losses.reference import at_least_float32, pixel_count, upsample
+
+
+def label_guided_distillation(
+    logits: Tensor,
+    old_logits: Tensor,
+    targets: Tensor,
+    *,
+    old_weight: float = 1.0,
+    new_weight: float = 1.0,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
+) -> Tensor:
+    """Cross-entropy of all channels to the teacher's, guided by the labels.
+
+    Args:
+        logits: the student's, N,C,H,W.
+        old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
+        targets: N,H,W, channel numbers of any integer type.
+        old_weight: weight of pixels labelled background (or with any old target).
+        new_weight: weight of pixels labelled with a new class.
+        num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
+            are not ignored.
+        ignore_index: the target of pixels that do not count.
+
+    Returns:
+        The mean over the pixels that are not ignored; 0 if all are.
+    """
+    ignore_index = ignore_value(targets, ignore_index)
+    logits = at_least_float32(logits)
+    guided = guided_probabilities(old_logits, targets, logits.shape[1], ignore_index=ignore_index)
+    by_pixel = -(guided.to(logits.dtype) * logits.log_softmax(1)).sum(1)
+    is_new = targets >= old_logits.shape[1]
+    weights = torch.where(is_new, new_weight, old_weight).to(logits.dtype)
+    total = (by_pixel * weights * (targets != ignore_index)).sum()
+    return total / pixel_count(logits, targets, num_pixels, ignore_index)
+
+
+def guided_probabilities(
+    old_logits: Tensor, targets: Tensor, num_classes: int, *, ignore_index: int = IGNORE_INDEX
+) -> Tensor:
+    """The teacher's softmax over all channels, its background moved to the class of the label.
+
+    Args:
+        old_logits: the teacher's, N,K,H,W.
+        targets: N,H,W, channel numbers of any integer type.
+        num_classes: all channels, N,num_classes,H,W is returned.
+        ignore_index: the target of pixels that do not count; they keep the teacher's softmax.
+    """
+    ignore_index = ignore_value(targets, ignore_index)
+    p = at_least_float32(old_logits.detach()).softmax(1)
+    num_old = p.shape[1]
+    guided = torch.cat([p, p.new_zeros(len(p), num_classes - num_old, *p.shape[2:])], 1)
+    is_new = ((targets >= num_old) & (targets != ignore_index)).unsqueeze(1)
+    moved = guided[:, :1] * is_new
+    guided[:, :1] -= moved
+    return guided.scatter_add_(1, targets.long().unsqueeze(1) * is_new, moved)
+
+
+def nearest_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
+    """Targets N,H,W at a smaller size: of each cell the one at its top left corner."""
+    rows, columns = (
+        torch.arange(small, device=targets.device) * large // small
+        for small, large in zip(size, targets.shape[1:], strict=True)
+    )
+    return targets[:, rows.unsqueeze(1), columns]
+
+
+def decomposed_logits(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What speaks for each class and what against it.
+
+    Args:
+        features: N,D,h,w, of any sign.
+        weight: K,D, a row for each class.
+
+    Returns:
+        The positive parts and the negative parts, N,K,h,w each, whose sum are the logits without
+        their biases.
+    """
+    features, weight = at_least_float32(features), at_least_float32(weight)
+    f = torch.cat([features.relu(), (-features).relu()], 1)
+    up, down = weight.relu(), (-weight).relu()
+    rows = torch.cat([torch.cat([up, down], 1), -torch.cat([down, up], 1)])
+    # Autocast would take the products to half precision.
+    with torch.autocast(features.device.type, enabled=False):
+        parts = F.conv2d(f, rows[:, :, None, None])
+    positive, negative = parts.chunk(2, 1)
+    return positive, negative
+
+
+def decomposed_distillation(
+    features: Tensor, weight: Tensor, old_features: Tensor, old_weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Distil the positive and the negative parts of the old classes' logits.
+
+    Args:
+        features: the student's, N,D,h,w.
+        weight: its rows of the old classes, K,D.
+        old_features: the teacher's, of the same shape; no gradient flows into them.
+        old_weight: the teacher's rows of these classes.
+
+    Returns:
+        dkd+ and dkd-, each the sum over the classes of the mean over all pixels.
+    """
+    student = decomposed_logits(features, weight)
+    teacher = decomposed_logits(old_features.detach(), old_weight.detach())
+    positive, negative = (
+        _sum_of_means(x, t.sigmoid()) for x, t in zip(student, teacher, strict=True)
+    )
+    return positive, negative
+
+
+def auxiliary_loss(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    """How far the auxiliary classifier is from calling every pixel negative.
+
+    Args:
+        logits: N,1,h,w, of features that are detached.
+        size: height and width of the pixels.
+    """
+    return F.softplus(upsample(logits, size)).mean()
+
+
+def _sum_of_means(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """Binary cross-entropy, summed over channels, mean over pixels."""
+    return F.binary_cross_entropy_with_logits(logits, probabilities) * logits.shape[1]
+
+
+SCALES = (1, 2, 4)
+"""PLOP's: the whole map, its quarters, its sixteenths."""
+
+
+def local_pod(features: Tensor, old_features: Tensor, *, scales: Sequence[int] = SCALES) -> Tensor:
+    """Distance of one layer's features to the teacher's.
+
+    Args:
+        features: the student's, N,D,h,w, in any precision; squares are taken in float32 at least.
+        old_features: the teacher's, of the same shape; no gradient flows into them.
+        scales: windows along each side. One with more windows than rows or columns has none.
+
+    Returns:
+        The mean over the images of the distance.
+    """
+    assert features.shape == old_features.shape, (features.shape, old_features.shape)
+    distance: Tensor = _LocalPod.apply(  # type: ignore[no-untyped-call]
+        features, old_features.detach(), tuple(scales)
+    )
+    return distance
+
+
+def pod_loss(
+    layers: Iterable[tuple[Tensor, Tensor, float]],
+    *,
+    num_old: int,
+    num_new: int,
+    scales: Sequence[int] = SCALES,
+) -> Tensor:
+    """Sum of the layers' distances, weighted as PLOP does.
+
+    Args:
+        layers: the student's features, the teacher's, and the layer's factor.
+        num_old: old channels, background included.
+        num_new: new channels.
+        scales: as in `local_pod`.
+    """
+    distances = [factor * local_pod(f, g, scales=scales) for f, g, factor in layers]
+    return math.sqrt((num_old + num_new) / num_new) * torch.stack(distances).mean()
+
+
+def merge_new_into_background(logits: Tensor, num_old: int) -> Tensor:
+    """Add the new channels' logits to the background's: N,C,h,w becomes N,num_old,h,w."""
+    background = logits[:, :1] + logits[:, num_old:].sum(1, keepdim=True)
+    return torch.cat([background, logits[:, 1:num_old]], 1)
+
+
+class _LocalPod(torch.autograd.Function):
+    """Both passes in the layout N,h,w,D, in which the trainer has features lie in memory."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, old_features: Tensor, scales: tuple[int, ...]
+    ) -> Tensor:
+        # Autocast would take the matrix products to half precision.
+        with torch.autocast(features.device.type, enabled=False):
+            difference = _difference_of_squares(features, old_features)
+            _, height, width, _ = difference.shape
+            scales = tuple(scale for scale in scales if scale <= min(height, width))
+            rows, columns = (_Windows(size, scales, difference) for size in (height, width))
+            by_row = torch.matmul(columns.means.t(), difference) * rows.inside.unsqueeze(2)
+            by_column = _along_height(rows.means.t(), difference) * columns.inside.t().unsqueeze(2)
+            norms = (_square_sum(by_row) + _square_sum(by_column)).sqrt()
+        ctx.save_for_backward(features, by_row, by_column, rows.means, columns.means, norms)
+        return norms.mean()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        features, by_row, by_column, row_means, column_means, norms = ctx.saved_tensors
+        with torch.autocast(features.device.type, enabled=False):
+            factor = torch.where(norms > 0, 2 * scale / (norms * len(norms)), 0).view(-1, 1, 1, 1)
+            gradient = torch.matmul(column_means, by_row * factor)
+            gradient += _along_height(row_means, by_column * factor)
+            gradient = gradient.permute(0, 3, 1, 2).mul_(features)
+        return gradient.to(features.dtype), None, None
+
+
+class _Windows:
+    """How the rows (or columns) of a map fall into windows, all scales side by side.
+
+    Attributes:
+        means: size x windows, what averages over each window.
+        inside: size x windows, 1 where a row lies in any window of that window's scale, else 0.
+    """
+
+    def __init__(self, size: int, scales: tuple[int, ...], like: Tensor) -> None:
+        position = torch.arange(size, device=like.device).unsqueeze(1)
+        means, inside = [], []
+        for scale in scales:
+            length = size // scale
+            number = torch.arange(scale, device=like.device)
+            means.append((position // length == number).to(like.dtype) / length)
+            inside.append((position < scale * length).to(like.dtype).expand(size, scale))
+        self.means = torch.cat(means, 1)
+        self.inside = torch.cat(inside, 1)
+
+
+def _difference_of_squares(features: Tensor, old_features: Tensor) -> Tensor:
+    """The difference of squares, N,h,w,D, in float32 at least: squares overflow half precision."""
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    difference = features.to(dtype).square() - old_features.to(dtype).square()
+    return difference.permute(0, 2, 3, 1).contiguous()
+
+
+def _along_height(matrix: Tensor, x: Tensor) -> Tensor:
+    """The product with a matrix over the rows of N,h,w,D."""
+    return torch.matmul(matrix, x.flatten(2)).view(len(x), len(matrix), *x.shape[2:])
+
+
+def _square_sum(x: Tensor) -> Tensor:
+    return x.square().sum((1, 2, 3))

@@ -1,1 +1,0 @@
-"""Operators that losses and evaluation share."""
