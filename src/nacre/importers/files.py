@@ -111,8 +111,8 @@ class File:
                     yield chunk
         except _UNREADABLE as error:
             reason = getattr(error, "strerror", None) or brief(str(error))
-            if "encrypted" in reason:
-                reason = "it is locked by a password; unpack it first"
+            if "encrypted" in str(error):
+                reason = "locked by a password; unpack it first"
             raise NacreError(f"could not read {brief(self.path)}: {reason}") from error
 
     def read(self) -> bytes:

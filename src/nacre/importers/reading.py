@@ -215,7 +215,7 @@ class Reading:
             kinds: What people call the shapes that are areas, by the tool's word.
         """
         if kind not in kinds:
-            self.skip(image, f"{brief(kind)!r} is not a kind of area")
+            self.skip(image, f"shapes of the kind {brief(kind)!r} have no area")
         elif kinds[kind].endswith("boxes") and self.boxes == "skip":
             self.skip(image, "boxes are not taken (--boxes skip)")
         else:
