@@ -1,4 +1,9 @@
+import os
+import pydoc
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +16,8 @@ from nacre.api.model import Prediction
 from nacre.errors import NacreError
 from nacre.models.io import load_model, save_model
 from nacre.runs.evaluate import evaluate_checkpoint
+from nacre.training.events import Saved
+from tiny_runs import TINY
 
 MASK = np.array([[0, 1], [1, 2]], np.uint8)
 SEEN = Prediction(MASK, ("background", "cat", "dog"), ((0, 0, 0), (255, 0, 0), (0, 255, 0)))
@@ -170,3 +177,34 @@ def test_a_method_keeps_its_name_beside_its_values(monkeypatch, tmp_path):
         nacre.learn("x", out=tmp_path, method="mib", config={"method": {"weight": 3}})
     with pytest.raises(NacreError, match="'mib', and 'ft' in the config; say it once"):
         nacre.learn("x", out=tmp_path, method="mib", config={"method": {"name": "ft"}})
+
+
+def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys):
+    from nacre.training import loop
+
+    def interrupted(trainer, *arguments, update=loop.update, **options):
+        if trainer.iteration == 1:  # before the first there is nothing to save
+            monkeypatch.setattr(loop, "update", update)
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(trainer, *arguments, **options)
+
+    values = {key: value for key, value in TINY.items() if key != "scenario"}
+    seen = []
+    given = {"config": values, "observers": [seen.append], "progress": True}
+    monkeypatch.setattr(loop, "update", interrupted)
+    out = tmp_path / "run"
+    with pytest.raises(nacre.Interrupted, match=r"saved in .*run, and the same call goes on"):
+        nacre.run("scenes/4-4/overlapped", out, **given)
+    assert any(isinstance(event, Saved) for event in seen)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    whole = nacre.run("scenes/4-4/overlapped", tmp_path / "whole", config=values, progress=False)
+    assert nacre.run("scenes/4-4/overlapped", out, **given) == whole
+    assert "step 1" in capsys.readouterr().err
+
+
+def test_all_names_are_listed_before_they_are_used():
+    code = "import nacre, sys; print(*dir(nacre)); assert 'torch' not in sys.modules"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(nacre.__all__) <= set(found.stdout.split())
+    text = pydoc.render_doc(nacre, renderer=pydoc.plaintext)
+    assert all(name in text for name in nacre.__all__)

@@ -20,7 +20,7 @@ from nacre.models.io import load_model
 from noise_data import noise_folder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-network.md"
-ONE_CALL, LOOP, HUGGING_FACE = re.findall(
+ONE_CALL, OWN_DATA, LOOP, HUGGING_FACE = re.findall(
     r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S
 )
 SIDE = 64
@@ -81,6 +81,43 @@ def test_one_call_teaches_a_network_of_ones_own(cracks: Path) -> None:
         assert torch.equal(value, before[name]), "the network that was given is as it was"
     again = nacre.load("models/with-cracks", "cpu", network=network())
     assert again.predict("picture.png").mask.shape == (SIDE, SIDE)
+
+
+def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"nacre": nacre, "torch": torch}
+    exec(compile(OWN_DATA, str(PAGE), "exec"), names)
+    assert capsys.readouterr().out == "('background', 'nucleus', 'membrane')\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"cells.safetensors", "cells.json"}
+    first, second = names["first"], names["second"]
+    assert first.network.num_classes == 2, "the first step stays as it is"
+    model = nacre.load("cells.safetensors", "cpu")
+    for name, value in second.network.state_dict().items():
+        assert torch.equal(value, model.network.state_dict()[name])
+    assert [entry["classes"] for entry in model.info.lineage] == [["nucleus"], ["membrane"]]
+    with pytest.raises(NacreError, match="no new class in nucleus"):
+        nacre.make_step(names["Cells"](), ["nucleus"], start=second)
+    unknown = nacre.make_step([(np.zeros((8, 8, 3), np.uint8), np.full((8, 8), 7))], ["a"])
+    with pytest.raises(NacreError, match="the mask of image 0 holds the value 7"):
+        unknown.data[0, 0]
+
+
+def test_torchs_loader_takes_a_data_folder(cracks: Path) -> None:
+    data = nacre.ImageFolder(cracks, crop_size=32)
+    assert data.classes == ("background", "crack")
+    (images, targets), *_ = torch.utils.data.DataLoader(data, batch_size=4)
+    assert images.shape == (4, 3, 32, 32)
+    assert targets.shape == (4, 32, 32)
+    assert set(targets.unique().tolist()) <= {0, 1, 255}
+    again = data[0][0]
+    assert torch.equal(images[0], again)
+    data.epoch = 1
+    assert not torch.equal(data[0][0], again), "another epoch cuts otherwise"
+    tested = nacre.ImageFolder(cracks, "val", crop_size=32)
+    assert len(tested) + len(data) == 12
+    assert len(list(tested)) == len(tested)
 
 
 def test_a_network_that_takes_few_sizes_is_taught_and_sees_any(cracks: Path) -> None:

@@ -16,36 +16,49 @@ from nacre.version import __version__
 if TYPE_CHECKING:
     from nacre import losses
     from nacre.api.model import Model, Prediction, learn, load, merge
+    from nacre.api.own_data import ImageFolder, make_step, save_step
     from nacre.api.run import run
     from nacre.errors import NacreError
     from nacre.evaluation.forgetting import report_forgetting
     from nacre.models.foreign.teacher import Teacher
     from nacre.models.foreign.widen import widen
+    from nacre.training.step import learn_step
+    from nacre.utils.signals import Interrupted
 
 __all__ = [
+    "ImageFolder",
+    "Interrupted",
     "Model",
     "NacreError",
     "Prediction",
     "Teacher",
     "__version__",
     "learn",
+    "learn_step",
     "load",
     "losses",
+    "make_step",
     "merge",
     "report_forgetting",
     "run",
+    "save_step",
     "widen",
 ]
 
 _HOMES = {
     "run": "nacre.api.run",
+    "Interrupted": "nacre.utils.signals",
     "NacreError": "nacre.errors",
     "Model": "nacre.api.model",
     "Prediction": "nacre.api.model",
     "learn": "nacre.api.model",
     "load": "nacre.api.model",
     "merge": "nacre.api.model",
-    # For a training loop of one's own
+    # For data, steps and a training loop of one's own
+    "ImageFolder": "nacre.api.own_data",
+    "learn_step": "nacre.training.step",
+    "make_step": "nacre.api.own_data",
+    "save_step": "nacre.api.own_data",
     "Teacher": "nacre.models.foreign.teacher",
     "widen": "nacre.models.foreign.widen",
     "report_forgetting": "nacre.evaluation.forgetting",
@@ -58,3 +71,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nacre' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """A learnt model: use it on pictures, from an image to a mask of class names; teach it more."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from nacre.api.run import watched
 from nacre.data.image_io import load as decode
 from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
@@ -28,6 +29,7 @@ from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.learn import find_start, plan_learning
 from nacre.terminal.progress import progress_bar
 from nacre.training.config import deep_merge, read_section
+from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 from nacre.utils.progress import set_progress_bar
 
@@ -235,6 +237,8 @@ def learn(
     preset: str | None = None,
     seed: int | None = None,
     config: dict[str, Any] | None = None,
+    observers: Iterable[Observer] = (),
+    progress: bool | None = None,
 ) -> Model:
     """Learn one step: a model, or none, and new data give a model.
 
@@ -255,6 +259,11 @@ def learn(
         preset: ``paper``, ``small`` or ``demo`` instead of what fits the machine.
         seed: Of the weights, the order and the augmentation.
         config: Values as in a config file, such as ``{"train": {"iterations": 200}}``.
+        observers: Called with every event (`nacre.training.events`).
+        progress: Whether to show how it goes; by default in notebooks and on terminals.
+
+    Raises:
+        Interrupted: by Ctrl-C; what was learned is saved, and the same call goes on.
 
     Returns:
         The model; its folder has the metrics before and after (metrics.json).
@@ -277,7 +286,8 @@ def learn(
     values = deep_merge(values, config)
     found = find_start(_start_path(start), network)
     plan = plan_learning(_paths(data), found, tests=_paths(tests), preset=preset, values=values)
-    plan.learn(out)
+    with watched(out, observers, progress) as (told, stop):
+        plan.learn(out, observers=told, should_stop=stop)
     return load(out, network=network)
 
 

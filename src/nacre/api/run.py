@@ -1,12 +1,19 @@
-"""Running a scenario from Python."""
+"""Running a scenario from Python, and what all learning from Python has in common."""
 
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from nacre.runs.run import run_scenario
-from nacre.terminal.progress import progress_bar
+from nacre.terminal.console import PlainConsole
+from nacre.terminal.progress import RunDisplay, progress_bar
 from nacre.training.config import build_config, deep_merge
+from nacre.training.events import Observer
 from nacre.utils.progress import set_progress_bar
+from nacre.utils.signals import Interrupted, StopSignal
 
 
 def run(
@@ -18,6 +25,8 @@ def run(
     seed: int | None = None,
     cache: str | Path | None = None,
     config: dict[str, Any] | None = None,
+    observers: Iterable[Observer] = (),
+    progress: bool | None = None,
 ) -> dict[str, Any]:
     """Learn all steps of a scenario, or go on with a run that was interrupted.
 
@@ -29,13 +38,47 @@ def run(
         seed: Of the weights, the order and the augmentation; 1 unless the config says another.
         cache: Folder of learned steps that runs share: what is there is not learned again.
         config: Values as in a config file, such as ``{"train": {"epochs": 2}}``.
+        observers: Called with every event (`nacre.training.events`).
+        progress: Whether to show how it goes; by default in notebooks and on terminals.
 
     Returns:
         The content of the run's ``metrics.json``.
+
+    Raises:
+        Interrupted: by Ctrl-C; what was learned is saved, and the same call goes on.
     """
     set_progress_bar(progress_bar)
     values: dict[str, Any] = {"scenario": scenario, "method": {"name": method}}
     if seed is not None:
         values["seed"] = seed
     resolved = build_config(preset=preset, overrides=deep_merge(values, config or {}))
-    return run_scenario(resolved, Path(out), cache=Path(cache) if cache else None)
+    folder = Path(cache) if cache else None
+    with watched(out, observers, progress) as (told, stop):
+        return run_scenario(resolved, Path(out), cache=folder, observers=told, should_stop=stop)
+
+
+@contextlib.contextmanager
+def watched(
+    out: str | Path, observers: Iterable[Observer], progress: bool | None
+) -> Iterator[tuple[list[Observer], Callable[[], bool]]]:
+    """Show how learning goes, and let Ctrl-C stop it where it is safe.
+
+    Yields:
+        Who receives the events, and whether the user wants to stop.
+
+    Raises:
+        Interrupted: with what to do then.
+    """
+    with contextlib.ExitStack() as meanwhile:
+        told = list(observers)
+        console = PlainConsole(stderr=True)
+        shows = console.is_terminal or console.is_jupyter or hasattr(sys, "ps1")
+        if (shows if progress is None else progress) and os.environ.get("RANK", "0") == "0":
+            told.append(meanwhile.enter_context(RunDisplay(console)))
+        stop = meanwhile.enter_context(StopSignal())
+        try:
+            yield told, stop
+        except Interrupted:
+            raise Interrupted(
+                f"stopped; what was learned is saved in {out}, and the same call goes on"
+            ) from None

@@ -76,7 +76,7 @@ class Display:
 
     def __enter__(self) -> Self:
         """Begin to draw."""
-        if self.console.is_terminal:
+        if self.console.is_terminal or self.console.is_jupyter:
             self._drawing.start()
         return self
 
@@ -87,7 +87,7 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         """Stop drawing: bars disappear, a table stays as it was last."""
-        if self.console.is_terminal:
+        if self.console.is_terminal or self.console.is_jupyter:
             self._drawing.stop()
 
 

@@ -1,0 +1,218 @@
+"""Data and steps of one's own: a data folder for any loop, and a step on any torch data set."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from nacre.data import open_source
+from nacre.data.dataset import EvalDataset, TrainDataset
+from nacre.data.image_io import Mask
+from nacre.data.learn_data import LabeledSet, set_name
+from nacre.data.source import Split
+from nacre.data.sources.folder import FolderConfig
+from nacre.data.transforms import ImagesConfig
+from nacre.errors import NacreError, check
+from nacre.labels.channels import first_channels, from_background
+from nacre.labels.mapping import LabelPolicy, mapping_for_tests, mapping_for_training
+from nacre.labels.space import LabelIndex, LabelSpace
+from nacre.methods import Step, find_method
+from nacre.models.io import find_model, load_model, save_model
+from nacre.runs.scenario_data import step_sampler
+from nacre.runs.steps import Start, model_info
+from nacre.training.config import Recipe, config_type, deep_merge, read_section
+from nacre.training.events import Observer, Recorder
+from nacre.utils.distributed import init_distributed
+from nacre.version import __version__
+
+
+class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
+    """The images of a data folder with their targets, as a plain `DataLoader` of torch takes them.
+
+    An item is an image, 3,S,S, uint8, and its targets, S,S, uint8: 0 is the background, i the class
+    `classes[i]`, 255 is ignored. Training images are augmented, test images are not.
+
+    Args:
+        root: The folder with images/, masks/ and classes.yaml.
+        split: ``train`` or ``val``.
+        crop_size: The side S of what is cut out of an image.
+        augmentation: ``paper``, ``deeplab`` or ``flip``.
+        seed: Of the augmentation.
+
+    Attributes:
+        classes: Class name by target, the background first.
+        epoch: Decides, with the seed, how training images are cut; set it before each epoch.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        crop_size: int = 512,
+        augmentation: str = "deeplab",
+        seed: int = 1,
+    ) -> None:
+        given = {"crop_size": crop_size, "augmentation": augmentation}
+        images, policy = check(ImagesConfig, given), LabelPolicy(border="ignored")
+        one = LabeledSet(set_name(Path(root)), open_source(FolderConfig(root=Path(root))), {})
+        channels = first_channels(one.labeled, {})
+        names = one.index(split).names
+        self.classes, self.epoch = channels.names, 0
+        self._data: TrainDataset | EvalDataset
+        if split == "train":
+            mapping = mapping_for_training(channels, one.space, policy, one.labels)
+            self._data = TrainDataset(one.source, names, mapping, images, seed)
+        else:
+            mapping = mapping_for_tests(channels, one.space, policy, one.labels)
+            self._data = EvalDataset(one.source, names, mapping, images, split)
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self._data)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        """Return an image and its targets."""
+        if not 0 <= i < len(self):
+            raise IndexError(i)  # so that a loop over the images ends
+        data = self._data
+        image, targets = data[self.epoch, i] if isinstance(data, TrainDataset) else data[i]
+        return image, targets
+
+
+def make_step(
+    data: Dataset[Any],
+    classes: Sequence[str],
+    *,
+    start: Step | str | Path | None = None,
+    method: str = "mib",
+    seed: int = 1,
+    config: Mapping[str, Any] | None = None,
+    observers: Iterable[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Step:
+    """Return a step that learns from a torch data set; `learn_step` learns it, without any folder.
+
+    Args:
+        data: Gives, with its length, by number an image and its mask of the same size: a Pillow
+            image, an array H,W,3 or a tensor 3,H,W of 8 bits; an array or a tensor H,W. They are
+            cut and augmented as `config` says (`images`).
+        classes: What the values 1, 2, … of the masks mean; 0 is the background, 255 is ignored.
+            Those that the start model does not know are new.
+        start: A step that was learned, or a model file or folder; it stays as it is.
+        method: Name of the method.
+        seed: Of the weights, the order and the augmentation.
+        config: The sections `model`, `train`, `images`, `labels` and `method` of a config.
+        observers: Receive the events.
+        should_stop: Whether to stop.
+    """
+    values: dict[str, Any] = {"method": {"name": method}, "seed": seed}
+    values |= {"labels": {"border": "ignored", "unseen": "background"}}
+    info, network, state = _opened(start)
+    if info is not None:
+        values |= {"model": info.model, "images": {"crop_size": info.crop}}
+    values = deep_merge(values, config or {})
+    kind = find_method(str(read_section(values, "method")["name"]))
+    recipe = check(config_type(Recipe, kind, values), values)
+    space = LabelSpace(dict(enumerate(classes, start=1)))
+    known = info.channels if info is not None else None
+    new = [name for name in classes if known is None or name not in known.names]
+    if not new:
+        raise NacreError(f"there is no new class in {', '.join(classes) or 'no class'}")
+    channels = first_channels(new, {}) if known is None else known.extended(new, {})
+    source, count = _Given(data, space), len(data)  # type: ignore[arg-type]
+    mapping = mapping_for_training(channels, space, recipe.labels, space.names)
+    dist = init_distributed(recipe.train.device)
+    history = info.lineage if info is not None else []
+    index = max(len(info.steps), len(history)) if info is not None else 0
+    sampler = step_sampler(recipe, count, index, dist.rank, dist.world_size)
+    return Step(
+        index=index,
+        channels=channels,
+        growth=from_background(len(known.names) if known else 0, len(channels)),
+        data=TrainDataset(source, [str(i) for i in range(count)], mapping, recipe.images, seed),
+        sampler=sampler,
+        config=recipe,
+        dist=dist,
+        entry={
+            "step": index,
+            "classes": new,
+            "images": count,
+            "data": [type(data).__name__],
+            "method": kind.name,
+            "iterations": sampler.iterations,
+            "nacre": __version__,
+        },
+        history=history,
+        network=network.to(dist.device) if network is not None else None,
+        state={key: one for key, one in state.items() if key.partition(".")[0] in _kept(kind)},
+        observe=Recorder(observers),
+        should_stop=should_stop,
+    )
+
+
+def save_step(step: Step, path: str | Path) -> None:
+    """Save the model of a step that was learned, for `nacre.load` and as the start of others."""
+    save_model(Path(path), step.network, model_info(step), step.state)
+
+
+def _opened(start: Step | str | Path | None) -> tuple[Any, Any, dict[str, Tensor]]:
+    """Return what is known of a start model, its network and what was kept with it."""
+    if start is None:
+        return None, None, {}
+    if isinstance(start, Step):
+        return model_info(start), copy.deepcopy(start.network), dict(start.state)
+    network, info, state = load_model(Start(find_model(Path(start))).path)
+    return info, network, state
+
+
+def _kept(kind: Any) -> frozenset[str]:
+    found: frozenset[str] = kind.persistent_state
+    return found
+
+
+class _Given:
+    """A torch data set of images and masks, as the rest of nacre sees a data set."""
+
+    def __init__(self, data: Dataset[Any], space: LabelSpace) -> None:
+        self.data, self.space = data, space
+        self._last: tuple[str, Any] = ("", None)
+
+    def index(self, split: Split) -> LabelIndex:
+        """Refuse: nobody has looked at the masks."""
+        raise NotImplementedError
+
+    def image(self, split: Split, name: str) -> Image.Image:
+        """Return an image as RGB."""
+        image = self._item(name)[0]
+        if isinstance(image, Image.Image):
+            return image.convert("RGB")
+        pixels = image.permute(1, 2, 0).numpy() if isinstance(image, Tensor) else np.asarray(image)
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+            size = " x ".join(map(str, pixels.shape))
+            raise NacreError(
+                f"image {name} is {pixels.dtype} of {size}; it must be RGB of 8 bits: a tensor "
+                "3,H,W, an array H,W,3 or a Pillow image"
+            )
+        return Image.fromarray(np.ascontiguousarray(pixels))
+
+    def mask(self, split: Split, name: str) -> Mask:
+        """Return the mask of an image."""
+        mask = np.asarray(self._item(name)[1])
+        unknown = sorted(set(np.unique(mask).tolist()) - self.space.allowed)
+        if unknown:
+            raise NacreError(
+                f"the mask of image {name} holds the value {unknown[0]}; the classes are 1 to "
+                f"{len(self.space.names)}, the background is 0, and 255 is ignored"
+            )
+        return mask.astype(np.uint16 if mask.max(initial=0) > 255 else np.uint8)
+
+    def _item(self, name: str) -> Any:
+        if self._last[0] != name:
+            self._last = (name, self.data[int(name)])
+        return self._last[1]
