@@ -12,7 +12,7 @@ from nacre.utils.io import check_can_write
 
 if TYPE_CHECKING:
     from nacre.export.onnx_file import Form
-    from nacre.export.runtime import OnnxModel
+    from nacre.export.onnx_model import OnnxModel
 
 Models = Annotated[
     list[Path], typer.Argument(help="Run folders, step folders or model files; one, but for pages.")
@@ -70,9 +70,8 @@ def _write_onnx(model: Path, out: Path, form: "Form", license: str | None) -> No
 
 
 def _write_page(models: list[Path], out: Path, form: "Form", license: str | None) -> None:
-    from nacre.export.page.page import PageModel, write_page
-    from nacre.export.page.web_runtime import web_runtime
-    from nacre.export.runtime import OnnxModel
+    from nacre.export.onnx_model import OnnxModel
+    from nacre.export.page import PageModel, web_runtime, write_page
 
     runtime = web_runtime()
     shown, graphs = [], []
@@ -121,7 +120,7 @@ def serve(
 
 def _open_onnx(model: Path, threads: int) -> "OnnxModel":
     """Open an ONNX file, or a model that is exported first."""
-    from nacre.export.runtime import OnnxModel
+    from nacre.export.onnx_model import OnnxModel
 
     if model.suffix == ".onnx":
         return OnnxModel(model, threads)

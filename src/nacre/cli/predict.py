@@ -11,7 +11,7 @@ from nacre.cli.options import split_names
 from nacre.errors import shown
 
 if TYPE_CHECKING:
-    from nacre.api.predict import Summary
+    from nacre.predict.files import Summary
 
 
 def _whole_number(text: str) -> int:
@@ -49,13 +49,14 @@ def predict(
 ) -> None:
     """Say what is in pictures: masks, overlays, polygons to correct, the share of each class."""
     from nacre.api.model import load
-    from nacre.api.predict import PredictOptions, predict_all
+    from nacre.predict.files import predict_all
     from nacre.utils.signals import StopSignal
 
     forms = tuple(split_names(as_))
-    options = PredictOptions(forms, window, mirror, edges)
     with StopSignal() as stop:
-        summary = predict_all(load(model), pictures, out, options, stop)
+        used = load(model).fused()
+        predictor = used.predictor(window=window, mirror=mirror, edges=edges)
+        summary = predict_all(predictor, used.legend, pictures, out, forms, stop)
     _print_summary(summary)
     make_console().print(f"{', '.join(forms)}: {out}", highlight=False)
     if summary.stopped:
