@@ -291,7 +291,7 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("learn", closed / "data", *free),
         ("learn", world.data, "--start", closed / "model", *free),
         ("learn", world.data, *step, "--out", fixed / "d"),
-        ("log", closed / "model"),
+        ("history", closed / "model"),
         ("table", closed),
         ("report", closed / "run", *free),
         ("report", world.run, "--out", fixed / "e", "--pictures", "0"),

@@ -172,9 +172,9 @@ def test_updates_that_gain_nothing_on_held_out_images_are_not_kept():
     method.begin_step(step)
     before = {key: value.clone() for key, value in step.network.state_dict().items()}
     with torch.no_grad():
-        for one in step.network.head.parameters():
+        for one in step.network.decoder.parameters():
             one.normal_()  # what the updates left sees nothing but noise
-        step.network.classifier.heads[0].bias[0] += 1000  # and calls all of it background
+        step.network.classifier.rows[0].bias[0] += 1000  # and calls all of it background
     method.fit(step)
     assert method.judged.after <= method.judged.before
     assert method.judged.classes == []
@@ -253,7 +253,7 @@ def test_the_ledger_adds_a_class_to_it_in_one_pass_and_duo_goes_on(learned):
     quick = open_ledger(learned("pearl", "starfish:ledger"))
     before = open_ledger(learned("pearl"))
     assert quick.network.ledger.learned.tolist()[2:] == [False]
-    assert torch.equal(quick.network.head.reduce.weight, before.network.head.reduce.weight), (
+    assert torch.equal(quick.network.decoder.reduce.weight, before.network.decoder.reduce.weight), (
         "the decoder stays as it was"
     )
     after = nacre.load(learned("pearl", "starfish:ledger", "crate"))

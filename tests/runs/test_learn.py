@@ -275,7 +275,7 @@ def test_unlabelled_classes_can_be_taken_for_background_to_compare(data, tmp_pat
     assert hidden(plain) is None, "the loss of a first step takes background for background"
     known(), plain()
     unions = [find_model(tmp_path / name) for name in ("known", "plain")]
-    assert not torch.equal(*(tensors(one)["classifier.heads.0.weight"] for one in unions))
+    assert not torch.equal(*(tensors(one)["classifier.rows.0.weight"] for one in unions))
     assert load_model(unions[1])[1].lineage[0]["hidden"] == {"pets": [], "birds": []}
 
 

@@ -109,7 +109,7 @@ class Duo(Ledger):
 
     def grow(self, network: Network, num_new: int) -> None:
         """Share the background's probability among the new classes, eq. 8 and 9."""
-        if isinstance(network, DeepLab) and isinstance(network.head, StageGrid):
+        if isinstance(network, DeepLab) and isinstance(network.decoder, StageGrid):
             raise NacreError(
                 "the model was learned by the ledger alone and has no decoder; continue it with "
                 "method 'ledger'"
@@ -178,7 +178,7 @@ class Duo(Ledger):
 
 def _decoder(network: DeepLab) -> dict[str, Tensor]:
     """Return a copy of the weights of a decoder and its rows."""
-    parts = {"head": network.head, "classifier": network.classifier}
+    parts = {"decoder": network.decoder, "classifier": network.classifier}
     return {
         f"{part}.{key}": value.clone()
         for part, module in parts.items()

@@ -313,7 +313,7 @@ def make_teacher(network: Network, shared: Shared) -> Network:
     kept = [] if shared == "nothing" else [network.pretrained_part]
     if shared == "decoder":
         assert isinstance(network, DeepLab), "of other networks nobody knows the decoder"
-        kept.append(network.head)
+        kept.append(network.decoder)
     teacher = copy.deepcopy(network, {id(module): module for module in kept})
     return teacher.eval().requires_grad_(False)
 
