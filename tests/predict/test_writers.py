@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from nacre.importers.rle import parse_compressed
+from nacre.importers.shapes import parse_compressed
 from nacre.predict.writers import (
     CocoWriter,
     Legend,
