@@ -15,17 +15,19 @@ from nacre.version import __version__
 
 if TYPE_CHECKING:
     from nacre import losses
-    from nacre.api.model import Model, Prediction, learn, load, merge
+    from nacre.api.model import Evaluation, Model, learn, load, merge
     from nacre.api.own_data import ImageFolder, make_step, save_step
     from nacre.api.run import run
     from nacre.errors import NacreError
     from nacre.evaluation.forgetting import report_forgetting
     from nacre.models.foreign.teacher import Teacher
     from nacre.models.foreign.widen import widen
+    from nacre.predict.prediction import Prediction
     from nacre.training.step import learn_step
     from nacre.utils.signals import Interrupted
 
 __all__ = [
+    "Evaluation",
     "ImageFolder",
     "Interrupted",
     "Model",
@@ -49,8 +51,9 @@ _HOMES = {
     "run": "nacre.api.run",
     "Interrupted": "nacre.utils.signals",
     "NacreError": "nacre.errors",
+    "Evaluation": "nacre.api.model",
     "Model": "nacre.api.model",
-    "Prediction": "nacre.api.model",
+    "Prediction": "nacre.predict.prediction",
     "learn": "nacre.api.model",
     "load": "nacre.api.model",
     "merge": "nacre.api.model",
