@@ -32,7 +32,7 @@ from nacre.losses.ridge import LinearHead, Sums, from_products, join, solve
 from nacre.methods import METHODS, Batch
 from nacre.methods.ledger import leave_out_known
 from nacre.models.build import build_network
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import open_scenario
 from nacre.training.config import build_config
 
 BATCH = 16

@@ -57,7 +57,7 @@ def generate(root: Path, count: int) -> None:
 
 
 def _data(root: str):
-    from nacre.runs.scenario_data import open_scenario
+    from nacre.runs.run import open_scenario
     from nacre.training.config import build_config
 
     values = {"scenario": "folder/2-1/overlapped", "data": {"root": root}}
@@ -77,7 +77,7 @@ def index(root: str) -> tuple[float, int]:
 def plan_and_batch(root: str) -> tuple[float, float, int]:
     """Return the seconds until the plan and until the first batch, and the peak memory."""
     from nacre.data.dataset import train_batches
-    from nacre.runs.scenario_data import step_sampler
+    from nacre.runs.run import step_sampler
     from nacre.scenarios.plan import make_plan
 
     began = time.perf_counter()
@@ -92,7 +92,7 @@ def plan_and_batch(root: str) -> tuple[float, float, int]:
 
 def imports() -> int:
     """Return the peak memory of a process that has the modules and no data."""
-    import nacre.runs.scenario_data
+    import nacre.runs.run
     import nacre.training.config  # noqa: F401
 
     return peak_of_process()

@@ -21,7 +21,7 @@ import torch
 from measuring import TEST_DATA, Row, apart, command
 from methods import trainer_of
 from nacre.data.dataset import train_batches
-from nacre.runs.scenario_data import open_scenario, step_sampler
+from nacre.runs.run import open_scenario, step_sampler
 from nacre.training.config import RunConfig, build_config
 from nacre.training.loop import update
 from nacre.utils.system import keep_freed_memory

@@ -12,8 +12,7 @@ from nacre.labels.mapping import LabelPolicy, mapping_for_training
 from nacre.labels.space import LabelSpace
 from nacre.losses.sigmoid import unknown_targets
 from nacre.methods import find_method
-from nacre.runs.run import run_scenario
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import open_scenario, run_scenario
 from tiny_runs import tiny_config
 
 

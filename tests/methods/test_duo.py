@@ -19,8 +19,7 @@ from nacre.models.config import DeepLabConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
 from nacre.runs.learn import plan_learning
-from nacre.runs.run import run_scenario
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import open_scenario, run_scenario
 from nacre.training.events import Iterated, StepUsable
 from nacre.utils.signals import Interrupted
 from partial_data import write_folder

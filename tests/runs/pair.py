@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from nacre.errors import NacreError
-from nacre.runs import shared_folder
+from nacre.runs import folder as shared_folder
 from nacre.runs.run import run_scenario
 from nacre.training import resume
 from nacre.utils.distributed import exit_process, leave_distributed

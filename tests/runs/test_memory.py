@@ -9,8 +9,7 @@ from nacre.data.dataset import UnionDataset
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.runs.event_file import read_events
-from nacre.runs.run import run_scenario
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import open_scenario, run_scenario
 from nacre.training.config import deep_merge
 from nacre.training.events import StepBegan, StepSkipped
 from nacre.utils.signals import Interrupted

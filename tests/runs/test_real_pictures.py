@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from nacre.evaluation.metrics import summarize
-from nacre.runs.run import learn_scenario
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import learn_scenario, open_scenario
 from nacre.training.config import build_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,8 +11,7 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, default_folder
-from nacre.runs.run import learn_scenario, run_scenario, scenario_step
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import learn_scenario, open_scenario, run_scenario, scenario_step
 from nacre.training import step as step_file
 from nacre.training import window
 from nacre.training.events import RunBegan, Trained

@@ -23,8 +23,8 @@ from nacre.labels.mapping import LabelPolicy, mapping_for_tests, mapping_for_tra
 from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.methods import Step, find_method
 from nacre.models.io import find_model, load_model, save_model
-from nacre.runs.scenario_data import step_sampler
-from nacre.runs.steps import Start, model_info
+from nacre.runs.run import step_sampler
+from nacre.runs.steps import model_info
 from nacre.training.config import Recipe, config_type, deep_merge, read_section
 from nacre.training.events import Observer, Recorder
 from nacre.utils.distributed import init_distributed
@@ -167,7 +167,7 @@ def _opened(start: Step | str | Path | None) -> tuple[Any, Any, dict[str, Tensor
         return None, None, {}
     if isinstance(start, Step):
         return model_info(start), copy.deepcopy(start.network), dict(start.state)
-    network, info, state = load_model(Start(find_model(Path(start))).path)
+    network, info, state = load_model(find_model(Path(start)))
     return info, network, state
 
 

@@ -97,7 +97,7 @@ def plan(
         make_console().print(scenarios_table())
         return
     if index is None:
-        from nacre.runs.scenario_data import apply_scenario
+        from nacre.runs.run import apply_scenario
 
         applied, labels, images = apply_scenario(scenario, root=root, file=config, sets=set_ or [])
     elif root is not None or config is not None or set_:

@@ -215,7 +215,7 @@ def _print_plan(console: Console, config: "RunConfig") -> None:
     """Print what a run would learn from, and with which method and network."""
     from nacre.cli.data import plan_table
     from nacre.methods import find_method
-    from nacre.runs.scenario_data import open_scenario, step_sampler
+    from nacre.runs.run import open_scenario, step_sampler
     from nacre.scenarios.plan import make_plan
 
     data = open_scenario(config)

@@ -16,7 +16,7 @@ from nacre.models.network import Network
 from nacre.runs.learn import open_folders, open_tests
 from nacre.runs.learn_config import LearnConfig, resolve_learn_config
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config
 from nacre.training.step import batches_to_test
 from nacre.utils.device import set_precision

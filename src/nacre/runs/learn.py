@@ -4,7 +4,6 @@ Calling it again on the same folder goes on where it stopped. Nothing but the st
 new data is read: neither an old image nor an old label.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from nacre.data.sources.folder import FolderConfig
 from nacre.errors import NacreError, did_you_mean
 from nacre.labels.channels import Channels
 from nacre.methods import Step, find_method, find_row
-from nacre.models.io import ModelInfo, find_model, load_model
+from nacre.models.io import find_model, load_model
 from nacre.runs.folder import LearnFolder
 from nacre.runs.learn_config import (
     LearnConfig,
@@ -35,7 +34,7 @@ from nacre.runs.learn_config import (
     ground_of,
 )
 from nacre.runs.learn_tests import LearnTests
-from nacre.runs.scenario_data import open_saliency, step_sampler
+from nacre.runs.run import open_saliency, step_sampler
 from nacre.runs.steps import Metrics, Start, run_steps
 from nacre.training.automatic import Choice, choose, look_at
 from nacre.training.config import read_section, read_written
@@ -48,24 +47,7 @@ EVERY = ":all"
 """What a folder's name ends in if its training images are to be tested, too."""
 
 
-@dataclass(frozen=True)
-class StartModel(Start):
-    """The model that a step continues, and what is known of it.
-
-    Attributes:
-        info: What the file says about it.
-        has_backbone: Whether its backbone can be told apart, and so frozen.
-    """
-
-    info: ModelInfo = None  # type: ignore[assignment]
-    has_backbone: bool = True
-
-    def fingerprint(self) -> str:
-        """Return the digest of the model file."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
-
-
-def find_start(path: Path | None, network: nn.Module | None = None) -> StartModel | None:
+def find_start(path: Path | None, network: nn.Module | None = None) -> Start | None:
     """Find the model that a user means: a model file, a step's or a run's folder.
 
     Args:
@@ -76,7 +58,7 @@ def find_start(path: Path | None, network: nn.Module | None = None) -> StartMode
         return None
     file = find_model(path)
     loaded, info, _ = load_model(file, network=network)
-    return StartModel(file, network, info, "backbone" in loaded.gives)
+    return Start(file, info, network, "backbone" in loaded.gives)
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ class Plan:
     """
 
     config: LearnConfig
-    start: StartModel | None
+    start: Start | None
     how: str
     reasons: tuple[str, ...]
 
@@ -167,7 +149,7 @@ class Plan:
 
 def plan_learning(
     data: Sequence[Path],
-    start: StartModel | None,
+    start: Start | None,
     *,
     tests: Sequence[Path] = (),
     preset: str | None = None,
@@ -197,7 +179,7 @@ def plan_learning(
 
 
 def _reasons(
-    config: LearnConfig, start: StartModel | None, choice: Choice | None
+    config: LearnConfig, start: Start | None, choice: Choice | None
 ) -> tuple[str, tuple[str, ...]]:
     """Return by which method a model is continued, and why the config is as it is."""
     reasons: tuple[str, ...] = choice.reasons if choice and _was_taken(choice, config) else ()

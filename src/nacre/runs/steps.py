@@ -14,9 +14,11 @@ step that has metrics is not tested again.
 """
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,7 @@ from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.runs.event_file import EventFile, Position
-from nacre.runs.folder import RunFolder, with_absolute_paths
-from nacre.runs.shared_folder import check_shared
+from nacre.runs.folder import RunFolder, check_shared, with_absolute_paths
 from nacre.runs.step_cache import StepCache
 from nacre.training.events import (
     Observer,
@@ -57,18 +58,19 @@ class Start:
 
     Attributes:
         path: Its file.
+        info: What the file says about it.
         network: What it was learned from, if the file alone cannot build it.
+        has_backbone: Whether its backbone can be told apart, and so frozen.
     """
 
     path: Path
+    info: ModelInfo
     network: nn.Module | None = None
+    has_backbone: bool = True
 
-    def load_into(self, step: Step) -> None:
-        """Give a step the network, and what was kept with it as far as its method knows it."""
-        step.network, _, state = load_model(self.path, step.dist.device, self.network)
-        # A step 0 that was taken over may hold what another method keeps.
-        own = find_method(step.config.method.name).persistent_state
-        step.state = {k: v for k, v in state.items() if k.partition(".")[0] in own}
+    def fingerprint(self) -> str:
+        """Return the digest of the model file."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
 def run_steps(
@@ -120,7 +122,8 @@ def run_steps(
         check_shared(folder, fingerprint, dist)
         while_running.enter_context(explain_worker_crash())
         before: Step | None = None
-        source = start
+        given = start.network if start else None
+        source = start.path if start else None
         for step in steps:
             # What is there is seen by the main process, and told: folders may look different
             # from another machine for a while.
@@ -130,18 +133,28 @@ def run_steps(
             else:
                 with _shared(cache, step, folder, checkpoint) as is_taken:
                     if not is_taken:
-                        _learn_or_load(step, before, source, folder, checkpoint, began)
+                        if before is not None:
+                            step.network, step.state = before.network, before.state
+                        load = partial(_load, step, given=given)
+                        _learn_or_load(step, load, source, folder, checkpoint, began)
                         _test(step, folder)
-            given = source.network if source else None
             before = None if is_taken else step
-            source = Start(folder.model(step.index), given)
+            source = folder.model(step.index)
         return dist.on_main(lambda: [folder.metrics_of(step.index) for step in steps])
+
+
+def _load(step: Step, path: Path, given: nn.Module | None) -> None:
+    """Give a step the network of a file, and what was kept with it as far as its method knows."""
+    step.network, _, state = load_model(path, step.dist.device, given)
+    # A step 0 that was taken over may hold what another method keeps.
+    own = find_method(step.config.method.name).persistent_state
+    step.state = {k: v for k, v in state.items() if k.partition(".")[0] in own}
 
 
 def _learn_or_load(
     step: Step,
-    before: Step | None,
-    source: Start | None,
+    load: Callable[[Path], None],
+    source: Path | None,
     folder: RunFolder,
     checkpoint: Checkpoint,
     began: float,
@@ -150,12 +163,10 @@ def _learn_or_load(
     path, dist = folder.model(step.index), step.dist
     step.tests.prepare(step)
     if dist.from_main(path.exists()):
-        Start(path, source.network if source else None).load_into(step)
+        load(path)
         return
-    if before is not None:
-        step.network, step.state = before.network, before.state
-    elif source is not None:
-        source.load_into(step)
+    if step.network is None and source is not None:
+        load(source)
 
     def save_first() -> None:
         """Save a model that is of use before the first update, unless that was done before."""

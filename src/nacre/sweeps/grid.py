@@ -16,7 +16,7 @@ from nacre.methods import find_method
 from nacre.models.pretrained import find_model_weights
 from nacre.runs.folder import RunFolder
 from nacre.runs.records import StepMetrics, read_record
-from nacre.runs.scenario_data import open_scenario, step_sampler
+from nacre.runs.run import open_scenario, step_sampler
 from nacre.runs.step_cache import CACHE, digest_masks, step_keys
 from nacre.sweeps.engines import log_of
 from nacre.training.config import RunConfig, build_config, deep_merge

@@ -33,8 +33,7 @@ from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex
 from nacre.methods import find_method
 from nacre.runs.folder import RunFolder
-from nacre.runs.run import learn_scenario
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import learn_scenario, open_scenario
 from nacre.runs.step_cache import CACHE
 from nacre.scenarios.scenario import ImageLists
 from nacre.training.config import RunConfig, deep_merge, resolve_config

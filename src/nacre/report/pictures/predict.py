@@ -20,7 +20,7 @@ from nacre.models.io import load_model
 from nacre.models.network import Network
 from nacre.report.results.aggregate import Row
 from nacre.runs.folder import read_config
-from nacre.runs.scenario_data import open_scenario
+from nacre.runs.run import open_scenario
 from nacre.utils.device import choose_device
 
 Pixels = npt.NDArray[np.uint8]
