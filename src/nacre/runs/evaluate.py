@@ -7,19 +7,14 @@ from typing import Any
 from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
-from nacre.evaluation.confusion import ConfusionMatrix
-from nacre.evaluation.evaluate import evaluate
-from nacre.evaluation.metrics import compute_metrics
-from nacre.evaluation.predictor import cut_predictor, whole_predictor
+from nacre.evaluation.predictor import whole_predictor
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.learn import open_folders, open_tests
 from nacre.runs.learn_config import LearnConfig, resolve_learn_config
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
-from nacre.runs.run import open_scenario
+from nacre.runs.run import ScenarioTests, open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config
-from nacre.training.step import batches_to_test
-from nacre.utils.device import set_precision
 from nacre.utils.distributed import init_distributed
 
 
@@ -49,19 +44,7 @@ def evaluate_checkpoint(
     dist = init_distributed(config.train.device)
     step = len(info.steps) - 1
     _check_classes(path, info.classes, data, step)
-    batches = batches_to_test(data.eval_dataset(step), config.train, dist, lambda: False)
-    precision = set_precision(config.train.precision, dist.device)
-    network.to(dist.device)
-    confusion = ConfusionMatrix(network.num_classes, dist.device)
-    predictor = cut_predictor(network, config.images)
-    evaluate(predictor, batches, [confusion], dist.device, precision=precision)
-    confusion.merge(dist)
-    scenario = data.scenario
-    metrics = compute_metrics(scenario.classes, scenario.groups, step, confusion.counts())
-    return metrics | {
-        "images": len(data.eval_dataset(step)),
-        "conventions": config.measured_under(),
-    }
+    return ScenarioTests(data, config).test(network.to(dist.device), step, dist)
 
 
 def _evaluate_on_folders(

@@ -17,6 +17,7 @@ from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.evaluation.predictor import cut_predictor
 from nacre.labels.space import LabelIndex
 from nacre.methods import Step, find_method
+from nacre.models.network import Network
 from nacre.models.pretrained import find_model_weights
 from nacre.runs.folder import RunFolder
 from nacre.runs.step_cache import StepCache, digest_masks, step_keys
@@ -110,22 +111,32 @@ class ScenarioTests:
 
     def measure(self, step: Step) -> Metrics:
         """Test the network after a step."""
-        dist, config = step.dist, self.config
-        dataset = self.data.eval_dataset(step.index)
-        batches = batches_to_test(dataset, config.train, dist, step.should_stop)
+        return self.test(step.network, step.index, step.dist, step.observe, step.should_stop)
+
+    def test(
+        self,
+        network: Network,
+        index: int,
+        dist: Distributed,
+        observe: Observer = lambda event: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Metrics:
+        """Test a network on the test images of a step."""
+        config, dataset = self.config, self.data.eval_dataset(index)
+        batches = batches_to_test(dataset, config.train, dist, should_stop)
 
         def on_images(count: int) -> None:
-            step.observe(ImagesTested(step.index, count, len(dataset)))
+            observe(ImagesTested(index, count, len(dataset)))
 
         precision = set_precision(config.train.precision, dist.device)
-        confusion = ConfusionMatrix(step.network.num_classes, dist.device)
-        predictor = cut_predictor(step.network, config.images)
+        confusion = ConfusionMatrix(network.num_classes, dist.device)
+        predictor = cut_predictor(network, config.images)
         with sizes_vary(config.images.eval_mode == "full"):
             evaluate(predictor, batches, [confusion], dist.device, on_images, precision)
         confusion.merge(dist)
         scenario = self.data.scenario
         counts = confusion.counts()
-        metrics = compute_metrics(scenario.classes, scenario.groups, step.index, counts)
+        metrics = compute_metrics(scenario.classes, scenario.groups, index, counts)
         return metrics | {"images": len(dataset), "conventions": config.measured_under()}
 
 
