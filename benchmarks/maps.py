@@ -27,7 +27,7 @@ from nacre.api.model import Model
 from nacre.api.predict import PredictOptions, predict_all
 from nacre.api.rasters import has_rasterio
 from nacre.export.verify import noise_picture
-from nacre.models.foreign.adapter import Adapter
+from nacre.models.adapter import Adapter
 from nacre.models.io import ModelInfo
 
 CLASSES = 2

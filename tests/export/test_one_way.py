@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from export.page.browser import Browser, find_browser
 from local_server import send, serving
-from models.foreign.test_odd_networks import Patches
+from models.test_odd_networks import Patches
 from nacre.api.model import Model, load
 from nacre.api.predict import PredictOptions, predict_all
 from nacre.data.dataset import EvalDataset
@@ -36,9 +36,9 @@ from nacre.export.page.web_runtime import web_runtime
 from nacre.export.runtime import OnnxModel
 from nacre.export.verify import noise_picture
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests
+from nacre.models.adapter import Adapter
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.foreign.adapter import Adapter
 from nacre.models.io import ModelInfo
 from nacre.models.network import Network
 from tiny_runs import tiny_run

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.export.graph import ImageToClasses
-from nacre.models.backbone import Backbone
+from nacre.models.backbone import Backbone, Tiny
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.decoders import AsppDecoder, LightDecoder, WindowPool, default_atrous_rates
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model, load_model
-from nacre.models.tiny import Tiny
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.step import make_teacher

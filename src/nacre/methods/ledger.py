@@ -44,7 +44,7 @@ from nacre.losses.ridge import Sums, from_products, join, solve
 from nacre.methods.base import Batch, Method, MethodConfig, Step
 from nacre.methods.parts import PartsConfig, deeplab
 from nacre.models.classifier import Classifier
-from nacre.models.config import DeepLabConfig, HeadConfig, ModelConfig
+from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
@@ -114,13 +114,8 @@ class Ledger(Method):
 
     def with_grid(self, model: ModelConfig, **changes: str) -> ModelConfig:
         """Return a network with a grid of its stages."""
-        if not isinstance(model, HeadConfig):
-            return model  # `needs` refuses it, with what it lacks
         if not isinstance(model, DeepLabConfig):
-            raise NacreError(
-                f"method {self.name!r} reads the stages of nacre's own backbones, not of kind "
-                f"{model.kind!r}; leave out model.kind, or use another method"
-            )
+            return model  # `needs` refuses it, with what it lacks
         stride = self.config.grid_stride or self.default_stride
         return model.model_copy(update={"grid_stride": stride, **changes})
 

@@ -2,7 +2,7 @@
 
     Output = network(images in 0..255)
 
-`nacre.models.deeplab` is our own, `nacre.models.foreign.adapter` is around everyone else's.
+`nacre.models.deeplab` is our own, `nacre.models.adapter` is around everyone else's.
 """
 
 from __future__ import annotations
@@ -98,6 +98,11 @@ class Network(nn.Module):
     def pretrained_part(self) -> nn.Module | None:
         """The part that learns at the backbone's rate; None if it is not known."""
 
+    @property
+    def given(self) -> nn.Module | None:
+        """The module that was given in Python and that no file can build; None if there is none."""
+        return None
+
     @abstractmethod
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
@@ -105,6 +110,9 @@ class Network(nn.Module):
     def fused(self) -> Network:
         """Return a copy for inference, with fewer layers where that is known; it cannot learn."""
         return copy.deepcopy(self).eval().requires_grad_(False)
+
+    def drop_ledger(self) -> None:
+        """Go on without a ledger beside the decoder, if there is one."""
 
     @abstractmethod
     def fit(self, state: dict[str, Tensor]) -> None:

@@ -22,7 +22,7 @@ from nacre.methods import find_method
 from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
-from nacre.models.pretrained import find_model_weights
+from nacre.models.weights import find_model_weights
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder, with_absolute_paths
 from nacre.runs.records import StepMetrics, read_record

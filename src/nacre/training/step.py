@@ -267,7 +267,7 @@ def _grow(
     else:
         network = start.network
         _check_needs(method, network)
-        if isinstance(network, DeepLab) and "sums" not in method.persistent_state:
+        if "sums" not in method.persistent_state:
             network.drop_ledger()  # without its sums it could not learn the new classes
         method.parts.remember(network)
         if method.needs_teacher:
@@ -294,7 +294,7 @@ def _check_needs(method: Method, network: Network) -> None:
     if not missing:
         return
     if "classifier" in missing:
-        reason = "its parameters must keep their shapes, and a foreign scoring layer is widened"
+        reason = "its parameters must keep their shapes, and an external scoring layer is widened"
     elif "backbone" in missing:
         reason = (
             "a module `base_model`, `backbone` or `encoder` is wanted, which does not hold the "

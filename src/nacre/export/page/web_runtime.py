@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from nacre.errors import NacreError
-from nacre.models.download import download
+from nacre.models.weights import download
 from nacre.utils.io import save
 from nacre.utils.system import user_cache
 
