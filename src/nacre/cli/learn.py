@@ -51,8 +51,9 @@ def learn(
     method: Annotated[
         str | None,
         typer.Option(
-            help="Training method (see `nacre methods`). Default: mib, the paper's; ledger or duo "
-            "for models with sums. --method mib asks for MiB.",
+            help="Training method (see `nacre methods`). Default: duo, the ledger in one pass and "
+            "a decoder beside it; mib, the paper's, for networks from nothing and of others. "
+            "--method mib asks for MiB.",
         ),
     ] = None,
     classes: Annotated[
