@@ -13,10 +13,10 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model
 from nacre.runs.run import run_scenario
 from nacre.training.kept_features import KeptFeatures, View
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
-FROZEN = {"freeze_step_0": True, "freeze_bn": True}
+FROZEN = {"freeze_step_0": True, "freeze": ["batch_norm"]}
 
 
 def config(method: str = "mib", **images: Any) -> Any:
@@ -25,7 +25,7 @@ def config(method: str = "mib", **images: Any) -> Any:
         data={"train": 16},
         images={"views": 2, **images},
         train={"epochs": 4, "batch_size": 4},
-        method={"name": method, "parts": FROZEN},
+        method={"name": method, **FROZEN},
     )
 
 
@@ -101,6 +101,7 @@ def test_the_output_of_kept_maps_is_that_of_the_images(decoder: Any) -> None:
         kept = network(images, kept=network.read_maps(images))
         torch.testing.assert_close(kept.logits, network(images).logits, rtol=0, atol=0)
         again = network.decode_again(kept)
+    assert again is not None
     torch.testing.assert_close(again.logits, kept.logits, rtol=0, atol=0)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nacre.losses.reference import at_least_float32
 from nacre.models.backbone import Backbone
@@ -20,7 +20,7 @@ from nacre.models.classifier import Classifier
 from nacre.models.config import DeepLabConfig
 from nacre.models.decoders import AsppDecoder, LightDecoder
 from nacre.models.ledger import LedgerHead
-from nacre.models.network import Init, Network, Output, Part
+from nacre.models.network import Init, Network, Output, Part, Shared
 from nacre.models.norm import ABN, InPlaceABN, NormFactory, fuse_norms_
 from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
 from nacre.models.timm_backbone import make_backbone
@@ -119,11 +119,19 @@ class DeepLab(Network):
         output.kept = kept
         return output
 
-    def decode_again(self, output: Output) -> Output:
-        """Return the output that follows from what another network with this backbone read."""
-        if output.kept:
-            return self.decode_kept(output.kept)
-        return self.decode(output.features.detach(), tuple(one.detach() for one in output.stages))
+    def shared_parts(self, shared: Shared) -> list[nn.Module]:
+        """Return the modules that a teacher has together with its student."""
+        parts = {"nothing": [], "backbone": [self.backbone]}
+        return parts.get(shared, [self.backbone, self.decoder])
+
+    def decode_again(self, output: Output, shared: Shared = "backbone") -> Output | None:
+        """Return the output that follows from what another network with these parts read."""
+        features, stages = output.features.detach(), tuple(one.detach() for one in output.stages)
+        if shared == "nothing":
+            return None
+        if shared == "decoder":
+            return self.classify(output.decoder_features.detach(), features, stages)
+        return self.decode_kept(output.kept) if output.kept else self.decode(features, stages)
 
     def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
         """Return the output that follows from the backbone's features."""

@@ -26,6 +26,9 @@ Part = Literal["features", "stages", "backbone", "classifier"]
 frozen, or our `classifier`, in which the parameters of a step keep their names and shapes in later
 ones."""
 
+Shared = Literal["nothing", "backbone", "decoder"]
+"""Up to which part a teacher and its student have the same modules."""
+
 
 @dataclass
 class Output:
@@ -110,6 +113,21 @@ class Network(nn.Module):
     def fused(self) -> Network:
         """Return a copy for inference, with fewer layers where that is known; it cannot learn."""
         return copy.deepcopy(self).eval().requires_grad_(False)
+
+    def shared_parts(self, shared: Shared) -> list[nn.Module]:
+        """Return the modules that a teacher has together with its student."""
+        assert shared != "decoder", "of other networks nobody knows the decoder"
+        part = None if shared == "nothing" else self.pretrained_part
+        return [] if part is None else [part]
+
+    def decode_again(self, output: Output, shared: Shared) -> Output | None:
+        """Return what follows from what a network with these parts read; None if that is not known.
+
+        Args:
+            output: of a network that has the shared parts, too.
+            shared: which parts.
+        """
+        return None
 
     def drop_ledger(self) -> None:
         """Go on without a ledger beside the decoder, if there is one."""
