@@ -121,8 +121,8 @@ class DeepLab(Network):
 
     def shared_parts(self, shared: Shared) -> list[nn.Module]:
         """Return the modules that a teacher has together with its student."""
-        parts = {"nothing": [], "backbone": [self.backbone]}
-        return parts.get(shared, [self.backbone, self.decoder])
+        number = ("nothing", "backbone", "decoder").index(shared)
+        return [self.backbone, self.decoder][:number]
 
     def decode_again(self, output: Output, shared: Shared = "backbone") -> Output | None:
         """Return the output that follows from what another network with these parts read."""
