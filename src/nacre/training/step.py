@@ -176,13 +176,13 @@ def _iterate(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
     """Learn a step by gradients, or go on where it was interrupted."""
     trainer = _prepare(spec, start, recipe, session)
     method, step = trainer.method, trainer.step
-    if method.is_usable:
-        session.save_first(Learned(step.network, method.state()))
     session.checkpoint.restore(trainer)
     if trainer.iteration == 0:
         method.parts.survey(step)
         method.survey(step)
     session.recorder(_began(spec, trainer.iteration))
+    if method.is_usable and trainer.iteration == 0:
+        session.save_first(Learned(step.network, method.state()))
     _train(trainer, spec, session)
     # Statistics are to be those of the network that is kept: fusion comes first.
     method.parts.end_step(step)
