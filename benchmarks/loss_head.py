@@ -20,7 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import Row, command, peak_bytes, take_turns
-from nacre.losses import IGNORE_INDEX, fused_binary_losses, fused_losses
+from nacre.losses import (
+    IGNORE_INDEX,
+    binary_cross_entropy,
+    binary_distillation,
+    by_strips,
+    fused_losses,
+    pixel_count,
+)
 
 WEIGHT = 10.0
 
@@ -129,11 +136,19 @@ def fused(method: str, logits: Tensor, old_logits: Tensor, targets: Tensor) -> T
     elif method == "ft":
         losses = fused_losses(x, targets)
     else:
-        losses = fused_binary_losses(x, targets, old_logits, distil=True)
+        losses = by_strips(lwf_mc_terms(x, targets), x, old_logits, targets)
     supervised, *distilled = losses.values()
     (supervised + WEIGHT * sum(distilled)).backward()
     assert x.grad is not None
     return x.grad
+
+
+def lwf_mc_terms(x: Tensor, targets: Tensor) -> Callable[..., dict[str, Tensor]]:
+    labeled, every = pixel_count(x, targets), targets.numel()
+    return lambda x, z, y: {
+        "bce": binary_cross_entropy(x, y, num_pixels=labeled),
+        "kd": binary_distillation(x, z, num_pixels=every),
+    }
 
 
 def measure_case(case: Case, rounds: int) -> list[Row]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.losses import IGNORE_INDEX, cross_entropy, strips, upsample
+from nacre.losses import IGNORE_INDEX, strips, upsample
 from nacre.losses.pseudo_labels import (
     Score,
     TeacherView,
@@ -23,7 +23,6 @@ from nacre.losses.pseudo_labels import (
     released_thresholds,
     score_histogram,
     teacher_view,
-    weighted_cross_entropy,
 )
 
 few = settings(max_examples=40, deadline=None)
@@ -229,20 +228,3 @@ def test_the_factor_of_an_image_is_its_share_of_accepted_pixels() -> None:
     )
     certain = torch.tensor([[[True, False, True, True, True, True]], [[True] * 6]])
     assert accepted_share(targets, certain).tolist() == pytest.approx([0.75, 0.0], abs=1e-5)
-
-
-def test_each_images_cross_entropy_has_its_weight() -> None:
-    logits = random(3, 4, 2, 3).requires_grad_()
-    g = torch.Generator().manual_seed(1)
-    values = torch.tensor([0, 1, 2, 3, IGNORE_INDEX])
-    targets = values[torch.randint(0, 5, (3, 9, 8), generator=g)]
-    weights = torch.tensor([0.0, 0.3, 2.0])
-    actual = weighted_cross_entropy(logits, targets, weights, num_pixels=100)
-    full = upsample(logits, (9, 8))
-    parts = [cross_entropy(full[n : n + 1], targets[n : n + 1], num_pixels=100) for n in range(3)]
-    expected = (torch.stack(parts) * weights).sum()
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
-    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (actual, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
-    even = weighted_cross_entropy(logits, targets, torch.ones(3))
-    torch.testing.assert_close(even, cross_entropy(full, targets), rtol=1e-12, atol=0)

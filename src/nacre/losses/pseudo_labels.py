@@ -43,9 +43,7 @@ import torch
 from torch import Tensor
 
 from nacre.labels.channels import IGNORE_INDEX, ignore_value, target_dtype
-from nacre.losses.device_kernels import PlainKernel
-from nacre.losses.fused import _losses, fused_losses
-from nacre.losses.reference import at_least_float32, pixel_count
+from nacre.losses.reference import at_least_float32
 from nacre.losses.strips import StripUpsampler
 
 Score = Literal["entropy", "probability", "sigmoid"]
@@ -218,47 +216,3 @@ def accepted_share(targets: Tensor, certain: Tensor) -> Tensor:
     is_background = targets == 0
     accepted = (is_background & certain).sum((1, 2), dtype=torch.float32)
     return accepted / (is_background.sum((1, 2)) + 1e-6)
-
-
-def weighted_cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    *,
-    may_be: Tensor | None = None,
-    num_pixels: float | Tensor | None = None,
-    ignore_index: int = IGNORE_INDEX,
-) -> Tensor:
-    """Cross-entropy, eq. 2, in which each image has a weight, from low-resolution logits.
-
-    Args:
-        logits: the student's, N,C,h,w.
-        targets: N,H,W, channel numbers of any integer type.
-        weights: one per image, such as `accepted_share`.
-        may_be: N,C,C, bool: what a pixel of each target may be, by image, as in `fused_losses`.
-        num_pixels: what the weighted sum over the pixels is divided by, instead of the number of
-            pixels that are not ignored. PLOP's is the number before pixels were set aside.
-        ignore_index: the target of pixels that do not count.
-    """
-    ignore_index = ignore_value(targets, ignore_index)
-    if logits.is_cuda and may_be is None:  # a pass for each image would be many small kernels
-        kernel = PlainKernel(ce=True, kd=False, num_old=1, ignore_index=ignore_index)
-        logits = at_least_float32(logits)
-        divisors = {"ce": pixel_count(logits, targets, num_pixels, ignore_index)}
-        return _losses(kernel, logits, None, targets, divisors, weights.unsqueeze(1))["ce"]
-    if num_pixels is None:
-        num_pixels = (targets != ignore_index).sum()
-    # On a CPU a pass for each image takes no longer: strips are parts of an image anyway.
-    images = [slice(n, n + 1) for n in range(len(logits))]
-    losses = [
-        fused_losses(
-            logits[n],
-            targets[n],
-            ce="plain" if may_be is None else "unbiased",
-            may_be=None if may_be is None else may_be[n],
-            num_pixels=num_pixels,
-            ignore_index=ignore_index,
-        )["ce"]
-        for n in images
-    ]
-    return (torch.stack(losses) * weights).sum()

@@ -1,9 +1,20 @@
-"""Any loss of full-resolution logits, straight from low-resolution ones, strip by strip.
+"""Losses straight from low-resolution logits: strips of upsampled rows, and their transpose.
 
-The loss is a readable function such as those of `nacre.losses.reference`; autograd differentiates
-it inside each strip of upsampled rows, and only low-resolution gradients are kept. So logits of
-full resolution never exist, and what is rare (several origins, data sets that label different
-classes) needs no gradient derived by hand. The common losses have one, in `nacre.losses.kernels`.
+Upsampling from h x w to H x W is linear and separable: with two small matrices A (H x h, for the
+rows) and B (W x w, for the columns) a channel x becomes A x B^T, and a gradient G of the upsampled
+channel becomes A^T G B. Neither needs the whole image: a strip of output rows touches only the few
+input rows where its part of A is not zero. So whatever is a sum over pixels is computed strip by
+strip, and full-resolution logits never exist.
+
+`by_strips` does so for any readable loss, such as those of `nacre.losses.reference`: autograd
+differentiates it inside each strip, and only low-resolution gradients are kept, one for each term,
+which the backward pass scales and adds. A kernel with gradients derived by hand can take the place
+of autograd (`sum_strips`; there is one, in `nacre.losses.softmax`).
+
+A strip is the same few rows of one or several images, laid out as lines of pixels, channels,
+columns (L,C,W) where the L lines are all images' first rows, then all images' second rows, and so
+on: sums over channels run along contiguous columns, which is the fastest order on CPUs, and the
+products with A are plain matrix products.
 """
 
 from __future__ import annotations
@@ -12,33 +23,119 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-StripLoss = Callable[..., list[Tensor]]
-"""Takes the lines of a strip as images of one row: the student's logits L,C,1,W, the teacher's (or
-None), targets L,1,W, and L,... of what is said by image. Returns sums over the pixels."""
+from nacre.losses.reference import at_least_float32
+
+# On CPUs a strip and its few companions should stay in the cache.
+_CPU_STRIP_BYTES = 4 << 20
+# On other devices a strip should be large enough to keep the device busy, and its companions
+# together a few hundredths of the memory. The total decides, not what is free at the moment:
+# otherwise the order of the sums, and with it the last digits, would change from run to run.
+_DEVICE_MEMORY_SHARE = 128
+_DEVICE_STRIP_BYTES = 64 << 20
 
 
-def sum_strips(
-    loss: StripLoss,
+def by_strips(
+    loss: Callable[..., dict[str, Tensor]],
     logits: Tensor,
     old_logits: Tensor | None,
     targets: Tensor,
-    *by_image: Tensor,
-) -> tuple[Tensor, ...]:
-    """Return the sums over all pixels of the terms of a loss.
+    *by_image: Tensor | None,
+) -> dict[str, Tensor]:
+    """Return the terms of a loss of upsampled logits, without upsampling all of them.
 
     Args:
-        loss: what to compute of a strip.
-        logits: the student's, N,C,h,w, in float32 at least.
-        old_logits: the teacher's, N,K,h,w, where the loss has one; no gradient flows into them.
+        loss: Takes a part of the upsampled logits of student and teacher, of the targets and of
+            what is known by image, as images of one row. Returns terms that add up over such
+            parts: means over pixels divide by the number of pixels of the whole batch.
+        logits: The student's, N,C,h,w.
+        old_logits: The teacher's, N,K,h,w, where the loss needs one (h and w may differ from the
+            student's); no gradient flows into them.
         targets: N,H,W.
-        by_image: N,... each, what the loss is told of the images.
+        by_image: N,... each, what is known by image, or None.
+
+    Returns:
+        The terms by name; each may be weighted and added at will, but differentiated only once.
     """
-    sums: tuple[Tensor, ...] = _StripSums.apply(loss, logits, old_logits, targets, *by_image)  # type: ignore[no-untyped-call]
+    kernel = _Autograd(loss)
+    logits = at_least_float32(logits)
+    if old_logits is not None:
+        old_logits = old_logits.detach().to(logits.dtype)
+    sums = sum_strips(kernel, logits, old_logits, targets, *by_image)
+    return dict(zip(kernel.names, sums, strict=True))
+
+
+class StripKernel(Protocol):
+    """The sums of one or several terms over a strip, and their gradients."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        z: Tensor | None,
+        targets: Tensor,
+        gradients: bool,
+        *by_image: Tensor | None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return a scalar and, if gradients are wanted, a gradient L,C,W for each term.
+
+        Args:
+            x: The student's logits L,C,W; may be overwritten.
+            z: The teacher's logits L,K,W if there are any; may be overwritten.
+            targets: L,W.
+            gradients: Whether gradients are wanted.
+            by_image: What is known by image, for each line.
+        """
+
+
+class _Autograd:
+    """A `StripKernel` that lets autograd differentiate a loss of images of one row."""
+
+    def __init__(self, loss: Callable[..., dict[str, Tensor]]) -> None:
+        self.loss = loss
+        self.names: tuple[str, ...] = ()
+
+    def __call__(
+        self,
+        x: Tensor,
+        z: Tensor | None,
+        targets: Tensor,
+        gradients: bool,
+        *by_image: Tensor | None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        x = x.unsqueeze(2).requires_grad_(gradients)
+        old = None if z is None else z.unsqueeze(2)
+        with torch.enable_grad():
+            terms = self.loss(x, old, targets.unsqueeze(1), *by_image)
+        self.names = tuple(terms)
+        values = list(terms.values())
+        slopes = []
+        for i, value in enumerate(values if gradients else []):
+            (slope,) = torch.autograd.grad(value, x, retain_graph=i + 1 < len(values))
+            slopes.append(slope.squeeze(2).contiguous())
+        return [value.detach() for value in values], slopes
+
+
+def sum_strips(
+    kernel: StripKernel,
+    logits: Tensor,
+    old_logits: Tensor | None,
+    targets: Tensor,
+    *by_image: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Return the sums of a kernel's terms over all pixels, which can be differentiated once.
+
+    Args:
+        kernel: What to compute of a strip.
+        logits: The student's, N,C,h,w, in float32 at least.
+        old_logits: The teacher's, N,K,h,w, of the same type, where the kernel needs them.
+        targets: N,H,W.
+        by_image: N,... each, what is known by image, or None.
+    """
+    sums: tuple[Tensor, ...] = _StripSums.apply(kernel, logits, old_logits, targets, *by_image)  # type: ignore[no-untyped-call]
     return sums
 
 
@@ -48,11 +145,11 @@ class _StripSums(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        loss: StripLoss,
+        kernel: StripKernel,
         logits: Tensor,
         old_logits: Tensor | None,
         targets: Tensor,
-        *by_image: Tensor,
+        *by_image: Tensor | None,
     ) -> tuple[Tensor, ...]:
         size = (targets.shape[1], targets.shape[2])
         student = StripUpsampler(logits, size)
@@ -62,20 +159,19 @@ class _StripSums(torch.autograd.Function):
         # Autocast would take the matrix products to half precision.
         with torch.autocast(logits.device.type, enabled=False):
             for strip in student.strips():
-                x = student.lines(strip).unsqueeze(2).requires_grad_(ctx.needs_input_grad[1])
-                z = None if teacher is None else teacher.lines(strip).unsqueeze(2)
-                told = [strip.repeat(one) for one in by_image]
-                with torch.enable_grad():
-                    terms = loss(x, z, strip.lines(targets).unsqueeze(1), *told)
-                totals = totals or [logits.new_zeros(()) for _ in terms]
-                for total, term in zip(totals, terms, strict=True):
-                    total.add_(term.detach())
-                if ctx.needs_input_grad[1]:
-                    gradients = gradients or [StripGradient(student) for _ in terms]
-                    for i, gradient in enumerate(gradients):
-                        keep = i + 1 < len(terms)
-                        (slope,) = torch.autograd.grad(terms[i], x, retain_graph=keep)
-                        gradient.add(slope.squeeze(2).contiguous(), strip)
+                values, slopes = kernel(
+                    student.lines(strip),
+                    None if teacher is None else teacher.lines(strip),
+                    strip.lines(targets),
+                    ctx.needs_input_grad[1],
+                    *[None if one is None else strip.repeat(one) for one in by_image],
+                )
+                totals = totals or [logits.new_zeros(()) for _ in values]
+                gradients = gradients or [StripGradient(student) for _ in slopes]
+                for total, value in zip(totals, values, strict=True):
+                    total.add_(value)
+                for gradient, slope in zip(gradients, slopes, strict=True):
+                    gradient.add(slope, strip)
             found = [gradient.total() for gradient in gradients]
         ctx.num_by_image = len(by_image)
         ctx.save_for_backward(*found)
@@ -83,34 +179,25 @@ class _StripSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = scale_gradients(ctx.saved_tensors, scales)
+        gradient = _scale(ctx.saved_tensors, scales)
         return None, gradient, None, None, *[None] * ctx.num_by_image
 
 
-def scale_gradients(gradients: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
-    """Return the sum of low-resolution gradients, each times a scale, in a backward pass.
+def _scale(gradients: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
+    """Return the sum of low-resolution gradients, each times a scale.
 
     Raises:
-        RuntimeError: the pass is itself to be differentiated, which the gradients do not allow.
+        RuntimeError: The pass is itself to be differentiated, which the gradients do not allow.
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "the fused losses cannot be differentiated twice (create_graph=True); "
+            "losses by strips cannot be differentiated twice (create_graph=True); "
             "upsample and use the functions of nacre.losses.reference for that"
         )
     total = gradients[0] * scales[0]
     for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
         total.addcmul_(gradient, scale)
     return total
-
-
-# On CPUs a strip and its few companions should stay in the cache.
-_CPU_STRIP_BYTES = 4 << 20
-# On other devices a strip should be large enough to keep the device busy, and its companions
-# together a few hundredths of the memory. The total decides, not what is free at the moment:
-# otherwise the order of the sums, and with it the last digits, would change from run to run.
-_DEVICE_MEMORY_SHARE = 128
-_DEVICE_STRIP_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from torch import Tensor
 from nacre.errors import NacreError
 from nacre.labels.channels import Growth
 from nacre.losses.pseudo_labels import teacher_view
-from nacre.losses.sigmoid import fused_split_binary_losses
 from nacre.losses.statistics import (
     FeatureMoments,
     FeatureStatistics,
@@ -172,15 +171,8 @@ class Star(SigmoidMethod):
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy of new classes, with background again, and the two distances."""
-        first_new = self.growth.first_new
-        labeled = fused_split_binary_losses(
-            student.logits[:, first_new:],
-            batch.targets,
-            first_new=first_new,
-            positive_weight=self.config.positive_weight,
-            hidden=None if batch.hidden is None else batch.hidden[:, first_new:],
-            num_pixels=batch.num_valid_pixels,
-        )["bce"]
+        first_new, weight = self.growth.first_new, self.config.positive_weight
+        labeled = self.logit_losses(batch, student, None, weight)["bce"]
         if not self.num_old:
             return {"bce": labeled}
         seen = require_teacher(teacher)

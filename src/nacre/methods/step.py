@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from nacre.labels.channels import Growth, ignore_value
-from nacre.losses.kernels import Variant
+from nacre.losses.softmax import Variant
 from nacre.models.network import Network
 from nacre.utils.distributed import Distributed
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from models.foreign.small_networks import CLASSES, NETWORKS, Small, conv, make
 from nacre.errors import NacreError
-from nacre.losses.fused import fused_losses
 from nacre.losses.reference import distillation, upsample
+from nacre.losses.softmax import fused_losses
 from nacre.models.foreign.adapter import Adapter, Pixels, pixels_of
 from nacre.models.foreign.features import as_map
 from nacre.models.foreign.scores import scores_of
