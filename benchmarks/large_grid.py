@@ -2,7 +2,7 @@
 
     python benchmarks/large_grid.py
 
-Listing is the whole command, `nacre grid … --list --json`, with the index there already. Watching
+Listing is the whole command, `nacre grid … --status --json`, with the index there already. Watching
 is what the live table takes while eight runs are worked on and write an event every two seconds:
 the share of one core. Both count processor time, which other programs on the machine disturb less.
 """
@@ -22,9 +22,9 @@ from rich.console import Console
 
 from many_images import SIDE, generate
 from measuring import Row, command
+from nacre.cli.grid import GridDisplay
+from nacre.sweeps.engines import POLL_SECONDS
 from nacre.sweeps.grid import Job, check_grid, make_jobs
-from nacre.sweeps.launch import POLL_SECONDS
-from nacre.terminal.grid import GridDisplay
 
 METHODS = ["ft", "lwf", "mib", "ewc", "ilt", "plop", "lwf-mc", "pi", "rw", "joint"]
 RUNNING = 8
@@ -59,7 +59,7 @@ def listed(file: Path, out: Path) -> float:
     """Return the processor time of the command that lists a grid."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "nacre", "grid", str(file), "--out", str(out)]
-    subprocess.run([*command, "--list", "--json"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "--status", "--json"], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -47,7 +47,7 @@ def cost_of_sums(stride: int, backbone: str, size: int, count: int, rounds: int)
     network = build_network(model, LABELED + 1, size, load=False).eval()
     network.to(memory_format=torch.channels_last)
     images, targets = scenes(count, size)
-    head = network.head
+    head = network.decoder
     with torch.no_grad():
         stages, sums = network.read_maps(images), PixelSums()
 

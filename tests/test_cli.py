@@ -101,7 +101,7 @@ def test_plan_from_an_index_alone(nacre, tmp_path):
     assert plan["steps"][1]["hidden"] == {"old": {"person": 10}, "future": {}}
     assert len(plan["steps"][0]["sha256"]) == 64
     shown = nacre("plan", "voc/15-5/overlapped", "--index", index).stdout
-    assert "what each step sees" in shown
+    assert "what each step learns from" in shown
 
 
 def test_plan_counts_pixels_where_there_are_masks(nacre):
@@ -130,7 +130,7 @@ def test_run_prints_and_leaves_a_run_that_eval_and_predict_take(nacre, config, f
     assert other["conventions"]["unseen"] == "background"
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.png")
     seen = nacre("predict", out, tmp_path / "a.png", "--out", tmp_path / "seen").stdout
-    assert re.search(r"1 picture: \w+ \d", seen)
+    assert re.search(r"1 image: \w+ \d", seen)
     with Image.open(tmp_path / "seen" / "masks" / "a.png") as mask:
         assert mask.size == (40, 30)
 
@@ -154,7 +154,7 @@ def test_an_index_with_unknown_labels_or_other_options(nacre, tmp_path):
     done = nacre("plan", "voc/15-5/overlapped", "--index", index, code=2)
     assert "image 'a' has the label 300" in done.stderr
     done = nacre("plan", "voc/15-5/overlapped", "--index", index, "--set", "a.b=1", code=2)
-    assert "do not go with it" in done.stderr
+    assert "cannot be combined with --root" in done.stderr
 
 
 def test_a_run_with_another_config_is_refused(nacre, finished):
@@ -191,7 +191,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(nacre, config, finished, tmp_path):
     )
     errors = done.stderr
     assert done.returncode == 130, errors
-    assert f"Go on with:  nacre run --out {out}" in errors
+    assert f"Resume with:  nacre run --out {out}" in errors
     assert "Traceback" not in errors
     nacre("run", "--out", out)
     assert (out / "metrics.json").read_bytes() == (finished / "metrics.json").read_bytes()
@@ -212,7 +212,7 @@ def test_a_dry_run_says_what_would_be_learned_and_learns_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     shown = nacre("run", "--config", config, "--set", "method.weight=7", "--dry-run").stdout
-    assert "what each step sees" in shown
+    assert "what each step learns from" in shown
     assert "name=mib" in shown
     assert "weight=7" in shown
     assert "backbone=tiny" in shown
@@ -225,8 +225,8 @@ def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
     given += ["--set", "model.weights=none"]
     shown = nacre("run", *given, "--dry-run").stdout
     # a 1x1 and three 3x3 convolutions of 2048 to 256 channels, and three 1x1 of them
-    head = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
-    assert f"backbone 42,500,160, head {head:,}, classifier {9 * 257:,}" in shown
+    decoder = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
+    assert f"backbone 42,500,160, decoder {decoder:,}, classifier {9 * 257:,}" in shown
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_the_papers_tables_are_shown_without_runs(kind, figure, nacre):
 def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(nacre):
     from nacre.runs.learn_config import default_method
 
-    ours, other = default_method({}), default_method({"kind": "hf", "name": "x"})
-    assert (ours, other) == ("mib", "mib")
+    ours, other = default_method({}, "weights"), default_method({"kind": "hf"}, "other")
+    assert (ours, other) == ("duo", "mib")
     shown = " ".join(nacre("learn", "--help").stdout.replace("│", " ").split())
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     part = readme.partition("## Add a class")[2].partition("\n## ")[0]
@@ -295,7 +295,7 @@ def test_a_first_model_by_the_papers_preset_says_what_it_starts_from(nacre, tmp_
     assert "model.weights is not set" in done.stderr
 
 
-def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
+def test_learn_history_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     from nacre.data.sources.scenes import ScenesConfig
     from partial_data import write_folder
 
@@ -312,11 +312,11 @@ def test_learn_log_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     assert "its background may hide pearl, starfish" in done.stdout
     assert "agreement" in done.stdout
     assert "IoU %" in nacre("learn", "--out", birds).stdout, "it is done, and says so again"
-    log = nacre("log", birds).stdout
+    log = nacre("history", birds).stdout
     assert "pearl, starfish" in log
     assert "birds" in log
     assert "mib" in log
-    lineage = json.loads(nacre("log", birds, "--json").stdout)["lineage"]
+    lineage = json.loads(nacre("history", birds, "--json").stdout)["lineage"]
     assert [entry["classes"] for entry in lineage] == [["pearl", "starfish"], ["crate"]]
     assert "crate" in nacre("eval", birds).stdout
     picture = next((tmp_path / "birds" / "images").iterdir())
@@ -394,7 +394,7 @@ def test_ctrl_c_before_a_command_listens_is_said(nacre, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nacre.terminal.methods.methods_table", interrupted)
+    monkeypatch.setattr("nacre.cli.look.methods_table", interrupted)
     assert nacre("methods", code=130).stderr == "interrupted\n"
 
 
@@ -410,4 +410,4 @@ def test_predict_lists_no_classes_where_it_saw_nothing(nacre, finished, tmp_path
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"no picture")
     done = nacre("predict", finished, tmp_path, "--out", tmp_path / "seen", code=2)
-    assert done.stdout.splitlines()[0] == "0 pictures"
+    assert done.stdout.splitlines()[0] == "0 images"

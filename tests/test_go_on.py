@@ -1,6 +1,6 @@
 import pytest
 
-from nacre.cli.app import command_to_go_on
+from nacre.cli.app import resume_command
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,9 @@ from nacre.cli.app import command_to_go_on
         ),
     ],
 )
-def test_the_command_to_go_on_is_the_one_that_began(monkeypatch, variables, command):
+def test_the_resume_command_is_the_one_that_began(monkeypatch, variables, command):
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert command_to_go_on("run", "--out", "my run") == command
+    assert resume_command("run", "--out", "my run") == command

@@ -42,7 +42,7 @@ def test_a_plan_can_be_printed_in_any_encoding(encoding):
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run([*NACRE, *PLAN], capture_output=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
-    assert b"what each step sees" in done.stdout
+    assert b"what each step learns from" in done.stdout
 
 
 def test_an_output_that_is_full_is_one_sentence():

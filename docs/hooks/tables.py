@@ -59,9 +59,9 @@ def _parameter(one: Any) -> tuple[str, str, str]:
 
 def _as_code(epilog: str) -> str:
     """Set the commands of an epilog's examples as code."""
-    head, _, rest = epilog.partition(":  ")
-    examples = [text.partition("  ") for text in rest.split(";  ")]
-    return f"{head}: " + "; ".join(f"`{code}` {remark}".strip() for code, _, remark in examples)
+    head, *examples = epilog.split("\n\n")
+    lines = [text.partition("  ") for text in examples]
+    return f"{head} " + "; ".join(f"`{code}` {remark}".strip() for code, _, remark in lines)
 
 
 def config() -> Iterator[str]:

@@ -18,9 +18,9 @@ from PIL import Image
 
 from nacre.api import predict
 from nacre.api.inputs import find_inputs, names_below
-from nacre.api.model import Model, load
+from nacre.api.model import Model, load, to_rgb
 from nacre.api.predict import PredictOptions, predict_all
-from nacre.api.rasters import is_georeferenced
+from nacre.api.rasters import is_georeferenced, open_raster
 from nacre.api.video import read_frames
 from nacre.data.image_io import read_mask
 from nacre.errors import NacreError
@@ -218,6 +218,49 @@ def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
     assert (geo == np.asarray(Image.open(tmp_path / "seen/masks/plain.png"))).all()
 
 
+@pytest.mark.parametrize(
+    ("mode", "tags"),
+    [
+        ("RGB", {}),
+        ("RGB", {274: 6}),
+        ("RGBA", {}),
+        ("CMYK", {}),
+        ("P", {}),
+        ("1", {}),
+        ("L", {}),
+        ("L", {262: 0}),
+        ("L", {274: 3}),
+        ("LA", {}),
+        ("I;16", {}),
+    ],
+)
+def test_a_tiff_is_the_same_image_in_parts(tmp_path: Path, mode: str, tags: dict[int, int]) -> None:
+    """Read by GDAL or by Pillow: colors of a palette, bits, black and white, turned or not."""
+    pytest.importorskip("rasterio", reason="rasterio is not installed")
+    image = Image.fromarray(noise_picture((30, 50), 3))
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 200)
+    path = tmp_path / "a.tif"
+    image.convert(mode).save(path, tiffinfo=tags)
+    whole = np.asarray(to_rgb(path))
+    assert len(np.unique(whole)) > 1
+    with open_raster(path) as raster:
+        assert raster.size == whole.shape[:2]
+        assert (raster.read(slice(2, 25), slice(3, 28)) == whole[2:25, 3:28]).all()
+        assert (raster.preview() == whole).all()
+
+
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
+def test_a_turned_image_with_a_place_on_earth_is_refused(model, tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
+    path = tmp_path / "turned.tif"
+    Image.fromarray(noise_picture((30, 50))).save(path, tiffinfo={274: 6})
+    with rasterio.open(path, "r+") as file:
+        file.transform = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
+    with pytest.raises(NacreError, match=r"turned\.tif has a place on Earth and an orientation"):
+        predict_all(model, [str(path)], tmp_path / "seen", PredictOptions())
+
+
 VRT = """<VRTDataset rasterXSize="40" rasterYSize="30"><VRTRasterBand dataType="Byte" band="1">
 <SimpleSource><SourceFilename relativeToVRT="0">{source}</SourceFilename><SourceBand>1</SourceBand>
 </SimpleSource></VRTRasterBand></VRTDataset>"""
@@ -306,14 +349,19 @@ def make_video(folder: Path) -> Path:
     return folder / "film.mkv"
 
 
-def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [None, 32])
+def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path, window: int | None) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     film = make_video(tmp_path)
-    summary = predict_all(model, [str(film)], tmp_path / "seen", PredictOptions())
+    options = PredictOptions(window=window)
+    summary = predict_all(model, [str(film)], tmp_path / "seen", options)
     assert summary.done == 5
-    for i in range(5):
+    frames = [noise_picture((48, 65), i) for i in range(5)]
+    for i, frame in enumerate(frames):
         mask = np.asarray(Image.open(tmp_path / f"seen/masks/film/{i:06d}.png"))
-        assert (mask == model.predict(noise_picture((48, 65), i)).mask).mean() > 0.9
+        assert (mask == model.predict(frame, window=window).mask).mean() > 0.999
+    seen = [model.predict(frames[0], window=one).mask for one in (None, 32)]
+    assert (seen[0] != seen[1]).any()
     seen = list(read_frames(tmp_path / "seen/overlays/film.mp4"))
     assert [frame.shape for frame in seen] == [(48, 66, 3)] * 5
     (tmp_path / "broken.mp4").write_bytes(b"no video")

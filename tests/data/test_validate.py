@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 from small_data import blocks, make_pairs, save_image, save_mask
 
+from nacre.cli.data import report_tables
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import Voc, VocConfig
 from nacre.data.validate import DataReport, check_source
-from nacre.terminal.data import render
 
 NAMES = [f"p{i}" for i in range(6)]
 
@@ -33,7 +33,7 @@ def _check(root: Path) -> DataReport:
 
 def _text(report: DataReport) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render(report))
+    console.print(report_tables(report))
     return console.export_text()
 
 

@@ -47,7 +47,7 @@ class World:
                 ("learn", self.data, "--config", root / "step.yaml", "--out", root / "new")
             ],
             "index.csv": [("plan", "voc/15-5/overlapped", "--index", root / "index.csv")],
-            "grid.yaml": [("grid", root / "grid.yaml", "--list", *out)],
+            "grid.yaml": [("grid", root / "grid.yaml", "--status", *out)],
             "map.tif": [("predict", self.run, root / "map.tif", "--window", "32", *out)],
         }
         for name in ("picture.png", "film.mp4", "film.mkv"):
@@ -66,8 +66,8 @@ class World:
             ],
             self.learned: [
                 ("learn", "--out", self.learned),
-                ("log", self.learned),
-                ("log", self.learned, "--json"),
+                ("history", self.learned),
+                ("history", self.learned, "--json"),
                 ("report", self.learned, *out, "--pictures", "0"),
                 ("learn", self.data, "--start", self.learned, "--out", root / "next"),
             ],

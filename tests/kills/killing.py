@@ -21,9 +21,8 @@ import torch.distributed.run
 from safetensors import safe_open
 
 import nacre.runs.run
-import nacre.sweeps.tune.tune
-import nacre.terminal.progress
-import nacre.terminal.tune  # noqa: F401  # all that a command imports when it is needed
+import nacre.sweeps.tune
+import nacre.terminal.progress  # noqa: F401  # all that a command imports when it is needed
 from nacre.cli import main
 from nacre.training import resume, window
 from tiny_runs import learning

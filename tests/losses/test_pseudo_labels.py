@@ -176,8 +176,10 @@ def test_released_thresholds_of_known_cases() -> None:
 
 
 def test_released_scores_are_small() -> None:
-    assert released_scores(torch.ones(()), 16, 1) == pytest.approx(0.022, abs=5e-4)
-    assert released_scores(torch.ones(()), 101, 10) == pytest.approx(0.0021, abs=5e-5)
+    for old, new, about in ((16, 1, 0.022), (101, 10, 0.0021)):
+        found = float(released_scores(torch.ones(()), old, new))
+        assert found == pytest.approx(1 / (old * math.log(old + new)), rel=1e-6)
+        assert found == pytest.approx(about, rel=0.02)
 
 
 def test_a_certain_pixel_is_below_the_threshold_of_its_channel() -> None:

@@ -151,6 +151,17 @@ def test_features_of_a_relu_are_drawn_without_negative_ones() -> None:
     assert draw_features(loud, torch.tensor([0, 0]), non_negative=True).shape == (0, 3)
 
 
+def test_a_drawn_length_never_turns_a_feature_around() -> None:
+    kept = statistics()
+    wild = FeatureStatistics(
+        kept.prototype, 0 * kept.noise, kept.length_mean, 20 * kept.length_std, kept.count
+    )
+    x = draw_features(wild, torch.tensor([200, 200]), non_negative=False)
+    sides = (x * kept.prototype.repeat_interleave(200, 0)).sum(1)
+    assert (sides >= 0).all()
+    assert (sides == 0).any(), "some lengths are drawn below 0"
+
+
 def test_the_same_seed_draws_the_same() -> None:
     draws = [
         draw_features(

@@ -18,7 +18,10 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
+from nacre.runs.learn_plan import plan_learning
 from nacre.runs.run import Run, run_scenario
+from nacre.training.events import Iterated, StepUsable
+from nacre.training.step import Interrupted
 from partial_data import write_folder
 from small_steps import ALONE, OLD, SIDE, pictures
 from tiny_runs import tiny_config
@@ -111,6 +114,7 @@ def test_scores_are_added_and_unlearned_classes_take_the_logit_of_the_background
 def test_where_the_decoder_has_learned_nothing_the_ledger_decides():
     batch = Batch(*pictures([0, 0, 1, 2, 255], 0))
     method, step = step_of([batch])
+    method.begin_step(step)
     method.fit(step)
     step.network.ledger.learned[:] = torch.tensor([True, False, False])
     _, stages = step.network.read(batch.images)
@@ -138,6 +142,7 @@ def test_held_out_images_tell_which_classes_the_decoder_has_learned():
         return read(images)
 
     network.decode, network.read = decode, read_and_tell
+    method.begin_step(step)
     method.fit(step)
     assert network.ledger.learned.tolist() == [True, True, False]
 
@@ -156,8 +161,55 @@ def test_classes_that_held_out_images_do_not_show_are_judged_by_those_learned_fr
         open_images=lambda: batches("seen", seen),
         open_held_out=lambda: batches("held", held),
     )
+    method.begin_step(step)
     method.fit(step)
-    assert asked == ["seen", "held", "held", "seen"]
+    assert asked == ["seen", "held", "held", "seen", "held", "held"]
+
+
+def test_updates_that_gain_nothing_on_held_out_images_are_not_kept():
+    seen, held = (Batch(*pictures([0, 0, 1, 2], seed)) for seed in (0, 1))
+    method, step = step_of([seen], held_out=[held])
+    method.begin_step(step)
+    before = {key: value.clone() for key, value in step.network.state_dict().items()}
+    with torch.no_grad():
+        for one in step.network.decoder.parameters():
+            one.normal_()  # what the updates left sees nothing but noise
+        step.network.classifier.rows[0].bias[0] += 1000  # and calls all of it background
+    method.fit(step)
+    assert method.judged.after <= method.judged.before
+    assert method.judged.classes == []
+    for key, value in step.network.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_path):
+    def learn(out, should_stop=lambda: False, observers=()):
+        recipe = {**RECIPE, "method": {"name": "duo"}}
+        plan = plan_learning([folders["pearl"]], None, values=recipe)
+        return plan.learning(out, observers=observers, should_stop=should_stop)()
+
+    seen = []
+
+    def stop():
+        return any(isinstance(event, Iterated) for event in seen)
+
+    with pytest.raises(Interrupted):
+        learn(tmp_path / "cut", stop, [seen.append])
+    (usable,) = [event for event in seen if isinstance(event, StepUsable)]
+    first = find_model(tmp_path / "cut")
+    assert str(first) == usable.path
+    network = nacre.load(first).network
+    assert not network.ledger.learned.any(), "the ledger decides alone"
+    images, _ = pictures([0, 1], 0)
+    scores = network(images).scores
+    assert scores.argmax(1).unique().numel() > 1
+    learn(tmp_path / "cut")
+    learn(tmp_path / "whole")
+    assert find_model(tmp_path / "cut").name == "model.safetensors"
+    assert not list((tmp_path / "cut").glob("first.*"))
+    same = [load_model(find_model(tmp_path / name)) for name in ("cut", "whole")]
+    for key, value in same[0][0].state_dict().items():
+        assert torch.equal(value, same[1][0].state_dict()[key]), key
 
 
 def test_sums_are_those_of_all_images_also_of_the_held_out(tmp_path):
@@ -201,7 +253,7 @@ def test_the_ledger_adds_a_class_to_it_in_one_pass_and_duo_goes_on(learned):
     quick = open_ledger(learned("pearl", "starfish:ledger"))
     before = open_ledger(learned("pearl"))
     assert quick.network.ledger.learned.tolist()[2:] == [False]
-    assert torch.equal(quick.network.head.reduce.weight, before.network.head.reduce.weight), (
+    assert torch.equal(quick.network.decoder.reduce.weight, before.network.decoder.reduce.weight), (
         "the decoder stays as it was"
     )
     after = nacre.load(learned("pearl", "starfish:ledger", "crate"))

@@ -115,7 +115,7 @@ def test_dkd_keeps_logits_and_what_speaks_for_and_against_a_class():
     old = F.binary_cross_entropy_with_logits(student[:, 1:OLD], teacher[:, 1:].sigmoid())
     near(seen.losses["kd"], 2 * (OLD - 1) * old)
     networks = seen.step.network, seen.step.teacher
-    rows = [one.classifier.heads[0].weight[1:OLD].flatten(1) for one in networks]
+    rows = [one.classifier.rows[0].weight[1:OLD].flatten(1) for one in networks]
     features = seen.student.decoder_features, seen.teacher.decoder_features
     for name, part in (("dkd+", torch.Tensor.relu), ("dkd-", lambda x: -(-x).relu())):
         products = [
@@ -167,7 +167,7 @@ def test_no_gradient_reaches_the_teacher_and_background_stays_silent(name):
     seen = Seen(name)
     sum(seen.losses.values()).backward()
     assert all(value.grad is None for value in seen.step.teacher.parameters())
-    head = seen.step.network.classifier.heads[0]
+    head = seen.step.network.classifier.rows[0]
     assert (head.weight[0] == 0).all()
     assert head.bias[0] == 0
     assert head.weight.grad is None or (head.weight.grad[0] == 0).all()
@@ -190,10 +190,10 @@ def test_ssul_with_branches_learns_only_the_new_and_the_unknown_one():
     assert all(key.startswith("classifier.unknown.") for key in moved)
     # The new branch began as unknown's, with its batch norm, which is frozen.
     for key in ("running_mean", "running_var", "weight", "bias"):
-        new = after[f"classifier.heads.1.bn.{key}"]
+        new = after[f"classifier.rows.1.bn.{key}"]
         assert torch.equal(new, before[f"classifier.unknown.bn.{key}"])
     assert not torch.equal(
-        after["classifier.heads.1.conv.weight"], before["classifier.unknown.conv.weight"]
+        after["classifier.rows.1.conv.weight"], before["classifier.unknown.conv.weight"]
     )
 
 

@@ -53,7 +53,7 @@ def first_step(batches, num_classes=OLD, crop=SIDE, **values):
 
 def explicit_scores(network, images, targets, ridge=0.01):
     """Weighted ridge regression on the features of every single pixel."""
-    head = network.head
+    head = network.decoder
     joined = head.join(network.read_maps(images))
     full = F.interpolate(joined, targets.shape[1:], mode="bilinear", align_corners=False)
     x = full.movedim(1, -1).flatten(0, 2)

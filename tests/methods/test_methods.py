@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
+from nacre.cli.look import explain, methods_table
 from nacre.methods import METHODS, Method
 from nacre.methods.table import ROWS
 from nacre.models.io import find_model
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
-from nacre.terminal.methods import explain, methods_table
 from nacre.training.config import deep_merge
 from nacre.training.events import Trained
 from nacre.training.step import Interrupted

@@ -10,10 +10,10 @@ from nacre.errors import NacreError
 from nacre.methods import METHODS, Batch, Step
 from nacre.methods._regularizer import ParameterRegularizer
 from nacre.methods.parts import Parts, PartsConfig
-from nacre.models.abn import ABN
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.network import Output
+from nacre.models.norm import ABN
 from small_steps import ALONE, GROWTH, NEW, OLD, second_step
 
 STEPWISE = [n for n, kind in METHODS.items() if kind.learns_by_gradient and not kind.is_joint]
@@ -41,12 +41,12 @@ def learn(name, **values):
 def frozen_keys(network, parts):
     """The tensors that a config declares frozen, by name."""
     norms = [name for name, module in network.named_modules() if isinstance(module, ABN)]
-    heads = range(len(network.classifier.heads) - 1)
+    heads = range(len(network.classifier.rows) - 1)
     prefixes = {
         "backbone": ["backbone."] if parts.freeze != "nothing" else [],
-        "decoder": ["head."] if parts.freeze == "decoder" else [],
+        "decoder": ["decoder."] if parts.freeze == "decoder" else [],
         "bn": [f"{name}." for name in norms] if parts.freeze_bn else [],
-        "rows": [f"classifier.heads.{i}." for i in heads] if parts.freeze_old_rows else [],
+        "rows": [f"classifier.rows.{i}." for i in heads] if parts.freeze_old_rows else [],
     }
     wanted = tuple(one for group in prefixes.values() for one in group)
     return [key for key in network.state_dict() if wanted and key.startswith(wanted)]
@@ -62,7 +62,7 @@ def test_what_is_declared_frozen_does_not_move_by_a_bit(name, part):
     after = network.state_dict()
     for key in keys:
         # MiB's initialisation itself lowers the background's bias when the classifier grows.
-        if key in before and key != "classifier.heads.0.bias":
+        if key in before and key != "classifier.rows.0.bias":
             assert torch.equal(before[key], after[key]), key
     rest = [key for key in before if key not in keys and before[key].is_floating_point()]
     if trainer.method.parts.config.freeze_old_rows is False:
@@ -118,7 +118,7 @@ def test_only_what_learns_is_in_the_optimizer_at_its_own_rate():
     trainer.update([samples[0]])
     rest, new = trainer.optimizer.param_groups
     assert new["lr"] == 10 * rest["lr"]
-    rows = {id(value) for value in trainer.network.classifier.heads[-1].parameters()}
+    rows = {id(value) for value in trainer.network.classifier.rows[-1].parameters()}
     assert {id(value) for value in new["params"]} == rows
     assert all(value.requires_grad for group in (rest, new) for value in group["params"])
 
@@ -128,7 +128,7 @@ def test_only_new_rows_decay_in_dkd():
     new, old = trainer.optimizer.param_groups
     assert (new["weight_decay"], old["weight_decay"]) == (1e-4, 0)
     classifier = trainer.network.classifier
-    rows = list(classifier.heads[-1].parameters())
+    rows = list(classifier.rows[-1].parameters())
     assert {id(value) for value in new["params"]} == {id(value) for value in rows}
 
 
@@ -206,7 +206,7 @@ def test_new_rows_start_as_told(name, init):
     trainer, before, _ = second_step(name, parts={"init": init})
     rows = trainer.network.classifier.weight(slice(OLD, None)).detach()
     source = {
-        "background": before["classifier.heads.0.weight"][:1],
+        "background": before["classifier.rows.0.weight"][:1],
         "auxiliary": before.get("classifier.auxiliary.weight"),
     }.get(init)
     if source is None:

@@ -29,7 +29,7 @@ def test_new_channels_are_random_and_trained() -> None:
     classifier = Classifier(4, [3])
     classifier.grow(2)
     classifier(features()).sum().backward()
-    weight = dict(classifier.named_parameters())["heads.1.weight"]
+    weight = dict(classifier.named_parameters())["rows.1.weight"]
     assert weight.std() > 0
     assert weight.grad is not None
     assert weight.grad.abs().sum() > 0
@@ -70,15 +70,18 @@ def with_row(name: str, branches: bool) -> Classifier:
     return classifier.eval()
 
 
+@pytest.mark.parametrize("num_new", [1, 2])
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("name", ["unknown", "auxiliary"])
-def test_new_channels_can_start_as_a_row_that_is_no_class(name: str, branches: bool) -> None:
+def test_new_channels_can_start_as_a_row_that_is_no_class(
+    name: str, branches: bool, num_new: int
+) -> None:
     classifier, x = with_row(name, branches), features()
     before = classifier(x)
-    classifier.grow_from(name, 2)
+    classifier.grow_from(name, num_new)
     after, row = classifier.eval()(x), classifier.score_extra(x)[name]
     assert torch.equal(after[:, :3], before)
-    torch.testing.assert_close(after[:, 3:], row.expand(-1, 2, -1, -1))
+    torch.testing.assert_close(after[:, 3:], row.expand(-1, num_new, -1, -1))
     classifier.weight(slice(3, None)).sum().backward()
     assert getattr(classifier, name).state_dict().keys()
     grads = [value.grad for value in getattr(classifier, name).parameters()]

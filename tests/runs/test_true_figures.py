@@ -82,12 +82,12 @@ def test_a_network_in_which_nothing_changed_has_the_same_figures_before_and_afte
     model = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(model, 3, 32).eval()
     with torch.no_grad():
-        network.classifier.heads[0].bias[1] += 10
+        network.classifier.rows[0].bias[1] += 10
     save_maps(tmp_path / "before.npz", tester.class_maps(Predictor(network, "crop", 32)))
     network.grow(1)
     with torch.no_grad():
-        network.classifier.heads[-1].weight.zero_()
-        network.classifier.heads[-1].bias.fill_(-1e4)
+        network.classifier.rows[-1].weight.zero_()
+        network.classifier.rows[-1].bias.fill_(-1e4)
     found = tester.compare(
         Predictor(network, "crop", 32), data.channels, open_maps(tmp_path / "before.npz")
     )

@@ -4,6 +4,7 @@ from nacre.data import DATASETS
 from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.scenarios.classes import NamedTask
+from nacre.scenarios.plan import make_plan
 from nacre.scenarios.scenario import (
     check_images,
     images_to_test,
@@ -187,3 +188,22 @@ def test_a_shipped_scenario_takes_another_setup() -> None:
     assert disjoint.steps == read_scenario("voc-animals-4-1").steps
     with pytest.raises(NacreError, match="setup in scenario 'voc-animals-4-1/joint'"):
         read_scenario("voc-animals-4-1/joint")
+
+
+def test_a_plan_says_what_hides_in_the_background_of_a_step():
+    counted = LabelIndex(
+        ("a", "b", "c"),
+        (frozenset({0, 1, 2}), frozenset({2, 3}), frozenset({1})),
+        ({0: 50, 1: 30, 2: 20}, {2: 60, 3: 40}, {1: 100}),
+    )
+    first, second, third = make_plan(
+        scenario("voc/1-1/overlapped"), counted, [(0, 2), (0, 1), (2,)]
+    )
+    assert (first.hidden_old, first.hidden_future) == ({}, {"dog": 1})
+    assert (second.hidden_old, second.hidden_future) == ({"cat": 1}, {"cow": 1})
+    assert first.background == {"old": 0, "future": 20 / 70}
+    assert second.background == {"old": 30 / 120, "future": 40 / 120}
+    assert third.background == {"old": 1, "future": 0}
+    alone = LabelIndex(("d",), (frozenset({1}),), ({1: 9},))
+    (only, *_) = make_plan(scenario("voc/1-1/overlapped"), alone, [(0,), (), ()])
+    assert only.background == {"old": 0, "future": 0}, "a step without background"

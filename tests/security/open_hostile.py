@@ -57,7 +57,7 @@ def command_line(command: str, model: str, out: Path) -> list[str]:
     learn = ["learn", "data", "--start", model, "--out", out / "new", "--set", "train.iterations=1"]
     known: dict[str, list[Any]] = {
         "predict": ["predict", model, "picture.png", "--out", out / "seen"],
-        "log": ["log", model],
+        "history": ["history", model],
         "export": ["export", model, "--out", out / "model.onnx"],
         "learn": learn,
         "eval": ["eval", model, "--root", "data"],

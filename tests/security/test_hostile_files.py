@@ -26,7 +26,7 @@ pytest.importorskip("transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 HERE = Path(__file__).parent
-COMMANDS = ("predict", "log", "export", "learn", "eval", "serve", "hub")
+COMMANDS = ("predict", "history", "export", "learn", "eval", "serve", "hub")
 MEMORY = 700 * 2**20
 """Bytes that a refusal may take beside the libraries, which other threads may still be filling."""
 
@@ -196,7 +196,9 @@ def results(ground: Range) -> Results:
     jobs = [ground.job(name, "load", *what) for name, what in ground.headers.items()]
     jobs += of_commands(ground, FAMILIES) + of_configs(ground)
     for base in ("ours", "segformer"):
-        jobs += [ground.job(f"sound {base}", one, base, {}) for one in ("load", "predict", "log")]
+        jobs += [
+            ground.job(f"sound {base}", one, base, {}) for one in ("load", "predict", "history")
+        ]
     jobs += [{"name": name, "command": name, "ports": []} for name in MISDEEDS]  # they leave marks
     return ground.carry_out("plain", jobs)
 

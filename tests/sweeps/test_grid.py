@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from nacre.cli.grid import GridDisplay
 from nacre.errors import NacreError
 from nacre.methods import METHODS
-from nacre.sweeps.engines import Local
+from nacre.sweeps.engines import Local, last_line
 from nacre.sweeps.grid import check_grid, make_jobs, read_grid
 from nacre.sweeps.launch import run_grid
-from nacre.sweeps.task import last_line
-from nacre.terminal.grid import GridDisplay
 from nacre.training.config import build_config
 from tiny_runs import TINY
 

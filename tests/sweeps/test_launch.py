@@ -97,7 +97,7 @@ def test_a_run_in_whose_folder_somebody_works_is_waited_for(tmp_path, started):
     with locked(ft.folder.path, "run"):
         run_grid([ft], Local(1), should_stop=stop_after(3))
         assert not started
-        launch.look([ft])
+        grids.find_status([ft])
         assert ft.state == "running"
     ft.state = "waiting"
     run_grid([ft], Local(1), should_stop=stop_after(3))
@@ -138,7 +138,7 @@ def test_a_run_that_is_killed_is_submitted_again_a_few_times(tmp_path, started, 
     assert run_grid([job], Local(1))
     assert (job.state, job.attempts) == (state, 4)
     if state == "failed":
-        assert job.problem == "ended by SIGKILL; the same command goes on"
+        assert job.problem == "ended by SIGKILL; the same command resumes it"
 
 
 def test_an_error_is_not_tried_again(tmp_path, started):
@@ -150,7 +150,7 @@ def test_an_error_is_not_tried_again(tmp_path, started):
 
 def test_a_run_that_cannot_be_started_fails_with_a_sentence(tmp_path, monkeypatch):
     def full(task):
-        raise OSError(28, "No space left on device", str(task.log))
+        raise OSError(28, "No space left on device", str(task.folder))
 
     monkeypatch.setattr(engines, "start", full)
     (ft,) = jobs_of(tmp_path, ["ft"])

@@ -8,11 +8,10 @@ import pytest
 
 from nacre.errors import NacreError
 from nacre.runs.records import Starts, read_record
-from nacre.sweeps import engines, task
-from nacre.sweeps.engines import Local, visible_gpus
+from nacre.sweeps import engines
+from nacre.sweeps.engines import Local, RemoteRun, Task, visible_gpus
 from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import run_grid
-from nacre.sweeps.task import RunHere, Task
 from nacre.utils import system
 from nacre.utils.system import usable_cores
 from tiny_runs import TINY
@@ -65,7 +64,7 @@ def test_a_run_may_have_several_gpus_and_a_process_for_each(make):
 
 
 def test_more_gpus_than_there_are_is_a_sentence():
-    with pytest.raises(NacreError, match="--gpus-per-run 2: this machine shows 1 GPUs"):
+    with pytest.raises(NacreError, match="--gpus-per-run 2: this machine has 1 visible GPUs"):
         Local(gpus=["0"], gpus_per_run=2)
 
 
@@ -125,16 +124,16 @@ def test_a_run_on_a_cluster_does_not_begin_while_its_last_process_still_saves(
     tmp_path, monkeypatch
 ):
     looks = iter([True, True, False])
-    monkeypatch.setattr(task, "is_locked", lambda path: next(looks))
-    monkeypatch.setattr(task, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(engines, "is_locked", lambda path: next(looks))
+    monkeypatch.setattr(engines, "POLL_SECONDS", 0.0)
     begun = []
 
     def start(given):
         begun.append(next(looks, "free"))
         return subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
 
-    monkeypatch.setattr(task, "start", start)
-    assert RunHere(Task(("run",), tmp_path / "run", tmp_path))().state == "failed"
+    monkeypatch.setattr(engines, "start", start)
+    assert RemoteRun(Task(("run",), tmp_path / "run", tmp_path))().state == "failed"
     assert begun == ["free"]
 
 

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from nacre.errors import NacreError
-from nacre.sweeps import launch, task
-from nacre.sweeps.engines import Ray, open_engine
+from nacre.sweeps import engines, launch
+from nacre.sweeps.engines import Ray
 from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import run_grid
+from nacre.sweeps.launch import open_engine, run_grid
 from ray_nodes import PATIENT, Nodes
 from tiny_runs import TINY
 
@@ -117,8 +117,8 @@ class Process:
 def ray(monkeypatch):
     fake = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(task, "start", Process)
-    monkeypatch.setattr(task, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(engines, "start", Process)
+    monkeypatch.setattr(engines, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(Process, "alive", [])
     return fake
@@ -199,10 +199,9 @@ def test_a_grid_on_ray_loses_one_of_two_nodes_and_ends_with_the_same_figures(tmp
     assert [run["state"] for run in json.loads(said)] == ["done"] * 4
     nodes = Nodes()
     try:
-        nodes.start("--head", f"--port={nodes.port}", "--include-dashboard=false")
-        time.sleep(20)
-        second = nodes.start(f"--address={nodes.address}")
-        driver = grid(out, "--on", "ray", RAY_ADDRESS=nodes.address, **PATIENT)
+        nodes.start()
+        second = nodes.start()
+        driver = grid(out, "--engine", "ray", RAY_ADDRESS=nodes.address, **PATIENT)
         await_two_that_learn(out, driver)
         nodes.kill(second)
         said, _ = driver.communicate(timeout=2400)

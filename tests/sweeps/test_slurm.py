@@ -17,10 +17,9 @@ from nacre.cli.app import app
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
 from nacre.sweeps import launch
-from nacre.sweeps.engines import Slurm, SlurmRun, open_engine
+from nacre.sweeps.engines import RemoteRun, Slurm, Task
 from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import cancel_submitted, run_grid
-from nacre.sweeps.task import Task
+from nacre.sweeps.launch import cancel_submitted, open_engine, run_grid
 from tiny_runs import TINY
 
 if importlib.util.find_spec("submitit") is None:
@@ -84,7 +83,7 @@ def test_jobs_ask_for_what_the_grid_says_and_stay_when_it_stops(slurm, tmp_path,
 
 def test_only_jobs_that_survive_their_command_can_be_taken_back(tmp_path):
     done = CliRunner().invoke(app, ["grid", *OPTIONS, "--out", str(tmp_path), "--cancel"])
-    assert "--cancel: no jobs of --on local survive its command" in str(done.exception)
+    assert "--cancel: no jobs of --engine local survive its command" in str(done.exception)
 
 
 def test_a_run_without_gpus_asks_for_none(slurm, tmp_path, monkeypatch):
@@ -124,7 +123,7 @@ class Process:
 
 
 def test_a_job_that_must_go_has_its_run_save_and_can_be_sent_again(tmp_path):
-    job = SlurmRun(Task(("run",), tmp_path / "run", tmp_path))
+    job = RemoteRun(Task(("run",), tmp_path / "run", tmp_path))
     job.process = process = Process()
     again = job.checkpoint()
     assert process.code == 130
@@ -169,7 +168,17 @@ OPTIONS = [
 @pytest.mark.slow
 def test_a_submitted_job_survives_its_launcher_and_the_same_command_finds_it(slurm, tmp_path):
     out = tmp_path / "grid"
-    command = [sys.executable, "-m", "nacre", "grid", "--on", "slurm", "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "nacre",
+        "grid",
+        "--engine",
+        "slurm",
+        "--out",
+        str(out),
+        "--json",
+    ]
     launcher = subprocess.Popen([*command, *OPTIONS], stdout=subprocess.DEVNULL)
     await_training(out / "scenes_4-4_overlapped" / "ft-1" / "events.jsonl")
     launcher.kill()

@@ -26,7 +26,7 @@ def ended(tail):
 def test_a_reader_that_goes_away_does_not_end_the_work():
     done = ended("| head -1; exit ${PIPESTATUS[0]}")
     assert (done.returncode, done.stdout) == (0, "line 0\n")
-    assert done.stderr == "the output is lost (Broken pipe); the work goes on\nall done\n"
+    assert done.stderr == "the output is lost (Broken pipe); the work continues\nall done\n"
 
 
 def test_neither_does_a_full_or_a_closed_output():

@@ -44,7 +44,7 @@ def shown(terminal):
 def test_a_log_tells_what_happens():
     text = shown(terminal=False)
     assert "step 0: done before" in text
-    assert "a, b, c, d, e, f and 2 more (99 images), going on at iteration 1" in text
+    assert "a, b, c, d, e, f and 2 more (99 images), resuming at iteration 1" in text
     assert "saved in step 1 at iteration 2" in text
     assert "mIoU without background: all 50.0" in text
 

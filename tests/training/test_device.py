@@ -14,7 +14,7 @@ from nacre.evaluation.predictor import Predictor
 from nacre.methods import METHODS
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.inplace_abn import InPlaceABN
+from nacre.models.norm import InPlaceABN
 from nacre.runs.run import run_scenario
 from nacre.training import trainer as trainers
 from nacre.training.step import Interrupted

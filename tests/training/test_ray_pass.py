@@ -1,10 +1,8 @@
 """Passes as tasks of Ray: of one that runs them at once, and nightly of a cluster of two nodes."""
 
-import contextlib
 import importlib.util
 import pickle
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -131,10 +129,8 @@ def test_a_cluster_that_loses_one_of_two_nodes_counts_what_one_process_counts(
         monkeypatch.setenv(name, value)
     run_scenario(tiny_config(**LEDGER, data={"train": 160}), tmp_path / "one")
     try:
-        nodes.start("--head", f"--port={nodes.port}", "--include-dashboard=false")
-        await_nodes(1)
-        lost, done = [nodes.start(f"--address={nodes.address}")], []
-        await_nodes(2)
+        nodes.start()
+        lost, done = [nodes.start()], []
 
         def kill_one(event):
             if isinstance(event, Iterated):
@@ -152,19 +148,3 @@ def test_a_cluster_that_loses_one_of_two_nodes_counts_what_one_process_counts(
         for name, value in mine.items():
             apart = (value.double() - theirs[name].double()).norm()
             assert float(apart) <= 1e-9 * float(value.double().norm()), name
-
-
-def await_nodes(count):
-    """Wait until a cluster has so many nodes; it takes a while until the first one answers."""
-    import ray
-
-    until = time.monotonic() + 900
-    while True:
-        with contextlib.suppress(ConnectionError, RuntimeError, ValueError):
-            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-            found = sum(node["Alive"] for node in ray.nodes())
-            ray.shutdown()
-            if found >= count:
-                return
-        assert time.monotonic() < until, f"there never were {count} nodes"
-        time.sleep(1)

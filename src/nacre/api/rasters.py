@@ -1,4 +1,8 @@
-"""Large pictures that are read and written part by part: GeoTIFF by rasterio, others by Pillow."""
+"""Large images that are read and written part by part: TIFF by rasterio, others by Pillow.
+
+Whoever reads an image, it has the same pixels: colors of a palette are looked up, 16 bits become 8,
+alpha is left out, and an image that its file says to be turned is turned.
+"""
 
 import contextlib
 import warnings
@@ -21,6 +25,7 @@ from nacre.utils.io import atomic_write
 Pixels = npt.NDArray[np.uint8]
 
 _TIFF = (".tif", ".tiff")
+_ORIENTATION = 274
 _CACHE_MIB = 256
 """What GDAL may keep of a picture; by default it takes a part of the machine's memory."""
 
@@ -50,16 +55,26 @@ def has_rasterio() -> bool:
 
 @contextlib.contextmanager
 def open_raster(path: Path) -> Iterator[Raster]:
-    """Open a picture of any size: a TIFF by rasterio where it is installed, else by Pillow."""
-    if path.suffix.lower() in _TIFF and has_rasterio():
+    """Open an image of any size: a TIFF by rasterio where it is installed, else by Pillow."""
+    if path.suffix.lower() in _TIFF and has_rasterio() and not _is_turned(path):
         with _rasterio_open(path) as file:
             yield _open_windowed(file, path)
     else:
         yield _in_memory(path)
 
 
+def _is_turned(path: Path) -> bool:
+    """Return whether a TIFF says that it is to be turned, of which GDAL knows nothing."""
+    try:
+        with _large_images(), Image.open(path, formats=("TIFF",)) as image:
+            tags: Any = getattr(image, "tag_v2", {})
+            return tags.get(_ORIENTATION, 1) in range(2, 9)
+    except Exception:  # GDAL says what is wrong with it, or can read what Pillow cannot
+        return False
+
+
 @contextlib.contextmanager
-def _large_pictures() -> Iterator[None]:
+def _large_images() -> Iterator[None]:
     """Let Pillow open what it takes for an attack: the user asked for windows, and knows."""
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
@@ -69,7 +84,7 @@ def _large_pictures() -> Iterator[None]:
 
 
 def _in_memory(path: Path) -> Raster:
-    with _large_pictures():
+    with _large_images():
         image = load(open_image(path)).convert("RGB")
 
     def read(rows: slice, columns: slice) -> Pixels:
@@ -103,12 +118,14 @@ def _rasterio_open(path: Path) -> Iterator[Any]:
 
 
 def _open_windowed(file: Any, path: Path) -> Raster:
-    bands = [1, 2, 3] if file.count >= 3 else [1, 1, 1]
-    kind = np.dtype(file.dtypes[0])
+    kind, palette = np.dtype(file.dtypes[0]), _palette(file)
     if kind not in (np.uint8, np.uint16):
         raise NacreError(f"the image {path} holds {kind} values; 8 or 16 bits are read")
+    bands = [1, 2, 3] if file.count >= 3 else [1, 1, 1]
 
     def as_rgb(values: npt.NDArray[Any]) -> Pixels:
+        if palette is not None:
+            return palette[values[0]]
         if kind == np.uint16:
             values = values >> 8
         return np.ascontiguousarray(values.astype(np.uint8).transpose(1, 2, 0))
@@ -125,12 +142,37 @@ def _open_windowed(file: Any, path: Path) -> Raster:
     return Raster((file.height, file.width), read, preview)
 
 
+def _palette(file: Any) -> Pixels | None:
+    """Return the color of each value; None if values are colors.
+
+    GDAL also gives images of one bit, and those in which 0 is white, a palette.
+    """
+    from rasterio.enums import ColorInterp
+
+    if file.colorinterp[0] != ColorInterp.palette:
+        return None
+    colors = np.zeros((1 << (8 * np.dtype(file.dtypes[0]).itemsize), 3), np.uint8)
+    for value, (red, green, blue, _) in file.colormap(1).items():
+        colors[value] = red, green, blue
+    return colors
+
+
 def is_georeferenced(path: Path) -> bool:
-    """Whether a picture says where on Earth it lies, and rasterio is there to read it."""
+    """Whether an image says where on Earth it lies, and rasterio is there to read it.
+
+    Raises:
+        NacreError: it says so of an image that is to be turned, whose place is then unclear.
+    """
     if path.suffix.lower() not in _TIFF or not has_rasterio():
         return False
     with _rasterio_open(path) as file:
-        return file.crs is not None or not file.transform.is_identity
+        found = file.crs is not None or not file.transform.is_identity
+    if found and _is_turned(path):
+        raise NacreError(
+            f"the image {path} has a place on Earth and an orientation that turns it; save it "
+            "upright, without the TIFF tag Orientation"
+        )
+    return found
 
 
 @contextlib.contextmanager

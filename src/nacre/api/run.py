@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.runs.run import run_scenario
-from nacre.terminal.bar import progress_bar
+from nacre.terminal.progress import progress_bar
 from nacre.training.config import build_config, deep_merge
 from nacre.utils.progress import set_progress_bar
 

@@ -1,22 +1,17 @@
-"""The command line: parse, call, print. Everything heavy is imported when it is needed."""
+"""The command line: each module parses, calls and draws one group of commands.
+
+Everything heavy is imported when a command needs it.
+"""
 
 import os
 import sys
 import traceback
 from typing import Any
 
-# The commands join the application in the order in which `nacre --help` lists them.
-from nacre.cli import learn  # noqa: F401  # isort: skip
-from nacre.cli import edit  # noqa: F401  # isort: skip
-from nacre.cli import run  # noqa: F401  # isort: skip
-from nacre.cli import grid  # noqa: F401  # isort: skip
-from nacre.cli import results  # noqa: F401  # isort: skip
-from nacre.cli import predict  # noqa: F401  # isort: skip
-from nacre.cli import imports  # noqa: F401  # isort: skip
-from nacre.cli import export  # noqa: F401  # isort: skip
-from nacre.cli import inspect  # noqa: F401  # isort: skip
-from nacre.cli.app import app, echo, finish_output, make_output_safe, show_bars
+from nacre.cli import data, grid, imports, learn, look, results, run, use  # noqa: F401
+from nacre.cli.app import app, echo, finish_output, show_bars
 from nacre.errors import ReportedElsewhere, user_message
+from nacre.terminal.console import accept_any_character
 from nacre.utils.signals import exit_with_parent
 
 
@@ -24,7 +19,7 @@ def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     exit_with_parent()
     show_bars()
-    make_output_safe()
+    accept_any_character()
     is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     code: Any = 2
     try:

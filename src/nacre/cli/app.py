@@ -1,29 +1,46 @@
-"""The application, and what all commands share: the console, errors, interruptions."""
+"""The application, and what all commands share: panels, errors, interruptions, the console."""
 
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
 
 from nacre.errors import escape_control
+from nacre.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PANELS = {
+    "Your images": (
+        *("learn", "forget", "merge", "predict", "export", "serve"),
+        *("import", "data", "history"),
+    ),
+    "Research": ("run", "plan", "eval", "grid", "tune", "table", "report"),
+    "Look": ("methods", "config", "demo"),
+}
+"""All commands, in the order and under the headings of `nacre --help`."""
 
 
 class Commands(TyperGroup):
-    """The commands, which say so when they are interrupted before they can say it themselves."""
+    """The commands in the order of `PANELS`; each reports Ctrl-C from its first moment on."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands in the order of the panels."""
+        return [name for names in PANELS.values() for name in names]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; importing what it needs may take seconds, in which Ctrl-C comes, too."""
+        """Run a command; importing its modules may take seconds, in which Ctrl-C may come."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -38,15 +55,62 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Teach a segmentation network new classes, step by step, and keep what it knew.
-
-    Begin with:  nacre demo""",
     epilog="A scenario is data/task/setup: voc/15-5/overlapped learns 15 classes, then 5 more.",
 )
 
 
-def command_to_go_on(*arguments: str) -> str:
-    """Return the command that goes on with what was interrupted."""
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        echo(f"nacre {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def nacre(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Teach a segmentation network new classes, step by step, and keep what it knew.
+
+    Begin with:  nacre demo
+    """
+
+
+def command(name: str, *examples: str, **settings: Any) -> Callable[[Command], Command]:
+    """Register a command in its panel, with examples below its help."""
+    panel = next(panel for panel, names in PANELS.items() if name in names)
+    epilog = "\n\n".join(["Examples:" if examples[1:] else "Example:", *examples])
+    return app.command(name, rich_help_panel=panel, epilog=epilog, **settings)
+
+
+_ONLY_CONFIG: ContextVar[bool] = ContextVar("only_config", default=False)
+
+
+@contextmanager
+def only_config() -> Iterator[None]:
+    """Let commands end at `show_config` instead of doing their work."""
+    before = _ONLY_CONFIG.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_CONFIG.reset(before)
+
+
+def show_config(config: Mapping[str, Any]) -> None:
+    """Print a command's resolved config and end the command, if `nacre config` runs it."""
+    if _ONLY_CONFIG.get():
+        import yaml
+
+        echo(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).rstrip())
+        raise typer.Exit
+
+
+def resume_command(*arguments: str) -> str:
+    """Return the command that resumes an interrupted one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return shlex.join(["nacre", *arguments])
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
@@ -59,7 +123,7 @@ def command_to_go_on(*arguments: str) -> str:
 
 
 def until_interrupted(work: Callable[[], T], again: str) -> T:
-    """Do the work; if the user stops it, say how to go on."""
+    """Do the work; if the user stops it, print how to resume it."""
     from nacre.training.step import Interrupted
     from nacre.utils.distributed import leave_distributed
 
@@ -71,14 +135,14 @@ def until_interrupted(work: Callable[[], T], again: str) -> T:
         leave_distributed()
         return result
     if is_main_process():
-        echo(f"interrupted; {saved}. Go on with:  {again}", err=True)
+        echo(f"interrupted; {saved}. Resume with:  {again}", err=True)
     if saved == "saved":  # all processes stopped together; no traceback holds the trainer here
         leave_distributed()
     sys.exit(130)
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Print a text as it is, but for control characters, which are shown."""
+    """Print a text as it is; control characters become visible."""
     typer.echo(escape_control(text), err=err)
 
 
@@ -87,15 +151,20 @@ def print_json(content: Any) -> None:
     echo(json.dumps(content, indent=1))
 
 
-def make_output_safe() -> None:
-    """Let nothing that is printed fail for its characters, whatever the output's encoding."""
-    from nacre.terminal.console import accept_any_character
+def is_main_process() -> bool:
+    """Return True in the process that prints, where torchrun started several."""
+    return os.environ.get("RANK", "0") == "0"
 
-    accept_any_character()
+
+def make_console() -> "Console":
+    """Return the console of the process that prints; the others' is silent."""
+    from nacre.terminal.console import Output, PlainConsole
+
+    return PlainConsole(file=cast(IO[str], Output(sys.stdout)), quiet=not is_main_process())
 
 
 def finish_output() -> bool:
-    """Write what is still to be written; return whether all of it could be."""
+    """Flush the output; return True if all of it could be written."""
     from nacre.terminal.console import Output
 
     output = Output(sys.stdout)
@@ -103,24 +172,12 @@ def finish_output() -> bool:
     return sys.stdout is None or not output.is_broken
 
 
-def is_main_process() -> bool:
-    """Whether this is the process that talks, where torchrun started several."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def make_console() -> "Console":
-    """Return the console of the process that talks; the others' is silent."""
-    from nacre.terminal.console import Output, PlainConsole
-
-    return PlainConsole(file=cast(IO[str], Output(sys.stdout)), quiet=not is_main_process())
-
-
 def show_bars() -> None:
     """Show long passes over files as bars on the terminal."""
     from nacre.utils.progress import Progress, set_progress_bar
 
     def bar(title: str) -> AbstractContextManager[Progress]:
-        from nacre.terminal.bar import progress_bar
+        from nacre.terminal.progress import progress_bar
 
         return progress_bar(title)
 

@@ -1,116 +1,149 @@
-"""The command that carries out several runs, on this machine or on a cluster."""
+"""The command that executes several runs, on this machine or on a cluster, and its live table."""
 
 import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
-from nacre.cli.app import app, echo, make_console, print_json, until_interrupted
+from nacre.cli.app import (
+    command,
+    echo,
+    make_console,
+    print_json,
+    show_config,
+    until_interrupted,
+)
 from nacre.cli.options import Cache, Preset, Root, Set, config_values, split_names
+from nacre.errors import NacreError
+from nacre.terminal.progress import LINE_SECONDS, Display, one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from nacre.sweeps.engines import Engine
+    from nacre.sweeps.grid import GridConfig, Job, State
 
-    from nacre.sweeps.grid import GridConfig, Job
+STYLES = {"waiting": "dim", "running": "bold", "done": "", "failed": "red"}
+DRAW_SECONDS = 5.0
+_ORDER: "tuple[State, ...]" = ("running", "failed", "waiting", "done")
+_OTHER_LINES = 8
+"""Lines of a terminal that are not rows of the table."""
 
 
-@app.command(
-    epilog="Examples:  nacre grid grid.yaml --out runs/grid;  nacre grid --scenarios "
-    "scenes/4-2-2/overlapped --methods ft,lwf,mib --seeds 1,2,3 --preset demo --out runs/grid"
+@command(
+    "grid",
+    "nacre grid grid.yaml --out runs/grid",
+    "nacre grid --scenarios scenes/4-2-2/overlapped --methods ft,lwf,mib --seeds 1,2,3 "
+    "--preset demo --out runs/grid",
+    "nacre grid grid.yaml --out runs/grid --engine slurm",
+    "nacre grid grid.yaml --out runs/grid --status",
 )
 def grid(
-    file: Annotated[Path | None, typer.Argument(help="YAML file; see docs/grids.md.")] = None,
-    scenarios: Annotated[str | None, typer.Option(help="Scenarios, by commas.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods, by commas.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, by commas.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="YAML file of a grid.")] = None,
+    scenarios: Annotated[str | None, typer.Option(help="Comma-separated scenarios.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Comma-separated methods.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated seeds. Default: 1.")] = None,
     preset: Preset = None,
     set_: Set = None,
     root: Root = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; one per GPU unless given.")
+        int | None,
+        typer.Option(min=1, help="Number of runs at a time. Default: one per GPU, or one."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path(
         "runs/grid"
     ),
-    on: Annotated[
-        str, typer.Option(help="What carries the runs out: local, slurm or ray.")
-    ] = "local",
+    engine: Annotated[str, typer.Option(help="Where to run: local, slurm or ray.")] = "local",
     gpus_per_run: Annotated[
-        int | None, typer.Option(min=0, help="GPUs of a run; one unless given, if there are any.")
+        int | None, typer.Option(min=0, help="GPUs of a run. Default: one, if there are any.")
     ] = None,
     cache: Cache = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Take back the jobs that --on slurm submitted.")
+        bool, typer.Option("--cancel", help="Cancel the jobs that --engine slurm submitted.")
     ] = False,
-    list_: Annotated[
-        bool, typer.Option("--list", help="Only show the runs and how far they are.")
+    status: Annotated[
+        bool, typer.Option("--status", help="Show the status of all runs and exit.")
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the runs as JSON, at the end or with --list.")
+        bool, typer.Option("--json", help="Print the runs as JSON, at the end or with --status.")
     ] = False,
 ) -> None:
-    """Run methods x scenarios x seeds, share what they learn alike, end in a report."""
+    """Run every combination of methods, scenarios and seeds, and write a report."""
     from nacre.errors import unknown_name
     from nacre.sweeps.engines import ENGINES
-    from nacre.sweeps.grid import check_weights, make_jobs
-    from nacre.sweeps.launch import look
+    from nacre.sweeps.grid import check_weights, find_status, make_jobs
 
-    if on not in ENGINES:
-        raise unknown_name("engine", on, ENGINES)
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
     lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
     content: dict[str, Any] = {
         key: split_names(text) for key, text in lists.items() if text is not None
     }
     content |= {"preset": preset, "jobs": jobs, "gpus_per_run": gpus_per_run}
-    made = _grid(file, content, root, set_ or [])
+    made = _read_grid(file, content, root, set_ or [])
     runs = make_jobs(made, out, cache)
-    if list_:
-        look(runs)
+    show_config(made.model_dump(mode="json", exclude_none=True))
+    if status:
+        find_status(runs)
         _print(runs, json)
         return
     if cancel:
-        _cancel(runs, made, out, on)
+        _cancel(runs, made, out, engine)
         return
     check_weights(runs)
-    console = _console(quiet=json)
-    if not _carry_out(runs, made, out, on, console):
-        echo(f"interrupted; {_left(runs)}. The same command goes on.", err=True)
+    console = make_console()
+    console.quiet = console.quiet or json
+    if not _run(runs, made, out, engine, console):
+        count = sum(job.submitted is not None for job in runs)
+        what = f"{count} submitted jobs continue (--cancel cancels them)" if count else "saved"
+        echo(f"interrupted; {what}. The same command resumes the grid.", err=True)
         sys.exit(130)
-    _conclude(runs, out, json, console)
+    _finish(runs, out, json, console)
 
 
-def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, on: str) -> None:
-    """Take back what an earlier command submitted."""
-    from nacre.errors import NacreError
-    from nacre.sweeps.engines import open_engine
-    from nacre.sweeps.launch import cancel_submitted
+def _read_grid(
+    file: Path | None, given: dict[str, Any], root: Path | None, sets: list[str]
+) -> "GridConfig":
+    """Return a grid from its file and the options, which lie over it."""
+    from nacre.sweeps.grid import check_grid, read_grid
+    from nacre.training.config import deep_merge, parse_assignment
+
+    content = read_grid(file).model_dump() if file else {}
+    content |= {key: value for key, value in given.items() if value is not None}
+    values = deep_merge(content.get("config", {}), config_values(root=root))
+    for text in sets:
+        values = deep_merge(values, parse_assignment(text))
+    return check_grid(content | {"config": values})
+
+
+def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, name: str) -> None:
+    """Cancel what an earlier command submitted."""
+    from nacre.sweeps.launch import cancel_submitted, open_engine
     from nacre.utils.io import locked
 
-    if on != "slurm":
-        raise NacreError(f"--cancel: no jobs of --on {on} survive its command; give --on slurm")
-    with locked(out, "grid"):  # a command that is at work would submit them again
-        echo(f"{cancel_submitted(runs, open_engine(on, made, out))} jobs taken back")
+    if name != "slurm":
+        raise NacreError(
+            f"--cancel: no jobs of --engine {name} survive its command; give --engine slurm"
+        )
+    with locked(out, "grid"):  # a command at work would submit them again
+        echo(f"{cancel_submitted(runs, open_engine(name, made, out))} jobs canceled")
 
 
-def _left(runs: "list[Job]") -> str:
-    """Say what became of the runs of a grid that was stopped."""
-    count = sum(job.submitted is not None for job in runs)
-    return f"{count} submitted jobs go on (--cancel takes them back)" if count else "saved"
-
-
-def _carry_out(
-    runs: "list[Job]", made: "GridConfig", out: Path, on: str, console: "Console"
-) -> bool:
-    """Carry out the runs; return False if the user stopped it."""
-    from nacre.sweeps.engines import open_engine
-    from nacre.sweeps.launch import run_grid
-    from nacre.terminal.grid import GridDisplay
+def _run(runs: "list[Job]", made: "GridConfig", out: Path, name: str, console: Console) -> bool:
+    """Execute the runs; return False if the user stopped it."""
+    from nacre.sweeps.launch import open_engine, run_grid
     from nacre.utils.io import locked
     from nacre.utils.signals import StopSignal
 
-    with locked(out, "grid"):
-        engine = open_engine(on, made, out)
+    # Ray prints the death of a node to stdout, which may be for JSON alone.
+    with locked(out, "grid"), redirect_stdout(sys.stderr):
+        engine: Engine = open_engine(name, made, out)
         with StopSignal() as stop, GridDisplay(console) as display:
             return until_interrupted(
                 lambda: run_grid(runs, engine, should_stop=stop, show=display),
@@ -118,8 +151,8 @@ def _carry_out(
             )
 
 
-def _conclude(runs: "list[Job]", out: Path, json: bool, console: "Console") -> None:
-    """Tell what failed, and make the page of the rest."""
+def _finish(runs: "list[Job]", out: Path, json: bool, console: Console) -> None:
+    """Report what failed, and write the page of the rest."""
     for job in runs:
         if job.state == "failed":
             echo(f"failed: {job.name}: {job.problem}", err=True)
@@ -135,8 +168,7 @@ def _conclude(runs: "list[Job]", out: Path, json: bool, console: "Console") -> N
 
 
 def _print(runs: "list[Job]", json: bool) -> None:
-    from nacre.sweeps.progress import GridProgress, as_plain
-    from nacre.terminal.grid import GridDisplay
+    from nacre.sweeps.grid import GridProgress, as_plain
 
     if json:
         print_json(as_plain(runs, GridProgress()))
@@ -145,23 +177,80 @@ def _print(runs: "list[Job]", json: bool) -> None:
     console.print(GridDisplay(console).table(runs, rows=len(runs)))
 
 
-def _console(quiet: bool) -> "Console":
-    """Return the console; where the output is JSON nothing else is printed."""
-    console = make_console()
-    console.quiet = console.quiet or quiet
-    return console
+class GridDisplay(Display):
+    """Shows the runs of a grid: a table on a terminal, a line per change elsewhere."""
 
+    def __init__(self, console: Console) -> None:
+        from nacre.sweeps.grid import GridProgress
 
-def _grid(
-    file: Path | None, given: dict[str, Any], root: Path | None, sets: list[str]
-) -> "GridConfig":
-    """Put a grid together from its file and the options, which lie over it."""
-    from nacre.sweeps.grid import check_grid, read_grid
-    from nacre.training.config import deep_merge, parse_assignment
+        self.live = Live(console=console, auto_refresh=False)
+        super().__init__(console, self.live)
+        self.progress = GridProgress()
+        self.began = self.last_line = time.monotonic()
+        self.drawn = float("-inf")
+        self.done_before: float | None = None
+        self.states: dict[str, str] = {}
 
-    content = read_grid(file).model_dump() if file else {}
-    content |= {key: value for key, value in given.items() if value is not None}
-    values = deep_merge(content.get("config", {}), config_values(root=root))
-    for text in sets:
-        values = deep_merge(values, parse_assignment(text))
-    return check_grid(content | {"config": values})
+    def __call__(self, jobs: "Sequence[Job]") -> None:
+        """Show the progress of the runs: a change of state at once, the rest now and then."""
+        if self.done_before is None:
+            self.done_before = self._done(jobs)
+        changed = [job for job in jobs if self.states.get(job.name, "waiting") != job.state]
+        self.states = {job.name: job.state for job in jobs}
+        now = time.monotonic()
+        if self.console.is_terminal:
+            if changed or now - self.drawn >= DRAW_SECONDS:
+                self.drawn = now
+                self.live.update(self.table(jobs), refresh=True)
+            return
+        for job in changed:
+            self.console.print(f"{job.name}: {job.state}{self._means(job)}", highlight=False)
+        if now - self.last_line > LINE_SECONDS:
+            self.last_line = now
+            self.console.print(self._left(jobs), highlight=False)
+
+    def table(self, jobs: "Sequence[Job]", rows: int | None = None) -> Table:
+        """Return the table of the runs, with the time left in its title.
+
+        Args:
+            jobs: The runs.
+            rows: Number of rows, running ones first; by default as many as fit on the terminal.
+        """
+        rows = max(4, self.console.height - _OTHER_LINES) if rows is None else rows
+        shown = jobs
+        if len(jobs) > rows:
+            shown = sorted(jobs, key=lambda job: _ORDER.index(job.state))[:rows]
+        table = Table(title=f"{len(jobs)} runs, {self._left(jobs)}", title_justify="left")
+        for title in ("run", "state"):
+            table.add_column(title)
+        table.add_column("iterations", justify="right")
+        table.add_column("mIoU without background")
+        for job in shown:
+            done, total = self.progress.iterations(job), sum(job.to_learn)
+            row = (job.name, job.state, f"{done:,}/{total:,}")
+            table.add_row(*row, self._means(job).strip(" :"), style=STYLES[job.state])
+        if len(jobs) > len(shown):
+            counts = Counter(job.state for job in jobs)
+            table.caption = ", ".join(f"{counts[one]} {one}" for one in _ORDER if counts[one])
+        return table
+
+    def _left(self, jobs: "Sequence[Job]") -> str:
+        total = sum(sum(job.to_learn) for job in jobs)
+        done = self._done(jobs)
+        gained = 0 if self.done_before is None else done - self.done_before
+        spent = time.monotonic() - self.began
+        if gained <= 0 or done >= total:
+            return f"{done / max(total, 1):.0%} done"
+        return f"{done / total:.0%} done, about {spent * (total - done) / gained / 60:.0f} min left"
+
+    def _done(self, jobs: "Sequence[Job]") -> int:
+        """Return the number of updates that the runs have made."""
+        return sum(self.progress.iterations(job) for job in jobs)
+
+    def _means(self, job: "Job") -> str:
+        """Return the means after the last tested step."""
+        tested = self.progress.last_tested(job)
+        if tested is None:
+            return ""
+        means = one_line(tested[1]).removeprefix("mIoU without background: ")
+        return f": step {tested[0]}, {means}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nacre.cli.app import app, make_console, print_json
+from nacre.cli.app import command, make_console, print_json
 from nacre.cli.options import split_names
 from nacre.errors import NacreError, unknown_name
 
@@ -48,10 +48,11 @@ Format = Annotated[
 ]
 
 
-@app.command(
+@command(
     "import",
-    epilog="Examples:  nacre import project.zip --to my-data;  nacre import result.json "
-    "--images photos --to my-data;  nacre import export --to new --classes crack,rust",
+    "nacre import project.zip --to my-data",
+    "nacre import result.json --images photos --to my-data",
+    "nacre import export --to new --classes crack,rust",
 )
 def import_(
     export: Annotated[Path, typer.Argument(help="Folder, zip archive or annotation file.")],

@@ -1,70 +1,94 @@
-"""Commands for a model of one's own: learn a step, look at the steps that made a model."""
+"""Commands for your own model: learn a step, forget, merge, and the model's history."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from nacre.cli.app import app, command_to_go_on, is_main_process, make_console, until_interrupted
-from nacre.cli.options import Config, Preset, Seed, Set, split_names
+from nacre.cli.app import (
+    command,
+    is_main_process,
+    make_console,
+    print_json,
+    resume_command,
+    show_config,
+    until_interrupted,
+)
+from nacre.cli.options import Config, Json, ModelPath, OutModel, Preset, Seed, Set, split_names
 from nacre.errors import NacreError
 
-Data = Annotated[
-    list[Path] | None, typer.Argument(help="Folders with images/, masks/ and classes.yaml.")
-]
-StartModel = Annotated[
-    Path | None,
-    typer.Option(help="The model to continue: a model file, a step's or a run's folder."),
-]
-LearnMethod = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        help="By default mib (the paper's); ledger or duo for models with sums. "
-        "--method mib asks for MiB.",
-    ),
-]
-Classes = Annotated[
-    str | None, typer.Option(help="Learn only these of the data's classes, by commas.")
-]
-Rename = Annotated[
-    list[str] | None,
-    typer.Option(metavar="DATA=MODEL", help="The model's name of a class; may be repeated."),
-]
-New = Annotated[
-    list[str] | None, typer.Option(help="A name that is new although it looks like a known one.")
-]
-Share = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FOLDER=SHARE", help="Share of a batch, such as old-sample=0.25."),
-]
-Test = Annotated[
-    list[Path] | None, typer.Option(help="One more folder to test on; may be repeated.")
-]
+if TYPE_CHECKING:
+    from nacre.api.model import Model
+    from nacre.data.learn_data import LearnData
+    from nacre.models.io import ModelInfo
+
+SHOWN = 8
+"""Names in a line; of more, the rest is counted."""
 
 
-@app.command(
-    epilog="Examples:  nacre learn pets/ --out models/pets;  "
-    "nacre learn birds/ --start models/pets --out models/pets-birds;  "
-    "nacre learn birds/ --start models/pets --method mib --out models/pets-birds-mib;  "
-    "nacre learn --out models/pets  goes on with what was interrupted"
+@command(
+    "learn",
+    "nacre learn pets --out models/pets",
+    "nacre learn birds --start models/pets --out models/pets-birds",
+    "nacre learn birds --start models/pets --method mib --out models/pets-birds-mib",
+    "nacre learn --out models/pets  resumes what was interrupted",
 )
 def learn(
-    data: Data = None,
-    start: StartModel = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the new model.")] = None,
-    method: LearnMethod = None,
-    classes: Classes = None,
-    rename: Rename = None,
-    new: New = None,
-    share: Share = None,
-    test: Test = None,
+    data: Annotated[
+        list[Path] | None, typer.Argument(help="Folders with images/, masks/ and classes.yaml.")
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Model to continue: a model file, a step folder or a run folder."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the new model. Default: models/DATA.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Training method (see `nacre methods`). Default: duo, the ledger in one pass and "
+            "a decoder beside it; mib, the paper's, for networks from nothing and of others. "
+            "--method mib asks for MiB.",
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated classes to learn. Default: all classes in the data."),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATA=MODEL",
+            help="Map a class of the data to a class of the model. Repeatable.",
+        ),
+    ] = None,
+    new: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Treat this class as new even if its name resembles a known class. Repeatable."
+        ),
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER=FRACTION",
+            help="Fraction of each batch drawn from a folder, e.g. old-sample=0.25. Repeatable.",
+        ),
+    ] = None,
+    test: Annotated[
+        list[Path] | None, typer.Option(help="One more folder to test on. Repeatable.")
+    ] = None,
     preset: Preset = None,
     config: Config = None,
     set_: Set = None,
     seed: Seed = None,
 ) -> None:
-    """Add the new classes of some data to a model, or learn a first model."""
+    """Train a first model, or add new classes to an existing one."""
     values: dict[str, Any] = {
         "method": {"name": method} if method else None,
         "classes": split_names(classes) if classes else None,
@@ -88,37 +112,69 @@ def learn(
 
 
 def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, Any]) -> None:
-    """Learn a step and show how it goes."""
+    """Learn a step and show its progress."""
     from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
     from nacre.runs.learn import find_start
     from nacre.runs.learn_plan import plan_learning
-    from nacre.terminal.learn import learn_table, plan_lines
     from nacre.terminal.progress import RunDisplay
     from nacre.utils.signals import StopSignal
 
     plan = plan_learning(folders, find_start(start), **given)
+    show_config(plan.config.to_dict())
     console = make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
         learning = plan.learning(out, observers=[display], should_stop=stop)
         console.print(plan_lines(learning.data, plan.how, plan.reasons))
-        metrics = until_interrupted(learning, command_to_go_on("learn", "--out", str(out)))
+        metrics = until_interrupted(learning, resume_command("learn", "--out", str(out)))
     if is_main_process():
         console.print(learn_table(metrics))
         console.print(f"model, metrics and events: {out}", soft_wrap=True, markup=False)
 
 
-@app.command(epilog="Example:  nacre log models/pets-birds")
-def log(
-    model: Annotated[Path, typer.Argument(help="A model file, a step's or a run's folder.")],
-    json: Annotated[bool, typer.Option("--json", help="Print the lineage as JSON.")] = False,
+@command(
+    "forget",
+    "nacre forget models/pets --step 1 --out models/pets-without",
+    "nacre forget models/pets --folder birds --out models/no-birds",
+    "nacre forget models/pets --class cat --out models/no-cat",
+)
+def forget(
+    model: Annotated[Path, typer.Argument(help="A model that ledger or duo learned.")],
+    out: OutModel,
+    step: Annotated[
+        int | None, typer.Option(help="Number of the step (see `nacre history`).")
+    ] = None,
+    folder: Annotated[str | None, typer.Option(help="Name of a data folder.")] = None,
+    class_name: Annotated[str | None, typer.Option("--class", help="Name of a class.")] = None,
 ) -> None:
-    """Show the steps that made a model: classes, data, pictures, when, how, figures."""
-    from nacre.cli.app import print_json
+    """Remove a step, a data folder or a class from a model, as if it had never been learned."""
+    from nacre.api.model import load
+
+    edited = load(model, "cpu").forget(step=step, folder=folder, class_name=class_name, out=out)
+    note = "the ledger's part never learned it; the weights of the decoder beside it were learned "
+    _show_edited(edited, note + "with it and stay")
+
+
+@command("merge", "nacre merge models/site-a models/site-b --out models/both-sites")
+def merge_models(
+    models: Annotated[list[Path], typer.Argument(help="Models of ledger, or of duo.")],
+    out: OutModel,
+) -> None:
+    """Merge models with the same backbone into one that learned from all their images."""
+    from nacre.api.model import merge
+
+    note = (
+        "the ledger's part learned all; the decoder is that of the first model, to which classes "
+    )
+    _show_edited(merge(models, out=out), note + "of the others are background")
+
+
+@command("history", "nacre history models/pets-birds")
+def history(model: ModelPath, json: Json = False) -> None:
+    """Show how a model was trained, step by step."""
     from nacre.models.io import find_model, read_info
     from nacre.runs.records import Measured, read_record
-    from nacre.terminal.learn import log_table
 
     path = find_model(model)
     info = read_info(path)
@@ -127,11 +183,11 @@ def log(
     if json:
         print_json({"classes": info.classes, "lineage": info.lineage, "iou": figures})
         return
-    make_console().print(log_table(model, info, figures))
+    make_console().print(history_table(model, info, figures))
 
 
 def _read_saved(out: Path) -> tuple[list[Path], Path | None, list[Path]]:
-    """Return data, start and tests of a step that goes on."""
+    """Return data, start and tests of an interrupted step."""
     from nacre.runs.learn_folder import read_learn_config
 
     saved = read_learn_config(out)
@@ -153,3 +209,98 @@ def _number(key: str, text: str) -> float:
         return float(text)
     except ValueError as error:
         raise NacreError(f"--share {key}={text}: {text!r} is not a number") from error
+
+
+def _show_edited(model: "Model", note: str) -> None:
+    """Print what a model knows; the note is for one with a decoder beside its ledger."""
+    assert model.path is not None
+    console = make_console()
+    console.print(history_table(model.path.parent, model.info, None))
+    if getattr(model.network, "ledger", None) is not None:
+        console.print(note, markup=False)
+    console.print(f"model: {model.path}", soft_wrap=True, markup=False)
+
+
+def plan_lines(data: "LearnData", how: str, reasons: Sequence[str]) -> RenderableType:
+    """Return what a step will learn, from which data, how and why so."""
+    lines = [Text(f"new: {', '.join(data.new)}", "bold")]
+    for one in data.sets:
+        hidden = data.training_mapping(one).hidden
+        text = f"{one.name}: {len(one.train_index):,} images label {_some(one.labeled)}"
+        text += f"; its background may hide {_some(hidden)}" if hidden else ""
+        lines.append(Text(text))
+        known = [name for name in one.unlabeled if name in data.known]
+        if known and hidden:
+            text = f"{one.name} names {_some(known)} but has no pixel of it: treated as hidden"
+            lines.append(Text(text, "yellow"))
+    lines += [Text(how)] if how else []
+    return Group(*lines, *(Text(reason, "dim") for reason in reasons))
+
+
+def learn_table(metrics: dict[str, Any]) -> RenderableType:
+    """Return every class before and after a step, and where both models agree."""
+    table = Table(
+        title=f"after step {metrics['step']}: IoU %, {metrics['images']:,} test images",
+        title_justify="left",
+    )
+    for column in ("class", "before", "after", "change", "agreement", "verdict", "tested on"):
+        is_text = column in ("class", "verdict", "tested on")
+        table.add_column(column, justify="left" if is_text else "right")
+    for name in metrics["classes"][1:]:
+        style = "bold" if name in metrics["new"] else ""
+        table.add_row(Text(name), *_class_row(metrics, name), style=style)
+    lines = [
+        Text(f"{name}: {one['word']}; {one['reason']}", "yellow")
+        for name, one in metrics.get("verdicts", {}).items()
+        if one["reason"]
+    ]
+    training = sum(test.get("training_images", 0) for test in metrics["tests"])
+    if training:
+        lines.insert(0, Text(f"{training:,} of the test images are training images", "yellow"))
+    agreement = metrics["agreement"] or {}
+    if agreement.get("iou"):
+        text = (
+            f"agreement: on {agreement['images']:,} new images, how much of what the start model "
+            "predicted of a class is still predicted (IoU of the two models' predictions)"
+        )
+        lines.append(Text(text, "dim"))
+    return Group(table, *lines)
+
+
+def _class_row(metrics: dict[str, Any], name: str) -> list[str | Text]:
+    from nacre.report.numbers import percent
+
+    was, now = metrics["iou_before"].get(name), metrics["iou"].get(name)
+    change = f"{100 * (now - was):+.1f}" if was is not None and now is not None else ""
+    agreement = (metrics["agreement"] or {}).get("iou", {}).get(name)
+    where = ", ".join(test["name"] for test in metrics["tests"] if name in test["iou"])
+    verdict = metrics.get("verdicts", {}).get(name, {}).get("word", "")
+    figures = (percent(was), percent(now), change, percent(agreement), verdict)
+    return [*figures, Text(where or "no test images")]
+
+
+def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None) -> RenderableType:
+    """Return the steps that made a model as a table."""
+    from nacre.report.numbers import percent
+
+    table = Table(title=Text(f"{path}: {len(info.classes) - 1} classes"), title_justify="left")
+    for column in ("step", "learned", "from", "images", "method", "when"):
+        table.add_column(column, justify="right" if column in ("step", "images") else "left")
+    for entry in info.lineage:
+        table.add_row(
+            str(entry.get("step", "")),
+            Text(_some(entry.get("classes", []))),
+            Text(", ".join(map(str, entry.get("data", [])))),
+            f"{entry.get('images', 0):,}",
+            Text(str(entry.get("method", ""))),
+            Text(str(entry.get("when", ""))[:16].replace("T", " ")),
+        )
+    if figures is None:
+        return table
+    values = [f"{name} {percent(value)}" for name, value in figures.items() if value is not None]
+    return Group(table, Text(f"IoU % after the last step: {', '.join(values)}"))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,28 +1,34 @@
-"""Commands that show and use what was learnt."""
+"""Commands that measure and compare finished runs: eval, table, report; result tables in rich."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from nacre.cli.app import app, echo, make_console, print_json
-from nacre.cli.options import Root, Set, config_values
+from nacre.cli.app import command, echo, make_console, print_json
+from nacre.cli.options import Json, ModelPath, Root, Set, config_values
+
+if TYPE_CHECKING:
+    from nacre.report.tables.cells import ResultTable
+
+PADDING = 3
+"""Characters beside a column of a table."""
+FORMATS = ("terminal", "markdown", "latex", "csv")
 
 
-@app.command(
+@command(
     "eval",
-    epilog="Examples:  nacre eval runs/mib;  "
+    "nacre eval runs/mib",
     "nacre eval runs/mib/step-0 --set labels.unseen=background",
 )
-def evaluate(
-    model: Annotated[Path, typer.Argument(help="A run folder, a step folder or a model file.")],
-    set_: Set = None,
-    root: Root = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
-) -> None:
-    """Test the model of a step again, under the same or other conventions."""
+def evaluate(model: ModelPath, set_: Set = None, root: Root = None, json: Json = False) -> None:
+    """Test a model again, under the same or other conventions."""
     from nacre.runs.evaluate import evaluate_checkpoint
-    from nacre.terminal.metrics import class_table
 
     metrics = evaluate_checkpoint(model, config_values(root=root), set_ or ())
     if json:
@@ -32,18 +38,20 @@ def evaluate(
 
 
 def _notify(line: str) -> None:
-    """Say on the way what a table leaves out, beside what is printed."""
+    """Print a notice to stderr."""
     echo(line, err=True)
 
 
-@app.command(
-    epilog="Examples:  nacre table runs/grid;  nacre table runs/grid --kind voc --paper --as latex;"
-    "  nacre table --kind classes --paper"
+@command(
+    "table",
+    "nacre table runs/grid",
+    "nacre table runs/grid --kind voc --paper --format latex",
+    "nacre table --kind classes --paper",
 )
 def table(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders, or folders that hold them; none: the paper's alone."),
+        typer.Argument(help="Run folders, or folders of runs; none: the paper's results alone."),
     ] = None,
     kind: Annotated[
         str,
@@ -56,56 +64,150 @@ def table(
     paper: Annotated[
         bool,
         typer.Option(
-            help="The paper's figures beside ours; rows that are not run as the paper have a *."
+            "--paper", help="Add the paper's results; rows not run as the paper have a *."
         ),
     ] = False,
-    background: Annotated[bool, typer.Option(help="Count the background in means.")] = False,
-    as_: Annotated[
-        str, typer.Option("--as", help="terminal, markdown, latex or csv.")
+    background: Annotated[
+        bool, typer.Option("--background", help="Include the background in means.")
+    ] = False,
+    format_: Annotated[
+        str, typer.Option("--format", help="terminal, markdown, latex or csv.")
     ] = "terminal",
 ) -> None:
-    """Make the paper's tables from run folders, or show the paper's own."""
+    """Make the paper's tables from finished runs, or show the paper's own."""
     from nacre.errors import NacreError, unknown_name
     from nacre.report.results.aggregate import load_results
     from nacre.report.tables.kinds import make_tables
     from nacre.report.tables.render import to_csv, to_latex, to_markdown
-    from nacre.terminal.tables import print_table
 
-    forms = ("terminal", "markdown", "latex", "csv")
-    if as_ not in forms:
-        raise unknown_name("form", as_, forms)
+    if format_ not in FORMATS:
+        raise unknown_name("format", format_, FORMATS)
     if not runs and not paper:
         raise NacreError("no runs: name run folders, or add --paper for the paper's own tables")
     results = load_results(runs, _notify) if runs else []
     tables = make_tables(results, kind, paper=paper, background=background)
-    if as_ == "csv":
+    if format_ == "csv":
         echo(to_csv(tables))
         return
     for one in tables:
-        if as_ == "terminal":
+        if format_ == "terminal":
             print_table(make_console(), one)
         else:
-            echo(to_markdown(one) if as_ == "markdown" else to_latex(one))
+            echo(to_markdown(one) if format_ == "markdown" else to_latex(one))
 
 
-@app.command(
-    epilog="Examples:  nacre report runs/grid --out report;  nacre report models/pets-birds"
-)
+@command("report", "nacre report runs/grid --out report", "nacre report models/pets-birds")
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, folders that hold them, or one of `nacre learn`."),
+        typer.Argument(help="Run folders, folders of runs, or one folder of `nacre learn`."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
-    pictures: Annotated[int, typer.Option(min=0, help="Pictures per scenario; 0 for none.")] = 8,
-    paper: Annotated[bool, typer.Option(help="The paper's figures beside ours.")] = False,
+    images: Annotated[int, typer.Option(min=0, help="Images per scenario; 0 for none.")] = 8,
+    paper: Annotated[bool, typer.Option("--paper", help="Add the paper's results.")] = False,
 ) -> None:
-    """Make one page of finished runs, or of a step: tables, curves, pictures."""
+    """Write one page about finished runs, or about a learned step: tables, charts, images."""
     from nacre.report.page.learn import is_learn_folder, write_learn_page
     from nacre.report.page.page import write_report
 
     if len(runs) == 1 and is_learn_folder(runs[0]):
-        page = write_learn_page(runs[0], out, pictures=pictures)
+        page = write_learn_page(runs[0], out, pictures=images)
     else:
-        page = write_report(runs, out, pictures=pictures, paper=paper, notify=_notify)
+        page = write_report(runs, out, pictures=images, paper=paper, notify=_notify)
     make_console().print("report:", str(page), soft_wrap=True)
+
+
+def class_table(metrics: dict[str, Any]) -> RenderableType:
+    """Return the IoU of each class and the means, with and without the background."""
+    from nacre.report.numbers import percent
+
+    table = Table(
+        title=f"after step {metrics['step']}, {metrics['images']:,} test images",
+        title_justify="left",
+    )
+    table.add_column("class")
+    table.add_column("IoU %", justify="right")
+    for name, value in metrics["iou"].items():
+        table.add_row(name, percent(value))
+    table.add_section()
+    for name, value in metrics["mean_iou"].items():
+        table.add_row(f"mean of {name.replace('_', ' ')}", percent(value))
+    return table
+
+
+def print_table(console: Console, table: "ResultTable") -> None:
+    """Print a table whole: no figure is cut and no column is left out, however wide it is."""
+    if not console.is_terminal:
+        # A file or a pipe has no width that a line must fit into.
+        headings = sum(len(heading) for heading, _ in table.headings())
+        console.width = max(console.width, sum(_widths(table)) + headings + PADDING)
+    for part in _to_rich(table, console.width):
+        console.print(part)
+
+
+def _to_rich(table: "ResultTable", width: int) -> list[Table]:
+    """Return a table for a terminal, as several below one another where it is too wide for it."""
+    blocks = list(_blocks(_widths(table), width))
+    last = len(blocks) - 1
+    return [
+        _part(table, columns, width, title=i == 0, caption=i == last)
+        for i, columns in enumerate(blocks)
+    ]
+
+
+def _widths(table: "ResultTable") -> list[int]:
+    """Return how wide each column is at least, the methods first; headings can fold."""
+    names = max(len("method"), *(len(row.name) for row in table.rows))
+    widths = [names + PADDING]
+    for i, column in enumerate(table.columns):
+        texts = [column.group, *(row.cells[i].text for row in table.rows)]
+        widths.append(max(map(len, texts)) + PADDING)
+    return widths
+
+
+def _blocks(widths: list[int], width: int) -> Iterator[list[int]]:
+    """Yield the columns of each block: as many as fit beside the methods, at least one."""
+    block: list[int] = []
+    used = widths[0]
+    for i, needed in enumerate(widths[1:]):
+        if block and used + needed + PADDING > width:
+            yield block
+            block, used = [], widths[0]
+        block.append(i)
+        used += needed
+    yield block
+
+
+def _part(
+    table: "ResultTable", columns: list[int], width: int, *, title: bool, caption: bool
+) -> Table:
+    shown = Table(
+        title=Text(table.title) if title else None,
+        caption=Text(table.caption) if caption else None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.HORIZONTALS,
+    )
+    shown.add_column("method", overflow="fold")
+    for heading in _headings(table, columns, width):
+        shown.add_column(heading, justify="right", no_wrap=True, overflow="fold")
+    for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
+        rule = following is not None and following.is_bound and not row.is_bound
+        cells = [Text(row.cells[i].text, "bold" if row.cells[i].best else "") for i in columns]
+        quiet = "" if row.source == "ours" else "dim italic"
+        shown.add_row(Text(row.name), *cells, end_section=rule, style=quiet)
+    return shown
+
+
+def _headings(table: "ResultTable", columns: list[int], width: int) -> list[Text]:
+    """Return the headings of columns: that of neighbors once, folded to their width."""
+    widths = _widths(table)
+    names = [table.columns[i].heading for i in columns]
+    firsts = [not k or names[k] != names[k - 1] for k in range(len(names))]
+    spare = width - widths[0] - sum(widths[i + 1] for i in columns) - PADDING
+    headings = []
+    for i, name, is_first in zip(columns, names, firsts, strict=True):
+        room = max(1, widths[i + 1] - PADDING + max(0, spare) // sum(firsts))
+        lines = [name[k : k + room] for k in range(0, len(name), room)] if is_first else [""]
+        headings.append(Text("\n".join([*lines, table.columns[i].group])))
+    return headings

@@ -1,83 +1,85 @@
-"""Commands that learn: a run, a search for a weight, the demo."""
+"""Commands that train scenarios: a run, a search for a weight, the demo."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from nacre.cli.app import (
-    app,
-    command_to_go_on,
+    command,
     is_main_process,
     make_console,
+    resume_command,
+    show_config,
     until_interrupted,
 )
-from nacre.cli.options import ConfigOptions, Track, takes_config
+from nacre.cli.options import (
+    Cache,
+    Config,
+    MethodName,
+    Preset,
+    Root,
+    Scenario,
+    Seed,
+    Set,
+    Track,
+    config_values,
+)
+from nacre.terminal.progress import RunDisplay, one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from nacre.sweeps.tune import Tuning
     from nacre.training.config import RunConfig
 
 
-@app.command(epilog="Example:  nacre demo --out my-demo --seed 2")
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the page and the runs.")] = Path(
-        "nacre-demo"
-    ),
-    seed: Annotated[int, typer.Option(min=0, help="Of the world, the weights, the order.")] = 1,
-) -> None:
-    """Learn generated scenes in three steps with ft, lwf, mib and joint; make a page."""
-    from nacre.report.results.aggregate import load_results
-    from nacre.report.tables.cells import steps_table
-    from nacre.sweeps.demo import ABOUT, run_demo, write_demo_page
-    from nacre.terminal.grid import GridDisplay
-    from nacre.terminal.tables import print_table
-    from nacre.utils.signals import StopSignal
-
-    console = make_console()
-    console.print(ABOUT)
-    with StopSignal() as stop, GridDisplay(console) as display:
-        runs = until_interrupted(
-            lambda: run_demo(out, seed, should_stop=stop, show=display),
-            command_to_go_on("demo", "--out", str(out), "--seed", str(seed)),
-        )
-    for results in load_results(runs):
-        print_table(console, steps_table(results))
-    page = write_demo_page(runs, out)
-    console.print("The page with pictures:", str(page), soft_wrap=True)
-
-
-@app.command(
-    epilog="Examples:  nacre run scenes/4-2-2/overlapped --method mib --preset demo;  "
-    "nacre run voc/15-5/overlapped --root VOC2012 --preset paper --set model.weights=imagenet;  "
-    "nacre run voc/15-5/overlapped --root VOC2012 --dry-run;  nacre run --out RUN  goes on with it"
+@command(
+    "run",
+    "nacre run scenes/4-2-2/overlapped --method mib --preset demo",
+    "nacre run voc/15-5/overlapped --root VOC2012 --preset paper --set model.weights=imagenet",
+    "nacre run voc/15-5/overlapped --root VOC2012 --dry-run",
+    "nacre run --out RUN  resumes it",
 )
-@takes_config
 def run(
-    options: ConfigOptions,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; made if need be.")] = None,
+    scenario: Scenario = None,
+    method: MethodName = None,
+    preset: Preset = None,
+    config: Config = None,
+    set_: Set = None,
+    root: Root = None,
+    seed: Seed = None,
+    cache: Cache = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output folder. Default: runs/, by scenario, method and seed."),
+    ] = None,
     track: Track = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show steps, method and network; learn nothing.")
+        bool, typer.Option("--dry-run", help="Show steps, method and network; train nothing.")
     ] = False,
 ) -> None:
-    """Learn all steps of a scenario with one method, or go on with a run."""
+    """Train all steps of a scenario with one method, or resume a run."""
     from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
     from nacre.runs.folder import default_folder
     from nacre.runs.run import run_scenario
     from nacre.runs.trackers import tracking
-    from nacre.terminal.progress import RunDisplay
     from nacre.utils.signals import StopSignal
 
-    config = options.resolve(_saved_config(out, options))
+    values = config_values(scenario=scenario, method=method, seed=seed, root=root)
+    # What is given lies over what is saved, and is refused where it differs.
+    saved = out / "config.yaml" if out and not (scenario or preset) else None
+    file = config or (saved if saved and saved.exists() else None)
+    resolved = _resolve(values, preset, file, set_)
     console = make_console()
     if dry_run:
-        _print_plan(console, config)
+        _print_plan(console, resolved)
         return
-    folder = out or default_folder(config)
+    folder = out or default_folder(resolved)
     trackers = track or () if is_main_process() else ()
     with (
         StopSignal() as stop,
@@ -86,54 +88,64 @@ def run(
     ):
         summary = until_interrupted(
             lambda: run_scenario(
-                config,
+                resolved,
                 folder,
-                cache=options.cache,
+                cache=cache,
                 observers=[display, *observers],
                 should_stop=stop,
             ),
-            command_to_go_on("run", "--out", str(folder)),
+            resume_command("run", "--out", str(folder)),
         )
     if is_main_process():
-        _print_steps(console, folder, summary)
+        last = summary["mean_iou_by_step"][-1]
+        console.print(f"after the last step: {one_line(last)}")
+        console.print(f"models, metrics and events: {folder}", soft_wrap=True)
 
 
-@app.command(
-    epilog="Example:  nacre tune voc/15-5/overlapped --method mib --root VOC2012 --preset paper "
-    "--set model.weights=imagenet  then  nacre run --config …/tuned.yaml --cache …/steps"
+@command(
+    "tune",
+    "nacre tune voc/15-5/overlapped --method mib --root VOC2012 --preset paper "
+    "--set model.weights=imagenet",
+    "nacre run --config …/tuned.yaml --cache …/steps  then uses the weight",
 )
-@takes_config
 def tune(
-    options: ConfigOptions,
+    scenario: Scenario = None,
+    method: MethodName = None,
+    preset: Preset = None,
+    config: Config = None,
+    set_: Set = None,
+    root: Root = None,
+    seed: Seed = None,
+    cache: Cache = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the trials and tuned.yaml.")] = None,
-    rate: Annotated[
+    lr: Annotated[
         list[float] | None,
-        typer.Option(help="A learning rate for fine-tuning to choose from; may be repeated."),
+        typer.Option(help="A learning rate to try with fine-tuning first. Repeatable."),
     ] = None,
 ) -> None:
-    """Choose a method's weight on held-out images of the first incremental step."""
+    """Tune a method's loss weight on held-out images of step 1."""
     from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
     from nacre.runs.folder import default_folder
-    from nacre.sweeps.tune.tune import tune as search
-    from nacre.terminal.tune import TuneDisplay
+    from nacre.sweeps.tune import tune as search
     from nacre.utils.signals import StopSignal
 
-    config = options.resolve()
-    run_folder = default_folder(config)
+    values = config_values(scenario=scenario, method=method, seed=seed, root=root)
+    resolved = _resolve(values, preset, config, set_)
+    run_folder = default_folder(resolved)
     folder = out or run_folder.with_name(f"tune-{run_folder.name}")
     console = make_console()
-    with StopSignal() as stop, TuneDisplay(console) as display:
+    with StopSignal() as stop, RunDisplay(console) as display:
         tuning = until_interrupted(
             lambda: search(
-                config,
+                resolved,
                 folder,
-                cache=options.cache,
-                rates=rate or (),
-                observers=[display.observe],
+                cache=cache,
+                rates=lr or (),
+                observers=[display],
                 should_stop=stop,
-                show=display,
+                show=lambda tuning: _print_trial(console, tuning),
             ),
             "the same command",
         )
@@ -142,32 +154,78 @@ def tune(
     )
 
 
-def _saved_config(out: Path | None, options: ConfigOptions) -> Path | None:
-    """Return the config of a folder that is to go on, where nothing says what else to learn.
+@command("demo", "nacre demo --out my-demo --seed 2")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page and the runs.")] = Path(
+        "nacre-demo"
+    ),
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed for scenes, weights and order.")
+    ] = 1,
+) -> None:
+    """Train on generated scenes in three steps with ft, lwf, mib and joint; write a page."""
+    from nacre.cli.grid import GridDisplay
+    from nacre.cli.results import print_table
+    from nacre.report.results.aggregate import load_results
+    from nacre.report.tables.cells import steps_table
+    from nacre.sweeps.demo import ABOUT, demo_grid, run_demo, write_demo_page
+    from nacre.utils.signals import StopSignal
 
-    What is said beside it lies over it, and is refused if it differs.
-    """
-    if out is None or options.scenario or options.preset:
-        return None
-    path = out / "config.yaml"
-    return path if path.exists() else None
+    show_config(demo_grid(seed).model_dump(mode="json", exclude_none=True))
+    console = make_console()
+    console.print(ABOUT)
+    with StopSignal() as stop, GridDisplay(console) as display:
+        runs = until_interrupted(
+            lambda: run_demo(out, seed, should_stop=stop, show=display),
+            resume_command("demo", "--out", str(out), "--seed", str(seed)),
+        )
+    for results in load_results(runs):
+        print_table(console, steps_table(results))
+    page = write_demo_page(runs, out)
+    console.print("The page with images:", str(page), soft_wrap=True)
 
 
-def _print_plan(console: "Console", config: "RunConfig") -> None:
+def _print_trial(console: Console, tuning: "Tuning") -> None:
+    """Print the last trial of a search once it is measured."""
+    from nacre.report.numbers import percent
+    from nacre.sweeps.tune import verdict
+
+    trial = tuning.trials[-1] if tuning.trials else None
+    if trial is None or trial.accuracy is None or tuning.weight is not None:
+        return
+    if (trial.weight is None) == (tuning.least is not None):
+        return  # the measure itself changes nothing of the last trial
+    word = verdict(tuning, trial)
+    what = f"mIoU of new classes {percent(trial.accuracy)}" + (f": {word}" if word else "")
+    console.print(f"{trial.name}, learning rate {trial.rate:g}: {what}", highlight=False)
+
+
+def _resolve(
+    values: Mapping[str, Any], preset: str | None, file: Path | None, assignments: list[str] | None
+) -> "RunConfig":
+    """Return the config that options describe; end here if only that is wanted."""
+    from nacre.training.config import build_config
+
+    config = build_config(preset=preset, file=file, assignments=assignments or (), overrides=values)
+    show_config(config.to_dict())
+    return config
+
+
+def _print_plan(console: Console, config: "RunConfig") -> None:
     """Print what a run would learn from, and with which method and network."""
+    from nacre.cli.data import plan_table
     from nacre.methods import find_method
     from nacre.runs.scenario_data import open_scenario, step_sampler
     from nacre.scenarios.plan import make_plan
-    from nacre.terminal.plan import recipe_table, render_plan
 
     data = open_scenario(config)
     method = find_method(config.method.name)(config.method, data.scenario.classes.growth(0))
     config = config.model_copy(update={"model": method.network_config(config.model)})
     images = data.image_lists
-    console.print(render_plan(data.scenario, make_plan(data.scenario, data.train_index, images)))
+    console.print(plan_table(data.scenario, make_plan(data.scenario, data.train_index, images)))
     updates = [step_sampler(config, len(one), step).iterations for step, one in enumerate(images)]
     channels = len(data.scenario.classes.channels(len(images) - 1))
-    console.print(recipe_table(config, updates, _count_parameters(config, channels)))
+    console.print(_recipe_table(config, updates, _count_parameters(config, channels)))
 
 
 def _count_parameters(config: "RunConfig", channels: int) -> dict[str, int]:
@@ -186,9 +244,22 @@ def _count_parameters(config: "RunConfig", channels: int) -> dict[str, int]:
     }
 
 
-def _print_steps(console: "Console", folder: Path, summary: dict[str, Any]) -> None:
-    from nacre.terminal.progress import one_line
+def _recipe_table(
+    config: "RunConfig", updates: Sequence[int], parameters: Mapping[str, int]
+) -> RenderableType:
+    """Return the resolved method and network of a run, its updates and its parameters."""
+    from nacre.methods import find_method
 
-    last = summary["mean_iou_by_step"][-1]
-    console.print(f"after the last step: {one_line(last)}")
-    console.print(f"models, metrics and events: {folder}", soft_wrap=True)
+    table = Table(title="how it would learn", title_justify="left", show_header=False)
+    for part in ("method", "model"):
+        values = getattr(config, part).model_dump(mode="json", exclude_none=True)
+        table.add_row(part, Text(", ".join(f"{key}={value}" for key, value in values.items())))
+    counts = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
+    table.add_row("parameters", f"{sum(parameters.values()):,} ({counts})")
+    by_gradient = find_method(config.method.name).learns_by_gradient
+    table.add_row(
+        "updates by step" if by_gradient else "batches by step",
+        ", ".join(f"{count:,}" for count in updates),
+    )
+    table.add_row("batch size", str(config.train.batch_size))
+    return table

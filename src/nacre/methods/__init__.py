@@ -17,11 +17,12 @@ from nacre.methods.table import ROWS, MethodRow
 from nacre.utils.system import load_registered, registered
 
 if TYPE_CHECKING:
-    from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step
+    from nacre.methods.base import Batch, Judged, Method, MethodConfig, ParamGroup, Step
 
 __all__ = [
     "METHODS",
     "Batch",
+    "Judged",
     "Method",
     "MethodConfig",
     "ParamGroup",

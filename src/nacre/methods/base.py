@@ -36,6 +36,7 @@ What combines with any method (freezing, fusion, pseudo-labels, rates) is in `na
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -54,6 +55,7 @@ from nacre.utils.config import Config
 __all__ = [
     "Batch",
     "DistillingConfig",
+    "Judged",
     "Method",
     "MethodConfig",
     "ParamGroup",
@@ -130,6 +132,21 @@ class DistillingConfig(MethodConfig):
         return self.weight * num_old if self.average == "pixels" else self.weight
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Whether what updates changed was worth keeping.
+
+    Attributes:
+        before: Mean IoU without the updates.
+        after: With them; they are kept if it is greater.
+        classes: The channels that the updated part has a say in.
+    """
+
+    before: float
+    after: float
+    classes: list[int]
+
+
 class Method:
     """The base of all methods: says what is learnt; remembers nothing unless told to."""
 
@@ -158,6 +175,10 @@ class Method:
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
     needs: frozenset[Part] = frozenset()
     """What it asks of a network beside logits; not every foreign network gives it."""
+    is_usable: bool = False
+    """Whether the network is of use already when updates begin (`begin_step`)."""
+    judged: Judged | None = None
+    """What `fit` found the updates to be worth, where it judges them."""
     extra_rows: ClassVar[frozenset[ExtraRow]] = frozenset()
     """Rows of the classifier that are no classes and that it learns; others' are dropped."""
     persistent_state: ClassVar[frozenset[str]] = frozenset()

@@ -150,7 +150,7 @@ class Dkd(SigmoidMethod):
         """Let only new rows decay after step 0."""
         if not self.num_old:
             return groups
-        decaying = {id(value) for value in classifier_of(step.network).heads[-1].parameters()}
+        decaying = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
         new, old = split_groups(groups, decaying)
         return new + [{**group, "weight_decay": 0.0} for group in old]
 
@@ -183,7 +183,7 @@ class Dkd(SigmoidMethod):
 @torch.no_grad()
 def silence_background(network: Network) -> None:
     """Make the logit of channel 0 the constant 0."""
-    head = classifier_of(network).heads[0]
+    head = classifier_of(network).rows[0]
     assert isinstance(head, torch.nn.Conv2d)
     assert head.bias is not None
     head.weight[0] = 0

@@ -6,17 +6,20 @@ class, and sees one point of its grid at a time. With the decoder's logits z and
 
     score[c] = z[c] + weight * l[c]      (`nacre.models.ledger`)
 
-Decoder and classifier learn MiB's losses (`nacre.methods.mib`: eq. 3 to 9), as they would without a
-ledger; then `fit` adds up the step's images, as the ledger would without a decoder.
+First come the sums (`begin_step`): one pass over the step's images, after which the model is of use
+(`is_usable`), new classes being background to its decoder. Then decoder and classifier learn MiB's
+losses (`nacre.methods.mib`: eq. 3 to 9), as they would without a ledger.
 
-A decoder that has hardly seen a rare class vetoes it. So `fit` asks images of which no update was
-made, one of ten: a new class whose IoU on them is not greater by its own logit than by the
-background's has not been learned by the decoder, takes the background's (eq. 8 at inference), and
-the ledger alone decides between the two. Classes that these images do not show, and steps of fewer
-than 50 images, are judged by the images learned from, which favors the decoder. The sums are in the
-end those of all images.
+In the end (`fit`) images of which no update was made, one of ten, decide two things. A decoder that
+has hardly seen a rare class vetoes it: a new class whose IoU on them is not greater by its own
+logit than by the background's has not been learned by the decoder, takes the background's (eq. 8 at
+inference), and the ledger alone decides between the two. And where their mean IoU has not grown by
+the updates, the decoder becomes again what it was before them. Classes that these images do not
+show, and steps of fewer than 50 images, are judged by the images learned from, which favors the
+decoder. The sums are those of all images.
 """
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
@@ -26,11 +29,13 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.labels.channels import ignore_value
+from nacre.labels.channels import Growth, ignore_value
 from nacre.losses.reference import upsample
+from nacre.losses.ridge import Sums
 from nacre.methods.base import (
     Batch,
     DistillingConfig,
+    Judged,
     MethodConfig,
     Step,
     label_cross_entropy,
@@ -82,6 +87,11 @@ class Duo(Ledger):
     default_stride = 8
     config: DuoConfig
 
+    def __init__(self, config: Any, growth: Growth) -> None:
+        super().__init__(config, growth)
+        self._judging: Sums
+        self._first: dict[str, Tensor] = {}
+
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
         """Say that step 0 depends on the ledger's weight too."""
@@ -99,7 +109,7 @@ class Duo(Ledger):
 
     def grow(self, network: Network, num_new: int) -> None:
         """Share the background's probability among the new classes, eq. 8 and 9."""
-        if isinstance(network, DeepLab) and isinstance(network.head, StageGrid):
+        if isinstance(network, DeepLab) and isinstance(network.decoder, StageGrid):
             raise NacreError(
                 "the model was learned by the ledger alone and has no decoder; continue it with "
                 "method 'ledger'"
@@ -121,29 +131,67 @@ class Duo(Ledger):
         return label_losses(self.config, batch, student, seen, ce="unbiased", kd="unbiased")
 
     @torch.no_grad()
-    def fit(self, step: Step) -> None:
-        """Add up the images, find what the decoder has learned, and solve for the ledger."""
+    def begin_step(self, step: Step) -> None:
+        """Add up the images, and solve for the ledger: a model before the first update."""
         before, network, ridge = self.sums, deeplab(step.network), self.config.ridge
         for known in self.passes(step):
             count = partial(count_pixels, known=known)
             learned_from = total(step, step.map_images(count))
             held_out = total(step, [count(network, step.held_out())])
-            put_head(network, joined(before, step, learned_from), ridge)
-        self._judge(step)
+            self._judging = joined(before, step, learned_from)
+            put_head(network, self._judging, ridge)
         self.sums = joined(before, step, _plus(learned_from, held_out))
         put_head(network, self.sums, ridge)
+        self._first = _decoder(network)
+        self.is_usable = True
 
-    def _judge(self, step: Step) -> None:
-        """Find the new classes that the decoder has learned."""
+    @torch.no_grad()
+    def fit(self, step: Step) -> None:
+        """Find what the decoder has learned; the ledger is solved for by then."""
+        network, ledger = deeplab(step.network), _ledger(step.network)
+        put_head(network, self._judging, self.config.ridge)
+        first, learned = ledger.learned.clone(), self._learned(step)
+        after, updated = _mean_iou(step, learned), _decoder(network)
+        network.load_state_dict(self._first, strict=False)
+        before = _mean_iou(step, first)
+        if after > before:
+            network.load_state_dict(updated, strict=False)
+            ledger.learned.copy_(learned)
+        if not math.isnan(after):
+            by_decoder = [c for c, one in enumerate(ledger.learned.tolist()) if c and one]
+            self.judged = Judged(before, after, by_decoder)
+        put_head(network, self.sums, self.config.ridge)
+
+    def _learned(self, step: Step) -> Tensor:
+        """Return which classes the decoder has learned, those known before the step as before."""
         ledger, first = _ledger(step.network), self.growth.first_new
-        ledger.learned[0] = True
         own, background = ledger.learned.clone(), ledger.learned.clone()
+        own[0] = background[0] = True
         own[first:], background[first:] = True, False
         iou = _compare(step, step.held_out(), own, background)
         if bool(iou[:, first:].isnan().any()):
             # Of a class that held-out images do not show, those that were learned from tell.
             iou = torch.where(iou.isnan(), _compare(step, step.images(), own, background), iou)
-        ledger.learned[first:] = (iou[0] > iou[1])[first:].to(ledger.learned.device)
+        own[first:] = (iou[0] > iou[1])[first:].to(own.device)
+        return own
+
+
+def _decoder(network: DeepLab) -> dict[str, Tensor]:
+    """Return a copy of the weights of a decoder and its rows."""
+    parts = {"decoder": network.decoder, "classifier": network.classifier}
+    return {
+        f"{part}.{key}": value.clone()
+        for part, module in parts.items()
+        for key, value in module.state_dict().items()
+    }
+
+
+def _mean_iou(step: Step, learned: Tensor) -> float:
+    """Return the mean IoU on the held-out images, or on those learned from if there are none."""
+    (iou,) = _compare(step, step.held_out(), learned)
+    if bool(iou.isnan().all()):
+        (iou,) = _compare(step, step.images(), learned)
+    return float(iou.nanmean())
 
 
 def _compare(step: Step, batches: Iterable[Batch], *learned: Tensor) -> Tensor:

@@ -191,14 +191,14 @@ def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
 def has_grid(network: Network) -> bool:
     """Whether a network has a grid of stages, as its decoder or beside it."""
     return isinstance(network, DeepLab) and (
-        network.ledger is not None or isinstance(network.head, StageGrid)
+        network.ledger is not None or isinstance(network.decoder, StageGrid)
     )
 
 
 def grid_of(network: Network) -> StageGrid:
     """Return the grid of a network that has one: `grow` sees to it."""
     found = deeplab(network)
-    grid = found.head if found.ledger is None else found.ledger.grid
+    grid = found.decoder if found.ledger is None else found.ledger.grid
     assert isinstance(grid, StageGrid), type(grid)
     return grid
 

@@ -51,11 +51,11 @@ from nacre.losses.pseudo_labels import (
     teacher_view,
 )
 from nacre.methods.step import Batch, Step
-from nacre.models.abn import ABN
 from nacre.models.classifier import Classifier, ExtraRow
 from nacre.models.deeplab import DeepLab
 from nacre.models.fusion import check_fusible, fuse_, fusion_factor
 from nacre.models.network import Network, Output, Part
+from nacre.models.norm import ABN
 from nacre.utils.config import Config
 
 BINS = 10_000
@@ -202,11 +202,11 @@ class Parts:
         if not self.num_old:
             return
         if self.config.freeze == "decoder":
-            yield deeplab(network).head
+            yield deeplab(network).decoder
         if self.config.freeze_bn:
             yield from _norms(network)
         if self.config.freeze_old_rows:
-            yield from list(classifier_of(network).heads)[:-1]
+            yield from list(classifier_of(network).rows)[:-1]
 
     @torch.no_grad()
     def survey(self, step: Step) -> None:

@@ -141,7 +141,7 @@ class Star(SigmoidMethod):
         """Let new rows learn faster after step 0."""
         if not self.num_old:
             return groups
-        rows = {id(value) for value in classifier_of(step.network).heads[-1].parameters()}
+        rows = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
         new, rest = split_groups(groups, rows)
         return rest + [{**group, "lr_scale": NEW_ROWS_LR * group["lr_scale"]} for group in new]
 
@@ -195,7 +195,7 @@ class Star(SigmoidMethod):
             return {}
         replay = self._replay
         # Where features come from a ReLU none is negative.
-        norm = getattr(deeplab(step.network).head, "norm", None)
+        norm = getattr(deeplab(step.network).decoder, "norm", None)
         non_negative = norm is not None and norm.activation == "relu"
         drawn = draw_features(
             replay.statistics, replay.counts, total=replay.num_drawn, non_negative=non_negative

@@ -29,6 +29,8 @@ from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 
 MODEL = "model"
 
+FIRST_MODEL = "first.safetensors"
+"""A model that is of use while its decoder still learns."""
 
 MOST_CLASSES = 65_536
 
@@ -198,6 +200,8 @@ def find_model(path: Path) -> Path:
         return hub_model(str(path))
     if path.is_dir():
         found = path / "model.safetensors"
+        if not found.exists() and (path / FIRST_MODEL).exists():
+            return path / FIRST_MODEL
         steps = sorted(_keep_numbered(path.glob("step-*/model.safetensors")), key=_step_number)
         path = found if found.exists() or not steps else steps[-1]
     if not path.is_file():

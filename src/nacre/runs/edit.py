@@ -107,7 +107,7 @@ def forget_folder(model: LedgerModel, name: str, step: int | None = None) -> Led
 
     Args:
         model: the model.
-        name: the folder's name, as `nacre log` shows it.
+        name: the folder's name, as `nacre history` shows it.
         step: the step's place in the lineage, where several learned from folders of this name.
     """
     lineage = model.info.lineage

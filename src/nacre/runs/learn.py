@@ -6,8 +6,9 @@ new data is read: neither an old picture nor an old label.
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 from nacre.data.dataset import UnionDataset, explain_worker_crash
 from nacre.data.learn_data import LearnData
 from nacre.evaluation.predictor import Predictor, whole_predictor
-from nacre.methods import find_method
+from nacre.methods import Judged, find_method
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
 from nacre.models.network import Network
 from nacre.runs.event_file import EventFile, Position
@@ -36,7 +37,14 @@ from nacre.runs.records import LearnMetrics, read_record
 from nacre.runs.scenario_data import step_sampler
 from nacre.runs.shared_folder import check_shared
 from nacre.runs.verdicts import judge
-from nacre.training.events import ImagesTested, Observer, Recorder, RunBegan, StepTested
+from nacre.training.events import (
+    ImagesTested,
+    Observer,
+    Recorder,
+    RunBegan,
+    StepTested,
+    StepUsable,
+)
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import Learned, Session, StepSpec, learn_step
 from nacre.utils.device import set_precision
@@ -107,6 +115,7 @@ class Learning:
         self.precision = set_precision(config.train.precision, self.dist.device)
         self.observers, self.should_stop = list(observers), should_stop
         self.recorder = Recorder()
+        self._began = time.monotonic()
         self.checkpoint = Checkpoint(self.folder.resume, self.dist)
         # A merged model was made by more steps than have channels of their own.
         self.index = max(len(start.info.steps), len(start.info.lineage)) if start else 0
@@ -179,16 +188,34 @@ class Learning:
             given = self.start.network if self.start else None
             return load_model(path, self.dist.device, given)[0]
         session = Session(
-            self.dist, self.precision, self.checkpoint, self.recorder, self.should_stop
+            self.dist,
+            self.precision,
+            self.checkpoint,
+            self.recorder,
+            self.should_stop,
+            self._save_first,
         )
         learned = learn_step(self.spec, self._load_start(), self.config, session)
 
         def save() -> None:
-            save_model(path, learned.network, self._info(), learned.method_state)
+            save_model(path, learned.network, self._info(learned.judged), learned.method_state)
             self.checkpoint.remove()
+            self.folder.remove_first()
 
         self.dist.on_main(save)
         return learned.network
+
+    def _save_first(self, learned: Learned) -> None:
+        """Save a model that is of use before the first update, unless that was done before."""
+        path = self.folder.first_model
+
+        def save() -> None:
+            save_model(path, learned.network, self._info(None), learned.method_state)
+            seconds = round(time.monotonic() - self._began, 1)
+            self.recorder(StepUsable(self.index, seconds, str(path)))
+
+        if not self.dist.from_main(path.exists()):
+            self.dist.on_main(save)
 
     def _test(self, network: Network) -> None:
         """Test the network beside what the start model said; write the metrics."""
@@ -265,21 +292,21 @@ class Learning:
             return Position(self.index, content["iteration"])
         return Position(self.index)
 
-    def _info(self) -> ModelInfo:
+    def _info(self, judged: Judged | None) -> ModelInfo:
         channels, before = self.data.channels, self.start.info.lineage if self.start else ()
         return ModelInfo(
             classes=list(channels.names),
             colors=list(channels.colors),
             labels=list(range(len(channels))),
             steps=channels.per_step,
-            lineage=[*before, self._lineage_entry()],
+            lineage=[*before, self._lineage_entry(judged)],
             model=self.config.model.model_dump(mode="json"),
             crop=self.config.images.crop_size,
             predict_mode=self.config.images.predict_mode,
             config=with_absolute_paths(self.config),
         )
 
-    def _lineage_entry(self) -> dict[str, Any]:
+    def _lineage_entry(self, judged: Judged | None) -> dict[str, Any]:
         dataset = self.spec.dataset
         parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
         return {
@@ -291,6 +318,7 @@ class Learning:
             "hidden": {one.name: self.data.training_mapping(one).hidden for one in self.data.sets},
             "method": self.config.method.name,
             "iterations": self.spec.sampler.iterations,
+            **({"judged": asdict(judged)} if judged else {}),
             "when": self.folder.first_start(),
             "nacre": __version__,
         }

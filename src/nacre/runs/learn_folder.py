@@ -5,6 +5,7 @@ run.json           every start: version, command, machine, seed, device, precisi
 facts.json         the start model, the classes, the images of every data set
 events.jsonl       what happened
 before.npz         what the start model says of the test images
+first.safetensors  a model that is of use before the first update, until the next one is there
 model.safetensors  the network (and model.json, for people)
 metrics.json       how it tests, beside the start model, and where both agree
 resume.safetensors the state in the middle of the step, while it is being learnt
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError
+from nacre.models.io import FIRST_MODEL
 from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.runs.learn_config import LearnConfig, resolve_learn_config
 from nacre.runs.records import LearnFingerprint, Starts, read_record
@@ -35,6 +37,16 @@ class LearnFolder(RunFolder):
         return self.path / "metrics.json"
 
     @property
+    def first_model(self) -> Path:
+        """The network before its first update, where it is of use by then."""
+        return self.path / FIRST_MODEL
+
+    def remove_first(self) -> None:
+        """Remove the network before its first update."""
+        for path in (self.first_model, self.first_model.with_suffix(".json")):
+            path.unlink(missing_ok=True)
+
+    @property
     def before(self) -> Path:
         """The start model's class maps of the test images."""
         return self.path / "before.npz"
@@ -48,9 +60,10 @@ class LearnFolder(RunFolder):
         """Remove what killed processes left, and the way to a model that is there."""
         super().tidy()
         if self.config.exists():
-            remove_temporaries(self.path, [self.before.name])
+            remove_temporaries(self.path, [self.before.name, self.first_model.name])
         if self.model(0).exists():
             self.resume.unlink(missing_ok=True)
+            self.remove_first()
 
     def check_kind(self, content: dict[str, Any]) -> None:
         """Refuse the folder of another command, whether or not something was learnt there."""

@@ -6,11 +6,16 @@ from typing import Any
 
 from nacre.methods import find_method, find_row
 from nacre.methods.parts import Shared
-from nacre.models.build import is_own_network
 from nacre.runs.learn import Learning, Start
-from nacre.runs.learn_config import LearnConfig, build_learn_config
+from nacre.runs.learn_config import (
+    LearnConfig,
+    build_learn_config,
+    ground_of,
+    read_written,
+)
 from nacre.runs.learn_data import open_folders
 from nacre.training.automatic import Choice, choose, look_at
+from nacre.training.config import read_section
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 
@@ -28,9 +33,14 @@ class Plan:
         self.config, self.start = config, start
         self.how = _how(config) if start else ""
         self.reasons = choice.reasons if choice and _was_taken(choice, config) else ()
-        if not find_method(config.method.name).learns_by_gradient:
-            # The last reason says how many updates are made.
+        kind = find_method(config.method.name)
+        # The last reason says how many updates are made.
+        if not kind.learns_by_gradient:
             self.reasons = (*self.reasons[:-1], "one pass over the images, without an update")
+        elif kind.holds_out and self.reasons:
+            first = "first the ledger in one pass over the images, then its decoder"
+            kept = "kept if they gain on held-out images"
+            self.reasons = (*self.reasons[:-1], f"{first}: {self.reasons[-1]}; {kept}")
 
     def learning(
         self,
@@ -46,7 +56,7 @@ class Plan:
 def _how(config: LearnConfig) -> str:
     """Return by which method a model is continued, and what of it does not change."""
     parts = config.method.parts
-    kept = FROZEN[parts.freeze].copy()
+    kept = FROZEN[parts.freeze] or ["backbone"] * parts.freeze_step_0
     kept += ["batch norm"] if parts.freeze_bn else []
     kept += ["old classifier rows"] if parts.freeze_old_rows else []
     named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
@@ -85,19 +95,14 @@ def plan_learning(
         "start": str(start.path) if start else None,
     }
     num_images = sum(len(source.index("train")) for _, source in open_folders(data))
+    written = read_written(file, assignments, overrides=overrides)
     choice = choose(
         look_at(choose_device("auto")),
         num_images,
-        continues=start is not None,
-        is_own=start is None or is_own_network(start.info.model),
+        ground_of(start.info.model if start else None, read_section(written, "model")),
         has_backbone=start is None or start.has_backbone,
     )
     config = build_learn_config(
-        start=start.info if start else None,
-        automatic=choice,
-        preset=preset,
-        file=file,
-        assignments=assignments,
-        overrides=overrides,
+        start=start.info if start else None, automatic=choice, written=written, preset=preset
     )
     return Plan(config, start, None if preset else choice)

@@ -1,7 +1,7 @@
-"""``nacre demo``: the whole of nacre on a generated world, in minutes and without any files.
+"""``nacre demo``: generated scenes in three steps, in minutes and without any files.
 
-Three steps are learnt with fine-tuning, LwF and MiB, which share their step 0, and once with all
-classes together. The result is a table in the form of the paper's and a page to look at.
+Fine-tuning, LwF and MiB share their step 0; joint training learns all classes together. The result
+is a table in the paper's form and a page.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ from nacre.utils.system import usable_cores
 METHODS = ("ft", "lwf", "mib", "joint")
 
 SCENES = 800
-"""To learn from."""
+"""Number of training images."""
 
 ABOUT = """\
-Eight classes of generated things are learnt in three steps: four, then two, then two.
-In each step only the new classes are labelled; all else is marked background.
-ft forgets, lwf distils, mib models the background, joint sees every label at once."""
+Eight classes of generated things are learned in three steps: four, then two, then two.
+In each step only the new classes are labeled; all else is marked background.
+ft forgets, lwf distills, mib models the background, joint has all labels at once."""
 
 
 def demo_grid(seed: int) -> GridConfig:
-    """Return the demo's runs; a seed changes the world as well as the weights."""
+    """Return the demo's grid; the seed changes the scenes as well as the weights."""
     return GridConfig(
         scenarios=("scenes/4-2-2/overlapped",),
         methods=METHODS,
@@ -61,4 +61,4 @@ def run_demo(
 
 def write_demo_page(runs: Sequence[Path], out: Path) -> Path:
     """Write the demo's page; return its path."""
-    return write_report(runs, out, title="nacre demo: three steps in a generated world")
+    return write_report(runs, out, title="nacre demo: three steps on generated scenes")

@@ -1,7 +1,7 @@
-"""Several runs: methods x scenarios x seeds, each in a folder and a process of its own.
+"""The runs of a grid: methods x scenarios x seeds, each in a folder and a process of its own.
 
-Runs that learn step 0 alike share it: one of them learns it, the others begin as soon as it is in
-the cache (`nacre.runs.step_cache`); `nacre.sweeps.launch` carries them out.
+Runs that learn step 0 alike share it: one of them learns it, the others start as soon as it is in
+the cache (`nacre.runs.step_cache`). `nacre.sweeps.launch` executes them.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,26 @@ from nacre.errors import NacreError, check
 from nacre.methods import find_method
 from nacre.models.pretrained import find_model_weights
 from nacre.runs.folder import RunFolder
+from nacre.runs.records import StepMetrics, read_record
 from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.runs.step_cache import CACHE, digest_masks, step_keys
-from nacre.sweeps.task import log_of
+from nacre.sweeps.engines import log_of
 from nacre.training.config import RunConfig, build_config, deep_merge
+from nacre.training.events import StepBegan, StepLearned, Trained, from_dict
 from nacre.utils.config import Config, read_yaml
+from nacre.utils.io import is_locked, parse_json
 
 State = Literal["waiting", "running", "done", "failed"]
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
+_TAIL_BYTES = 1 << 16
+_PROGRESS = tuple(f'"{event.kind}"'.encode() for event in (StepBegan, Trained, StepLearned))
+"""The kinds of events that say how many updates a run has made."""
+
 
 class GridConfig(Config):
-    """What a grid is made of: every combination is a run."""
+    """Config of a grid: every combination is a run."""
 
     scenarios: tuple[str, ...] = Field(
         min_length=1, max_length=1000, description="scenarios, as `nacre run` takes"
@@ -37,16 +44,19 @@ class GridConfig(Config):
     )
     seeds: tuple[Seed, ...] = Field((1,), min_length=1, max_length=1000, description="seeds")
     preset: str | None = Field(None, description="preset under all runs")
-    config: dict[str, Any] = Field(default_factory=dict, description="values for all runs")
+    config: dict[str, Any] = Field(default_factory=dict, description="config values for all runs")
     jobs: int | None = Field(
-        None, ge=1, le=1024, description="runs at a time; on this machine one per GPU, else one"
+        None,
+        ge=1,
+        le=1024,
+        description="number of runs at a time; on this machine one per GPU, or one",
     )
     gpus_per_run: int | None = Field(
         None, ge=0, le=64, description="GPUs of a run, with a process each; one if there are any"
     )
-    track: tuple[TrackerName, ...] = Field((), description="trackers, as `nacre run --track`")
+    track: tuple[TrackerName, ...] = Field((), description="trackers, as `nacre run --track` takes")
     slurm: dict[str, Any] = Field(
-        default_factory=dict, description="for `--on slurm`: parameters of submitit's executor"
+        default_factory=dict, description="for `--engine slurm`: parameters of submitit's executor"
     )
 
 
@@ -56,17 +66,17 @@ class Job:
 
     Attributes:
         name: Scenario, method and seed.
-        config: Its config.
-        folder: Its folder.
-        first: The run that learns step 0 for it, if it does not learn it itself.
+        config: The config.
+        folder: The folder.
+        first: The run that learns step 0 for it; None if it learns its own.
         iterations: Updates of each step.
         fingerprint: The data that it learns from and is tested on.
         cache: The folder of the steps that runs share.
         track: Trackers.
-        state: How far it is.
+        state: The state, as far as is known.
         problem: Why it failed.
-        attempts: How often this process of the grid submitted it.
-        submitted: The name by which the engine knows it, while the engine has it.
+        attempts: Number of times this process of the grid submitted it.
+        submitted: The engine's name for it, while the engine has it.
     """
 
     name: str
@@ -84,7 +94,7 @@ class Job:
 
     @property
     def persistent_state(self) -> frozenset[str]:
-        """What its method collects in a step for later ones."""
+        """The state that its method collects in a step for later ones."""
         return find_method(self.config.method.name).persistent_state
 
     @property
@@ -96,7 +106,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """The file of its output."""
+        """The file with its output."""
         return log_of(self.folder.path)
 
     @property
@@ -106,27 +116,27 @@ class Job:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is still something to do."""
+        """True if the run is waiting or running."""
         return self.state in ("waiting", "running")
 
     @property
     def is_ready(self) -> bool:
-        """Whether no other run is to learn step 0 for it first."""
+        """True if no other run has to learn step 0 for it first."""
         first = self.first
         return first is None or not first.is_open or first.has_tested_0 or self.has_step_0
 
     @property
     def has_step_0(self) -> bool:
-        """Whether it has the model of step 0, its own or one that it took."""
+        """True if the folder has a model of step 0, learned or taken."""
         return self.folder.model(0).exists()
 
     @property
     def has_tested_0(self) -> bool:
-        """Whether step 0 is done (a failed run may not have got so far)."""
+        """True if step 0 is done."""
         return self.folder.step_metrics(0).exists()
 
-    def look(self) -> None:
-        """Find whether the run is done, or its folder another's: then it fails."""
+    def refresh(self) -> None:
+        """Find whether the run is done; it fails if its folder is another run's."""
         try:
             self.folder.check_same(self.config, self.fingerprint)
         except NacreError as error:
@@ -147,10 +157,10 @@ def check_grid(content: dict[str, Any], place: str = "grid") -> GridConfig:
 
 
 def make_jobs(grid: GridConfig, out: Path, cache: Path | None = None) -> list[Job]:
-    """Return the runs of a grid, every config checked; those that share step 0 know whose.
+    """Return the runs of a grid with checked configs; those that share a step 0 know whose.
 
     Args:
-        grid: What is combined.
+        grid: The methods, scenarios and seeds.
         out: The grid's folder.
         cache: The folder of the steps that runs share; ``out/steps`` if not given.
     """
@@ -173,10 +183,10 @@ def make_jobs(grid: GridConfig, out: Path, cache: Path | None = None) -> list[Jo
 
 
 def check_weights(jobs: Sequence[Job]) -> None:
-    """Refuse a grid whose runs could not start, once and before any of them begins.
+    """Check that the weights of all runs are here or can be downloaded.
 
     Raises:
-        NacreError: the weights that a run starts from are not here and cannot be had.
+        NacreError: the weights of a run can not be found.
     """
     starting = [job.config.model for job in jobs if not job.has_step_0]
     distinct = {repr(model): model for model in starting}
@@ -185,7 +195,7 @@ def check_weights(jobs: Sequence[Job]) -> None:
 
 
 def _share_step_0(group: Sequence[Job]) -> None:
-    """Of runs with one step 0, let the one that collects the most for later learn it."""
+    """Let the run whose method collects the most for later steps learn step 0 for the others."""
     for job in group:
         serving = [other for other in group if other.persistent_state >= job.persistent_state]
         best = max(serving, key=lambda other: len(other.persistent_state))  # the first of several
@@ -193,7 +203,7 @@ def _share_step_0(group: Sequence[Job]) -> None:
 
 
 _Opened = dict[str, tuple[dict[str, Any], str]]
-"""By what is opened: the data's fingerprint, and the digest of its masks."""
+"""The data's fingerprint and the digest of its masks, by what is opened."""
 
 
 def _open_data(config: RunConfig, opened: _Opened) -> tuple[dict[str, Any], str]:
@@ -214,7 +224,7 @@ def _job(
     seed: int,
     opened: _Opened,
 ) -> tuple[Job, str]:
-    """Return a run, and the digest of what decides its step 0."""
+    """Return a run, and the cache key of its step 0."""
     values = {"scenario": scenario, "method": method, "seed": seed}
     config = build_config(preset=grid.preset, overrides=deep_merge(grid.config, values))
     fingerprint, masks = _open_data(config, opened)
@@ -237,7 +247,7 @@ def _job(
 
 
 def _variant(method: str | dict[str, Any]) -> str:
-    """Return a name for a method and its values that tells them apart: mib,parts.fusion=sqrt."""
+    """Return a unique name for a method and its values, e.g. mib,parts.fusion=sqrt."""
     if isinstance(method, str):
         return method
     rest = {key: value for key, value in method.items() if key != "name"}
@@ -253,3 +263,85 @@ def _assignments(values: dict[str, Any], under: str = "") -> list[str]:
         else:
             texts.append(f"{under}{key}={str(value).lower() if isinstance(value, bool) else value}")
     return texts
+
+
+def find_status(jobs: Sequence[Job]) -> None:
+    """Find the state of runs that another process may execute."""
+    for job in jobs:
+        job.refresh()
+        if job.is_open and is_locked(job.folder.path):
+            job.state = "running"
+
+
+class GridProgress:
+    """Reads the progress of runs from their folders, again and again at little cost."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, int] = {}
+        self.means: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def iterations(self, job: Job) -> int:
+        """Return how many of its own updates a run has made."""
+        if job.state == "done":
+            return sum(job.to_learn)
+        if job.state == "running" or job.name not in self.made:
+            made = _updates_made(job.folder.events, job.to_learn)
+            self.made[job.name] = self.made.get(job.name, 0) if made is None else made
+        return self.made[job.name]
+
+    def last_tested(self, job: Job) -> tuple[int, dict[str, Any]] | None:
+        """Return the last tested step of a run, and its mean IoUs."""
+        known = self.means.get(job.name)
+        if job.state == "waiting" or (known is not None and known[0] == len(job.iterations) - 1):
+            return known
+        first = known[0] + 1 if known is not None else 0
+        for step in reversed(range(first, len(job.iterations))):
+            path = job.folder.step_metrics(step)
+            if path.exists():
+                self.means[job.name] = step, read_record(StepMetrics, path)["mean_iou"]
+                break
+        return self.means.get(job.name)
+
+
+def _updates_made(events: Path, to_learn: Sequence[int]) -> int | None:
+    """Return the updates before the last event of a run that counts them; None without one."""
+    try:
+        with events.open("rb") as file:
+            file.seek(max(0, events.stat().st_size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        event = _parse(line) if any(kind in line for kind in _PROGRESS) else None
+        if isinstance(event, StepBegan | Trained | StepLearned):
+            own = to_learn[event.step] if event.step < len(to_learn) else 0
+            here = event.first if isinstance(event, StepBegan) else own
+            here = event.iteration if isinstance(event, Trained) else here
+            return sum(to_learn[: event.step]) + min(here, own)
+    return None
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        content = parse_json(line.decode(errors="replace"))
+    except ValueError:
+        return None
+    return from_dict(content) if isinstance(content, dict) else None
+
+
+def as_plain(jobs: Sequence[Job], progress: GridProgress) -> list[dict[str, Any]]:
+    """Return the runs of a grid and their progress as plain data."""
+    return [
+        {
+            "run": job.name,
+            "folder": str(job.folder.path),
+            "state": job.state,
+            "iterations": progress.iterations(job),
+            "of": sum(job.to_learn),
+            "tested_step": tested[0] if tested else None,
+            "mean_iou": tested[1] if tested else None,
+            "problem": job.problem,
+        }
+        for job in jobs
+        for tested in (progress.last_tested(job),)
+    ]

@@ -1,9 +1,9 @@
-"""The console that all commands print to: what comes from files is shown and does nothing.
+"""The console that all commands print to: names from files are shown as they are.
 
-A class, a file or a folder may have any name. It is never taken for rich's markup or for an emoji's
-code, and a control character in it is shown as its number instead of reaching the terminal. A
-character that the output's encoding does not have becomes one that is like it. Output that is lost,
-as by `nacre run | head` or on a full disk, ends no run.
+A class, a file or a folder may have any name. It is never read as rich's markup or an emoji's
+code, and a control character in it is shown as its number. A character that the output's encoding
+lacks is replaced by a similar one. Lost output, as with `nacre run | head` or on a full disk, does
+not end a run.
 """
 
 import codecs
@@ -20,30 +20,30 @@ from nacre.errors import escape_control
 
 
 class Output:
-    """Passes writes on to a stream until it is closed, full or gone; from then on to nowhere.
+    """Passes writes on to a stream until that is closed, full or gone; later ones are dropped.
 
     Args:
-        stream: Where to write; None where the command has no output at all (``>&-``).
+        stream: The stream; None if the command has no output at all (``>&-``).
     """
 
     def __init__(self, stream: IO[str] | None) -> None:
         self.stream, self.is_broken = stream, stream is None
 
     def write(self, text: str) -> int:
-        """Write as far as that is possible."""
+        """Write the text, if that is possible."""
         self._try("write", text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush as far as that is possible."""
+        """Flush the stream, if that is possible."""
         self._try("flush")
 
     def isatty(self) -> bool:
-        """Whether a person looks on."""
+        """Return True if the stream is a terminal."""
         return self.stream is not None and self.stream.isatty()
 
     def __getattr__(self, name: str) -> Any:
-        """Be like the stream in everything else."""
+        """Return any other attribute of the stream."""
         return getattr(self.stream, name)
 
     def _try(self, name: str, *values: str) -> None:
@@ -56,10 +56,10 @@ class Output:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Say so where it can be said; what is still buffered must not fail when Python ends."""
+        """Report lost output once and discard the rest: it must not fail when Python ends."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             reason = getattr(error, "strerror", None) or str(error)
-            print(f"the output is lost ({reason}); the work goes on", file=sys.stderr, flush=True)
+            print(f"the output is lost ({reason}); the work continues", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError, ValueError, AttributeError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stream.fileno())  # type: ignore[union-attr]
@@ -71,7 +71,7 @@ _LIKE |= {"“": '"', "”": '"', "’": "'", "•": "*", "≥": ">=", "≤": "<
 
 
 class PlainConsole(Console):
-    """A console without markup, to which no text can do more than stand there."""
+    """A console without markup, on which text is only text."""
 
     def __init__(self, file: IO[str] | None = None, **options: Any) -> None:
         super().__init__(file=file, markup=False, emoji=False, **options)
@@ -88,7 +88,7 @@ class PlainConsole(Console):
 
 
 def _like(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands for characters that an encoding does not have."""
+    """Return a replacement for characters that an encoding lacks."""
     assert isinstance(error, UnicodeEncodeError)
     missing = error.object[error.start : error.end]
     return "".join(_LIKE.get(char, "?") for char in missing), error.end
@@ -98,7 +98,7 @@ codecs.register_error("nacre-like", _like)
 
 
 def accept_any_character() -> None:
-    """Let nothing that is printed fail for its characters, whatever the output's encoding."""
+    """Replace characters that the output's encoding lacks instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

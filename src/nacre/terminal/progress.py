@@ -1,7 +1,8 @@
-"""What a person sees while something runs: bars with the time left, or lines in a log."""
+"""Progress bars with the time left, or lines of a log where there is no terminal."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from nacre.terminal.console import PlainConsole
 from nacre.training.events import (
     Event,
     ImagesTested,
@@ -26,18 +28,48 @@ from nacre.training.events import (
     Saved,
     StepAwaited,
     StepBegan,
+    StepJudged,
     StepLearned,
     StepSkipped,
     StepTested,
+    StepUsable,
     Trained,
 )
+from nacre.utils import progress as passes
 
 LINE_SECONDS = 30
 """Time between two lines where the output is not a terminal."""
+_DRAW_SECONDS = 0.1
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[passes.Progress]:
+    """Show a bar with the time left for one pass over many files; nothing without a terminal."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = PlainConsole(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(title, total=None)
+        last = 0.0
+
+        def show(done: int, total: int) -> None:
+            # Updating the bar takes a tenth of the time of reading a mask.
+            nonlocal last
+            now = time.monotonic()
+            if now - last > _DRAW_SECONDS or done == total:
+                last = now
+                bar.update(task, completed=done, total=total)
+
+        yield show
 
 
 class Display:
-    """What is drawn on a terminal while it is open; elsewhere its owner prints lines."""
+    """Base of live displays: draws on a terminal; elsewhere its owner prints lines."""
 
     def __init__(self, console: Console, drawing: Live | Progress) -> None:
         self.console, self._drawing = console, drawing
@@ -54,13 +86,13 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Draw no more: bars go away, a table stays as it was last."""
+        """Stop drawing: bars disappear, a table stays as it was last."""
         if self.console.is_terminal:
             self._drawing.stop()
 
 
 class RunDisplay(Display):
-    """Follows a run by its events."""
+    """Shows a run by its events."""
 
     def __init__(self, console: Console) -> None:
         self.total = 0
@@ -74,7 +106,7 @@ class RunDisplay(Display):
             TextColumn("{task.fields[note]}"),
             console=console,
             transient=True,
-            # The speed is taken over long enough to see testing and the change of methods.
+            # The speed is averaged for long enough to include testing and a change of methods.
             speed_estimate_period=60,
         )
         super().__init__(console, self.progress)
@@ -86,117 +118,106 @@ class RunDisplay(Display):
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
+        match event:
+            case RunBegan():
+                self._begin_run(event)
+            case StepSkipped():
+                self._leave_out(event.iterations)
+                taken = event.taken_from
+                how = f"taken from {taken}, not learned again" if taken else "done before"
+                self._print(f"  step {event.step}: {how}", "dim")
+            case StepAwaited():
+                self._print(f"  step {event.step}: waiting for another run that learns it", "dim")
+            case StepBegan():
+                self._begin_step(event)
+            case Iterated():
+                self._advance(event)
+            case Trained() if self.now is not None:
+                losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
+                self.progress.update(self.now, note=losses)
+            case StepUsable():
+                text = f"  step {event.step}: a first model after {event.seconds:.0f} s, in closed"
+                text += f" form: {event.path}; its decoder learns now"
+                self.console.print(Text(text), soft_wrap=True)
+            case StepJudged():
+                self._print(f"  step {event.step}: {judged_line(event)}")
+            case StepLearned():
+                self._replace(f"{self.label} step {event.step}: testing", 1, 0)
+            case ImagesTested() if self.now is not None:
+                self.progress.update(self.now, total=event.of, advance=event.images)
+            case StepTested():
+                self.console.print(f"  step {event.step}: {one_line(event.mean_iou)}")
+                self._remove(self.now)
+                self.now = None
+            case Saved():
+                self._print(f"  saved in step {event.step} at iteration {event.iteration}", "dim")
 
-    @property
-    def _handlers(self) -> dict[type[Event], Callable[[Any], None]]:
-        return {
-            RunBegan: self._on_run,
-            StepSkipped: self._on_skipped,
-            StepAwaited: self._on_awaited,
-            StepBegan: self._on_begin,
-            Iterated: self._on_iteration,
-            Trained: self._on_train,
-            StepLearned: self._on_learned,
-            ImagesTested: self._on_tested,
-            StepTested: self._on_end,
-            Saved: self._on_saved,
-        }
-
-    def _on_run(self, event: RunBegan) -> None:
+    def _begin_run(self, event: RunBegan) -> None:
         self.label = event.method
-        place = f"{event.device}, {event.processes} process(es)"
-        self.console.print(
-            Text.assemble(
-                (event.method, "bold"),
-                f" on {event.scenario}, seed {event.seed}, {place}; {event.precision}",
-            ),
-            highlight=False,
-        )
+        processes = "1 process" if event.processes == 1 else f"{event.processes} processes"
+        where = f"{event.device}, {processes}; {event.precision}"
+        what = f" on {event.scenario}, seed {event.seed}, {where}"
+        self.console.print(Text.assemble((event.method, "bold"), what), highlight=False)
         if event.weights.startswith("random"):
-            self.console.print(f"  weights: {event.weights}", style="yellow", highlight=False)
-        self.total = sum(event.iterations)
+            self._print(f"  weights: {event.weights}", "yellow")
+        self._remove(self.whole)  # a search has many runs
+        self.total, self.done = sum(event.iterations), 0
+        self.began = time.monotonic()
         self.whole = self.progress.add_task("all steps", total=self.total, note="")
 
-    def _on_skipped(self, event: StepSkipped) -> None:
-        self._leave_out(event.iterations)
-        taken = event.taken_from
-        how = f"taken from {taken}, not learned again" if taken else "done before"
-        self.console.print(f"  step {event.step}: {how}", style="dim", highlight=False)
-
-    def _on_awaited(self, event: StepAwaited) -> None:
-        text = f"  step {event.step}: another run is learning it; waiting"
-        self.console.print(text, style="dim", highlight=False)
-
-    def _on_begin(self, event: StepBegan) -> None:
-        shown = ", ".join(event.classes[:6])
+    def _begin_step(self, event: StepBegan) -> None:
+        names = ", ".join(event.classes[:6])
         more = f" and {len(event.classes) - 6} more" if len(event.classes) > 6 else ""
-        again = f", going on at iteration {event.first}" if event.first else ""
-        self.console.print(
-            f"  step {event.step}: {shown}{more} ({event.images:,} images){again}",
-            highlight=False,
-        )
+        again = f", resuming at iteration {event.first}" if event.first else ""
+        self._print(f"  step {event.step}: {names}{more} ({event.images:,} images){again}")
         self._leave_out(event.first)
         self._replace(f"{self.label} step {event.step}", event.iterations, event.first)
 
-    def _on_iteration(self, event: Iterated) -> None:
+    def _advance(self, event: Iterated) -> None:
         self.done += 1
         if self.whole is not None:
             self.progress.advance(self.whole)
         if self.now is not None:
             self.progress.update(self.now, completed=event.iteration)
-        if not self.console.is_terminal and time.monotonic() - self.last_line > LINE_SECONDS:
-            self._line(event)
-
-    def _on_train(self, event: Trained) -> None:
-        losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
-        if self.now is not None:
-            self.progress.update(self.now, note=losses)
-
-    def _on_learned(self, event: StepLearned) -> None:
-        self._replace(f"{self.label} step {event.step}: testing", 1, 0)
-
-    def _on_tested(self, event: ImagesTested) -> None:
-        if self.now is not None:
-            self.progress.update(self.now, total=event.of, advance=event.images)
-
-    def _on_end(self, event: StepTested) -> None:
-        self.console.print(f"  step {event.step}: {one_line(event.mean_iou)}")
-        if self.now is not None:
-            self.progress.remove_task(self.now)
-            self.now = None
-
-    def _on_saved(self, event: Saved) -> None:
-        self.console.print(
-            f"  saved in step {event.step} at iteration {event.iteration}", style="dim"
+        if self.console.is_terminal or time.monotonic() - self.last_line <= LINE_SECONDS:
+            return
+        self.last_line = time.monotonic()
+        fraction = self.done / max(self.total, 1)
+        left = (self.last_line - self.began) * (1 - fraction) / max(fraction, 1e-9)
+        self._print(
+            f"  {self.label} step {event.step}: iteration {event.iteration}, "
+            f"{fraction:.0%} of everything, about {left / 60:.1f} min left"
         )
 
+    def _print(self, text: str, style: str = "") -> None:
+        self.console.print(text, style=style, highlight=False)
+
+    def _remove(self, task: TaskID | None) -> None:
+        if task is not None:
+            self.progress.remove_task(task)
+
     def _replace(self, description: str, total: int, completed: int) -> None:
-        if self.now is not None:
-            self.progress.remove_task(self.now)
+        self._remove(self.now)
         self.now = self.progress.add_task(description, total=total, completed=completed, note="")
 
     def _leave_out(self, count: int) -> None:
-        """Count what need not be learnt as nothing: it says nothing about the time left."""
+        """Leave out updates that are not made: they say nothing about the time left."""
         self.total -= count
         if self.whole is not None:
             self.progress.update(self.whole, total=self.total)
 
-    def _line(self, event: Iterated) -> None:
-        self.last_line = time.monotonic()
-        share = self.done / max(self.total, 1)
-        left = (self.last_line - self.began) * (1 - share) / max(share, 1e-9)
-        self.console.print(
-            f"  {self.label} step {event.step}: iteration {event.iteration}, "
-            f"{share:.0%} of everything, about {left / 60:.1f} min left",
-            highlight=False,
-        )
+
+def judged_line(event: StepJudged) -> str:
+    """Return the result of judging a decoder's updates as a line."""
+    means = f"mean IoU {100 * event.after:.1f} with its updates, {100 * event.before:.1f} without"
+    if event.after <= event.before:
+        return f"the decoder's updates are not kept: {means}"
+    named = ", ".join(event.classes) or "no class"
+    return f"the decoder is kept: {means}; it has a say in {named}, the ledger in all classes"
 
 
 def one_line(means: dict[str, Any]) -> str:
-    """Return old / new / all means as a line."""
+    """Return the means of old, new and all classes as a line."""
     parts = []
     for group in ("old", "new", "all"):
         value = means.get(f"{group}_without_background")

@@ -116,6 +116,31 @@ class Saved(Event):
 
 
 @dataclass(frozen=True)
+class StepUsable(Event):
+    """A model of a step is saved before its first update, so many seconds after the start."""
+
+    kind = "usable"
+    step: int
+    seconds: float
+    path: str
+
+
+@dataclass(frozen=True)
+class StepJudged(Event):
+    """Images decided whether the updates of a step are kept: they are if `after` is greater.
+
+    `before` and `after` are mean IoUs without the updates and with them, `classes` those in which
+    the updated part has a say.
+    """
+
+    kind = "judged"
+    step: int
+    before: float
+    after: float
+    classes: list[str]
+
+
+@dataclass(frozen=True)
 class StepLearned(Event):
     """The last update of a step was made."""
 
@@ -155,6 +180,8 @@ EVENTS: dict[str, type[Event]] = {
         Iterated,
         Trained,
         Saved,
+        StepUsable,
+        StepJudged,
         StepLearned,
         ImagesTested,
         StepTested,

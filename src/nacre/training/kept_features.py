@@ -1,6 +1,6 @@
 """Features of a frozen backbone, kept for the epochs in which the same views come again.
 
-    kept[view, image] = what the head reads of the backbone, in half precision
+    kept[view, image] = what the decoder reads of the backbone, in half precision
 
 With `images.views` an image is augmented in as many ways and no more. Where the backbone does not
 learn, its features of each view are computed once, and every later epoch costs the decoder alone.
@@ -37,7 +37,7 @@ class KeptFeatures:
         self._kept: dict[View, tuple[Tensor, ...]] = {}
 
     def of(self, views: Iterable[View], images: Tensor) -> tuple[Tensor, ...]:
-        """Return what the head reads of a batch of images."""
+        """Return what the decoder reads of a batch of images."""
         rows = [self._one(view, images[i : i + 1]) for i, view in enumerate(views)]
         dtype = next(self.network.parameters()).dtype
         maps = (torch.cat(parts).to(dtype) for parts in zip(*rows, strict=True))

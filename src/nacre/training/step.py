@@ -28,14 +28,14 @@ from nacre.data.sampler import StepSampler
 from nacre.errors import NacreError
 from nacre.labels.channels import Channels, Growth
 from nacre.labels.mapping import rows_for_loss
-from nacre.methods import Batch, Method, Step, find_method
+from nacre.methods import Batch, Judged, Method, Step, find_method
 from nacre.methods.parts import Shared
 from nacre.methods.step import Mapper
 from nacre.models.build import build_network
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.training.config import Recipe, TrainConfig
-from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepLearned
+from nacre.training.events import Iterated, Recorder, Saved, StepBegan, StepJudged, StepLearned
 from nacre.training.kept_features import View, keep_features
 from nacre.training.resume import Checkpoint
 from nacre.training.trainer import Trainer
@@ -102,10 +102,12 @@ class Learned:
     Attributes:
         network: The network.
         method_state: What the method keeps for later steps.
+        judged: What images found the updates to be worth, where the method asks them.
     """
 
     network: Network
     method_state: Tensors = field(default_factory=dict)
+    judged: Judged | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Session:
         checkpoint: Where the state in the middle of a step goes.
         recorder: Receives the events.
         should_stop: Whether the user wants to stop.
+        save_first: Called where a model is of use before its first update.
     """
 
     dist: Distributed
@@ -125,6 +128,7 @@ class Session:
     checkpoint: Checkpoint
     recorder: Recorder
     should_stop: Callable[[], bool]
+    save_first: Callable[[Learned], None] = lambda learned: None
 
 
 def learn_step(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Learned:
@@ -172,6 +176,8 @@ def _iterate(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
     """Learn a step by gradients, or go on where it was interrupted."""
     trainer = _prepare(spec, start, recipe, session)
     method, step = trainer.method, trainer.step
+    if method.is_usable:
+        session.save_first(Learned(step.network, method.state()))
     session.checkpoint.restore(trainer)
     if trainer.iteration == 0:
         method.parts.survey(step)
@@ -184,7 +190,11 @@ def _iterate(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Ses
     trainer.check_learned()
     step.network.eval()
     method.fit(step)
-    return Learned(step.network, method.state())
+    judged = method.judged
+    if judged is not None:
+        named = [spec.channels.names[c] for c in judged.classes]
+        session.recorder(StepJudged(spec.index, judged.before, judged.after, named))
+    return Learned(step.network, method.state(), judged)
 
 
 def _prepare(spec: StepSpec, start: Learned | None, recipe: Recipe, session: Session) -> Trainer:
@@ -303,7 +313,7 @@ def make_teacher(network: Network, shared: Shared) -> Network:
     kept = [] if shared == "nothing" else [network.pretrained_part]
     if shared == "decoder":
         assert isinstance(network, DeepLab), "of other networks nobody knows the decoder"
-        kept.append(network.head)
+        kept.append(network.decoder)
     teacher = copy.deepcopy(network, {id(module): module for module in kept})
     return teacher.eval().requires_grad_(False)
 

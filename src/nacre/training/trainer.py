@@ -31,8 +31,8 @@ from nacre.errors import NacreError, ReportedElsewhere
 from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
 from nacre.models.deeplab import DeepLab
-from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
+from nacre.models.norm import synchronize_batch_norm
 from nacre.training.config import TrainConfig
 from nacre.training.kept_features import KeptFeatures, View
 from nacre.training.optim import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from export.page.browser import Browser, find_browser
 from nacre.errors import NacreError
@@ -147,6 +147,24 @@ def test_a_file_that_is_no_picture_is_told(seen: Browser, tmp_path: Path) -> Non
     (tmp_path / "text.png").write_text("no picture")
     seen.choose("#files", tmp_path / "text.png")
     seen.until("at('status').textContent.includes('text.png is not a picture')")
+
+
+def swapped_profile() -> bytes:
+    """Return a color profile by which red is blue: who heeds it sees another image."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    head, tail = profile[:600], profile[600:]
+    for one, other in ((b"rXYZ", b"#XYZ"), (b"bXYZ", b"rXYZ"), (b"#XYZ", b"bXYZ")):
+        head = head.replace(one, other)
+    return head + tail
+
+
+def test_the_stored_colors_count_whatever_the_profile(seen: Browser, tmp_path: Path) -> None:
+    pixels = noise_picture((12, 20))
+    Image.fromarray(pixels).save(tmp_path / "profile.png", icc_profile=swapped_profile())
+    seen.choose("#files", tmp_path / "profile.png")
+    seen.until("shown.name === 'profile.png' && shown.seen.size === 1")
+    found = seen.run("Array.from(withoutAlpha(pixelsOf(shown.source, 20, 12)))")
+    assert (np.array(found).reshape(12, 20, 3) == pixels).all()
 
 
 def test_the_camera_is_looked_at(seen: Browser) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from nacre.cli.results import print_table
 from nacre.report.results.aggregate import ScenarioResults, group_runs
 from nacre.report.results.runs import load_runs
 from nacre.report.tables.cells import Cell, Column, ResultTable, TableRow, mark_best, steps_table
 from nacre.report.tables.kinds import make_tables
 from nacre.report.tables.render import to_csv, to_latex, to_markdown
-from nacre.terminal.tables import print_table
 
 
 @pytest.fixture

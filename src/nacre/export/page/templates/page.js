@@ -194,7 +194,8 @@ const safely = work => (...given) => Promise.resolve(work(...given)).catch(error
 // Where pictures come from.
 
 async function addPicture(file) {
-  const bitmap = await createImageBitmap(file, { imageOrientation: "from-image" })
+  // Stored colors, as the model learned from, whatever profile the file has.
+  const bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" })
     .catch(() => { throw new Error(`${file.name} is not a picture that this browser reads`); });
   const picture = { source: bitmap, name: file.name, width: bitmap.width, height: bitmap.height, seen: new Map() };
   pictures.push(picture);

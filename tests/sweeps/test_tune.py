@@ -1,15 +1,18 @@
+"""The search for a weight: what is tried, on which data, and what is written."""
+
 import json
 
+import numpy as np
 import pytest
 import yaml
-from rich.console import Console
 
+from nacre.cli import run as command
 from nacre.errors import NacreError
 from nacre.runs.event_file import read_events
 from nacre.runs.run import Run, run_scenario
-from nacre.sweeps.tune import tune as module
-from nacre.sweeps.tune.tune import tune
-from nacre.terminal.tune import TuneDisplay
+from nacre.runs.scenario_data import open_scenario
+from nacre.sweeps import tune as module
+from nacre.sweeps.tune import WEIGHTS, TrialData, highest, next_weight, split, tune
 from nacre.training.config import build_config
 from nacre.training.events import StepSkipped
 from nacre.training.step import Interrupted
@@ -17,6 +20,89 @@ from nacre.training.trainer import NotFinite
 from tiny_runs import StopAfter, tiny_config
 
 FINE_TUNING = 0.5
+
+
+def searched(accuracy_of, least):
+    found = {}
+    while (weight := next_weight(found, least)) is not None:
+        assert weight not in found, "tried twice"
+        found[weight] = accuracy_of(weight)
+    return found
+
+
+def test_the_grid_is_the_supplements():
+    assert len(WEIGHTS) == 14
+    assert WEIGHTS[:3] == (0.001, 0.005, 0.01)
+    assert WEIGHTS[-3:] == (500.0, 1000.0, 5000.0)
+
+
+@pytest.mark.parametrize("last", [None, *WEIGHTS])
+def test_halving_finds_the_highest_that_passes_in_four_trials(last):
+    found = searched(lambda weight: 0.5 if last and weight <= last else 0.3, 0.4)
+    assert highest(found, 0.4) == last
+    assert len(found) <= 4
+
+
+def test_an_accuracy_on_the_line_passes():
+    assert highest({0.1: 0.4, 1.0: 0.39}, 0.4) == 0.1
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return open_scenario(tiny_config())
+
+
+@pytest.fixture(scope="module")
+def trial(whole):
+    return TrialData.of(whole)
+
+
+def test_four_fifths_are_learned_and_one_fifth_is_held_out(whole, trial):
+    kept, held_out = split(whole.image_lists[1], 1)
+    assert sorted(kept + held_out) == list(whole.image_lists[1])
+    assert len(held_out) == round(0.2 * len(whole.image_lists[1]))
+    assert trial.image_lists == (whole.image_lists[0], kept, whole.image_lists[2])
+    assert len(trial.eval_dataset(1)) == len(held_out)
+    assert list(trial.train_dataset(1).names) == [whole.train_index.names[i] for i in kept]
+    assert split(whole.image_lists[1], 2) != (kept, held_out)
+
+
+def test_held_out_images_have_the_labels_of_the_step_alone(whole, trial):
+    data = trial.eval_dataset(1)
+    old = whole.scenario.classes.growth(1).num_old
+    channels, labels = set(), set()
+    for i, name in enumerate(data.names):
+        image, truth = data[i]
+        assert image.shape[1:] == truth.shape
+        channels |= set(np.unique(truth.numpy()).tolist())
+        labels |= set(np.unique(whole.source.mask("train", name)).tolist())
+    new = {old, old + 1}
+    assert new <= channels <= {0, 255} | new
+    assert labels & set(whole.scenario.classes.old(1)), "there are old classes to hide"
+
+
+def test_held_out_images_are_not_augmented(trial):
+    data = trial.eval_dataset(1)
+    picture = np.asarray(trial.source.image("train", data.names[0])).transpose(2, 0, 1)
+    assert np.array_equal(data[0][0].numpy(), picture)
+
+
+def test_trials_read_no_old_image_and_no_test_image(whole, trial, monkeypatch):
+    read = set()
+    real = type(whole.source).image
+
+    def image(self, part, name):
+        read.add((part, name))
+        return real(self, part, name)
+
+    monkeypatch.setattr(type(whole.source), "image", image)
+    learned, tested = trial.train_dataset(1), trial.eval_dataset(1)
+    for i in range(len(learned.names)):
+        _ = learned[0, i]
+    for i in range(len(tested)):
+        _ = tested[i]
+    step = {("train", whole.train_index.names[i]) for i in whole.image_lists[1]}
+    assert read == step
 
 
 def config_of(method, **values):
@@ -108,7 +194,7 @@ def test_lwf_mc_is_measured_against_its_own_fine_tuning(measured, tmp_path):
 def test_what_cannot_be_tuned(measured, tmp_path):
     with pytest.raises(NacreError, match=r"train\.incremental_lr: .*nan"):
         tune(tiny_config(method={"name": "mib"}), tmp_path / "nan", rates=[0.01, float("nan")])
-    assert not (tmp_path / "nan" / "step-0").exists(), "refused before anything is learnt"
+    assert not (tmp_path / "nan" / "step-0").exists(), "refused before anything is learned"
     with pytest.raises(NacreError, match="'lwf-mc-d' has no weight to choose"):
         tune(config_of("lwf-mc-d"), tmp_path / "out")
     with pytest.raises(NacreError, match="has one step"):
@@ -122,19 +208,14 @@ def test_what_cannot_be_tuned(measured, tmp_path):
     assert not (tmp_path / "out" / "tuned.yaml").exists()
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_table_is_live(measured, tmp_path, terminal):
-    console = Console(force_terminal=terminal, width=100, record=True)
-    with TuneDisplay(console) as display:
-        tune(config_of("lwf"), tmp_path / "out", observers=[display.observe], show=display)
-        for event in (
-            {"event": "begin", "step": 1, "iterations": 7},
-            {"event": "iteration", "step": 1, "iteration": 3},
-        ):
-            display.observe(event)
-    shown = console.export_text()
-    assert "50" in shown
-    assert "chosen" in shown if terminal else "weight-50: 45.0" in shown
+def test_every_trial_is_printed_once_with_its_verdict(measured, tmp_path, capsys):
+    console = command.make_console()
+    tune(config_of("lwf"), tmp_path, show=lambda one: command._print_trial(console, one))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ft-lr-0.01, learning rate 0.01: mIoU of new classes 50.0"
+    assert "weight-50, learning rate 0.01: mIoU of new classes 45.0: passes" in lines
+    assert "weight-100, learning rate 0.01: mIoU of new classes 39.0: too low" in lines
+    assert len(lines) == len(set(lines)) == 5
 
 
 @pytest.fixture

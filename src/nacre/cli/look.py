@@ -1,0 +1,96 @@
+"""Commands that explain: the methods, and the config that a command would use."""
+
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nacre.cli.app import command, make_console, only_config
+from nacre.errors import NacreError
+
+if TYPE_CHECKING:
+    from nacre.methods import Method
+    from nacre.methods.table import MethodRow
+
+CONFIGURED = ("learn", "run", "tune", "grid", "demo")
+"""The commands that have a config."""
+
+
+@command("methods", "nacre methods", "nacre methods mib")
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method to explain.")] = None,
+) -> None:
+    """List the methods, or explain one with its equations and options."""
+    from nacre.methods import all_rows, find_method, find_row
+
+    shown = explain(find_method(name), find_row(name)) if name else methods_table(all_rows())
+    make_console().print(shown)
+
+
+@command(
+    "config",
+    "nacre config learn pets --set train.iterations=100",
+    "nacre config run scenes/4-2-2/overlapped --method mib --preset small",
+    context_settings={
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": True,
+    },
+)
+def config(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="COMMAND", help="learn, run, tune, grid or demo.")],
+) -> None:
+    """Print the config (YAML) that a command would use, and run nothing.
+
+    Arguments and options are the command's own, and so are the errors.
+    """
+    if name not in CONFIGURED:
+        raise NacreError(f"nacre {name} has no config; commands with one: {', '.join(CONFIGURED)}")
+    assert context.parent is not None
+    wanted = context.parent.command.get_command(context.parent, name)  # type: ignore[attr-defined]
+    with only_config():
+        wanted.invoke(wanted.make_context(name, context.args, parent=context.parent))
+
+
+def methods_table(rows: "Mapping[str, MethodRow]") -> RenderableType:
+    """Return all methods as a table."""
+    caption = "`nacre methods NAME` shows the equations and the config keys of one."
+    table = Table(title="methods", title_justify="left", caption=caption, caption_justify="left")
+    for column in ("name", "in tables", "what it does", "paper"):
+        table.add_column(column)
+    for name, row in rows.items():
+        table.add_row(name, row.title, row.summary, row.paper)
+    return table
+
+
+def explain(method: "type[Method]", row: "MethodRow") -> RenderableType:
+    """Return a method's description, its equations and its config keys."""
+    from nacre.methods.parts import PartsConfig
+
+    about = inspect.getdoc(sys.modules[method.__module__]) or row.summary
+    title = Text(f"{method.name}: {row.summary}", "bold")
+    options = Table(title=f"\n--set method.…  for {method.name}", title_justify="left")
+    for column in ("key", "default", "what it is"):
+        options.add_column(column)
+    for key, field in method.Config.model_fields.items():
+        if key not in ("name", "parts"):
+            options.add_row(key, str(field.default), field.description)
+    own, refused = method.Config(name=method.name).parts, method.Config.refused_parts()
+    for key, field in PartsConfig.model_fields.items():
+        if key not in refused:
+            options.add_row(f"parts.{key}", str(getattr(own, key)), field.description)
+    return Group(title, Text(_join_lines(about)), Text(f"\nPaper: {row.paper}"), options)
+
+
+def _join_lines(text: str) -> str:
+    """Join the lines of each paragraph so that the terminal wraps them; keep formulas."""
+    parts = text.split("\n\n")
+    return "\n\n".join(
+        part if part.startswith(" ") else " ".join(part.splitlines()) for part in parts
+    )

@@ -1,0 +1,206 @@
+"""Commands that use a model: predict, export, serve."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nacre.cli.app import command, echo, make_console
+from nacre.cli.options import ModelPath, split_names
+from nacre.errors import NacreError, shown
+from nacre.utils.io import check_can_write
+
+if TYPE_CHECKING:
+    from nacre.api.predict import Summary
+    from nacre.export.onnx_file import Form
+    from nacre.export.runtime import OnnxModel
+
+
+def _whole_number(text: str) -> int:
+    """Read digits alone: Python would take 1_000 for 1000, too."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise typer.BadParameter(f"{shown(text)} is not a whole number of pixels.")
+    return int(text)
+
+
+@command(
+    "predict",
+    "nacre predict runs/mib cat.jpg holiday/ 'day-*/*.png' --out predictions",
+    "nacre predict runs/mib map.tif --window 512",
+    "nacre predict runs/mib street.mp4",
+)
+def predict(
+    model: ModelPath,
+    images: Annotated[list[str], typer.Argument(help="Images, folders, globs, videos.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("predictions"),
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format", help="Comma-separated outputs: masks, overlays, labelme, coco, csv."
+        ),
+    ] = "masks,overlays,csv",
+    window: Annotated[
+        int | None,
+        typer.Option(
+            parser=_whole_number,
+            metavar="PIXELS",
+            help="Tile size for large images, 32 or more. Default: the whole image at once.",
+        ),
+    ] = None,
+    mirror: Annotated[
+        bool,
+        typer.Option("--mirror", help="Average with the mirrored image; takes twice the time."),
+    ] = False,
+    edges: Annotated[
+        bool, typer.Option("--edges", help="Snap class borders to the edges of the image.")
+    ] = False,
+) -> None:
+    """Segment images or videos; write masks, overlays, polygons and class fractions."""
+    from nacre.api.model import load
+    from nacre.api.predict import PredictOptions, predict_all
+    from nacre.utils.signals import StopSignal
+
+    forms = tuple(split_names(format_))
+    options = PredictOptions(forms, window, mirror, edges)
+    with StopSignal() as stop:
+        summary = predict_all(load(model), images, out, options, stop)
+    _print_summary(summary)
+    make_console().print(f"{', '.join(forms)}: {out}", highlight=False)
+    if summary.stopped:
+        echo("interrupted; what was done is written", err=True)
+        sys.exit(130)
+    if summary.failed:
+        sys.exit(2)
+
+
+def _print_summary(summary: "Summary") -> None:
+    """Print skipped inputs and class fractions."""
+    for sentence in summary.failed:
+        echo(f"skipped: {sentence}", err=True)
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
+    count = "1 image" if summary.done == 1 else f"{summary.done} images"
+    make_console().print(f"{count}: {shares}" if shares else count, highlight=False)
+
+
+@command(
+    "export",
+    "nacre export runs/mib",
+    "nacre export runs/mib --fp16",
+    "nacre export runs/mib/step-0 runs/mib/step-1 --page",
+)
+def export(
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A run folder, a step folder or a model file; several only with --page."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output file. Default: model.onnx, or model.html with --page."),
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Write one HTML file that runs the model in a browser.")
+    ] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Store the weights in 16 bits.")] = False,
+    license_: Annotated[
+        str | None, typer.Option("--license", help="License of the weights, e.g. cc-by-4.0.")
+    ] = None,
+) -> None:
+    """Export a model as an ONNX file, from image to class map, or as a page that runs it."""
+    if len(models) > 1 and not page:
+        raise NacreError("an ONNX file contains one model: give one, or --page to compare several")
+    form: Form = "fp16" if fp16 else "fp32"
+    out = out or Path("model.html" if page else "model.onnx")
+    check_can_write(out)
+    if page:
+        _write_page(models, out, form, license_)
+    else:
+        _write_onnx(models[0], out, form, license_)
+
+
+def _write_onnx(model: Path, out: Path, form: "Form", license: str | None) -> None:
+    from nacre.export.onnx_file import export_onnx
+    from nacre.models.io import find_model, load_model
+
+    network, info, _ = load_model(find_model(model))
+    with make_console().status("tracing and comparing with torch"):
+        done = export_onnx(network, info, out, form=form, license=license)
+    found = done.comparison
+    make_console().print(
+        f"{out} ({done.size / 1e6:.1f} MB, {form}); compared with torch at {len(found.sizes)} "
+        f"sizes: {found.agreement:.3%} of the pixels are the same, scores differ by at most "
+        f"{found.difference:.1e} of their range",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _write_page(models: list[Path], out: Path, form: "Form", license: str | None) -> None:
+    from nacre.export.page.page import PageModel, write_page
+    from nacre.export.page.web_runtime import web_runtime
+    from nacre.export.runtime import OnnxModel
+
+    runtime = web_runtime()
+    pages, graphs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for i, model in enumerate(models):
+            file = Path(folder) / f"{i}.onnx"
+            _write_onnx(model, file, form, license)
+            pages.append(PageModel(_display_name(model), OnnxModel(file).metadata))
+            graphs.append(file.read_bytes())
+    size = write_page(out, pages, graphs, runtime)
+    make_console().print(f"page: {out} ({size / 1e6:.1f} MB)", soft_wrap=True)
+
+
+@command("serve", "nacre serve runs/mib", "nacre serve model.onnx --port 8000 --threads 4")
+def serve(
+    models: Annotated[
+        list[Path], typer.Argument(help="Run folders, step folders, model files or ONNX files.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Host to bind. Default: this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8765,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads per image; 0: onnxruntime decides.")
+    ] = 0,
+) -> None:
+    """Serve models on this machine, with a page to try them on your own images."""
+    from nacre.export.server import ModelServer, Served
+
+    served = [Served(_display_name(model), _open_onnx(model, threads)) for model in models]
+    try:
+        server = ModelServer(served, (host, port))
+    except OSError as error:
+        raise NacreError(f"cannot listen at {host}:{port}: {error.strerror}") from error
+    make_console().print(
+        f"http://{host}:{server.server_address[1]}/   (Ctrl-C stops it)", highlight=False
+    )
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            echo("stopped", err=True)
+
+
+def _open_onnx(model: Path, threads: int) -> "OnnxModel":
+    """Open an ONNX file, or a model that is exported first."""
+    from nacre.export.runtime import OnnxModel
+
+    if model.suffix == ".onnx":
+        return OnnxModel(model, threads)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        _write_onnx(model, file, "fp32", None)
+        return OnnxModel(file, threads)
+
+
+def _display_name(model: Path) -> str:
+    """Return a model's name for display: its folder, with the run's folder for a step."""
+    if model.suffix == ".onnx":
+        return model.stem
+    path = model.parent if model.is_file() else model
+    return "/".join(path.resolve().parts[-2:]) if path.name.startswith("step-") else path.name

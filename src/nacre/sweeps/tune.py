@@ -1,0 +1,351 @@
+"""The search for a method's loss weight without old data, as in the paper's supplement.
+
+    1. step 0 is learned once and shared by all trials (`nacre.runs.step_cache`);
+    2. fine-tuning learns the first incremental step with each learning rate that is offered; the
+       best accuracy on the new classes chooses the rate and is the measure;
+    3. the method learns the same step with weights A * 10^B, A in {1, 5}, B in -3..3; the highest
+       one with which it loses at most 20 % of that accuracy is chosen, for all later steps too:
+
+           accuracy(weight) >= (1 - 0.2) * accuracy(fine-tuning)
+
+The heavier the weight, the more is kept and the less is learned, so the accuracy falls as the
+weight grows, and halving the grid finds the last weight that passes in four trials of 14. The
+accuracy is the mean IoU of the new classes, without the background, on a fifth of the step's
+images, which is held out. Both weights of `ilt` are tried as one value, as in the supplement. A
+method whose step 0 is not learned by cross-entropy (`lwf-mc`) is measured against itself with the
+weight 0, which is fine-tuning with its own loss: step 0 stays the same.
+
+Every trial is a folder of its own, so that an interrupted search resumes where it stopped.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from nacre.data.dataset import EvalDataset
+from nacre.data.step_data import ScenarioData
+from nacre.errors import NacreError
+from nacre.labels.space import LabelIndex
+from nacre.methods import find_method
+from nacre.runs.folder import RunFolder
+from nacre.runs.run import Run
+from nacre.runs.scenario_data import open_scenario
+from nacre.runs.step_cache import CACHE
+from nacre.scenarios.scenario import ImageLists
+from nacre.training.config import RunConfig, deep_merge, resolve_config
+from nacre.training.events import Observer
+from nacre.training.trainer import NotFinite
+from nacre.utils.distributed import init_distributed
+from nacre.utils.io import remove_temporaries, save_json, save_text
+
+WEIGHTS = tuple(float(f"{a}e{b}") for b in range(-3, 4) for a in (1, 5))
+TOLERATED = 0.2
+HELD_OUT = 0.2
+FIRST = 1
+"""The step that trials learn: the first incremental one."""
+
+
+def next_weight(found: Mapping[float, float], least: float) -> float | None:
+    """Return the weight to try next, or None when the highest that passes is known.
+
+    Args:
+        found: Accuracy by weight, of those that were tried.
+        least: The accuracy that passes.
+    """
+    passes = [i for i, weight in enumerate(WEIGHTS) if weight in found and found[weight] >= least]
+    below = max(passes, default=-1)
+    fails = [i for i, weight in enumerate(WEIGHTS) if weight in found and i > below]
+    above = min(fails, default=len(WEIGHTS))
+    return WEIGHTS[(below + above) // 2] if above - below > 1 else None
+
+
+def highest(found: Mapping[float, float], least: float) -> float | None:
+    """Return the highest weight that passes, or None if none of those tried does."""
+    return max((weight for weight, accuracy in found.items() if accuracy >= least), default=None)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A config that is tried.
+
+    Attributes:
+        name: The name of its folder.
+        rate: The learning rate.
+        weight: The method's weight; None for fine-tuning.
+        accuracy: The mean IoU of the new classes; None until it is known, 0 if it diverged.
+        diverged: True if the losses became infinite.
+    """
+
+    name: str
+    rate: float
+    weight: float | None = None
+    accuracy: float | None = None
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A search, complete or in progress.
+
+    Attributes:
+        method: The method whose weight is chosen.
+        trials: The trials in order; the last may be in progress.
+        least: The accuracy that passes, once fine-tuning's is known.
+        rate: The learning rate that fine-tuning chose.
+        weight: The weight that was chosen.
+        config: The file with the config for `nacre run`.
+    """
+
+    method: str
+    trials: tuple[Trial, ...] = ()
+    least: float | None = None
+    rate: float | None = None
+    weight: float | None = None
+    config: Path | None = None
+
+    @property
+    def fine_tuning(self) -> float | None:
+        """Fine-tuning's accuracy with the chosen learning rate, once it is known."""
+        of_rate = (one for one in self.trials if one.weight is None and one.rate == self.rate)
+        return next((one.accuracy for one in of_rate), None)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return the search as plain data."""
+        trials = [{**asdict(one), "verdict": verdict(self, one)} for one in self.trials]
+        config = None if self.config is None else self.config.name
+        return {**asdict(self), "trials": trials, "config": config}
+
+    def as_comment(self) -> str:
+        """Return the lines above the config that was found."""
+        tried = ", ".join(
+            f"{one.weight:g}: {100 * (one.accuracy or 0):.1f}"
+            for one in sorted(self.trials, key=lambda one: one.weight or 0)
+            if one.weight is not None
+        )
+        return (
+            f"# The highest weight of {self.method} that keeps {1 - TOLERATED:.0%} of "
+            "fine-tuning's mIoU on the new classes\n"
+            f"# of the first incremental step, on a fifth of its images: {self.weight:g}.\n"
+            f"# fine-tuning: {100 * (self.fine_tuning or 0):.1f}; mIoU by weight: {tried}.\n"
+        )
+
+
+def verdict(tuning: Tuning, trial: Trial) -> str:
+    """Return the verdict on a trial."""
+    if trial.diverged:
+        return "diverged"
+    if trial.accuracy is None:
+        return "learning"
+    if trial.weight is None:
+        return "the measure" if trial.rate == tuning.rate else ""
+    assert tuning.least is not None, "weights are tried when fine-tuning's accuracy is known"
+    if trial.accuracy < tuning.least:
+        return "too low"
+    return "chosen" if trial.weight == tuning.weight else "passes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialData(ScenarioData):
+    """The data of trials: a fifth of the first incremental step's images is held out.
+
+    Held-out images have the step's own labels, as in training: new classes by name and all else,
+    old classes too, as background; they are not augmented and borders are ignored, as in a test.
+
+    Attributes:
+        whole: The scenario of a run; its index is read once for all trials.
+    """
+
+    whole: ScenarioData
+
+    @classmethod
+    def of(cls, whole: ScenarioData) -> "TrialData":
+        """Return the data of all trials on a scenario."""
+        values = {field.name: getattr(whole, field.name) for field in fields(whole)}
+        return cls(**values, whole=whole)
+
+    @property
+    def train_index(self) -> LabelIndex:
+        """The whole scenario's index."""
+        return self.whole.train_index
+
+    @property
+    def val_index(self) -> LabelIndex:
+        """The index of the training images: the test images are not for choosing weights."""
+        return self.whole.train_index
+
+    @cached_property
+    def image_lists(self) -> ImageLists:
+        """The training images of all steps, without those held out."""
+        before, first, *later = self.whole.image_lists
+        kept, _ = split(first, self.seed)
+        return (before, kept, *later)
+
+    def eval_dataset(self, step: int) -> EvalDataset:
+        """Return the held-out images with the labels of the step alone."""
+        if step != FIRST:
+            return self.whole.eval_dataset(step)
+        _, held_out = split(self.whole.image_lists[FIRST], self.seed)
+        names = [self.train_index.names[image] for image in held_out]
+        policy = self.policy.model_copy(update={"border": "ignored"})
+        mapping = self.scenario.classes.training_mapping(FIRST, policy)
+        return EvalDataset(self.source, names, mapping, self.config, split="train")
+
+
+def split(images: Sequence[int], seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Split images at random into those to learn from and those held out, 80 to 20."""
+    order = np.random.default_rng([seed, len(images)]).permutation(len(images))
+    held_out = {int(i) for i in order[: max(1, round(HELD_OUT * len(images)))]}
+    kept = tuple(image for i, image in enumerate(images) if i not in held_out)
+    return kept, tuple(images[i] for i in sorted(held_out))
+
+
+def accuracy(metrics: Mapping[str, Any]) -> float:
+    """Return a trial's accuracy: the mean IoU of the new classes, without the background."""
+    value = metrics["mean_iou"]["new_without_background"]
+    if value is None:
+        raise NacreError(
+            "no held-out image contains a pixel of a new class; the step has too few images to "
+            "choose a weight with"
+        )
+    return float(value)
+
+
+class _Search:
+    """A search in progress."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path,
+        show: Callable[[Tuning], None],
+        **options: Any,
+    ) -> None:
+        self.config, self.out, self.show, self.options = config, out, show, options
+        self.writes = init_distributed(config.train.device).is_main
+        self.kind = find_method(config.method.name)
+        self.whole = open_scenario(config)
+        if not self.kind.tunable:
+            raise NacreError(f"method {self.kind.name!r} has no weight to choose")
+        if self.whole.num_steps <= FIRST:
+            raise NacreError(
+                f"scenario {config.scenario!r} has one step; weights are chosen in the second"
+            )
+        self.data = TrialData.of(self.whole)
+        self.tuning = Tuning(config.method.name)
+
+    def search(self, rates: Sequence[float]) -> Tuning:
+        """Choose the learning rate by fine-tuning, then the weight."""
+        for rate in rates:
+            self._changed({}, rate)  # refused here, and not after step 0
+        # The method's own step 0 has the state that it collects, which fine-tuning's has not.
+        Run(
+            self.config, self.out / "step-0", data=self.whole, num_steps=1, **self.options
+        ).learn_steps()
+        best = max((self._fine_tune(rate) for rate in rates), key=lambda one: one.accuracy or 0)
+        if not best.accuracy:
+            raise NacreError(
+                f"fine-tuning learns nothing of the new classes of {self.config.scenario!r} "
+                "(accuracy 0), so there is no measure; train longer or with another learning rate"
+            )
+        least = (1 - TOLERATED) * best.accuracy
+        self._note(least=least, rate=best.rate)
+        found: dict[float, float] = {}
+        while (weight := next_weight(found, least)) is not None:
+            values = {"method": dict.fromkeys(self.kind.tunable, weight)}
+            trial = self._try(Trial(f"weight-{weight:g}", best.rate, weight), values)
+            found[weight] = trial.accuracy or 0.0
+        self._save(highest(found, least), best.rate)
+        return self.tuning
+
+    def _fine_tune(self, rate: float) -> Trial:
+        """Measure what can be learned when nothing is to be kept."""
+        values: dict[str, Any] = {"method": {"name": "ft"}}
+        fine_tuning = find_method("ft")
+        learned = fine_tuning.step_0_of(fine_tuning.Config(name="ft"))
+        if learned != self.kind.step_0_of(self.config.method):
+            values = {"method": dict.fromkeys(self.kind.tunable, 0.0)}
+        return self._try(Trial(f"ft-lr-{rate:g}", rate), values)
+
+    def _try(self, trial: Trial, values: dict[str, Any]) -> Trial:
+        """Run a trial, unless that was done before."""
+        folder = self.out / trial.name
+        self._note(trials=(*self.tuning.trials, trial))
+        diverged, config = folder / "diverged.json", self._changed(values, trial.rate)
+        remove_temporaries(folder, [diverged.name])
+        if diverged.exists():
+            RunFolder(folder).check_same(config, self.data.fingerprint())
+        else:
+            trial = self._learn(trial, config, folder)
+        if diverged.exists():
+            trial = replace(trial, accuracy=0.0, diverged=True)
+        self._note(trials=(*self.tuning.trials[:-1], trial))
+        return trial
+
+    def _learn(self, trial: Trial, config: RunConfig, folder: Path) -> Trial:
+        run = Run(config, folder, data=self.data, num_steps=FIRST + 1, **self.options)
+        try:
+            return replace(trial, accuracy=accuracy(run.learn_steps()))
+        except NotFinite as error:
+            # With several processes the others cannot know: then it is an error like any other.
+            if run.dist.world_size > 1:
+                raise
+            save_json(folder / "diverged.json", {"error": str(error)})
+            return trial
+
+    def _changed(self, values: dict[str, Any], rate: float) -> RunConfig:
+        """Return the config with other values and a learning rate for the incremental steps."""
+        values = deep_merge(values, {"train": {"incremental_lr": rate}})
+        return resolve_config(deep_merge(self.config.to_dict(), values))
+
+    def _note(self, **values: Any) -> None:
+        self.tuning = replace(self.tuning, **values)
+        self.show(self.tuning)
+
+    def _save(self, weight: float | None, rate: float) -> None:
+        """Write the config with the chosen weight."""
+        if weight is None:
+            raise NacreError(
+                f"no weight of {self.kind.name!r} keeps enough of fine-tuning's accuracy, not even "
+                f"{WEIGHTS[0]:g}; see {self.out / 'tuning.json'}"
+            )
+        config = self._changed({"method": dict.fromkeys(self.kind.tunable, weight)}, rate)
+        self._note(weight=weight, config=self.out / "tuned.yaml")
+        if self.writes:
+            content = yaml.safe_dump(config.to_dict(), sort_keys=False)
+            save_text(self.out / "tuned.yaml", self.tuning.as_comment() + content)
+
+
+def tune(
+    config: RunConfig,
+    out: Path,
+    *,
+    cache: Path | None = None,
+    rates: Sequence[float] = (),
+    observers: Iterable[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    show: Callable[[Tuning], None] = lambda tuning: None,
+) -> Tuning:
+    """Choose the weight of a config's method; write ``tuned.yaml`` into the folder ``out``.
+
+    Args:
+        config: The scenario, the method and everything that is the same in all trials.
+        out: Folder for the trials and the result; calling again resumes the search.
+        cache: Folder of learned steps that runs share; by default ``out/steps``.
+        rates: Learning rates for fine-tuning to choose from; by default the config's.
+        observers: Receive the events of every run.
+        should_stop: Returns True if the user wants to stop; what was learned is saved.
+        show: Receives the search after every change.
+    """
+    options = {"cache": cache or out / CACHE, "observers": list(observers)}
+    search = _Search(config, out, show, should_stop=should_stop, **options)
+    remove_temporaries(out, ["tuning.json", "tuned.yaml"])
+    try:
+        return search.search(rates or (config.train.incremental_lr,))
+    finally:
+        if search.writes:
+            save_json(out / "tuning.json", search.tuning.as_plain())

@@ -1,1 +1,0 @@
-"""Choosing a method's weight without old data, as the paper's supplement does."""
