@@ -34,7 +34,7 @@ FROZEN = {"freeze": "backbone", "freeze_bn": True}
 PETS, BIRDS, FISH = ["pearl", "starfish"], ["crate"], ["coral"]
 TINY = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
-    "images": {"crop_size": 32, "augmentation": "flip", "views": None},
+    "images": {"crop_size": 32, "crop": "plain", "views": None},
     "train": {
         "iterations": None,
         "epochs": 1,

@@ -1,4 +1,4 @@
-"""Pseudo-labels: what the teacher says of pixels that are labelled background, where it is sure.
+"""Pseudo-labels: what the teacher says of pixels that are labeled background, where it is sure.
 
 With p the teacher's softmax of a pixel over its O channels, a pixel whose target y is background
 becomes
@@ -12,7 +12,7 @@ label that names an old class is believed here.) Certain is one of
     probability   max p >= threshold
     sigmoid       max sigmoid(z) >= threshold, for teachers of one sigmoid per channel (SSUL)
 
-PLOP's threshold of a channel is the median of H over the pixels that are labelled background and
+PLOP's threshold of a channel is the median of H over the pixels that are labeled background and
 that the teacher gives to the channel, but at least 0.001. `score_histogram` counts them: histograms
 of batches and of processes add up, and the median is interpolated within its bin.
 
@@ -30,8 +30,8 @@ image's cross-entropy. The mean is still taken over the pixels that had a label 
   0: then all pixels of the channel are accepted, or, if it has fewer than about 9900, those
   below 0.001.
 
-What a teacher says (`teacher_view`) is found strip by strip, so that its logits never exist at the
-size of the targets; only the best channel and one number per pixel do.
+What a teacher predicts (`teacher_predictions`) is found strip by strip, so that its logits never
+exist at the size of the targets; only the best channel and one number per pixel do.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RELEASED_BINS = 100
 _BITS = math.log2(math.e)
 
 
-class TeacherView(NamedTuple):
+class TeacherPrediction(NamedTuple):
     """The teacher's best channel of each pixel, and how sure it is.
 
     Attributes:
@@ -67,13 +67,15 @@ class TeacherView(NamedTuple):
 
 
 @torch.no_grad()
-def teacher_view(old_logits: Tensor, size: tuple[int, int], score: Score) -> TeacherView:
+def teacher_predictions(
+    old_logits: Tensor, size: tuple[int, int], score: Score
+) -> TeacherPrediction:
     """Find the best channel of each pixel and its score from low-resolution logits.
 
     Args:
         old_logits: the teacher's, N,O,h,w.
         size: height and width of the targets.
-        score: normalised entropy, softmax of the best channel, or its sigmoid.
+        score: normalized entropy, softmax of the best channel, or its sigmoid.
     """
     # In bits, as the fused losses: powers of 2 are faster, and the entropy's unit cancels out
     logits = at_least_float32(old_logits.detach()) * _BITS
@@ -92,11 +94,11 @@ def teacher_view(old_logits: Tensor, size: tuple[int, int], score: Score) -> Tea
             strip.put(_score(below, greatest, score), scores)
             # The first of the greatest, found by values alone: as in `predict_classes`
             strip.put(channels - below.eq_(0).mul_(rank).amax(1), best)
-    return TeacherView(best, scores)
+    return TeacherPrediction(best, scores)
 
 
 def _score(below: Tensor, greatest: Tensor, score: Score) -> Tensor:
-    """The score of a strip from its logits below the greatest, L,C,W, and the greatest, L,W."""
+    """Return the score from logits below the greatest, L,C,W, and the greatest, L,W."""
     if score == "sigmoid":
         return greatest.div(_BITS).sigmoid_()
     powers = below.exp2()
@@ -108,12 +110,12 @@ def _score(below: Tensor, greatest: Tensor, score: Score) -> Tensor:
     return entropy / max(math.log2(below.shape[1]), 1.0)
 
 
-def score_histogram(view: TeacherView, counted: Tensor, num_old: int, *, bins: int) -> Tensor:
+def score_histogram(view: TeacherPrediction, counted: Tensor, num_old: int, *, bins: int) -> Tensor:
     """Count pixels by the teacher's channel and by its score in 0..1.
 
     Args:
         view: the teacher's channels and scores.
-        counted: N,H,W, which pixels count: those that are labelled background.
+        counted: N,H,W, which pixels count: those that are labeled background.
         num_old: the teacher's channels.
         bins: equal bins of the scores; those beyond 1 are in the last.
 
@@ -128,7 +130,7 @@ def score_histogram(view: TeacherView, counted: Tensor, num_old: int, *, bins: i
 
 
 def median_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tensor:
-    """Median score of each channel, interpolated within its bin.
+    """Return the median score of each channel, interpolated within its bin.
 
     Args:
         histogram: channels x bins of scores in 0..1.
@@ -149,7 +151,7 @@ def median_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tens
 
 
 def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tensor:
-    """What PLOP's implementation takes for the median, see the module.
+    """Return what PLOP's implementation takes for the median, see the module.
 
     Args:
         histogram: channels x 100 bins of `released_scores`.
@@ -171,12 +173,12 @@ def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Te
 
 
 def released_scores(entropy: Tensor, num_old: int, num_new: int) -> Tensor:
-    """The entropy as PLOP's implementation normalises it: divided by O log T once more."""
+    """Return the entropy as PLOP's implementation normalises it: divided by O log T once more."""
     return entropy / (num_old * math.log(num_old + num_new))
 
 
-def certain_by_entropy(view: TeacherView, thresholds: Tensor) -> Tensor:
-    """Where the entropy is below the threshold of the teacher's channel, N,H,W."""
+def accept_by_entropy(view: TeacherPrediction, thresholds: Tensor) -> Tensor:
+    """Return where the entropy is below the threshold of the teacher's channel, N,H,W."""
     return view.scores < thresholds.to(view.scores.dtype)[view.channels.long()]
 
 
@@ -206,8 +208,8 @@ def pseudo_targets(
     return torch.where(is_background & certain, channels.to(targets.dtype), kept)
 
 
-def accepted_share(targets: Tensor, certain: Tensor) -> Tensor:
-    """PLOP's factor of each image: the accepted ones of its background pixels; 0 if it has none.
+def acceptance_rate(targets: Tensor, certain: Tensor) -> Tensor:
+    """Return PLOP's factor of each image: its share of accepted background.
 
     Args:
         targets: N,H,W, as they were before.

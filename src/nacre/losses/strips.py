@@ -208,11 +208,11 @@ class Strip:
     rows: slice
 
     def lines(self, targets: Tensor) -> Tensor:
-        """The strip of labels N,H,W as L,W."""
+        """Return the strip of labels N,H,W as L,W."""
         return targets[self.images, self.rows].transpose(0, 1).flatten(0, 1)
 
     def repeat(self, values: Tensor) -> Tensor:
-        """Values N,... of the images, repeated for every row of the strip as L,..."""
+        """Return values N,... of the images for every row of the strip, L,..."""
         rows = self.rows.stop - self.rows.start
         return values[self.images].repeat(rows, *[1] * (values.ndim - 1))
 
@@ -223,7 +223,7 @@ class Strip:
 
 
 class StripUpsampler:
-    """Low-resolution maps of which upsampled strips can be had one after the other."""
+    """Low-resolution maps that are upsampled one strip after the other."""
 
     def __init__(
         self, maps: Tensor, size: tuple[int, int], inside: tuple[float, float] | None = None
@@ -246,7 +246,7 @@ class StripUpsampler:
         self._wide_source: tuple[slice, slice] | None = None
 
     def strips(self) -> list[Strip]:
-        """Strips of a good size for the device, which together are all rows of all images."""
+        """Return strips of a good size for the device, together all rows of all images."""
         images, rows = self._images_and_rows()
         count = self.maps.shape[1]
         return [
@@ -256,7 +256,7 @@ class StripUpsampler:
         ]
 
     def lines(self, strip: Strip) -> Tensor:
-        """The upsampled maps of a strip, L,C,W, in a buffer that the next call overwrites."""
+        """Return the upsampled maps of a strip, L,C,W; the next call overwrites them."""
         weights, sources = self.weights(strip)
         if self._wide_source != (strip.images, sources):
             self._widen(strip.images, sources)
@@ -266,7 +266,7 @@ class StripUpsampler:
         return self._strip
 
     def weights(self, strip: Strip) -> tuple[Tensor, slice]:
-        """The part of the row matrix that is not zero for a strip, and the input rows it is for."""
+        """Return the part of the row matrix that is not zero for a strip, and its input rows."""
         sources = slice(self._lower[strip.rows.start], self._upper[strip.rows.stop - 1] + 1)
         return self.row_weights[strip.rows, sources], sources
 
@@ -282,7 +282,7 @@ class StripUpsampler:
         self._wide_source = (images, sources)
 
     def _images_and_rows(self) -> tuple[int, int]:
-        """How many images and rows to put into a strip.
+        """Return how many images and rows to put into a strip.
 
         Rows between the same two input rows cost least, so that several images are better than
         more rows than those; few images leave no choice.
@@ -296,7 +296,7 @@ class StripUpsampler:
         return max(1, min(count, lines // rows)), rows
 
     def _spans(self, rows: int) -> list[slice]:
-        """All rows from top to bottom, cut where the input rows change if possible."""
+        """Return all rows from top to bottom, cut where the input rows change if possible."""
         height = self.size[0]
         starts = [0] + [r for r in range(1, height) if self._lower[r] != self._lower[r - 1]]
         spans: list[slice] = []
@@ -335,7 +335,7 @@ class StripGradient:
         self._wide_source = (strip.images, sources)
 
     def total(self) -> Tensor:
-        """The sum of all, N,C,h,w."""
+        """Return the sum of all, N,C,h,w."""
         self._narrow()
         self._wide_source = None
         return self._total.permute(1, 2, 0, 3).contiguous()
@@ -350,7 +350,7 @@ class StripGradient:
 
 
 def _even_parts(begin: int, end: int, most: int) -> list[slice]:
-    """A range cut into as few parts as can be, none larger than allowed."""
+    """Cut a range into as few parts as can be, none larger than allowed."""
     parts = -(-(end - begin) // most)
     cuts = [begin + (end - begin) * part // parts for part in range(parts)] + [end]
     return [slice(*cut) for cut in pairwise(cuts)]
@@ -369,7 +369,7 @@ def _strip_bytes(device: torch.device) -> int:
 def _interpolation(
     inputs: int, outputs: int, dtype: torch.dtype, device: torch.device, inside: float
 ) -> tuple[Tensor, list[int], list[int]]:
-    """The matrix of linear interpolation, and the first and last input that each output touches.
+    """Return the matrix of linear interpolation, and the first and last input of each output.
 
     The outputs cover the first `inside` of the inputs: the rest is padding.
 

@@ -87,7 +87,7 @@ class SigmoidMethod(Method):
             silence_background(step.network)
         elif not is_background_silent(step.network):
             raise NacreError(
-                f"{self.name} has no background channel, and the model has learnt one: learn step "
+                f"{self.name} has no background channel, and the model has learned one: learn step "
                 f"0 with {self.name} too"
             )
         super().prepare(step)
@@ -142,7 +142,7 @@ class Dkd(SigmoidMethod):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learnt, with the weight of its positive pixels."""
+        """Say how step 0 is learned, with the weight of its positive pixels."""
         assert isinstance(config, DkdConfig)
         return f"{super().step_0_of(config)}, positives x {config.base_positive_weight:g}"
 

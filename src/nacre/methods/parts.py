@@ -40,15 +40,15 @@ from nacre.losses.distillations import auxiliary_loss
 from nacre.losses.pseudo_labels import (
     RELEASED_BINS,
     Score,
-    TeacherView,
-    accepted_share,
-    certain_by_entropy,
+    TeacherPrediction,
+    accept_by_entropy,
+    acceptance_rate,
     median_thresholds,
     pseudo_targets,
     released_scores,
     released_thresholds,
     score_histogram,
-    teacher_view,
+    teacher_predictions,
 )
 from nacre.methods.step import Batch, Step
 from nacre.models.classifier import Classifier, ExtraRow
@@ -233,9 +233,9 @@ class Parts:
         if self.config.pseudo_labels == "probability":
             certain = view.scores >= self.config.threshold
         else:
-            certain = certain_by_entropy(view, self.state["thresholds"])
+            certain = accept_by_entropy(view, self.state["thresholds"])
         targets = pseudo_targets(batch.targets, view.channels, certain, unsure=self.unsure)
-        weights = accepted_share(batch.targets, certain) if self.weigh_images else None
+        weights = acceptance_rate(batch.targets, certain) if self.weigh_images else None
         may_be = batch.may_be
         if may_be is not None and self.unsure == "ignored":
             # What is background still is so in the eyes of a teacher that knows the old classes.
@@ -249,10 +249,10 @@ class Parts:
             may_be=may_be,
         )
 
-    def _view(self, old_logits: Tensor, batch: Batch, num_new: int) -> TeacherView:
+    def _view(self, old_logits: Tensor, batch: Batch, num_new: int) -> TeacherPrediction:
         size = (batch.targets.shape[-2], batch.targets.shape[-1])
         by_probability = self.config.pseudo_labels == "probability"
-        view = teacher_view(old_logits, size, self.score if by_probability else "entropy")
+        view = teacher_predictions(old_logits, size, self.score if by_probability else "entropy")
         if self.config.pseudo_labels == "released":
             view = view._replace(scores=released_scores(view.scores, self.num_old, num_new))
         return view

@@ -1,6 +1,6 @@
 """SSUL: a frozen network, one sigmoid per class, and a row for what is unknown.
 
-A pixel labelled background is *unknown* u: it may be any class that is not learnt yet. (SSUL's rule
+A pixel labeled background is *unknown* u: it may be any class that is not learned yet. (SSUL's rule
 for ADE20K. On VOC it asks an external network which background is salient; with a folder of such
 maps, `saliency`, background that is not salient is background.) With logits
 x, the target y and the teacher's sigmoids s over background, unknown and old classes,
@@ -104,7 +104,7 @@ class Ssul(Method):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learnt; branches are there from then on."""
+        """Say how step 0 is learned; branches are there from then on."""
         assert isinstance(config, SsulConfig)
         how = [super().step_0_of(config)]
         how += ["branches"] if config.branches else []
