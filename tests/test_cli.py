@@ -165,14 +165,14 @@ def test_a_run_with_another_config_is_refused(nacre, finished):
 INTERRUPTED = """
 import os, signal
 from nacre.cli import main
-from nacre.training.trainer import Trainer
+from nacre.training import loop
 
-def interrupted(self, *arguments, update=Trainer.update, **options):
-    Trainer.update = update
+def interrupted(*arguments, update=loop.update, **options):
+    loop.update = update
     os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does: to the worker processes too
-    return update(self, *arguments, **options)
+    return update(*arguments, **options)
 
-Trainer.update = interrupted
+loop.update = interrupted
 main()
 """
 

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from nacre.losses.distillations import local_pod
 from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
+from nacre.methods.components import fuse, pseudo_labels
+from nacre.training.loop import update
 from small_steps import NEW, OLD, SIDE, pictures, second_step
 
 
@@ -22,10 +24,11 @@ class Seen:
         images, targets = samples[0]
         self.labels = targets
         self.student = self.trainer.student(images, with_stages=self.method.uses_stages)
-        self.teacher = self.trainer._ask_teacher(images, self.student)
+        self.teacher = self.trainer.ask_teacher(images, self.student)
         valid = float((targets != 255).sum())
         batch = Batch(images, targets, num_valid_pixels=valid)
-        self.batch = self.method.relabel(batch, self.student, self.teacher)
+        batch = self.method.relabel(batch, self.student, self.teacher)
+        self.batch = pseudo_labels(self.method, self.step, batch, self.teacher)
         self.losses = self.method.losses(self.batch, self.student, self.teacher)
         self.valid = valid
 
@@ -45,7 +48,7 @@ def test_plop_is_weighted_cross_entropy_on_pseudo_labels_and_local_pod():
     seen = Seen("plop")
     p = seen.full(seen.teacher.logits).softmax(1)
     entropy = -(p * p.log()).sum(1) / math.log(OLD)
-    thresholds = seen.method.parts.state["thresholds"]
+    thresholds = seen.step.thresholds
     certain = entropy < thresholds[p.argmax(1)]
     is_background = seen.labels == 0
     share = (is_background & certain).sum((1, 2)) / is_background.sum((1, 2))
@@ -85,7 +88,7 @@ def test_lgkd_moves_the_teachers_background_to_the_class_of_the_label():
 
 
 def test_ssul_calls_background_unknown_and_leaves_old_classes_alone():
-    seen = Seen("ssul", parts={"threshold": 0.3})
+    seen = Seen("ssul", pseudo_labels=0.3)
     old = seen.full(torch.cat([seen.teacher.logits, seen.teacher.unknown], 1)).sigmoid()
     best, channel = old.max(1)
     named = (seen.labels == 0) & (best >= 0.3) & (channel > 0) & (channel < OLD)
@@ -176,14 +179,14 @@ def test_no_gradient_reaches_the_teacher_and_background_stays_silent(name):
 def test_fused_weights_keep_the_rows_of_new_classes():
     seen = Seen("ewf")
     before = seen.step.network.classifier.weight(slice(OLD, None)).detach().clone()
-    seen.method.parts.end_step(seen.step)
+    fuse(seen.method, seen.step)
     assert torch.equal(seen.step.network.classifier.weight(slice(OLD, None)), before)
 
 
 def test_ssul_with_branches_learns_only_the_new_and_the_unknown_one():
     trainer, before, samples = second_step("ssul", branches=True)
     for sample in samples:
-        trainer.update([sample])
+        update(trainer, [sample])
     after = trainer.network.state_dict()
     moved = {key for key, value in before.items() if not torch.equal(value, after[key])}
     assert moved
@@ -211,7 +214,7 @@ def test_star_counts_old_classes_again_where_no_picture_comes_again(overlapped):
     method.step = step
     before, seen = (method.tables[key].clone() for key in ("statistics.count", "seen.counts"))
     background = float(method.tables["statistics.background"])
-    trainer.update([samples[0]])
+    update(trainer, [samples[0]])
     method.end_step(step)
     added = method.tables["statistics.count"][: OLD - 1] - before
     assert added.tolist() == (0 * seen[1:-1] if overlapped else seen[1:-1]).tolist()

@@ -20,8 +20,8 @@ from nacre.labels.mapping import LabelPolicy
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.runs.evaluate import evaluate_checkpoint
+from nacre.runs.learn import open_folders
 from nacre.runs.learn_config import resolve_learn_config
-from nacre.runs.learn_data import open_folders
 from nacre.runs.learn_tests import Tester, class_ious, open_maps, save_maps
 from nacre.utils.distributed import Distributed
 

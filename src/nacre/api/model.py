@@ -25,8 +25,7 @@ from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledger, save_ledger
 from nacre.runs.edit import merge as merge_ledgers
-from nacre.runs.learn import find_start
-from nacre.runs.learn_plan import plan_learning
+from nacre.runs.learn import find_start, plan_learning
 from nacre.terminal.progress import progress_bar
 from nacre.training.config import deep_merge, read_section
 from nacre.utils.device import choose_device
@@ -278,7 +277,7 @@ def learn(
     values = deep_merge(values, config)
     found = find_start(_start_path(start), network)
     plan = plan_learning(_paths(data), found, tests=_paths(tests), preset=preset, values=values)
-    plan.learning(out)()
+    plan.learn(out)
     return load(out, network=network)
 
 

@@ -10,7 +10,7 @@ sigmoid is above 1/2. With B(t, x) the binary cross-entropy of a logit to a targ
 
 x+ and x- are the sums over the features d of max(f[d] w[d], 0) and min(f[d] w[d], 0), at low
 resolution and without bias (`nacre.losses.distillations`). The auxiliary row learns to call every
-pixel negative, and new rows start as copies of it (`parts.init=auxiliary`). After step 0 batch norm
+pixel negative, and new rows start as copies of it (`init=auxiliary`). After step 0 batch norm
 is frozen, and only new rows decay. The backbone's rate is a tenth of the others', as the presets
 `paper` and `small` have it (the released scripts' 0.001 is the backbone's).
 
@@ -29,8 +29,17 @@ from nacre.errors import NacreError
 from nacre.losses.distillations import decomposed_distillation
 from nacre.losses.reference import binary_cross_entropy, binary_distillation, pixel_count
 from nacre.losses.strips import by_strips
-from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step, require_teacher
-from nacre.methods.parts import classifier_of
+from nacre.methods.base import (
+    Batch,
+    Freeze,
+    Method,
+    MethodConfig,
+    NewRows,
+    ParamGroup,
+    Step,
+    classifier_of,
+    require_teacher,
+)
 from nacre.models.network import Network, Output
 
 SLOW_BACKBONE: dict[str, dict[str, Any]] = {
@@ -48,8 +57,8 @@ class SigmoidConfig(MethodConfig):
 
     @model_validator(mode="after")
     def _refuse_background(self) -> "SigmoidConfig":
-        if self.parts.init == "background":
-            raise ValueError(f"parts.init: {self.name} has no background row to start from")
+        if self.init == "background":
+            raise ValueError(f"init: {self.name} has no background row to start from")
         return self
 
 
@@ -60,16 +69,13 @@ class DkdConfig(SigmoidConfig):
     weight: float = Field(5.0, ge=0, description="weight of the distillation of logits")
     decomposed_weight: float = Field(5.0, ge=0, description="weight of those of their parts")
     positive_weight: float = Field(1.0, gt=0, description="weight of a new class's own pixels")
+    freeze: Freeze = ("batch_norm",)
+    init: NewRows = "auxiliary"
 
     @property
     def base_positive_weight(self) -> float:
         """The weight of a class's own pixels in step 0."""
         return max(self.positive_weight, BASE_POSITIVE_WEIGHT)
-
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return DKD's: batch norm frozen, and the auxiliary row."""
-        return {"freeze_bn": True, "init": "auxiliary"}
 
 
 class SigmoidMethod(Method):

@@ -50,9 +50,17 @@ from nacre.losses.statistics import (
     replay_divisor,
     sum_of_negatives,
 )
-from nacre.methods.base import Batch, MethodConfig, ParamGroup, Step, require_teacher
+from nacre.methods.base import (
+    Batch,
+    Freeze,
+    MethodConfig,
+    ParamGroup,
+    Step,
+    classifier_of,
+    deeplab,
+    require_teacher,
+)
 from nacre.methods.dkd import SLOW_BACKBONE, SigmoidConfig, SigmoidMethod, split_groups
-from nacre.methods.parts import classifier_of, deeplab
 from nacre.models.network import Network, Output
 
 SURE = 0.5
@@ -72,10 +80,7 @@ class StarConfig(SigmoidConfig):
     weight: float = Field(5.0, ge=0, description="weight of old classes' features")
     positive_weight: float = Field(4.0, gt=0, description="weight of a class's own pixels")
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return STAR's: batch norm and old rows frozen."""
-        return {"freeze_bn": True, "freeze_old_rows": True}
+    freeze: Freeze = ("batch_norm", "old_rows")
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,7 @@ def choose(
     if not is_frozen:
         train |= {"lr": 0.05, "incremental_lr": 0.01}
     if ground == "other":
-        freeze = {"freeze": "backbone"} if has_backbone else {}
-        values["method"] = {"parts": {**freeze, "freeze_bn": True}}
+        values["method"] = {"freeze": [*["backbone"] * has_backbone, "batch_norm"]}
         if not has_backbone:
             train["grad_clip_norm"] = 1.0
     preset = "small" if is_frozen else None

@@ -57,6 +57,6 @@ class KeptFeatures:
 
 def keep_features(network: Network, method: Method, views: int | None) -> KeptFeatures | None:
     """Return where features are kept, if views come again and nobody asks for more of them."""
-    if views is None or method.uses_stages or not method.parts.freezes_backbone:
+    if views is None or method.uses_stages or not method.freezes_backbone:
         return None
     return KeptFeatures(network) if isinstance(network, DeepLab) else None

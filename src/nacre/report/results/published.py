@@ -42,8 +42,8 @@ ABLATION = {
 }
 """What the paper calls ``mib`` by its (ce, kd, init)."""
 
-EWF_PARTS: dict[str, Any] = {"fusion": "sqrt", "freeze_old_rows": True}
-"""The parts that make EWF of another method."""
+EWF: dict[str, Any] = {"fusion": "sqrt", "freeze": ["old_rows"]}
+"""What makes EWF of another method."""
 
 FULL = "MiB (CE + KD + init)"
 """What the ablation calls the whole method."""
@@ -148,7 +148,7 @@ def named_by(run: RunResult) -> dict[str, Any]:
     """Return the values of a run's method that its published name stands for."""
     if run.method == "mib" and _switches(run) in ABLATION:
         return dict(zip(SWITCHES, _switches(run), strict=True))
-    return {"parts": dict(EWF_PARTS)} if _is_fused_plop(run) else {}
+    return dict(EWF) if _is_fused_plop(run) else {}
 
 
 def _switches(run: RunResult) -> tuple[str, str, str]:
@@ -158,8 +158,8 @@ def _switches(run: RunResult) -> tuple[str, str, str]:
 
 def _is_fused_plop(run: RunResult) -> bool:
     config = run.flat_config
-    parts = {key: config.get(f"method.parts.{key}") for key in EWF_PARTS}
-    return run.method == "plop" and parts == EWF_PARTS
+    is_fused = config.get("method.fusion") == EWF["fusion"]
+    return run.method == "plop" and is_fused and "old_rows" in config.get("method.freeze", ())
 
 
 def _number(table: str) -> str:
