@@ -1,4 +1,4 @@
-"""Time and peak memory of the fused losses against upsampling first, as ratios in one run.
+"""Time and peak memory of losses by strips against upsampling first, as ratios in one run.
 
     python benchmarks/loss_head.py                 # 512 x 512 from stride 16, forward + backward
     python benchmarks/loss_head.py --threads 1     # processor time: steadier on a busy machine
@@ -53,6 +53,8 @@ CASES = [
     Case("lwf", 21, 16, 8),
     Case("ft", 21, 16, 8),
     Case("lwf-mc", 21, 16, 8),
+    Case("mib", 7, 5, 16, size=160),  # the default of `nacre learn`
+    Case("lwf-mc", 7, 5, 16, size=160),
 ]
 TINY = [Case(method, 7, 4, 2, size=64) for method in ("mib", "lwf", "ft", "lwf-mc")]
 

@@ -9,7 +9,7 @@ from nacre.data.transforms import ImagesConfig, train_sample
 from nacre.errors import NacreError, check
 
 RNG = np.random.default_rng
-OPERATIONS = {"rotate90": 1.0, "color_jitter": 0.5, "gray": 1.0, "blur": 2.0}
+OPERATIONS = {"rotate90": 1.0, "color_jitter": 0.5, "gray": 1.0, "blur": 16.0}
 
 
 def noise(side: int = 24) -> tuple[np.ndarray, np.ndarray]:
