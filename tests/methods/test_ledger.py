@@ -35,7 +35,7 @@ TWO_STEPS = {"scenario": "scenes/4-4/overlapped", "method": {"name": "ledger"}}
 WORLD = ScenesConfig(train=40, val=6, size=32, seed=3)
 RECIPE = {
     "model": {"backbone": "tiny"},
-    "images": {"crop_size": 32, "augmentation": "flip"},
+    "images": {"crop_size": 32, "crop": "plain"},
     "train": {"batch_size": 8},
 }
 

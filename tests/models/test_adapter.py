@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from models.small_networks import CLASSES, NETWORKS, Small, conv, make
 from nacre.errors import NacreError
-from nacre.losses.fused import fused_losses
 from nacre.losses.reference import distillation, upsample
+from nacre.losses.softmax import fused_losses
 from nacre.models.adapter import Adapter, Pixels, as_map, pixels_of
 from nacre.models.probe import scores_of
 

@@ -161,7 +161,7 @@ def test_a_backbone_that_is_frozen_from_step_0_on_never_moves(tmp_path: Path) ->
             "scenario": "scenes/4-4/overlapped",
             "data": {"train": 8, "val": 4, "size": 32, "seed": 3},
             "model": {"backbone": "resnet18", "decoder": "light", "decoder_channels": 8},
-            "images": {"crop_size": 32, "augmentation": "flip"},
+            "images": {"crop_size": 32, "crop": "plain"},
             "train": {"epochs": 1, "batch_size": 4, "optimizer": "adamw", "lr": 0.001},
             "method": {"name": "mib", "freeze_step_0": True},
         }

@@ -39,7 +39,7 @@ BY_TWO = [name for name in NAMES if not name.startswith("deeplab")]
 RUN: dict[str, Any] = {
     "scenario": "scenes/4-4/overlapped",
     "data": {"train": 16, "val": 6, "size": SIDE, "seed": 3},
-    "images": {"crop_size": SIDE, "augmentation": "flip"},
+    "images": {"crop_size": SIDE, "crop": "plain"},
     "train": {"epochs": 1, "batch_size": 4, "lr": 0.0005, "incremental_lr": 0.0005},
     "method": {"name": "mib"},
 }

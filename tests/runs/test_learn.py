@@ -13,7 +13,7 @@ import nacre
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
-from nacre.losses.fused import fused_losses
+from nacre.losses.softmax import fused_losses
 from nacre.methods import base, find_method
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
@@ -33,7 +33,7 @@ FROZEN = {"freeze": ["backbone", "batch_norm"]}
 PETS, BIRDS, FISH = ["pearl", "starfish"], ["crate"], ["coral"]
 TINY = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
-    "images": {"crop_size": 32, "augmentation": "flip", "views": None},
+    "images": {"crop_size": 32, "crop": "plain", "views": None},
     "train": {
         "iterations": None,
         "epochs": 1,

@@ -114,7 +114,7 @@ def test_other_networks_under_the_papers_preset_say_what_they_start_from_too():
             build_config(preset="paper", overrides={**SCENES, "model": model})
 
 
-RECIPE = {"images.augmentation: 'paper' -> 'deeplab'", "train.nesterov: True -> False"}
+RECIPE = {"images.crop: 'paper' -> 'deeplab'", "train.nesterov: True -> False"}
 AVERAGE = "method.average: 'classes' -> 'pixels'"
 
 

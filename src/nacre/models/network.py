@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
-from nacre.losses.sigmoid import merge_unknown
+from nacre.losses.reference import at_least_float32
 from nacre.models.config import ModelConfig
 
 Init = Literal["background", "random"]
@@ -147,3 +148,18 @@ class Network(nn.Module):
             init: how they start: as shares of the channels that they split from, or at random.
             new_origins: the channel that each splits from; the background if not given.
         """
+
+
+def merge_unknown(logits: Tensor, unknown: Tensor) -> Tensor:
+    """Return logits whose background has the probabilities of background and unknown together.
+
+    Args:
+        logits: N,C,H,W, background first.
+        unknown: N,1,H,W, the unknown class's.
+
+    Returns:
+        N,C,H,W; the probabilities' sum is at most 1 - 1e-6.
+    """
+    logits, unknown = at_least_float32(logits), at_least_float32(unknown)
+    together = logits[:, :1].sigmoid() + unknown.sigmoid()
+    return torch.cat([together.clamp(max=1 - 1e-6).logit(), logits[:, 1:]], 1)
