@@ -1,0 +1,154 @@
+"""`nacre export --page`: one HTML file with runtime and models inside, and no way out of it.
+
+The policy in the page's head forbids every request but to what the page itself made, so that
+images cannot leave it. With a server behind it (`nacre serve`) the same page asks that one. ONNX
+Runtime for browsers is fetched once from npm's registry.
+"""
+
+import gzip
+import json
+import os
+import tarfile
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from nacre.errors import NacreError
+from nacre.export.onnx_model import Metadata
+from nacre.models.weights import download
+from nacre.utils.io import save, save_text
+from nacre.utils.system import user_cache
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+VERSION = "1.30.0"
+_ARCHIVE = f"onnxruntime-web-{VERSION}.tgz"
+_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
+_FILES = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval' blob:; worker-src blob:; "
+    "connect-src {connect}; img-src blob: data:; media-src blob: mediastream:; "
+    "style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
+)
+
+
+@dataclass(frozen=True)
+class WebRuntime:
+    """What a page needs to run a model: the program, its glue code and the WebAssembly."""
+
+    script: bytes
+    glue: bytes
+    wasm: bytes
+
+
+def web_runtime() -> WebRuntime:
+    """Return the runtime, fetching it at first use.
+
+    Raises:
+        NacreError: it cannot be had.
+    """
+    cache = user_cache()
+    if cache is None:
+        raise NacreError("there is no home folder to keep the runtime in: set XDG_CACHE_HOME")
+    folder = cache / f"onnxruntime-web-{VERSION}"
+    if not all((folder / name).is_file() for name in _FILES):
+        archive = _fetch(folder)
+        _unpack(archive, folder)
+        archive.unlink(missing_ok=True)
+    return WebRuntime(*((folder / name).read_bytes() for name in _FILES))
+
+
+def _fetch(folder: Path) -> Path:
+    registry = os.environ.get("NPM_CONFIG_REGISTRY") or "https://registry.npmjs.org"
+    url = f"{registry.rstrip('/')}/onnxruntime-web/-/{_ARCHIVE}"
+    return download(url, folder / _ARCHIVE, _SHA256)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Take the three files out of the archive; nothing else of it is opened or written."""
+    with tarfile.open(archive) as package:
+        for name in _FILES:
+            file = package.extractfile(f"package/dist/{name}")
+            assert file is not None
+            save(folder / name, partial(Path.write_bytes, data=file.read()))
+
+
+@dataclass(frozen=True)
+class PageModel:
+    """A model as a page shows it.
+
+    Attributes:
+        name: For people.
+        metadata: What its file says about itself.
+    """
+
+    name: str
+    metadata: Metadata
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the page's script needs to know."""
+        said = self.metadata
+        return {
+            "name": self.name,
+            "classes": said.classes,
+            "colors": said.colors,
+        }
+
+
+def write_page(
+    out: Path, models: Sequence[PageModel], graphs: Sequence[bytes], runtime: WebRuntime
+) -> int:
+    """Write a page that runs models by itself; return its size in bytes."""
+    worker = (TEMPLATES / "worker.js").read_bytes()
+    parts = [("runtime", runtime.script), ("worker", b"\n" + worker), ("glue", runtime.glue)]
+    parts += [("wasm", runtime.wasm)]
+    parts += [(f"model-{i}", graph) for i, graph in enumerate(graphs)]
+    text = _render(models, [(name, _pack(content)) for name, content in parts])
+    save_text(out, text)
+    return len(text.encode())
+
+
+def served_page(models: Sequence[PageModel]) -> str:
+    """Return a page that asks the server it came from."""
+    return _render(models, None)
+
+
+def _render(models: Sequence[PageModel], packed: list[tuple[str, str]] | None) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
+    )
+    server = packed is None
+    last = models[-1].metadata
+    settings = {"models": [model.settings() for model in models], "server": server}
+    names = ", ".join(last.classes[1:])
+    return environment.get_template("page.html.j2").render(
+        title=f"What is where: {names}" if len(names) < 90 else f"{len(last.classes) - 1} classes",
+        policy=_POLICY.format(connect="'self'" if server else "blob: data:"),
+        place="Pictures are sent to the server that this page came from, and to no other."
+        if server
+        else "Everything happens in this page: no picture leaves it, and it works offline.",
+        about=_about(last),
+        style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
+        # Within a script element only this sequence could end it.
+        settings=Markup(json.dumps(settings).replace("<", "\\u003c")),
+        packed=[(name, Markup(content)) for name, content in packed or []],
+    )
+
+
+def _about(said: Metadata) -> str:
+    steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in said.lineage)
+    count = f"{len(said.steps)} steps" if len(said.steps) > 1 else "one step"
+    license = f"Licence of the weights: {said.license}. Made with nacre {said.version}."
+    return f"Learnt in {count}: {steps}. {license}"
+
+
+def _pack(content: bytes) -> str:
+    return b64encode(gzip.compress(content, 9, mtime=0)).decode("ascii")

@@ -1,0 +1,375 @@
+"""A network of any library as the student or teacher of nacre's trainer.
+
+    Output = adapter(images in 0..255)
+
+Around the network, which stays what it is, the adapter normalises pixels, finds the scores, puts
+the background's channel first and collects feature maps. A network without a background gets a
+constant first channel that is never probable: background then means "no class of the network",
+which no pixel is ever predicted to be, and a pixel that nobody labelled is any of the old classes.
+
+Many networks take only some sizes. Which ones is tried out: sides that are multiples of something
+(pictures are continued by their last pixels and the scores cut), or one size alone (pictures are
+scaled to it, and the scores back).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nacre.errors import NacreError, did_you_mean, shown
+from nacre.losses.reference import upsample
+from nacre.models.network import Network, Output, Part
+from nacre.models.norm import keep_digits
+from nacre.models.probe import (
+    example_images,
+    find_divisor,
+    find_scoring_layers,
+    noise,
+    num_rows,
+    scores_of,
+    scoring_layer,
+    tensors_in,
+    undisturbed,
+)
+from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
+from nacre.models.widen import Init, check_type, fit_layers, widen
+
+NEVER = -1e4
+"""The score of a background that a network does not have: its probability is 0 in float32."""
+
+ALIGNMENT = 32
+"""What sides are padded to multiples of where the network takes these: the largest usual stride."""
+
+Color = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What a network expects of its pixels.
+
+    Attributes:
+        mean: subtracted from RGB in 0..1; None leaves pixels in 0..255, for a network that
+            normalises them itself.
+        std: what they are divided by.
+    """
+
+    mean: Color | None = IMAGENET_MEAN
+    std: Color = IMAGENET_STD
+
+
+def pixels_of(processor: Any) -> Pixels:
+    """Return what a transformers image processor (or anything with its fields) does to pixels."""
+    if not getattr(processor, "do_rescale", True):
+        return Pixels(mean=None)
+    if not getattr(processor, "do_normalize", True):
+        return Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return Pixels(_color(processor, "image_mean"), _color(processor, "image_std"))
+
+
+def _color(processor: Any, key: str) -> Color:
+    values = getattr(processor, key, None)
+    try:
+        red, green, blue = (float(value) for value in values)  # type: ignore[union-attr]
+    except (TypeError, ValueError) as error:
+        raise NacreError(
+            f"the image processor says that it normalizes pixels, and {key}={shown(values)} is not "
+            "three numbers: say it by model.pixels"
+        ) from error
+    return red, green, blue
+
+
+class Adapter(Network):
+    """An external network between nacre's images and nacre's outputs.
+
+    Args:
+        model: any module from images to class scores, as `nacre.models.probe` finds them.
+        background: the channel of the background; None if there is none.
+        scoring_layers: their names, auxiliary ones too, where they cannot be found.
+        pixels: what it expects of its pixels.
+        stages: names of modules whose output methods may compare, from the first to the last.
+        images: a batch that it takes, normalised; None tries noise of several sizes.
+        divisor: sides of images must be multiples of it; None tries which sizes the network takes.
+
+    Attributes:
+        layers: the scoring layers.
+        fixed_size: the one height and width that the network takes; None if it takes others.
+        upsamples: whether the network upsamples its scores bilinearly; they are then taken before.
+        stride: input pixels per score.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    # Auxiliary heads score for losses that nobody computes here
+    uses_all_parameters = False
+    # Networks that turn maps into tokens by `view` do not run in this layout
+    takes_channels_last = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        background: int | None = 0,
+        scoring_layers: str | Sequence[str] | None = None,
+        pixels: Pixels | None = None,
+        stages: Sequence[str] = (),
+        images: Tensor | None = None,
+        divisor: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_type(model)
+        self.model, self.background, self.stages = model, background, tuple(stages)
+        self.has_background = background is not None
+        check_names(model, stages)
+        keep_digits(model)
+        images = example_images(model) if images is None else images
+        self._shape = images.shape
+        found = find_divisor(model, images) if divisor is None else divisor
+        self.divisor = found or 1
+        self.fixed_size = None if found else (images.shape[-2], images.shape[-1])
+        self.alignment = self.divisor if ALIGNMENT % self.divisor else ALIGNMENT
+        if self.fixed_size is not None:
+            self.alignment = 1
+        self.layers = find_scoring_layers(model, images, scoring_layers)
+        if background is not None and not 0 <= background < self.layers.num_classes:
+            raise NacreError(
+                f"background={background}: the network has {self.layers.num_classes} channels"
+            )
+        self._register_pixels(pixels or Pixels())
+        self.upsamples = False
+        self.upsamples, side = self._watch(images)
+        self.stride = round(images.shape[-1] / side)
+
+    def _register_pixels(self, pixels: Pixels) -> None:
+        mean, std = torch.tensor(pixels.mean or (0.0, 0.0, 0.0)), torch.tensor(pixels.std)
+        scale = torch.ones(3) if pixels.mean is None else 1 / (255 * std)
+        shift = torch.zeros(3) if pixels.mean is None else -mean / std
+        # Constants of the network and not of a checkpoint, hence not persistent
+        self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
+        self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
+
+    @property
+    def num_classes(self) -> int:
+        """Channels of the output, the background's included, even if the network has none."""
+        return self.layers.num_classes + (self.background is None)
+
+    @property
+    def gives(self) -> frozenset[Part]:
+        """Features where modules were named, a backbone where one can be told apart."""
+        named: list[Part] = ["features", "stages"] if self.stages else []
+        apart: list[Part] = ["backbone"] if self.pretrained_part is not None else []
+        return frozenset(named + apart)
+
+    @property
+    def given(self) -> nn.Module | None:
+        """The network itself, if it was given in Python."""
+        return self.model if getattr(self.config, "library", None) == "python" else None
+
+    @property
+    def pretrained_part(self) -> nn.Module | None:
+        """What its library calls base model, backbone or encoder, apart from the scoring layers."""
+        for name in ("base_model", "backbone", "encoder"):
+            found = getattr(self.model, name, None)
+            if isinstance(found, nn.Module) and not self._scores_in(found):
+                return found
+        return None
+
+    def _scores_in(self, module: nn.Module) -> bool:
+        """Whether a module holds one of the scoring layers."""
+        inner = set(module.modules())
+        return any(self.model.get_submodule(name) in inner for name in self.layers.names)
+
+    def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
+        """Return scores and features of N,3,H,W RGB images in 0..255."""
+        output = self._run(images)
+        return output if with_stages else replace(output, stages=())
+
+    def _run(self, images: Tensor) -> Output:
+        x = self._fit_size(torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale))
+        height, width = images.shape[-2], images.shape[-1]
+        size = (x.shape[-2], x.shape[-1])
+        logits, found = self._score(x)
+        if self.fixed_size is None and size != (height, width):
+            logits = upsample(logits, size)[..., :height, :width]
+        decoded = as_map(self._read(found), size)
+        stages = [as_map(found[name], size) if name in found else None for name in self.stages]
+        return Output(
+            logits=self._background_first(logits.float()),
+            features=stages[-1] if stages else decoded,  # type: ignore[arg-type]
+            decoder_features=decoded,  # type: ignore[arg-type]
+            stages=tuple(stages),  # type: ignore[arg-type]
+            has_background=self.has_background,
+        )
+
+    def _fit_size(self, x: Tensor) -> Tensor:
+        """Return pixels of a size that the network takes."""
+        height, width = self._fitted(x.shape[-2:])
+        if self.fixed_size is not None:
+            return F.interpolate(x, (height, width), mode="bilinear", align_corners=False)
+        bottom, right = height - x.shape[-2], width - x.shape[-1]
+        return F.pad(x, (0, right, 0, bottom), mode="replicate") if bottom or right else x
+
+    def _fitted(self, size: Sequence[int]) -> tuple[int, int]:
+        """Return the size that pictures of a size are brought to."""
+        height, width = (-(-side // self.divisor) * self.divisor for side in size)
+        return self.fixed_size or (height, width)
+
+    def grow(
+        self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
+    ) -> None:
+        """Give the network channels for new classes, which all split from the background."""
+        assert not any(new_origins or ()), "rows of an external network start as the background's"
+        widened = widen(
+            self.model,
+            num_new,
+            background=self.background,
+            scoring_layers=self.layers.names,
+            images=noise(self._shape, self.model),
+            init=init,
+        )
+        self.layers = replace(widened.layers, num_classes=widened.num_classes)
+
+    def fit(self, state: dict[str, Tensor]) -> None:
+        """Take the shapes of a state of this adapter that was saved after growing."""
+        inner = {
+            name.removeprefix("model."): value
+            for name, value in state.items()
+            if name.startswith("model.")
+        }
+        fit_layers(self.model, self.layers.names, inner)
+        count = num_rows(scoring_layer(self.model, self._first))
+        self.layers = replace(self.layers, num_classes=count)
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self.layers.main))
+
+    def _score(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the scores of normalised pixels, and what hooks found."""
+        with captured(self.model, [*self.stages, self._first], [self._first]) as found:
+            scores = scores_of(self.model(x))
+        return found[self._first] if self.upsamples else scores, found
+
+    def _watch(self, x: Tensor) -> tuple[bool, int]:
+        """Return whether bilinear upsampling is all that follows the scoring layer.
+
+        The losses then upsample strip by strip, and full-size scores are never kept. Also return
+        the width of the scores that are used.
+        """
+        with undisturbed(self.model):
+            scores, found = self._score(x)
+        inner = found[self._first]
+        if inner.ndim != 4 or len(self.layers.main) > 1 or inner.shape[-1] >= scores.shape[-1]:
+            return False, scores.shape[-1]
+        error = (scores - upsample(inner, (scores.shape[-2], scores.shape[-1]))).abs().max()
+        # Compared with how scores vary over the image: equal ones are equal after any upsampling
+        spread = (scores - scores.mean((2, 3), keepdim=True)).abs().max()
+        same = bool(error < 1e-3 * spread)
+        return same, inner.shape[-1] if same else scores.shape[-1]
+
+    def _read(self, found: dict[str, Tensor]) -> Tensor:
+        """Return what the scoring layer read."""
+        read = found[f"{self._first} input"]
+        if read.ndim == 4 and isinstance(scoring_layer(self.model, self._first), nn.Linear):
+            return read.movedim(-1, 1)  # a linear layer has the channels last
+        return read
+
+    def _background_first(self, logits: Tensor) -> Tensor:
+        if self.background is None:
+            never = logits.new_full((), NEVER).expand_as(logits[:, :1])
+            return torch.cat([never, logits], 1)
+        background = self.background
+        if background == 0:
+            return logits
+        return torch.cat(
+            [
+                logits[:, background : background + 1],
+                logits[:, :background],
+                logits[:, background + 1 :],
+            ],
+            1,
+        )
+
+
+# Feature maps from inside a network, taken by hooks that last for one forward pass: a copy of a
+# network then never reports to the original.
+
+
+@contextlib.contextmanager
+def captured(
+    model: nn.Module, outputs: Sequence[str], inputs: Sequence[str] = ()
+) -> Iterator[dict[str, Tensor]]:
+    """Collect what modules put out and take in while the network runs in this context.
+
+    Args:
+        model: the network.
+        outputs: names of the modules whose output is wanted; the last, if they run several times.
+        inputs: names of the modules whose first input is wanted, under their name with ` input`.
+    """
+    found: dict[str, Tensor] = {}
+    handles = []
+
+    def keep(key: str, value: Any) -> None:
+        tensor = next(tensors_in(value), None)
+        if tensor is not None:
+            found[key] = tensor
+
+    for name in outputs:
+        handles.append(
+            model.get_submodule(name).register_forward_hook(
+                lambda module, args, output, name=name: keep(name, output)
+            )
+        )
+    for name in inputs:
+        handles.append(
+            model.get_submodule(name).register_forward_pre_hook(
+                lambda module, args, name=name: keep(f"{name} input", args)
+            )
+        )
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_names(model: nn.Module, names: Sequence[str]) -> None:
+    """Refuse names of modules that the network does not have.
+
+    Raises:
+        NacreError: with the nearest name that it has.
+    """
+    known = [name for name, _ in model.named_modules()]
+    for name in names:
+        if name not in known:
+            raise NacreError(
+                f"{type(model).__name__} has no module {name!r}{did_you_mean(name, known)}"
+            )
+
+
+def as_map(value: Tensor, size: tuple[int, int]) -> Tensor | None:
+    """Return features as N,C,h,w; None if they are no map of the image.
+
+    Args:
+        value: N,C,h,w, or N,L,C as transformers have them, L being the pixels of a map of the
+            image's proportions, perhaps after a token of its own for the whole image.
+        size: of the image.
+    """
+    if value.ndim == 4:
+        return value
+    if value.ndim != 3:
+        return None
+    for extra in (0, 1):
+        length = value.shape[1] - extra
+        height = round(math.sqrt(length * size[0] / size[1]))
+        if height and length % height == 0 and height * size[1] == length // height * size[0]:
+            tokens = value[:, extra:].transpose(1, 2)
+            return tokens.reshape(*tokens.shape[:2], height, length // height)
+    return None

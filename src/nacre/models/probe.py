@@ -1,0 +1,411 @@
+"""Finding the layers of a network that score the classes, by what they do and not by their names.
+
+A scoring layer has one row of weights per class, and what is added to its output of class c arrives
+in the scores of class c and nowhere else. So one batch is passed through the network while the
+output of each layer with as many rows as there are classes is shifted by d[c]:
+
+    scores change by  g * d[c]  (+ what is equal for all classes)   main layer, or one of a sum
+    auxiliary scores do                                             layer of an auxiliary head
+    nothing that the network puts out changes                       auxiliary head of its loss
+    anything else                                                   an inner layer
+
+What is equal for all classes does not change a softmax: scores may be log-probabilities. g is 1 in
+nearly all networks, 2 where a layer is used twice, 1 / T where scores are divided by T.
+
+A segmentation network of any library gives N,C,h,w scores, one channel per class. It may give the
+tensor itself or keep it in something larger:
+
+    tensor                       smp, most networks of one's own
+    output.logits                transformers
+    output["out"]                torchvision
+    output["logits"]             others
+    output[any other key]        a dictionary with one such tensor of two channels or more
+    output[0]                    a tuple or list, the scores first
+
+Other N,C,h,w tensors of as many channels beside it are auxiliary scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nacre.errors import NacreError, did_you_mean
+
+Summands = dict[str, float]
+"""Names of the layers whose outputs add up to scores, and by which factor each counts."""
+
+ScoringLayer = nn.Conv2d | nn.ConvTranspose2d | nn.Linear
+_SIZES = (64, 128, 224, 256, 384, 512)
+
+
+@dataclass(frozen=True)
+class ScoringLayers:
+    """The layers of a network that have a row of weights per class.
+
+    Attributes:
+        num_classes: channels of the scores.
+        main: layers that add up to the scores.
+        auxiliary: the same for each auxiliary head.
+    """
+
+    num_classes: int
+    main: Summands
+    auxiliary: tuple[Summands, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all of them."""
+        return tuple(name for summands in (self.main, *self.auxiliary) for name in summands)
+
+
+def find_scoring_layers(
+    model: nn.Module, images: Tensor, scoring_layers: str | Sequence[str] | None = None
+) -> ScoringLayers:
+    """Find the scoring layers of a network.
+
+    Args:
+        model: gives N,C,h,w class scores in one of the forms of the module's docstring.
+        images: a batch that it takes.
+        scoring_layers: their names, auxiliary ones too, where they cannot be found.
+
+    Raises:
+        NacreError: there are none, or the scores are not those of a softmax over classes.
+    """
+    with undisturbed(model):
+        output = model(images)
+        scores = scores_of(output)
+        _check_scores(scores)
+        num_classes = scores.shape[1]
+        named = scoring_layers
+        candidates = _find_named(model, named) if named else _with_rows(model, num_classes)
+        probe = _Probe(model, images, output, scores)
+        found = {name: probe(layer) for name, layer in candidates.items()}
+    main, auxiliary = _group(found, bool(named))
+    if not main:
+        raise NacreError(
+            f"no layer of {type(model).__name__} was found that alone decides its {num_classes} "
+            "scores; name it: scoring_layers='...'" + _list(candidates)
+        )
+    return ScoringLayers(num_classes, main, auxiliary)
+
+
+def _group(found: dict[str, _Seen], are_named: bool) -> tuple[Summands, tuple[Summands, ...]]:
+    """Return the layers of the scores, and those of each auxiliary head; named ones all count."""
+    main: Summands = {}
+    groups: dict[int, Summands] = {}
+    for i, (name, seen) in enumerate(found.items()):
+        if seen.auxiliary is not None:
+            which, gain = seen.auxiliary
+            groups.setdefault(len(found) + i if which is None else which, {})[name] = gain
+        elif seen.main is not None or are_named:
+            main[name] = seen.main or 1.0
+    return main, tuple(groups.values())
+
+
+def num_rows(layer: ScoringLayer) -> int:
+    """Return how many outputs a layer has."""
+    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+
+
+def scoring_layer(model: nn.Module, name: str) -> ScoringLayer:
+    """Return the scoring layer of a name."""
+    layer = model.get_submodule(name)
+    assert isinstance(layer, ScoringLayer), (name, type(layer))
+    return layer
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Use a network in eval mode without gradients; each of its modules gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def example_images(model: nn.Module) -> Tensor:
+    """Return a batch of noise of a size that the network takes.
+
+    Raises:
+        NacreError: it takes none of the usual sizes.
+    """
+    own = getattr(getattr(model, "config", None), "image_size", None)
+    sizes = [_SIZES[0], *([own] if isinstance(own, int) else []), *_SIZES[1:]]
+    problem: Exception | None = None
+    for size in sizes:
+        images = noise((2, 3, size, size), model)
+        try:
+            with undisturbed(model):
+                model(images)
+            return images
+        except Exception as error:  # whatever an external network says to a size it does not take
+            problem = error
+    reason = " ".join(str(problem).split())[:200]
+    raise NacreError(
+        f"{type(model).__name__} took noise of none of the sizes {', '.join(map(str, sizes))} "
+        f"({reason}): give a batch that it takes, images=..."
+    ) from problem
+
+
+def find_divisor(model: nn.Module, images: Tensor) -> int | None:
+    """Return of what sides must be multiples, by trying; None if the network takes one size alone.
+
+    Args:
+        model: any network.
+        images: a batch of a size that it takes.
+    """
+    high, wide = images.shape[-2], images.shape[-1]
+    for step in (one for one in range(1, min(high, wide) + 1) if not math.gcd(high, wide) % one):
+        # a little larger, and much: patches of one size alone leave a few pixels out in silence
+        many = max(2, high // (2 * step))
+        try:
+            with undisturbed(model):
+                for count in (1, many):
+                    size = (high + count * step, wide + (count + 1) * step)
+                    scores_of(model(noise((1, 3, *size), model)))
+            return step
+        except Exception:  # whatever an external network says to a size it does not take
+            continue
+    return None
+
+
+def noise(shape: Sequence[int], model: nn.Module) -> Tensor:
+    """Return the same noise each time, where the network's parameters are and of their type."""
+    first = next(model.parameters(), torch.empty(0))
+    dtype = first.dtype if first.is_floating_point() else torch.float32
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(first.device, dtype)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What shifting a layer's output did.
+
+    Attributes:
+        main: the factor with which the shift arrived in the scores; None if it did not.
+        auxiliary: which auxiliary scores it arrived in (None for those that the network keeps to
+            itself) and the factor.
+    """
+
+    main: float | None = None
+    auxiliary: tuple[int | None, float] | None = None
+
+
+class _Probe:
+    """Shifts the output of a layer and watches what the network puts out."""
+
+    def __init__(self, model: nn.Module, images: Tensor, output: Any, scores: Tensor) -> None:
+        self.model, self.images = model, images
+        self.before = [scores, *auxiliary_scores(output)]
+        self.everything = list(tensors_in(output))
+        generator = torch.Generator().manual_seed(1)
+        scale = max(1.0, float(scores.float().std()))
+        # two shifts: what happens to look right with one does not with the other
+        self.shifts = [
+            scale * torch.randn(scores.shape[1], generator=generator).to(scores) for _ in range(2)
+        ]
+
+    def __call__(self, layer: nn.Module) -> _Seen:
+        found = [self._gains(layer, shift) for shift in self.shifts]
+        gains = [_agree(*pair) for pair in zip(*found, strict=True)]
+        if gains[0] is not None:
+            return _Seen(main=gains[0])
+        for i, gain in enumerate(gains[1:]):
+            if gain is not None:
+                return _Seen(auxiliary=(i, gain))
+        return _Seen(auxiliary=(None, 1.0)) if self._is_a_dead_end(layer) else _Seen()
+
+    def _gains(self, layer: nn.Module, shift: Tensor) -> list[float | None]:
+        def shifted(value: Tensor) -> Tensor:
+            return value + (shift if isinstance(layer, nn.Linear) else shift[:, None, None])
+
+        output, _ = self._run(layer, shifted)
+        after = [scores_of(output), *auxiliary_scores(output)]
+        pairs = zip(self.before, after, strict=True)
+        return [gain_of(new - old, shift) for old, new in pairs]
+
+    def _is_a_dead_end(self, layer: nn.Module) -> bool:
+        """Whether the layer is used and yet decides nothing: it scores for the network's loss."""
+        output, calls = self._run(layer, lambda value: value + torch.randn_like(value))
+        pairs = zip(self.everything, tensors_in(output), strict=True)
+        return calls > 0 and all(torch.equal(old, new) for old, new in pairs)
+
+    def _run(self, layer: nn.Module, change: Callable[[Tensor], Tensor]) -> tuple[Any, int]:
+        calls = 0
+
+        def hook(module: nn.Module, args: Any, value: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return change(value)
+
+        handle = layer.register_forward_hook(hook)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return self.model(self.images), calls
+        finally:
+            handle.remove()
+
+
+def gain_of(change: Tensor, shift: Tensor) -> float | None:
+    """Return g if N,C,h,w scores changed by g * shift[c] up to what is equal for all classes.
+
+    Returns:
+        g > 0, or None if they changed in any other way or not at all.
+    """
+    change, shift = change.float(), shift.float()
+    change = change - change.mean(1, keepdim=True)
+    shift = (shift - shift.mean())[:, None, None]
+    gain = float((change * shift).sum(1).mean() / shift.square().sum())
+    error = (change - gain * shift).abs().max()
+    return gain if gain > 1e-3 and error < 0.05 * gain * shift.abs().max() else None
+
+
+def _agree(first: float | None, second: float | None) -> float | None:
+    if first is None or second is None or abs(first - second) > 0.05 * first:
+        return None
+    # Scores are sums of few layers: the factor is a round number but for rounding
+    return round(first, 2) if abs(first - round(first, 2)) < 1e-4 else first
+
+
+def _check_scores(scores: Tensor) -> None:
+    if scores.shape[1] < 2:
+        raise NacreError(
+            "the network has one channel of scores, a sigmoid: a class can only be added to scores "
+            "of a softmax, with a channel for the background or with two classes or more"
+        )
+    if not bool(scores.isfinite().all()):
+        raise NacreError("the network's scores are not finite numbers")
+    sums = scores.float().sum(1)
+    if bool((scores >= 0).all()) and bool(((sums - 1).abs() < 1e-2).all()):
+        raise NacreError(
+            "the network puts out probabilities (they add up to 1): let it put out the scores "
+            "before the softmax"
+        )
+
+
+def _with_rows(model: nn.Module, count: int) -> dict[str, ScoringLayer]:
+    layers = {n: one for n, one in model.named_modules() if isinstance(one, ScoringLayer)}
+    return {name: layer for name, layer in layers.items() if num_rows(layer) == count}
+
+
+def _find_named(model: nn.Module, names: str | Sequence[str]) -> dict[str, ScoringLayer]:
+    modules = dict(model.named_modules())
+    layers: dict[str, ScoringLayer] = {}
+    for name in [names] if isinstance(names, str) else names:
+        layer = modules.get(name)
+        if not isinstance(layer, ScoringLayer):
+            known = [key for key, one in modules.items() if isinstance(one, ScoringLayer)]
+            what = f"is {type(layer).__name__}" if name in modules else "is not there"
+            raise NacreError(
+                f"scoring_layers={name!r} {what}{did_you_mean(name, known)}: a scoring layer is a "
+                "Conv2d, ConvTranspose2d or Linear of the network"
+            )
+        layers[name] = layer
+    return layers
+
+
+def _list(candidates: Mapping[str, nn.Module]) -> str:
+    if not candidates:
+        return " (no Conv2d, ConvTranspose2d or Linear has as many outputs)"
+    return f" (layers with as many outputs: {', '.join(list(candidates)[-5:])})"
+
+
+# Class scores in what a network of any library puts out
+
+_KEYS = ("out", "logits")
+_QUERY_KEYS = ("class_queries_logits", "pred_masks")
+
+
+def scores_of(output: Any) -> Tensor:
+    """Return the class scores in what a network put out.
+
+    Raises:
+        NacreError: there are none, or they are not one map per class.
+    """
+    if any(_has(output, key) for key in _QUERY_KEYS):
+        raise NacreError(
+            "this network scores queries (a class and a mask each, with 'no object'), not pixels: "
+            "a background that may hide classes is not defined for it, so it cannot be widened"
+        )
+    scores = _find(output)
+    if scores is None:
+        raise NacreError(
+            f"the network put out {_describe(output)}: nacre finds scores in a tensor, in .logits, "
+            'in ["out"], in ["logits"], first in a tuple, or as the only map in a dictionary'
+        )
+    if scores.ndim != 4 or not scores.is_floating_point():
+        raise NacreError(
+            f"the network's scores are {_describe(scores)}: they must be of images x classes x "
+            "height x width"
+        )
+    return scores
+
+
+def auxiliary_scores(output: Any) -> list[Tensor]:
+    """Return further scores beside the main ones: N,C,h,w of as many channels."""
+    scores = scores_of(output)
+    shape = scores.shape[:2]
+    return [
+        one
+        for one in tensors_in(output)
+        if one is not scores and one.ndim == 4 and one.shape[:2] == shape
+    ]
+
+
+def _find(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    found = getattr(output, "logits", None)
+    if found is None and isinstance(output, Mapping):
+        found = next((output[key] for key in _KEYS if key in output), _only_map(output))
+    if found is None and isinstance(output, tuple | list) and output:
+        found = output[0]
+    return found if isinstance(found, Tensor) else None
+
+
+def _only_map(output: Mapping[Any, Any]) -> Tensor | None:
+    maps = [
+        value
+        for value in output.values()
+        if isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] > 1
+    ]
+    return maps[0] if len(maps) == 1 else None
+
+
+def _has(output: Any, key: str) -> bool:
+    if isinstance(output, Mapping):
+        return key in output
+    return getattr(output, key, None) is not None
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield every tensor in what a network put out."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value)
+    elif isinstance(output, tuple | list):
+        for value in output:
+            yield from tensors_in(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        yield from tensors_in(vars(output))
+
+
+def _describe(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"a tensor of {' x '.join(map(str, output.shape))}, {output.dtype}"
+    if isinstance(output, Mapping):
+        return f"{type(output).__name__} of {', '.join(map(str, output)) or 'nothing'}"
+    return type(output).__name__

@@ -1,0 +1,486 @@
+"""Losses from low-resolution logits, by the kernel and by strips, against upsampling first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fake_device import NEEDS, fake_device
+from loss_problems import SIZES
+from loss_problems import LossProblem as Problem
+from nacre.losses import (
+    IGNORE_INDEX,
+    binary_cross_entropy,
+    binary_distillation,
+    binary_mixed,
+    by_strips,
+    cross_entropy,
+    distillation,
+    fused_losses,
+    partial_cross_entropy,
+    strips,
+    unbiased_cross_entropy,
+    unbiased_distillation,
+    upsample,
+)
+from nacre.losses.reference import at_least_float32, pixel_count
+
+few = settings(max_examples=25, deadline=None)
+
+
+Losses = Callable[[Tensor, Problem], dict[str, Tensor]]
+
+
+def softmaxes(teacher: bool = True, hides: bool = False, **options: Any) -> Losses:
+    """Return the fused losses of softmaxes with these options."""
+    return lambda x, a: fused_losses(
+        x, a.targets, a.old if teacher else None, may_be=a.may_be if hides else None, **options
+    )
+
+
+def sigmoids(teacher: bool = True, hides: bool = False, **terms: Callable[..., Tensor]) -> Losses:
+    """Return losses of sigmoids by strips; a term takes both logits, targets and what hides."""
+
+    def losses(x: Tensor, a: Problem) -> dict[str, Tensor]:
+        count, every = pixel_count(at_least_float32(x), a.targets), a.targets.numel()
+
+        def of_strip(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None) -> dict[str, Tensor]:
+            return {
+                name: term(x, z, y, hidden, every if name == "kd" else count)
+                for name, term in terms.items()
+            }
+
+        hidden = a.hidden if hides else None
+        return by_strips(of_strip, x, a.old if teacher else None, a.targets, hidden)
+
+    return losses
+
+
+def weighted(hides: bool = False, **options: Any) -> Losses:
+    """Return the fused cross-entropy of weighted images."""
+    return lambda x, a: fused_losses(
+        x, a.targets, weights=a.weights, may_be=a.may_be if hides else None, **options
+    )
+
+
+def plain(**losses: Callable[[Tensor, Problem], Tensor]) -> Losses:
+    """Return losses of upsampled logits by their names."""
+
+    def found(x: Tensor, a: Problem) -> dict[str, Tensor]:
+        full = a.full(x)
+        return {name: loss(full, a) for name, loss in losses.items()}
+
+    return found
+
+
+def ce(x: Tensor, a: Problem) -> Tensor:
+    return cross_entropy(x, a.targets)
+
+
+def unbiased_ce(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_cross_entropy(x, a.targets, a.num_old)
+
+
+def partial_ce(x: Tensor, a: Problem) -> Tensor:
+    return partial_cross_entropy(x, a.targets, a.may_be)
+
+
+def weighted_ce(x: Tensor, a: Problem) -> Tensor:
+    return cross_entropy(x, a.targets, weights=a.weights)
+
+
+def weighted_unbiased_ce(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_cross_entropy(x, a.targets, a.num_old, weights=a.weights)
+
+
+def weighted_partial_ce(x: Tensor, a: Problem) -> Tensor:
+    return partial_cross_entropy(x, a.targets, a.may_be, weights=a.weights)
+
+
+def kd(x: Tensor, a: Problem) -> Tensor:
+    return distillation(x, a.full(a.old))
+
+
+def unbiased_kd(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_distillation(x, a.full(a.old))
+
+
+def split_kd(x: Tensor, a: Problem) -> Tensor:
+    return unbiased_distillation(x, a.full(a.old), a.new_origins)
+
+
+def fused_splits(**options: Any) -> Losses:
+    """Return the fused losses where new channels split from several old ones."""
+    return lambda x, a: fused_losses(x, a.targets, a.old, new_origins=a.new_origins, **options)
+
+
+def bce(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None, n: Tensor) -> Tensor:
+    return binary_cross_entropy(x, y, hidden=hidden, num_pixels=n)
+
+
+def binary_kd(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None, n: Tensor) -> Tensor:
+    return binary_distillation(x, z, num_pixels=n)
+
+
+def mixed(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None, n: Tensor) -> Tensor:
+    return binary_mixed(x, y, z, labeled_background=True, hidden=hidden, num_pixels=n)
+
+
+def new_bce(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None, n: Tensor) -> Tensor:
+    return binary_cross_entropy(x[:, 1:], y, first=1, positive_weight=35.0, num_pixels=n)
+
+
+def upsampled(hides: bool = False, **terms: Callable[..., Tensor]) -> Losses:
+    """Return terms as `sigmoids` takes them of upsampled logits."""
+
+    def losses(x: Tensor, a: Problem) -> dict[str, Tensor]:
+        count, every = pixel_count(at_least_float32(x), a.targets), a.targets.numel()
+        hidden, full, old = a.hidden if hides else None, a.full(x), a.full(a.old)
+        return {
+            name: term(full, old, a.targets, hidden, every if name == "kd" else count)
+            for name, term in terms.items()
+        }
+
+    return losses
+
+
+# name: (fused, plain); every loss and every combination that a method uses
+CASES: dict[str, tuple[Losses, Losses]] = {
+    "ft": (softmaxes(teacher=False), plain(ce=ce)),
+    "lwf": (softmaxes(kd="plain"), plain(ce=ce, kd=kd)),
+    "lwf + unbiased ce": (softmaxes(ce="unbiased", kd="plain"), plain(ce=unbiased_ce, kd=kd)),
+    "mib": (
+        softmaxes(ce="unbiased", kd="unbiased"),
+        plain(ce=unbiased_ce, kd=unbiased_kd),
+    ),
+    "unbiased ce": (
+        lambda x, a: fused_losses(x, a.targets, ce="unbiased", num_old=a.num_old),
+        plain(ce=unbiased_ce),
+    ),
+    "partial ce": (softmaxes(False, hides=True, ce="unbiased"), plain(ce=partial_ce)),
+    "mib, several origins": (
+        fused_splits(ce="unbiased", kd="unbiased"),
+        plain(ce=unbiased_ce, kd=split_kd),
+    ),
+    "lwf + unbiased kd, several origins": (
+        fused_splits(kd="unbiased"),
+        plain(ce=ce, kd=split_kd),
+    ),
+    "mib, partial": (
+        softmaxes(hides=True, ce="unbiased", kd="unbiased"),
+        plain(ce=partial_ce, kd=unbiased_kd),
+    ),
+    "lwf, partial": (
+        softmaxes(hides=True, ce="unbiased", kd="plain"),
+        plain(ce=partial_ce, kd=kd),
+    ),
+    "kd": (softmaxes(ce=None, kd="plain"), plain(kd=kd)),
+    "unbiased kd": (softmaxes(ce=None, kd="unbiased"), plain(kd=unbiased_kd)),
+    "plop": (weighted(), plain(ce=weighted_ce)),
+    "plop, unbiased": (
+        lambda x, a: weighted(ce="unbiased", num_old=a.num_old)(x, a),
+        plain(ce=weighted_unbiased_ce),
+    ),
+    "plop, partial": (weighted(hides=True, ce="unbiased"), plain(ce=weighted_partial_ce)),
+    "bce, hidden": (sigmoids(False, True, bce=bce), upsampled(True, bce=bce)),
+    "lwf-mc": (sigmoids(bce=bce, kd=binary_kd), upsampled(bce=bce, kd=binary_kd)),
+    "lwf-mc-c, hidden": (sigmoids(hides=True, bce=mixed), upsampled(True, bce=mixed)),
+    "dkd": (sigmoids(bce=new_bce, kd=binary_kd), upsampled(bce=new_bce, kd=binary_kd)),
+}
+
+every_case = pytest.mark.parametrize(("fused", "plain"), CASES.values(), ids=CASES.keys())
+
+
+def values_and_gradient(losses: Losses, a: Problem) -> tuple[dict[str, float], Tensor]:
+    """All losses, and the gradient of their sum with different weights."""
+    x = a.logits.clone().requires_grad_()
+    result = losses(x, a)
+    total = sum(weight * loss for weight, loss in zip((0.7, 13.0), result.values(), strict=False))
+    assert isinstance(total, Tensor)
+    total.backward()
+    assert x.grad is not None
+    return {name: float(loss.detach()) for name, loss in result.items()}, x.grad
+
+
+def assert_same(fused: Losses, plain: Losses, a: Problem, tolerance: float) -> None:
+    actual, actual_gradient = values_and_gradient(fused, a)
+    expected, expected_gradient = values_and_gradient(plain, a)
+    assert actual == pytest.approx(expected, rel=tolerance, abs=tolerance * 1e-2)
+    assert list(actual) == list(expected)
+    greatest = float(expected_gradient.abs().max())
+    torch.testing.assert_close(
+        actual_gradient, expected_gradient, rtol=0, atol=tolerance * max(greatest, 1e-5)
+    )
+
+
+# ---------------------------------------------------------------- equal to the plain functions
+
+problems = st.builds(Problem, num_new=st.integers(0, 3), **SIZES)
+
+
+@pytest.mark.parametrize("name", CASES)
+@few
+@given(a=problems, strip_bytes=st.sampled_from([1, 2000, 5000, 1 << 20]))
+def test_equals_plain_in_float64(name: str, a: Problem, strip_bytes: int) -> None:
+    assume(a.logits.shape[1] > 1 or name != "dkd")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
+        assert_same(*CASES[name], a, 1e-10)
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("low", "high"), [((4, 4), (64, 64)), ((5, 3), (71, 50)), ((9, 9), (9, 9)), ((8, 7), (5, 3))]
+)
+def test_equals_plain_in_float32(
+    fused: Losses, plain: Losses, low: tuple[int, int], high: tuple[int, int]
+) -> None:
+    a = Problem(low, high, num_old=16, num_new=5, dtype=torch.float32)
+    assert_same(fused, plain, a, 1e-5)
+
+
+@every_case
+def test_gradients_are_right(fused: Losses, plain: Losses) -> None:
+    a = Problem((2, 2), (5, 4), images=1)
+
+    def weighted(x: Tensor) -> Tensor:
+        return torch.stack(list(fused(x, a).values()))
+
+    assert torch.autograd.gradcheck(weighted, a.logits.requires_grad_(), check_batched_grad=False)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_logits(fused: Losses, plain: Losses, dtype: torch.dtype) -> None:
+    a = Problem(dtype=dtype)
+    a.logits, a.old = a.logits.sign() * 1e4, a.old.sign() * 1e4
+    actual, gradient = values_and_gradient(fused, a)
+    expected, _ = values_and_gradient(plain, a)
+    assert torch.isfinite(gradient).all()
+    assert actual == pytest.approx(expected, rel=1e-5)
+
+
+# ---------------------------------------------------------------- pixels
+
+
+@every_case
+def test_all_ignored_gives_zero(fused: Losses, plain: Losses) -> None:
+    a = Problem()
+    a.targets = torch.full_like(a.targets, IGNORE_INDEX)
+    x = a.logits.requires_grad_()
+    losses = fused(x, a)
+    for name in {"ce", "bce"} & losses.keys():
+        (gradient,) = torch.autograd.grad(losses[name], x, retain_graph=True)
+        assert losses[name] == 0
+        assert (gradient == 0).all()
+
+
+PARTS: dict[str, Callable[..., Tensor]] = {
+    "ce": lambda x, y, w, n: fused_losses(x, y, num_pixels=n)["ce"],
+    "weighted": lambda x, y, w, n: fused_losses(x, y, weights=w, num_pixels=n)["ce"],
+}
+
+
+@pytest.mark.parametrize("loss", PARTS.values(), ids=PARTS)
+def test_parts_of_a_batch_add_up_to_the_whole(loss: Callable[..., Tensor]) -> None:
+    a = Problem(images=5)
+    num_pixels = (a.targets != IGNORE_INDEX).sum()
+    parts = [
+        loss(a.logits[s], a.targets[s], a.weights[s], num_pixels)
+        for s in (slice(0, 1), slice(1, 5))
+    ]
+    whole = loss(a.logits, a.targets, a.weights, None)
+    torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-12, atol=0)
+
+
+def test_another_value_can_be_the_ignored_one() -> None:
+    a = Problem()
+    targets = torch.where(a.targets == IGNORE_INDEX, -1, a.targets.int())
+    actual = fused_losses(a.logits, targets, ignore_index=-1)
+    assert actual == fused_losses(a.logits, a.targets)
+
+
+def test_background_can_be_ignored() -> None:
+    a = Problem()
+    a.targets = torch.where(a.targets == IGNORE_INDEX, 1, a.targets)
+    actual = fused_losses(a.logits, a.targets, ce="unbiased", num_old=3, ignore_index=0)["ce"]
+    expected = unbiased_cross_entropy(a.full(a.logits), a.targets, 3, ignore_index=0)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
+
+
+# ---------------------------------------------------------------- how autograd sees them
+
+
+@every_case
+def test_each_loss_has_its_own_gradient(fused: Losses, plain: Losses) -> None:
+    a = Problem()
+    x = a.logits.requires_grad_()
+    for name in fused(x, a):
+        (actual,) = torch.autograd.grad(fused(x, a)[name], x)
+        (expected,) = torch.autograd.grad(plain(x, a)[name], x)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def test_gradient_reaches_what_the_logits_come_from() -> None:
+    a = Problem(dtype=torch.float32)
+    layer = torch.nn.Conv2d(5, 5, 1)
+    mib = CASES["mib"]
+    gradients = []
+    for losses in mib:
+        layer.zero_grad()
+        sum(losses(layer(a.logits), a).values()).backward()  # type: ignore[union-attr]
+        assert layer.weight.grad is not None
+        gradients.append(layer.weight.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+
+
+def test_no_gradient_reaches_the_teacher() -> None:
+    a = Problem()
+    a.old.requires_grad_()
+    sum(CASES["mib"][0](a.logits.requires_grad_(), a).values()).backward()  # type: ignore[union-attr]
+    assert a.old.grad is None
+
+
+@every_case
+def test_without_gradients_the_values_are_the_same(fused: Losses, plain: Losses) -> None:
+    a = Problem()
+    with torch.no_grad():
+        values = fused(a.logits, a)
+    assert not any(value.requires_grad for value in values.values())
+    assert values == fused(a.logits.requires_grad_(), a)
+
+
+@every_case
+def test_arguments_are_left_alone(fused: Losses, plain: Losses) -> None:
+    a, same = Problem((4, 4), (4, 4)), Problem((4, 4), (4, 4))
+    values_and_gradient(fused, a)
+    assert torch.equal(a.logits, same.logits)
+    assert torch.equal(a.old, same.old)
+    assert torch.equal(a.targets, same.targets)
+
+
+def test_second_derivative_is_refused() -> None:
+    a = Problem()
+    x = a.logits.requires_grad_()
+    loss = fused_losses(x, a.targets)["ce"]
+    with pytest.raises(
+        RuntimeError, match=r"cannot be differentiated twice.*nacre\.losses\.reference"
+    ):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_computed_in_float32(
+    fused: Losses, plain: Losses, dtype: torch.dtype
+) -> None:
+    a = Problem(dtype=dtype)
+    values, gradient = values_and_gradient(fused, a)
+    assert gradient.dtype == dtype
+    a.logits, a.old = a.logits.float(), a.old.float()
+    assert values == values_and_gradient(fused, a)[0]
+
+
+@every_case
+def test_autocast_changes_nothing(fused: Losses, plain: Losses) -> None:
+    a = Problem(dtype=torch.float32)
+    values, gradient = values_and_gradient(fused, a)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values_in_autocast, gradient_in_autocast = values_and_gradient(fused, a)
+    assert values_in_autocast == values
+    assert torch.equal(gradient_in_autocast, gradient)
+
+
+@every_case
+def test_teacher_may_come_from_inference_mode(fused: Losses, plain: Losses) -> None:
+    a = Problem()
+    with torch.inference_mode():
+        a.old = a.old * 1.0
+    assert a.old.is_inference()
+    assert_same(fused, plain, a, 1e-10)
+
+
+def test_teacher_may_have_another_resolution() -> None:
+    a = Problem()
+    a.old = torch.randn(2, 3, 5, 2, dtype=torch.float64)
+    assert_same(*CASES["mib"], a, 1e-10)
+
+
+def test_columns_in_memory_order_do_not_matter() -> None:
+    a = Problem()
+    expected = fused_losses(a.logits, a.targets, a.old, ce="unbiased", kd="unbiased")
+    a.logits = a.logits.to(memory_format=torch.channels_last)
+    a.old = a.old.to(memory_format=torch.channels_last)
+    actual = fused_losses(a.logits, a.targets, a.old, ce="unbiased", kd="unbiased")
+    assert actual == expected
+
+
+def test_what_is_missing_is_told() -> None:
+    a = Problem()
+    with pytest.raises(AssertionError, match="needs num_old or old_logits"):
+        fused_losses(a.logits, a.targets, ce="unbiased")
+    with pytest.raises(AssertionError, match="needs old_logits"):
+        fused_losses(a.logits, a.targets, kd="plain")
+
+
+@pytest.mark.parametrize("num_hidden", [1, 3])
+def test_hidden_channels_give_the_plain_and_the_papers_loss_as_extremes(num_hidden: int) -> None:
+    a = Problem()
+    rows = torch.eye(5, dtype=torch.bool).repeat(2, 1, 1)
+    rows[:, 0, :num_hidden] = True
+    x = a.logits.clone().requires_grad_()
+    told = fused_losses(x, a.targets, ce="unbiased", may_be=rows)["ce"]
+    known = fused_losses(x, a.targets, ce="unbiased", num_old=num_hidden)["ce"]
+    torch.testing.assert_close(told, known, rtol=1e-12, atol=1e-14)
+    gradients = [torch.autograd.grad(loss, x)[0] for loss in (told, known)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
+
+
+def test_hidden_channels_far_below_the_others_are_still_told_apart() -> None:
+    # The channel that hides lies 400 below another one: its share would vanish beside it.
+    x = torch.tensor([0.0, -400.0, 0.0]).view(1, 3, 1, 1) + torch.tensor([-500.0, 0, 0]).view(
+        1, 3, 1, 1
+    )
+    x.requires_grad_()
+    rows = torch.tensor([[[True, True, False], [False, True, False], [False, False, True]]])
+    loss = fused_losses(x, torch.zeros(1, 1, 1, dtype=torch.uint8), ce="unbiased", may_be=rows)
+    assert float(loss["ce"].detach()) == pytest.approx(400, rel=1e-5)
+    (gradient,) = torch.autograd.grad(loss["ce"], x)
+    torch.testing.assert_close(gradient.flatten(), torch.tensor([0.0, -1.0, 1.0]))
+
+
+# ---------------------------------------------------------------- a GPU that is not there
+
+
+def modelled(device: Any, loss: Losses, classes: int, batch: int = 24) -> float:
+    """The modelled milliseconds of a loss and its gradient, from stride 16 to 512 x 512."""
+    num_old = classes * 2 // 3
+    on_device = {"device": "cuda"}
+    problem: Any = SimpleNamespace(
+        num_old=num_old,
+        hidden=None,
+        old=torch.empty(batch, num_old, 32, 32, **on_device),
+        targets=torch.empty(batch, 512, 512, dtype=torch.uint8, **on_device),
+        weights=torch.full((batch,), 0.5, **on_device),
+        full=lambda x: upsample(x, (512, 512)),
+    )
+    student = torch.empty(batch, classes, 32, 32, requires_grad=True, **on_device)
+    device.bytes.clear()
+    sum(loss(student, problem).values()).backward()
+    return device.milliseconds()
+
+
+@NEEDS
+@pytest.mark.parametrize("classes", [21, 151])
+@pytest.mark.parametrize("name", ["ft", "lwf", "mib", "lwf-mc", "plop"])
+def test_no_loss_costs_a_gpu_much_more_than_upsampling_first(name: str, classes: int) -> None:
+    with fake_device("cuda", memory=80 << 30) as device:
+        found, wanted = (modelled(device, loss, classes) for loss in CASES[name])
+    assert found <= 1.2 * wanted

@@ -1,0 +1,228 @@
+"""Real networks of transformers, smp and torchvision: widened, taught, and none forgets at once."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nacre.errors import NacreError
+from nacre.losses.reference import unbiased_cross_entropy, unbiased_distillation, upsample
+from nacre.models.adapter import Adapter, pixels_of
+from nacre.models.probe import scores_of, scoring_layer
+from nacre.models.widen import Teacher, widen
+
+CLASSES = 4
+SIZE = 64
+
+TINY_VIT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "image_size": SIZE,
+}
+
+
+def hf(model: str, config: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import transformers
+
+        settings = getattr(transformers, config)(num_labels=CLASSES, **options)
+        return getattr(transformers, model)(settings)  # type: ignore[no-any-return]
+
+    return build
+
+
+TRANSFORMERS = {
+    "segformer": hf(
+        "SegformerForSemanticSegmentation",
+        "SegformerConfig",
+        hidden_sizes=[8, 16, 16, 16],
+        depths=[1, 1, 1, 1],
+        decoder_hidden_size=16,
+    ),
+    "mobilenet-v2": hf("MobileNetV2ForSemanticSegmentation", "MobileNetV2Config"),
+    "mobilevit": hf("MobileViTForSemanticSegmentation", "MobileViTConfig", image_size=SIZE),
+    "dpt": hf(
+        "DPTForSemanticSegmentation",
+        "DPTConfig",
+        backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[8, 8, 8, 8],
+        fusion_hidden_size=8,
+        **TINY_VIT,
+    ),
+    "beit": hf(
+        "BeitForSemanticSegmentation", "BeitConfig", out_indices=[1, 2, 3, 4], **TINY_VIT
+    ),
+}  # fmt: skip
+
+
+def smp(name: str) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import segmentation_models_pytorch
+
+        make = getattr(segmentation_models_pytorch, name)
+        return make("resnet18", encoder_weights=None, classes=CLASSES)  # type: ignore[no-any-return]
+
+    return build
+
+
+def torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        from torchvision.models import segmentation
+
+        make = getattr(segmentation, name)
+        nothing = {"weights": None, "weights_backbone": None}
+        return make(num_classes=CLASSES, **nothing, **options)  # type: ignore[no-any-return]
+
+    return build
+
+
+NEED_TORCHVISION = {
+    "smp unet": smp("Unet"),
+    "smp deeplabv3+": smp("DeepLabV3Plus"),
+    "smp segformer": smp("Segformer"),
+    "deeplabv3": torchvision("deeplabv3_mobilenet_v3_large"),
+    "deeplabv3 with aux": torchvision("deeplabv3_mobilenet_v3_large", aux_loss=True),
+    "fcn": torchvision("fcn_resnet50"),
+    "lraspp": torchvision("lraspp_mobilenet_v3_large"),
+}
+
+
+def trained(build: Callable[[], nn.Module]) -> nn.Module:
+    """A network whose norms fit its features and whose scores differ, as if it were trained."""
+    torch.manual_seed(0)
+    network = build()
+    momenta = {m: m.momentum for m in network.modules() if isinstance(m, nn.BatchNorm2d)}
+    for module in momenta:
+        module.momentum = 1.0
+    with torch.no_grad():
+        network.train()(images())
+    for module, momentum in momenta.items():
+        module.momentum = momentum
+    return network.eval()
+
+
+def images() -> Tensor:
+    return torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5))
+
+
+def learns_without_forgetting_at_once(network: nn.Module) -> None:
+    with torch.no_grad():
+        p = scores_of(network(images())).softmax(1)
+    teacher = Teacher(network)
+    widened = widen(network, ["crack", "rust"], images=images())
+    with torch.no_grad():
+        q = scores_of(network(images())).softmax(1)
+    torch.testing.assert_close(q[:, 1:CLASSES], p[:, 1:], rtol=0, atol=1e-5)
+    folded = q[:, 0] + q[:, CLASSES:].sum(1)
+    torch.testing.assert_close(folded, p[:, 0], rtol=0, atol=1e-5)
+    first = update(network, teacher, length=1e-5)
+    assert update(network, teacher, length=0) < first
+    assert widened.deviation < 1e-4
+
+
+def update(network: nn.Module, teacher: Teacher, length: float) -> float:
+    """Move all parameters by so much against MiB's gradient; return the loss before it."""
+    labels = torch.zeros(2, SIZE, SIZE, dtype=torch.long)
+    labels[:, 16:48, 16:48] = CLASSES
+    logits, old = (
+        upsample(one, (SIZE, SIZE)) for one in (scores_of(network(images())), teacher(images()))
+    )
+    loss = unbiased_cross_entropy(logits, labels, CLASSES) + unbiased_distillation(logits, old)
+    network.zero_grad()
+    loss.backward()
+    gradients = {one: one.grad for one in network.parameters() if one.grad is not None}
+    norm = torch.nn.utils.get_total_norm(gradients.values())
+    with torch.no_grad():
+        for parameter, gradient in gradients.items():
+            parameter.sub_(gradient, alpha=length / float(norm))
+    return float(loss.detach())
+
+
+def its_backbone_is_told_apart(network: nn.Module) -> None:
+    adapter = Adapter(network)
+    assert "backbone" in adapter.gives
+    part = adapter.pretrained_part
+    assert part is not None
+    inside, score = {*part.parameters()}, {*scoring_layer(network, adapter._first).parameters()}
+    assert inside
+    assert not inside & score
+    before = adapter(images()).logits
+    with torch.no_grad():
+        for one in inside:
+            one.mul_(1.5)
+    assert not torch.allclose(adapter(images()).logits, before), "scores are made of it"
+
+
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *NEED_TORCHVISION])
+def test_it_learns_without_forgetting_at_once_and_its_backbone_is_told_apart(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    if name in TRANSFORMERS:
+        pytest.importorskip("transformers")
+    else:
+        request.getfixturevalue("foreign_libraries")
+    network = trained({**TRANSFORMERS, **NEED_TORCHVISION}[name])
+    learns_without_forgetting_at_once(network)
+    its_backbone_is_told_apart(network)
+    if name in TRANSFORMERS:
+        assert network.config.num_labels == CLASSES + 2  # type: ignore[union-attr]
+        assert network.config.id2label[CLASSES + 1] == "rust"  # type: ignore[union-attr]
+
+
+def test_transformers_own_loss_takes_the_new_classes() -> None:
+    """With an auxiliary head that only the loss sees."""
+    pytest.importorskip("transformers")
+    network = TRANSFORMERS["beit"]()
+    widened = widen(network, 2)
+    assert [list(one) for one in widened.layers.auxiliary] == [["auxiliary_head.classifier"]]
+    labels = torch.full((2, SIZE, SIZE), CLASSES + 1)
+    network(images(), labels=labels).loss.backward()
+
+
+def test_transformers_save_and_load_a_widened_network(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    network = trained(TRANSFORMERS["segformer"])
+    widen(network, ["crack"])
+    network.save_pretrained(tmp_path)  # type: ignore[operator]
+    again = transformers.SegformerForSemanticSegmentation.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(images()).logits, network(images()).logits)
+    assert again.config.id2label[CLASSES] == "crack"
+
+
+@pytest.mark.parametrize("kind", ["mask2former", "maskformer", "oneformer", "eomt"])
+def test_query_networks_are_refused(kind: str) -> None:
+    """By the fields of their outputs: the networks themselves need scipy."""
+    pytest.importorskip("transformers")
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    outputs = [one for name, one in vars(module).items() if name.endswith("SegmentationOutput")]
+    output = outputs[0](class_queries_logits=torch.ones(2, 9, 5), masks_queries_logits=images())
+    with pytest.raises(NacreError, match="scores queries"):
+        scores_of(output)
+
+
+def test_stages_and_pixels_of_segformer() -> None:
+    transformers = pytest.importorskip("transformers")
+    network = trained(TRANSFORMERS["segformer"])
+    pixels = pixels_of(transformers.SegformerImageProcessor())
+    stages = tuple(f"segformer.stages.{i}.layer_norm" for i in range(4))
+    adapter = Adapter(network, pixels=pixels, stages=stages)
+    output = adapter(torch.zeros(1, 3, SIZE, 2 * SIZE, dtype=torch.uint8))
+    assert adapter.stride == 4
+    assert output.logits.shape == (1, CLASSES, SIZE // 4, SIZE // 2)
+    assert output.features.shape == (1, 16, SIZE // 32, SIZE // 16)
+
+
+@pytest.mark.usefixtures("foreign_libraries")
+def test_torchvisions_scores_are_taken_before_they_are_upsampled() -> None:
+    adapter = Adapter(trained(NEED_TORCHVISION["deeplabv3 with aux"]), images=images())
+    assert adapter.upsamples
+    assert adapter.stride == 16
+    corners = Adapter(trained(NEED_TORCHVISION["smp deeplabv3+"]), images=images())
+    assert not corners.upsamples  # smp aligns corners

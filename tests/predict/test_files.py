@@ -1,0 +1,388 @@
+"""`nacre predict` from pictures, folders, maps and videos to results that lie as inputs lay."""
+
+import csv
+import json
+import ntpath
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PureWindowsPath
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from nacre.api.model import Model, load
+from nacre.data.image_io import read_mask
+from nacre.errors import NacreError
+from nacre.export.onnx_file import noise_picture
+from nacre.importers import ImportOptions, import_export
+from nacre.predict import files
+from nacre.predict.files import USUAL_FORMS, Summary
+from nacre.predict.inputs import find_inputs, names_below
+from nacre.predict.prediction import to_rgb
+from nacre.predict.rasters import is_georeferenced, open_raster
+from nacre.predict.video import read_frames
+from nacre.utils.io import locked
+from tiny_runs import StopAfter
+
+
+@pytest.fixture(scope="module")
+def model(learned: Path) -> Model:
+    return load(learned)
+
+
+def predict_all(
+    model: Model, given: list[str], out: Path, forms=USUAL_FORMS, stop=lambda: False, **how: int
+) -> Summary:
+    return files.predict_all(model.predictor(**how), model.legend, given, out, forms, stop)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    root = tmp_path / "pictures"
+    for i, name in enumerate(("a/x.png", "b/x.png", "b/x.jpg", "b/deep/y.png")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise_picture((40 + i, 50), i)).save(root / name)
+    return root
+
+
+def test_pictures_of_one_name_keep_their_folders(model, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "seen"
+    summary = predict_all(model, [str(pictures)], out)
+    assert (summary.done, summary.failed, summary.stopped) == (4, (), False)
+    found = {str(path.relative_to(out)) for path in out.rglob("*.png")}
+    assert found == {f"masks/{name}.png" for name in ("a/x", "b/x.png", "b/x.jpg", "b/deep/y")}
+    for stem, name in (("a/x", "a/x.png"), ("b/x.jpg", "b/x.jpg")):
+        mask = np.asarray(Image.open(out / "masks" / f"{stem}.png"))
+        assert (mask == model.predict(pictures / name).mask).all()
+    rows = list(csv.DictReader((out / "shares.csv").read_text().splitlines()))
+    assert [row["picture"] for row in rows] == ["a/x.png", "b/deep/y.png", "b/x.jpg", "b/x.png"]
+    shares = model.predict(pictures / "a/x.png").shares()
+    assert all(abs(float(rows[0][name]) - share) < 1e-6 for name, share in shares.items())
+
+
+def test_files_folders_and_globs_are_found_once(pictures: Path, tmp_path: Path) -> None:
+    given = [str(pictures / "b"), str(pictures / "*" / "x.png"), str(pictures / "b/x.jpg")]
+    found = find_inputs(given, tmp_path / "seen")
+    assert [one.name for one in found] == ["b/deep/y.png", "b/x.jpg", "b/x.png", "a/x.png"]
+    with pytest.raises(NacreError, match="no pictures at"):
+        find_inputs([str(tmp_path / "none-*.png")], tmp_path / "seen")
+
+
+def test_every_result_has_a_place_of_its_own_below_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    for name in ("x.jpg", "x.png", "x.png.webp", "../../far.png"):
+        Image.new("RGB", (8, 8)).save(here / name)
+    monkeypatch.chdir(here)
+    given = ["x.jpg", "x.png", "../b/x.png", "x.png.webp", "../../far.png"]
+    found = find_inputs(given, Path("seen"))
+    stems = [one.stem for one in found]
+    assert stems == ["a/b/x.jpg", "a/b/x.png", "a/b/x.png.webp", "far"]
+
+
+def test_inputs_on_two_drives_of_windows_have_names_of_their_own() -> None:
+    drives = [PureWindowsPath(one) for one in (r"C:\x\a.png", r"D:\a.png", r"\\host\share\a.png")]
+    names = [str(name) for name in names_below(drives)]
+    assert names == ["C/x/a.png", "D/a.png", "host\\share/a.png"]
+
+
+def test_labelme_names_an_image_on_another_drive_of_windows(
+    model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def relpath(path, start):
+        return ntpath.relpath(r"C:\a.png", r"D:\out")
+
+    monkeypatch.setattr(os.path, "relpath", relpath)
+    predict_all(model, [str(pictures / "a")], tmp_path / "seen", ("labelme",))
+    shown = json.loads((tmp_path / "seen" / "labelme" / "x.json").read_text())["imagePath"]
+    assert shown == str(pictures / "a" / "x.png")
+
+
+def test_two_predictions_at_once_leave_each_others_files(
+    model, pictures: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "seen"
+    others = out / "masks" / ".x.png.abcdefgh"
+    others.parent.mkdir(parents=True)
+    others.touch()
+    with locked(out, "predict"):
+        assert predict_all(model, [str(pictures)], out).done == 4
+    assert others.exists()
+    predict_all(model, [str(pictures)], out)
+    assert not list(out.rglob(".*"))
+
+
+def test_results_within_the_pictures_are_no_pictures(model, pictures: Path) -> None:
+    out = pictures / "seen"
+    for _ in range(2):
+        assert predict_all(model, [str(pictures)], out).done == 4
+
+
+def test_results_that_a_glob_finds_are_no_pictures(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pictures)
+    (pictures / "seen" / "masks").mkdir(parents=True)
+    result = pictures / "seen" / "masks" / "x.png"
+    Image.new("P", (8, 8)).save(result)
+    found = find_inputs(["**/*.png"], Path("seen"))
+    assert [one.name for one in found] == ["a/x.png", "b/deep/y.png", "b/x.png"]
+    assert [one.path for one in find_inputs([str(result)], Path("seen"))] == [result]
+
+
+def test_a_wish_to_stop_loses_nothing(model, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "seen"
+    summary = predict_all(model, [str(pictures)], out, ("masks", "coco", "csv"), StopAfter(2))
+    assert (summary.done, summary.stopped) == (2, True)
+    assert len(list(out.rglob("*.png"))) == 2
+    assert len(json.loads((out / "coco.json").read_text())["images"]) == 2
+    assert len((out / "shares.csv").read_text().splitlines()) == 3
+
+
+def test_a_damaged_picture_is_told_and_the_others_are_done(
+    model, pictures: Path, tmp_path: Path
+) -> None:
+    (pictures / "a/x.png").write_bytes(b"no picture")
+    summary = predict_all(model, [str(pictures)], tmp_path / "seen")
+    assert summary.done == 3
+    assert len(summary.failed) == 1
+    assert "a/x.png" in summary.failed[0]
+
+
+@pytest.mark.parametrize(
+    ("forms", "says"),
+    [(("mask",), r"unknown form 'mask' .*did you mean 'masks'"), ((), "no form to write")],
+)
+def test_forms_that_are_none_are_refused(model, tmp_path: Path, forms, says: str) -> None:
+    with pytest.raises(NacreError, match=says):
+        predict_all(model, [], tmp_path, forms)
+
+
+def test_corrected_polygons_come_back_as_data(
+    model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop closes: predictions for LabelMe are an export that `nacre import` reads."""
+    root = tmp_path / "pictures"
+    root.mkdir()
+    Image.fromarray(noise_picture((96, 120), 4)).save(root / "a.png")
+    monkeypatch.setattr(files, "TOLERANCE", 0.0)
+    predict_all(model, [str(root)], tmp_path / "seen", ("labelme", "masks"))
+    written = json.loads((tmp_path / "seen/labelme/a.json").read_text())
+    assert (tmp_path / "seen/labelme" / written["imagePath"]).resolve() == root / "a.png"
+    import_export(tmp_path / "seen/labelme", tmp_path / "data", ImportOptions(images=root))
+    (imported,) = (tmp_path / "data" / "masks").rglob("*.png")
+    labels = read_mask(imported)
+    assert labels.any()
+    names = yaml.safe_load((tmp_path / "data" / "classes.yaml").read_text())["classes"]
+    found = np.vectorize({0: "background", **names}.get)(labels)
+    assert (found == model.predict(root / "a.png").names).all()
+
+
+def test_windows_see_what_windows_over_the_whole_see(model, tmp_path: Path) -> None:
+    picture = tmp_path / "large.png"
+    Image.fromarray(noise_picture((150, 190), 2)).save(picture)
+    predict_all(model, [str(picture)], tmp_path / "seen", window=32)
+    mask = np.asarray(Image.open(tmp_path / "seen/masks/large.png"))
+    assert mask.shape == (150, 190)
+    assert len(np.unique(mask)) > 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_plain_tiff_gives_no_warning(tmp_path: Path) -> None:
+    pytest.importorskip("rasterio", reason="rasterio is not installed")
+    Image.new("RGB", (6, 4)).save(tmp_path / "plain.tif")
+    assert not is_georeferenced(tmp_path / "plain.tif")
+
+
+def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
+    pixels = noise_picture((130, 170), 7)
+    place = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
+    profile = {"driver": "GTiff", "height": 130, "width": 170, "count": 3, "dtype": "uint8"}
+    with rasterio.open(
+        tmp_path / "map.tif", "w", crs="EPSG:32632", transform=place, **profile
+    ) as file:
+        file.write(pixels.transpose(2, 0, 1))
+    predict_all(model, [str(tmp_path / "map.tif")], tmp_path / "seen", window=32)
+    with rasterio.open(tmp_path / "seen/masks/map.tif") as found:
+        assert found.crs.to_epsg() == 32632
+        assert found.transform == place
+        geo = found.read(1)
+        assert found.colormap(1)[1][:3] == tuple(model.info.colors[1])
+    Image.fromarray(pixels).save(tmp_path / "plain.png")
+    predict_all(model, [str(tmp_path / "plain.png")], tmp_path / "seen", window=32)
+    assert (geo == np.asarray(Image.open(tmp_path / "seen/masks/plain.png"))).all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "tags"),
+    [
+        ("RGB", {}),
+        ("RGB", {274: 6}),
+        ("RGBA", {}),
+        ("CMYK", {}),
+        ("P", {}),
+        ("1", {}),
+        ("L", {}),
+        ("L", {262: 0}),
+        ("L", {274: 3}),
+        ("LA", {}),
+        ("I;16", {}),
+    ],
+)
+def test_a_tiff_is_the_same_image_in_parts(tmp_path: Path, mode: str, tags: dict[int, int]) -> None:
+    """Read by GDAL or by Pillow: colors of a palette, bits, black and white, turned or not."""
+    pytest.importorskip("rasterio", reason="rasterio is not installed")
+    image = Image.fromarray(noise_picture((30, 50), 3))
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 200)
+    path = tmp_path / "a.tif"
+    image.convert(mode).save(path, tiffinfo=tags)
+    whole = np.asarray(to_rgb(path))
+    assert len(np.unique(whole)) > 1
+    with open_raster(path) as raster:
+        assert raster.size == whole.shape[:2]
+        assert (raster.read(slice(2, 25), slice(3, 28)) == whole[2:25, 3:28]).all()
+        assert (raster.preview() == whole).all()
+
+
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
+def test_a_turned_image_with_a_place_on_earth_is_refused(model, tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
+    path = tmp_path / "turned.tif"
+    Image.fromarray(noise_picture((30, 50))).save(path, tiffinfo={274: 6})
+    with rasterio.open(path, "r+") as file:
+        file.transform = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
+    with pytest.raises(NacreError, match=r"turned\.tif has a place on Earth and an orientation"):
+        predict_all(model, [str(path)], tmp_path / "seen")
+
+
+VRT = """<VRTDataset rasterXSize="40" rasterYSize="30"><VRTRasterBand dataType="Byte" band="1">
+<SimpleSource><SourceFilename relativeToVRT="0">{source}</SourceFilename><SourceBand>1</SourceBand>
+</SimpleSource></VRTRasterBand></VRTDataset>"""
+
+WMS = """<GDAL_WMS><Service name="TMS"><ServerUrl>{source}/${{z}}/${{x}}/${{y}}.png</ServerUrl>
+</Service>
+<DataWindow><UpperLeftX>0</UpperLeftX><UpperLeftY>0</UpperLeftY><LowerRightX>64</LowerRightX>
+<LowerRightY>64</LowerRightY><TileLevel>1</TileLevel><SizeX>64</SizeX><SizeY>64</SizeY>
+</DataWindow><BandsCount>3</BandsCount><BlockSizeX>32</BlockSizeX><BlockSizeY>32</BlockSizeY>
+</GDAL_WMS>"""
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server on loopback, and the paths that were asked of it."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", paths
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("window", [None, 32])
+@pytest.mark.parametrize("kind", ["VRT of a file", "VRT of an address", "WMS"])
+def test_a_tiff_that_is_none_reaches_nothing_else(
+    model, tmp_path: Path, asked, kind: str, window: int | None
+) -> None:
+    rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
+    profile = {"driver": "GTiff", "height": 30, "width": 40, "count": 1, "dtype": "uint8"}
+    place = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
+    with rasterio.open(
+        tmp_path / "secret.tif", "w", crs="EPSG:32632", transform=place, **profile
+    ) as file:
+        file.write(np.full((1, 30, 40), 7, np.uint8))
+    address, paths = asked
+    text = {
+        "VRT of a file": VRT.format(source=tmp_path / "secret.tif"),
+        "VRT of an address": VRT.format(source=f"/vsicurl/{address}/x.tif"),
+        "WMS": WMS.format(source=address),
+    }[kind]
+    (tmp_path / "x.tif").write_text(text)
+    given = [str(tmp_path / "x.tif"), str(tmp_path / "other.png")]
+    Image.new("RGB", (40, 30)).save(given[1])
+    summary = predict_all(model, given, tmp_path / "seen", window=window)
+    assert summary.done == 1
+    assert "x.tif" in summary.failed[0]
+    assert paths == []
+    assert not list((tmp_path / "seen").rglob("x.*"))
+
+
+def test_class_names_are_no_formulas_in_a_csv(model, tmp_path: Path) -> None:
+    names = ["background", "=1+cmd|' /C calc'!A0", "+SUM(1)", "@x", "-2+3"]
+    info = replace(model.info, classes=[*names, *model.info.classes[len(names) :]])
+    Image.new("RGB", (8, 8)).save(tmp_path / "-1+1.png")
+    given = [str(tmp_path / "-1+1.png")]
+    predict_all(replace(model, info=info), given, tmp_path / "seen", ("csv",))
+    head, row = csv.reader((tmp_path / "seen" / "shares.csv").read_text().splitlines())
+    assert not [cell for cell in (*head, *row) if cell.startswith(("=", "+", "-", "@"))]
+    assert head[1:6] == ["background", *(f"'{name}" for name in names[1:])]
+
+
+def make_video(folder: Path) -> Path:
+    """Write a film of five pictures without loss."""
+    import av
+
+    with av.open(str(folder / "film.mkv"), "w") as file:
+        stream = file.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 65, 48, "bgr0"
+        for i in range(5):
+            frame = av.VideoFrame.from_ndarray(noise_picture((48, 65), i), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return folder / "film.mkv"
+
+
+@pytest.mark.parametrize("window", [None, 32])
+def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path, window: int | None) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    film = make_video(tmp_path)
+    summary = predict_all(model, [str(film)], tmp_path / "seen", window=window)
+    assert summary.done == 5
+    frames = [noise_picture((48, 65), i) for i in range(5)]
+    for i, frame in enumerate(frames):
+        mask = np.asarray(Image.open(tmp_path / f"seen/masks/film/{i:06d}.png"))
+        assert (mask == model.predict(frame, window=window).mask).mean() > 0.999
+    seen = [model.predict(frames[0], window=one).mask for one in (None, 32)]
+    assert (seen[0] != seen[1]).any()
+    seen = list(read_frames(tmp_path / "seen/overlays/film.mp4"))
+    assert [frame.shape for frame in seen] == [(48, 66, 3)] * 5
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    with pytest.raises(NacreError, match=r"broken\.mp4 cannot be read"):
+        predict_all(model, [str(tmp_path / "broken.mp4")], tmp_path / "seen")
+
+
+def test_without_pyav_a_video_says_what_it_needs(
+    model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "film.mp4").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(NacreError, match=r"package av.*\[video\]"):
+        predict_all(model, [str(tmp_path / "film.mp4")], tmp_path / "seen")
+
+
+def test_a_fused_model_sees_the_same(model) -> None:
+    picture = noise_picture((48, 65), 3)
+    seen, fused = model.predict(picture).mask, model.fused().predict(picture).mask
+    assert (seen == fused).mean() > 0.999
+    assert model.fused().classes == model.classes
