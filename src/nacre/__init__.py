@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from nacre.api.run import run
     from nacre.errors import NacreError
     from nacre.evaluation.forgetting import report_forgetting
-    from nacre.models.foreign.teacher import Teacher
-    from nacre.models.foreign.widen import widen
+    from nacre.models.widen import Teacher, widen
     from nacre.predict.prediction import Prediction
     from nacre.training.step import learn_step
     from nacre.utils.signals import Interrupted
@@ -62,8 +61,8 @@ _HOMES = {
     "learn_step": "nacre.training.step",
     "make_step": "nacre.api.own_data",
     "save_step": "nacre.api.own_data",
-    "Teacher": "nacre.models.foreign.teacher",
-    "widen": "nacre.models.foreign.widen",
+    "Teacher": "nacre.models.widen",
+    "widen": "nacre.models.widen",
     "report_forgetting": "nacre.evaluation.forgetting",
 }
 

@@ -18,7 +18,7 @@ from nacre.evaluation.predictor import cut_predictor
 from nacre.labels.space import LabelIndex
 from nacre.methods import Step, find_method
 from nacre.models.network import Network
-from nacre.models.pretrained import find_model_weights
+from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
 from nacre.runs.step_cache import StepCache, digest_masks, step_keys
 from nacre.runs.steps import Metrics, run_steps
