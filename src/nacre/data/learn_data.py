@@ -1,7 +1,7 @@
 """The data of one step for a model that exists: which classes are new, which hide, what is tested.
 
 A data set labels the classes that its `classes.yaml` names and its masks hold. Those that the model
-does not know are *new*; those it knows are simply labelled again; the rest of what the model knows,
+does not know are *new*; those it knows are simply labeled again; the rest of what the model knows,
 and what another data set of the same step teaches, is *hidden* in this one's background.
 """
 
@@ -33,7 +33,7 @@ class LabeledSet:
 
     Attributes:
         name: For people: its folder's name.
-        source: Its pictures and masks.
+        source: Its images and masks.
         renamed: The model's name of a class for its own.
         is_whole: Whether training images are tested, too, if it is given for testing.
     """
@@ -88,7 +88,7 @@ class LabeledSet:
         return mapping_for_tests(channels, self.space, policy, self.labels)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what is learnt and tested from what, to notice when it changes."""
+        """Return what is learned and tested from what, to notice when it changes."""
         return {
             "name": self.name,
             "classes": {str(label): name for label, name in self.names.items()},
@@ -182,7 +182,7 @@ def choose_new_classes(
     empty = [name for name in wanted_names if name not in labeled]
     if empty and (chosen or not any(name in labeled for name in wanted_names)):
         where = ", ".join(one.name for one in sets)
-        raise NacreError(f"no picture of {where} holds a pixel of {empty[0]!r}")
+        raise NacreError(f"no image of {where} holds a pixel of {empty[0]!r}")
     found = tuple(name for name in wanted_names if name in labeled)
     if not found:
         raise NacreError(
@@ -236,7 +236,7 @@ class LearnData:
         tests: What it is tested on besides.
         before: Channels of the model it starts from; None without one.
         new: The classes it adds.
-        config: How pictures are cut.
+        config: How images are cut.
         seed: Of the augmentation.
         policy: How labels are seen.
         saliency: Maps of what is salient, where the method asks for them.
@@ -313,7 +313,7 @@ class LearnData:
         return EvalDataset(one.source, one.index(part.split).names, mapping, whole, part.split)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what is learnt from what, to notice when it changes."""
+        """Return what is learned from what, to notice when it changes."""
         return {
             "known": list(self.known),
             "new": list(self.new),

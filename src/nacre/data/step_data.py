@@ -30,12 +30,12 @@ class ScenarioData:
     """A data set under a scenario.
 
     Attributes:
-        source: Where pictures come from.
+        source: Where images come from.
         scenario: Its classes and steps, merged into one for joint training.
-        config: How pictures are cut.
+        config: How images are cut.
         policy: How labels are seen.
         seed: Of the augmentation.
-        memory: How many pictures are kept for later steps.
+        memory: How many images are kept for later steps.
         saliency: Maps of what is salient, where the method asks for them.
     """
 
@@ -70,7 +70,7 @@ class ScenarioData:
         return len(self.scenario.classes.steps)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what is learnt from and tested on what, for a run to notice when it changes."""
+        """Return what is learned from and tested on what, for a run to notice when it changes."""
         classes, names = self.scenario.classes, self.train_index.names
         return {
             "background": classes.space.background,
@@ -100,7 +100,7 @@ class ScenarioData:
 
     @cached_property
     def memories(self) -> tuple[Memory, ...]:
-        """By step, the pictures of earlier ones that it learns from besides its own."""
+        """By step, the images of earlier ones that it learns from besides its own."""
         if not self.memory:
             return ((),) * self.num_steps
         classes, index = self.scenario.classes, self.train_index
@@ -109,7 +109,7 @@ class ScenarioData:
     def train_dataset(self, step: int) -> TrainDataset | UnionDataset:
         """Return the images a step learns from: its own, then those kept, by where they are from.
 
-        A kept picture has the labels of the step it came from and no others.
+        A kept image has the labels of the step it came from and no others.
         """
         names = [self.train_index.names[i] for i in self.image_lists[step]]
         parts = [self._labeled_by(step, names, step)]

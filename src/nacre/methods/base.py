@@ -158,7 +158,7 @@ class DistillingConfig(MethodConfig):
 
 
 class Method:
-    """The base of all methods: says what is learnt; remembers nothing unless told to."""
+    """The base of all methods: says what is learned; remembers nothing unless told to."""
 
     name: ClassVar[str]
     Config: ClassVar[type[MethodConfig]]
@@ -180,7 +180,7 @@ class Method:
     weighs_images: ClassVar[bool] = False
     """Whether images weigh by how much of their background got pseudo-labels (PLOP)."""
     is_joint: ClassVar[bool] = False
-    """True for joint training: all classes are learnt in one step."""
+    """True for joint training: all classes are learned in one step."""
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
     needs: frozenset[Part] = frozenset()
@@ -215,7 +215,7 @@ class Method:
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
-        """Whether its own loss lets old classes stand in the background of a step's pictures."""
+        """Whether its own loss lets old classes stand in the background of a step's images."""
         return False
 
     @property

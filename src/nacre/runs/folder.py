@@ -6,7 +6,7 @@ events.jsonl             what happened
 step-0/model.safetensors the network after the step (and model.json, for people)
 step-0/metrics.json      how it tests
 metrics.json             what all steps together show
-facts.json               which classes are learnt from which images, and tested on which
+facts.json               which classes are learned from which images, and tested on which
 exemplars.csv            which old images each step learns from, where some are kept
 resume.safetensors       the state in the middle of a step, while there is one
 
@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def fingerprint(self) -> Path:
-        """Which classes are learnt from which images, and tested on which."""
+        """Which classes are learned from which images, and tested on which."""
         return self.path / "facts.json"
 
     @property
@@ -122,7 +122,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def is_finished(self, step: int) -> bool:
-        """Whether a step is learnt and tested."""
+        """Whether a step is learned and tested."""
         return self.model(step).exists() and self.step_metrics(step).exists()
 
     def sight(self) -> str:
@@ -178,7 +178,7 @@ class RunFolder:
         save_json(self.fingerprint, fingerprint)
 
     def check_kind(self, content: dict[str, Any]) -> None:
-        """Refuse the folder of another command, whether or not something was learnt there."""
+        """Refuse the folder of another command, whether or not something was learned there."""
         if "scenario" not in content:
             raise NacreError(
                 f"{self.path} holds a step of `nacre learn`, not a run of a scenario; choose "
@@ -186,7 +186,7 @@ class RunFolder:
             )
 
     def check_same(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
-        """Refuse a folder in which another config or other data were learnt."""
+        """Refuse a folder in which another config or other data were learned."""
         if self.nothing_learned:
             return
         changed = differences(result_values(self.saved_config()), result_values(config))
@@ -253,7 +253,7 @@ class LearnFolder(RunFolder):
             self.remove_first()
 
     def check_kind(self, content: dict[str, Any]) -> None:
-        """Refuse the folder of another command, whether or not something was learnt there."""
+        """Refuse the folder of another command, whether or not something was learned there."""
         if "scenario" in content:
             raise NacreError(
                 f"{self.path} holds a run of a scenario, not a step of `nacre learn`; choose "

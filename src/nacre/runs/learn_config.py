@@ -152,7 +152,7 @@ def _check_start(config: LearnConfig, start: ModelInfo) -> None:
             )
     if config.images.crop_size != start.crop:
         raise NacreError(
-            f"images.crop_size: {config.images.crop_size}, but the start model learnt from crops "
+            f"images.crop_size: {config.images.crop_size}, but the start model learned from crops "
             f"of {start.crop} pixels, and sees things at that scale; leave it out"
         )
 

@@ -98,7 +98,7 @@ class LearnedImages(Images):
 
 
 class Fingerprint(Record):
-    """What a run is learnt from and tested on."""
+    """What a run is learned from and tested on."""
 
     background: int | None
     steps: list[LearnedImages] = Field(min_length=1)
@@ -118,7 +118,7 @@ class NamedData(Record):
 
 
 class LearnFingerprint(Record):
-    """What a step of `nacre learn` is learnt from and tested on."""
+    """What a step of `nacre learn` is learned from and tested on."""
 
     data: list[NamedData]
     tests: list[NamedData]

@@ -91,8 +91,7 @@ class TrainConfig(OptimConfig):
     )
     num_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
         "auto",
-        description="processes that load pictures, per process; auto: by the cores for a GPU, "
-        "else 0",
+        description="processes that load images, per process; auto: by the cores for a GPU, else 0",
         json_schema_extra=NO_EFFECT,
     )
     passes_on: Literal["here", "ray"] = Field(
@@ -108,7 +107,7 @@ class TrainConfig(OptimConfig):
 
 
 class Recipe(Config):
-    """How steps are learnt and tested, whatever their data: what decides what a step computes."""
+    """How steps are learned and tested, whatever their data: what decides what a step computes."""
 
     seed: int = Field(
         1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
@@ -144,7 +143,7 @@ class RunConfig(Recipe):
         0,
         ge=0,
         le=1_000_000,
-        description="pictures kept for later steps, each with the labels of its own step",
+        description="images kept for later steps, each with the labels of its own step",
         json_schema_extra=AFTER_STEP_0,
     )
     data: DataConfig

@@ -90,7 +90,7 @@ class Trained(Event):
     """Means over the updates since the last such event.
 
     `update_seconds` is the time of an update with all there is to it, `data_seconds` the part of it
-    in which the trainer waited for pictures. `gradient_norm` is that of the last update, before it
+    in which the trainer waited for images. `gradient_norm` is that of the last update, before it
     is clipped; `memory_bytes` the most that was held so far.
     """
 

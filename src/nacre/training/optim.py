@@ -60,7 +60,7 @@ class OptimConfig(Config):
 def make_optimizer(
     network: Network, config: OptimConfig, lr: float, groups: list[ParamGroup] | None = None
 ) -> Optimizer:
-    """Return a new optimiser: one made before a network grew does not know its new parameters.
+    """Return a new optimizer: one made before a network grew does not know its new parameters.
 
     Args:
         network: what learns.
@@ -130,7 +130,7 @@ def decay(config: OptimConfig, iteration: int, iterations: int) -> float:
 
 
 def optimizer_state(optimizer: Optimizer, network: nn.Module) -> Tensors:
-    """Return what an optimiser remembers, as ``key.parameter``."""
+    """Return what an optimizer remembers, as ``key.parameter``."""
     return {
         f"{key}.{name}": value
         for name, parameter in network.named_parameters()

@@ -139,7 +139,7 @@ def _places(preset: str, scenario: ScenarioFile | None) -> list[str]:
     names = [_UNDER[preset], preset] if preset in _UNDER else [preset]
     where = [""]
     if scenario is not None:
-        # Class orders of a task, 100-10b, are learnt as the task is.
+        # Class orders of a task, 100-10b, are learned as the task is.
         task = (scenario.task or "").rstrip("abc")
         where += [f" {scenario.data}", f" {scenario.data}/{task}"]
     return [f"{name}{place}" for name in names for place in where]

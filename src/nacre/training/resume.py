@@ -67,7 +67,7 @@ class Checkpoint:
             raise NacreError(f"the processes would go on at different iterations: {places}")
 
     def remove(self) -> None:
-        """Remove the file, if there is one: the step is learnt."""
+        """Remove the file, if there is one: the step is learned."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:

@@ -37,7 +37,7 @@ from nacre.utils.tensor_file import Tensors
 
 
 class NotFinite(NacreError):
-    """A loss is not a number any more: the step cannot be learnt with this config."""
+    """A loss is not a number any more: the step cannot be learned with this config."""
 
 
 class Trainer:
@@ -263,7 +263,7 @@ class Trainer:
         return no_sync
 
     def num_valid_pixels(self, micro_batches: list[Sample]) -> float:
-        """Return the labelled pixels per micro-batch and process, a mean over the whole batch."""
+        """Return the labeled pixels per micro-batch and process, a mean over the whole batch."""
         count = torch.stack([_num_valid(sample[1]) for sample in micro_batches]).sum()
         return float(self.dist.sum(count)) / (len(micro_batches) * self.dist.world_size)
 
