@@ -19,7 +19,7 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.learn import find_start, plan_learning
 from nacre.runs.learn_config import default_method, ground_of
-from nacre.runs.records import LearnMetrics, Measured, read_record
+from nacre.runs.records import LearnMetrics, Measured
 from nacre.runs.run import run_scenario
 from nacre.training.automatic import Machine, choose
 from nacre.training.config import build_config
@@ -241,7 +241,7 @@ def test_files_of_a_step_are_checked_where_they_are_read(name, content, reason, 
     kinds = {"metrics.json": LearnMetrics, "seen.json": Measured}
     (tmp_path / name).write_text(content)
     with pytest.raises(NacreError, match=f"{name} is not nacre's: .*{reason}"):
-        read_record(kinds[name], tmp_path / name)
+        kinds[name].load(tmp_path / name)
 
 
 @pytest.mark.parametrize("key", ["start", "tests"])

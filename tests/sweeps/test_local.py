@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nacre.errors import NacreError
-from nacre.runs.records import Starts, read_record
+from nacre.runs.records import Starts
 from nacre.sweeps import engines
 from nacre.sweeps.engines import Local, RemoteRun, Task, visible_gpus
 from nacre.sweeps.grid import check_grid, make_jobs
@@ -147,6 +147,6 @@ def test_a_run_with_two_gpus_learns_in_two_processes(tmp_path, monkeypatch):
     (job,) = make_jobs(check_grid(grid), tmp_path / "grid")
     assert run_grid([job], Local(gpus_per_run=2))
     assert job.state == "done", job.problem
-    (start,) = read_record(Starts, job.folder.starts)["starts"]
+    start = Starts.load(job.folder.starts).starts[0].plain()
     assert start["processes"] == 2
     assert start["device"] == "cpu"

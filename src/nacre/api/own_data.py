@@ -41,7 +41,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
         root: The folder with images/, masks/ and classes.yaml.
         split: ``train`` or ``val``.
         crop_size: The side S of what is cut out of an image.
-        augmentation: ``paper``, ``deeplab`` or ``flip``.
+        crop: How training images are cut: ``paper``, ``deeplab`` or ``plain``.
         seed: Of the augmentation.
 
     Attributes:
@@ -55,11 +55,11 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
         split: Split = "train",
         *,
         crop_size: int = 512,
-        augmentation: str = "deeplab",
+        crop: str = "deeplab",
         seed: int = 1,
     ) -> None:
-        given = {"crop_size": crop_size, "augmentation": augmentation}
-        images, policy = check(ImagesConfig, given), LabelPolicy(border="ignored")
+        images = check(ImagesConfig, {"crop_size": crop_size, "crop": crop})
+        policy = LabelPolicy(border="ignored")
         one = LabeledSet(set_name(Path(root)), open_source(FolderConfig(root=Path(root))), {})
         channels = first_channels(one.labeled, {})
         names = one.index(split).names
@@ -131,7 +131,7 @@ def make_step(
     history = info.lineage if info is not None else []
     index = max(len(info.steps), len(history)) if info is not None else 0
     sampler = step_sampler(recipe, count, index, dist.rank, dist.world_size)
-    return Step(
+    step = Step(
         index=index,
         channels=channels,
         growth=from_background(len(known.names) if known else 0, len(channels)),
@@ -149,11 +149,13 @@ def make_step(
             "nacre": __version__,
         },
         history=history,
-        network=network.to(dist.device) if network is not None else None,
         state={key: one for key, one in state.items() if key.partition(".")[0] in _kept(kind)},
         observe=Recorder(observers),
         should_stop=should_stop,
     )
+    if network is not None:
+        step.network = network.to(dist.device)
+    return step
 
 
 def save_step(step: Step, path: str | Path) -> None:

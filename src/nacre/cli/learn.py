@@ -176,12 +176,12 @@ def merge_models(
 def history(model: ModelPath, json: Json = False) -> None:
     """Show how a model was trained, step by step."""
     from nacre.models.io import find_model, read_info
-    from nacre.runs.records import Measured, read_record
+    from nacre.runs.records import Measured
 
     path = find_model(model)
     info = read_info(path)
     beside = path.with_name("metrics.json")
-    figures = read_record(Measured, beside)["iou"] if beside.exists() else None
+    figures = Measured.load(beside).iou if beside.exists() else None
     if json:
         print_json({"classes": info.classes, "lineage": info.lineage, "iou": figures})
         return

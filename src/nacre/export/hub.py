@@ -11,7 +11,7 @@ from typing import Any
 
 from nacre.errors import NacreError
 from nacre.models.io import MODEL, ModelInfo
-from nacre.runs.records import Measured, read_record
+from nacre.runs.records import Measured
 from nacre.utils.io import markdown_text, save_text
 from nacre.utils.system import import_extra
 from nacre.utils.tensor_file import read_tensors, write_tensors
@@ -126,7 +126,7 @@ def _percent(value: float | None) -> str:
 def read_ious(file: Path) -> Ious:
     """Return the IoU of every class by the metrics beside a model file; nothing without them."""
     path = file.with_name("metrics.json")
-    return read_record(Measured, path)["iou"] if path.is_file() else {}
+    return Measured.load(path).iou if path.is_file() else {}
 
 
 def without_paths(value: Any) -> Any:

@@ -44,7 +44,6 @@ from nacre.runs.records import (
     Record,
     Starts,
     StepMetrics,
-    read_record,
 )
 from nacre.training.config import Recipe, RunConfig, differences, resolve_config
 from nacre.utils.config import read_yaml, result_values
@@ -191,7 +190,7 @@ class RunFolder:
             return
         changed = differences(result_values(self.saved_config()), result_values(config))
         if self.fingerprint.exists():
-            before = read_record(self.fingerprint_type, self.fingerprint)
+            before = self.fingerprint_type.load(self.fingerprint).plain()
             changed += self.changed_data(before, fingerprint)
         if changed:
             raise NacreError(
@@ -205,16 +204,16 @@ class RunFolder:
 
     def first_start(self) -> str:
         """Return when the folder was first begun."""
-        starts = read_record(Starts, self.starts)["starts"]
-        return str(starts[0].get("time", "")) if starts else ""
+        starts = Starts.load(self.starts).starts
+        return starts[0].time if starts else ""
 
     def metrics_of(self, step: int) -> dict[str, Any]:
         """Return how the network tests after a step, checked."""
-        return read_record(self.metrics_type, self.step_metrics(step))
+        return self.metrics_type.load(self.step_metrics(step)).plain()
 
     def append_start(self, values: dict[str, Any]) -> None:
         """Add this start to run.json."""
-        starts = read_record(Starts, self.starts)["starts"] if self.starts.exists() else []
+        starts = Starts.load(self.starts).plain()["starts"] if self.starts.exists() else []
         save_json(self.starts, {"starts": [*starts, {**_versions(), **values}]})
 
 

@@ -5,7 +5,7 @@ figure that cannot be (an IoU of 700 %) ever reaches a table.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -23,6 +23,15 @@ class Record(BaseModel):
     """A file; what this version does not know in it is left alone."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file; say what does not fit in it."""
+        return check(cls, load_json(path), f"{path} is not nacre's")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the content as it was read."""
+        return self.model_dump(mode="json")
 
 
 class StepMetrics(Record):
@@ -175,14 +184,3 @@ class LearnMetrics(Measured):
     agreement: Agreement | None
     tests: list[TestSet]
     tests_before: list[TestSet]
-
-
-R = TypeVar("R", bound=Record)
-
-
-def read_record(kind: type[R], path: Path) -> dict[str, Any]:
-    """Return the plain content of a file that is of a kind, or say what does not fit."""
-    content = load_json(path)
-    check(kind, content, f"{path} is not nacre's")
-    plain: dict[str, Any] = content
-    return plain

@@ -15,7 +15,7 @@ from nacre.errors import NacreError, check
 from nacre.methods import find_method
 from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
-from nacre.runs.records import StepMetrics, read_record
+from nacre.runs.records import StepMetrics
 from nacre.runs.run import open_scenario, step_sampler
 from nacre.runs.step_cache import CACHE, digest_masks, step_keys
 from nacre.sweeps.engines import log_of
@@ -300,7 +300,7 @@ class GridProgress:
         for step in reversed(range(first, len(job.iterations))):
             path = job.folder.step_metrics(step)
             if path.exists():
-                self.means[job.name] = step, read_record(StepMetrics, path)["mean_iou"]
+                self.means[job.name] = step, StepMetrics.load(path).mean_iou
                 break
         return self.means.get(job.name)
 

@@ -29,7 +29,7 @@ from nacre.report.pictures.predict import (
 )
 from nacre.runs.folder import read_learn_config
 from nacre.runs.learn import open_learn_data
-from nacre.runs.records import LearnMetrics, read_record
+from nacre.runs.records import LearnMetrics
 from nacre.utils.device import choose_device
 from nacre.utils.io import save_text
 
@@ -120,7 +120,7 @@ def write_learn_page(folder: Path, out: Path, *, pictures: int = 8) -> Path:
     """Write the page of a step; return its path."""
     if not (folder / "metrics.json").is_file():
         raise NacreError(f"{folder} is not finished: go on with  nacre learn --out {folder}")
-    metrics = read_record(LearnMetrics, folder / "metrics.json")
+    metrics = LearnMetrics.load(folder / "metrics.json").plain()
     info = read_info(folder / "model.safetensors")
     missing = ""
     shown: StepPictures | None = None

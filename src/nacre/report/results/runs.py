@@ -10,7 +10,7 @@ from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, read_plain_config
-from nacre.runs.records import Fingerprint, Starts, StepMetrics, Summary, read_record
+from nacre.runs.records import Fingerprint, Starts, StepMetrics, Summary
 from nacre.training.config import RunConfig, resolve_config
 from nacre.training.events import Event
 from nacre.utils.config import keys_without_effect, result_values
@@ -98,28 +98,23 @@ def load_run(path: Path) -> RunResult:
     folder.check_kind(read_plain_config(path))
     config, decides = _whole_config(path)
     _check_finished(folder)
-    summary = read_record(Summary, folder.metrics)
-    try:
-        steps = range(len(summary["mean_iou_by_step"]))
-        return RunResult(
-            path=path,
-            scenario=summary["scenario"],
-            method=summary["method"],
-            seed=summary["seed"],
-            groups=tuple(tuple(names) for names in summary["groups"]),
-            conventions=summary["conventions"],
-            steps=tuple(
-                _step(read_record(StepMetrics, folder.step_metrics(step))) for step in steps
-            ),
-            forgetting=summary["forgetting"],
-            events=tuple(read_events(folder.events)) if folder.events.exists() else (),
-            config=config,
-            deciding=decides,
-            fingerprint=_fingerprint(folder),
-            starts=tuple(_starts(path)),
-        )
-    except (KeyError, TypeError) as error:
-        raise NacreError(f"{path}: its metrics files are not nacre's: {error!r}") from error
+    summary = Summary.load(folder.metrics)
+    steps = range(len(summary.mean_iou_by_step))
+    return RunResult(
+        path=path,
+        scenario=summary.scenario,
+        method=summary.method,
+        seed=summary.seed,
+        groups=tuple(tuple(names) for names in summary.groups),
+        conventions=summary.conventions,
+        steps=tuple(_step(StepMetrics.load(folder.step_metrics(step))) for step in steps),
+        forgetting=summary.forgetting,
+        events=tuple(read_events(folder.events)) if folder.events.exists() else (),
+        config=config,
+        deciding=decides,
+        fingerprint=_fingerprint(folder),
+        starts=tuple(_starts(path)),
+    )
 
 
 def _check_finished(folder: RunFolder) -> None:
@@ -204,20 +199,21 @@ def _whole_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return plain, {key: value for key, value in flatten(plain).items() if key not in hidden}
 
 
-def _step(metrics: Mapping[str, Any]) -> StepResult:
+def _step(metrics: StepMetrics) -> StepResult:
     return StepResult(
-        step=metrics["step"],
-        classes=tuple(metrics["classes"]),
-        iou=metrics["iou"],
-        mean_iou=metrics["mean_iou"],
-        images=metrics["images"],
+        step=metrics.step,
+        classes=tuple(metrics.classes),
+        iou=metrics.iou,
+        mean_iou=metrics.mean_iou,
+        images=metrics.images,
     )
 
 
 def _fingerprint(folder: RunFolder) -> dict[str, Any]:
-    return read_record(Fingerprint, folder.fingerprint) if folder.fingerprint.exists() else {}
+    path = folder.fingerprint
+    return Fingerprint.load(path).plain() if path.exists() else {}
 
 
 def _starts(path: Path) -> list[dict[str, Any]]:
     file = path / "run.json"
-    return list(read_record(Starts, file)["starts"]) if file.exists() else []
+    return [one.plain() for one in Starts.load(file).starts] if file.exists() else []
