@@ -185,7 +185,7 @@ def scales_seen(model, mode):
 
 
 def test_only_a_network_trained_at_the_crop_sees_pictures_scaled_to_it(model):
-    # The crop is 32, and the augmentation `flip` trains at the pictures' own scale.
+    # The crop is 32, and the crop `plain` trains at the pictures' own scale.
     assert model.info.predict_mode == "full"
     align = model.network.alignment
     padded = [tuple(-(-side // align) * align for side in size) for size in ((40, 64), (32, 51))]

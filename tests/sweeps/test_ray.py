@@ -179,7 +179,7 @@ OPTIONS = [
     "--scenarios", "scenes/4-4/overlapped", "--methods", "ft,mib,lwf-mc,joint", "--set",
     "data.train=48", "--set", "data.val=12", "--set", "data.size=32", "--set",
     "model.backbone=tiny", "--set", "model.decoder_channels=8", "--set", "images.crop_size=32",
-    "--set", "images.augmentation=flip", "--set", "train.batch_size=8", "--set", "train.epochs=30",
+    "--set", "images.crop=plain", "--set", "train.batch_size=8", "--set", "train.epochs=30",
 ]  # fmt: skip
 
 
