@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from measuring import Row, command, take_turns
-from nacre.models import abn
-from nacre.models.abn import ABN
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
+from nacre.models.norm import ABN
 
 SETTINGS: dict[str, dict[str, object]] = {
     "BN + leaky ReLU": {"norm": "abn"},
@@ -97,7 +96,7 @@ def compare(depth: int, images: torch.Tensor, rounds: int) -> list[Row]:
 
 def by_torch() -> AbstractContextManager[object]:
     """Leave every norm to torch's kernel while it lasts."""
-    return mock.patch.object(abn, "lies_in_rows", return_value=False)
+    return mock.patch("nacre.models.norm.lies_in_rows", return_value=False)
 
 
 def digits_of_a_layer(images: int, channels: int, side: int, rounds: int) -> list[Row]:

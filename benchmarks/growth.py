@@ -17,6 +17,7 @@ from itertools import pairwise
 from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
 from methods import make_batch, trainer_of
 from nacre.models.config import DeepLabConfig
+from nacre.training import loop
 from nacre.utils.system import keep_freed_memory
 
 
@@ -44,8 +45,8 @@ def update(case: Case, rounds: int) -> tuple[float, float]:
     model = DeepLabConfig(backbone=case.backbone, decoder_channels=128)
     trainer = trainer_of("mib", model, case.crop, 2, old, new)
     micro_batches = make_batch(case.crop, 2, case.classes, sum(old))
-    trainer.update(micro_batches)  # warm-up
-    seconds = take_turns({"update": lambda: trainer.update(micro_batches)}, rounds)["update"]
+    loop.update(trainer, micro_batches)  # warm-up
+    seconds = take_turns({"update": lambda: loop.update(trainer, micro_batches)}, rounds)["update"]
     return seconds, max(peak_of_process() - before, PAGE) / 2**20
 
 

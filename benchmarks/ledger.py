@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from measuring import Row, command, take_turns
+from methods import GivenStep
 from nacre.data.sources.scenes import render
 from nacre.labels.channels import from_background
 from nacre.losses.pixel_sums import PixelSums
-from nacre.methods import METHODS, Batch, Step
+from nacre.methods import METHODS, Batch
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
-from nacre.utils.distributed import Distributed
 from nacre.utils.system import keep_freed_memory
 
 LEDGER = METHODS["ledger"]
@@ -47,7 +47,7 @@ def cost_of_sums(stride: int, backbone: str, size: int, count: int, rounds: int)
     network = build_network(model, LABELED + 1, size, load=False).eval()
     network.to(memory_format=torch.channels_last)
     images, targets = scenes(count, size)
-    head = network.head
+    head = network.decoder
     with torch.no_grad():
         stages, sums = network.read_maps(images), PixelSums()
 
@@ -78,7 +78,6 @@ def one_class(channel: int) -> Iterator[Batch]:
 
 def growth(steps: int) -> list[Row]:
     """Learn steps of one class; return how the last ones compare with the first."""
-    dist = Distributed(0, 1, torch.device("cpu"))
     method = LEDGER(LEDGER.Config(), from_background(0, 1))
     model = method.network_config(DeepLabConfig(backbone="tiny"))
     network: DeepLab = build_network(model, 2, 64, load=False).eval()
@@ -91,7 +90,7 @@ def growth(steps: int) -> list[Row]:
             method.grow(network, 1)
         images = partial(one_class, k + 1)
         added = from_background(k and k + 1, k + 2)
-        step = Step(k, added, network, None, dist, 1, open_images=images)
+        step = GivenStep(added, network, images, k)
         method.fit(step)
         seconds.append(time.process_time() - began)
     few = min(10, steps)

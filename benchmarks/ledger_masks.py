@@ -69,7 +69,7 @@ class Bench:
     @torch.no_grad()
     def _read(self, dataset: EvalDataset) -> list[tuple[str, Tensor]]:
         """Return names and targets of a data set; keep the features of its images."""
-        found, head = [], self.network.head
+        found, head = [], self.network.decoder
         for i, name in enumerate(dataset.names):
             image, targets = dataset[i]
             key = f"{dataset.split} {name}"

@@ -45,7 +45,7 @@ def main() -> None:
         counter = FlopCounterMode(display=False)
         with torch.no_grad(), counter:
             network.read_maps(torch.zeros(1, 3, CROP, CROP, dtype=torch.uint8))
-    head = network.head
+    head = network.decoder
     maps, features = head.map_channels, head.channels
     forward = counter.get_total_flops()
     points = (CROP // STRIDE) ** 2

@@ -23,8 +23,7 @@ from rich.table import Table
 
 from measuring import apart, peak_of_process
 from nacre.data.sources.scenes import CLASS_NAMES, render
-from nacre.runs.learn import find_start
-from nacre.runs.learn_plan import plan_learning
+from nacre.runs.learn import find_start, plan_learning
 
 FIRST = 4
 SIZE = 64
@@ -71,7 +70,7 @@ def learn(data: Path, start: Path | None, out: Path, method: str, updates: int) 
     if start is None:
         values["model"] = {"backbone": "tiny", "decoder_channels": 32}
     began = time.process_time()
-    plan_learning([data], find_start(start), values=values).learning(out)()
+    plan_learning([data], find_start(start), values=values).learn(out)
     seconds = time.process_time() - began
     return Cost(seconds, peak_of_process(), (out / "model.safetensors").stat().st_size)
 

@@ -11,32 +11,76 @@ the device which the backward pass keeps, by torch's own count of saved tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 
 from measuring import Row, apart, command, take_turns
 from nacre.data.dataset import Sample
-from nacre.labels.channels import from_background
+from nacre.data.sampler import StepSampler
+from nacre.data.transforms import ImagesConfig
+from nacre.labels.channels import Growth, first_channels, from_background
 from nacre.methods import METHODS, Batch, Step
+from nacre.methods.components import shared_part
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
+from nacre.models.network import Network
 from nacre.training.config import TrainConfig
+from nacre.training.loop import begin, survey, update
 from nacre.training.step import make_teacher
 from nacre.training.trainer import Trainer
-from nacre.utils.device import Precision
 from nacre.utils.distributed import Distributed
 from nacre.utils.system import keep_freed_memory
 
 OLD, NEW = 16, 5
 
-PARTS = {
-    "with a frozen backbone": {"freeze": "backbone", "freeze_bn": True},
-    "with frozen batch norm": {"freeze_bn": True},
+FROZEN = {
+    "with a frozen backbone": ["backbone", "batch_norm"],
+    "with frozen batch norm": ["batch_norm"],
 }
-"""Parts of methods that are measured, too."""
+"""What is measured, too."""
+
+
+class GivenStep(Step):
+    """A step whose batches are given.
+
+    Args:
+        growth: What it adds.
+        network: The student.
+        given: Opens a pass over its images.
+        index: Its number.
+        train: How it is learned.
+    """
+
+    def __init__(
+        self,
+        growth: Growth,
+        network: Network,
+        given: Callable[[], Iterator[Batch]],
+        index: int = 0,
+        train: TrainConfig | None = None,
+    ) -> None:
+        names = tuple(f"class {i}" for i in range(1, len(growth.origins)))
+        super().__init__(
+            index=index,
+            channels=first_channels(names, {}),
+            growth=growth,
+            data=cast(Any, None),
+            sampler=StepSampler(num_images=4, batch_size=4, epochs=1, seed=0, total=1000),
+            config=SimpleNamespace(train=train or TrainConfig(), images=ImagesConfig()),
+            dist=Distributed(0, 1, torch.device("cpu")),
+            network=network,
+        )
+        self.given = given
+
+    def batches(self) -> Iterator[Batch]:
+        """Open a pass."""
+        return self.given()
+
+    images = batches
 
 
 def trainer_of(
@@ -52,34 +96,24 @@ def trainer_of(
     old = old or [OLD]
     network = build_network(model, old, crop, load=False)
     first, growth = from_background(0, sum(old)), from_background(sum(old), sum(old) + new)
-    dist = Distributed(0, 1, torch.device("cpu"))
     images = partial(_noise, crop, sum(old))
-    base = Step(0, first, network, None, dist, 1000, None, 1, lambda: images(1, sum(old)))
-    kind, parts = METHODS[name.partition(" ")[0]], PARTS.get(name.partition(" ")[2], {})
-    config = kind.Config(name=kind.name, parts=parts)
-    precision = Precision(torch.float32, "a benchmark")
-    recipe = TrainConfig(batch_size=batch)
+    train = TrainConfig(batch_size=batch, lr=1e-4, incremental_lr=1e-4, precision="float32")
+    base = GivenStep(first, network, lambda: images(1, sum(old)), train=train)
+    kind, frozen = METHODS[name.partition(" ")[0]], FROZEN.get(name.partition(" ")[2])
+    config = kind.Config(name=kind.name, **({"freeze": frozen} if frozen else {}))
     before = kind(config, first)
-    Trainer(base, before, recipe, 1e-4, precision)
-    before.begin_step(base)
+    begin(before, base)
     before.end_step(base)
     method = kind(config, growth)
     method.load_state(before.state())
-    method.parts.remember(network)
-    teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
-    if not method.parts.grow(network, new):
-        method.grow(network, new)
-    step = replace(
-        base,
-        index=len(old),
-        growth=growth,
-        teacher=teacher,
-        open_batches=lambda: images(sum(old), sum(old) + new),
-    )
-    trainer = Trainer(step, method, recipe, 1e-4, precision)
-    method.begin_step(step)
-    method.parts.survey(step)
-    method.survey(step)
+    kept = network.state_dict() if config.fusion != "off" else {}
+    weights_before = {key: value.clone() for key, value in kept.items()}
+    teacher = make_teacher(network, shared_part(method)) if method.needs_teacher else None
+    method.grow(network, new)
+    step = GivenStep(growth, network, lambda: images(sum(old), sum(old) + new), len(old), train)
+    step.teacher, step.weights_before = teacher, weights_before
+    trainer = begin(method, step)
+    survey(method, step)
     return trainer
 
 
@@ -105,8 +139,8 @@ def times(names: list[str], case: tuple[str, int, int], rounds: int) -> dict[str
     micro_batches = make_batch(crop, batch)
     trainers = {name: trainer_of(name, model, crop, batch) for name in names}
     for trainer in trainers.values():
-        trainer.update(micro_batches)  # warm-up
-    updates = {name: partial(one.update, micro_batches) for name, one in trainers.items()}
+        update(trainer, micro_batches)  # warm-up
+    updates = {name: partial(update, one, micro_batches) for name, one in trainers.items()}
     return take_turns(updates, rounds)
 
 
@@ -169,7 +203,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
         name for name, kind in METHODS.items() if kind.learns_by_gradient and kind.name != "duo"
     }
     others = [name for name in METHODS if name in updating - {"ft"} and not METHODS[name].is_joint]
-    frozen = [f"{name} {parts}" for name in ("ft", "mib") for parts in PARTS]
+    frozen = [f"{name} {parts}" for name in ("ft", "mib") for parts in FROZEN]
     return [*compare(["mib"], large, rounds, 1.45), *compare(others + frozen, small, rounds)]
 
 

@@ -14,7 +14,6 @@ from torch import nn
 from measuring import Row, command, take_turns
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.fuse_bn import fuse_conv_bn
 
 
 def trained(backbone: str, crop: int) -> nn.Module:
@@ -30,7 +29,7 @@ def trained(backbone: str, crop: int) -> nn.Module:
 @torch.inference_mode()
 def compare(backbone: str, crop: int, batch: int, rounds: int) -> Row:
     plain = trained(backbone, crop)
-    fused = fuse_conv_bn(plain)
+    fused = plain.fused()
     images = torch.randint(0, 256, (batch, 3, crop, crop), dtype=torch.uint8)
     expected = plain(images).logits
     assert torch.allclose(fused(images).logits, expected, atol=1e-3 * float(expected.std()))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -24,6 +23,7 @@ from methods import trainer_of
 from nacre.data.dataset import train_batches
 from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.training.config import RunConfig, build_config
+from nacre.training.loop import update
 from nacre.utils.system import keep_freed_memory
 
 NETWORKS = ("student forward", "teacher forward", "backward")
@@ -79,19 +79,19 @@ def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
     dataset = data.train_dataset(1)
     sampler = step_sampler(config, len(dataset), 1)
     reading = train_batches(dataset, sampler, 0, 0, pin=False)
-    trainer.update(next(reading))
+    update(trainer, next(reading))
     watch = Stopwatch()
     teacher = trainer.step.teacher
     assert teacher is not None
     trainer.student = watch.timed("student forward", trainer.network)
-    trainer.step = replace(trainer.step, teacher=watch.timed("teacher forward", teacher))
+    trainer.step.teacher = watch.timed("teacher forward", teacher)  # type: ignore[assignment]
     trainer.method.losses = watch.timed("losses", trainer.method.losses)
     trainer.scaler.step = watch.timed("optimiser", trainer.scaler.step)
     backward = watch.timed("backward", torch.autograd.backward)
     start = time.perf_counter()
     with mock.patch.object(torch.autograd, "backward", backward):
         for _ in range(batches):
-            trainer.update(watch.timed("reading", next)(reading))
+            update(trainer, watch.timed("reading", next)(reading))
     whole = time.perf_counter() - start
     return watch.seconds | {"rest": whole - sum(watch.seconds.values())}
 

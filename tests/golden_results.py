@@ -41,7 +41,7 @@ RECIPE: dict[str, Any] = {
 }
 DATA = {"train": 48, "val": 12, "size": 32, "seed": 3}
 FORMS: dict[str, dict[str, Any]] = {
-    "ewf-plop": {"name": "plop", "parts": {"fusion": "sqrt", "freeze_old_rows": True}},
+    "ewf-plop": {"name": "plop", "fusion": "sqrt", "freeze": ["old_rows"]},
     "ssul-branches": {"branches": True},
 }
 EXPORTS = ("coco_cvat", "yolo", "labelme", "cvat_xml")

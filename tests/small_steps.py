@@ -1,22 +1,58 @@
 """The second step of a method on a tiny network and a few noisy pictures, without data or files."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
+from nacre.data.sampler import StepSampler
+from nacre.data.transforms import ImagesConfig
 from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
+from nacre.methods.components import shared_part
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.training.config import TrainConfig
+from nacre.training.loop import begin, finish, survey, update
 from nacre.training.step import make_teacher
-from nacre.training.trainer import Trainer
-from nacre.utils.device import Precision
 from nacre.utils.distributed import Distributed
 
 OLD, NEW, SIDE = 3, 2, 32
 FIRST, GROWTH = from_background(0, OLD), from_background(OLD, OLD + NEW)
 ALONE = Distributed(0, 1, torch.device("cpu"))
+
+
+def updates(count, per_epoch=1):
+    """So many updates of 4 images."""
+    return StepSampler(num_images=4 * per_epoch, batch_size=4, epochs=1, seed=0, total=count)
+
+
+def recipe(**train):
+    """What a trainer reads of a config."""
+    return SimpleNamespace(train=TrainConfig(**train), images=ImagesConfig())
+
+
+@dataclass(kw_only=True)
+class GivenStep(Step):
+    """A step whose batches are given."""
+
+    index: int = 0
+    channels: Any = None
+    data: Any = None
+    sampler: StepSampler = field(default_factory=lambda: updates(1))
+    config: Any = None
+    dist: Distributed = ALONE
+    given: Any = ()
+    held: Any = ()
+
+    def batches(self):
+        return self.given() if callable(self.given) else iter(self.given)
+
+    images = batches
+
+    def held_out(self):
+        return self.held() if callable(self.held) else iter(self.held)
 
 
 def pictures(targets, seed, count=4):
@@ -28,10 +64,11 @@ def pictures(targets, seed, count=4):
     return images, blocks.repeat_interleave(8, 1).repeat_interleave(8, 2)
 
 
-def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **values):
+def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, held=(), **values):
     """Return the trainer of a method's second step and the network as step 0 left it.
 
-    `dist` says where, `train` are keys of the config; step 0 has `count` updates.
+    `dist` says where, `train` are keys of the config; step 0 has `count` updates; before step 1 a
+    user freezes parameters whose names begin with one of `held`.
     """
     torch.manual_seed(5)
     kind = METHODS[name]
@@ -41,35 +78,44 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, **va
     network = build_network(before.network_config(model), OLD, SIDE).to(dist.device)
     first = [pictures([0, 0, 1, 2], seed) for seed in range(count)]
     places = [[x.to(dist.device) for x in sample] for sample in first]
-    base = Step(0, FIRST, network, None, dist, 3, None, 3, lambda: passes(places))
-    base = replace(base, open_images=lambda: passes(places))
-    learner = trainer_of(base, before, lr, train)
+    config_of_training = recipe(
+        **{"batch_size": 4, "lr": lr, "incremental_lr": lr, "precision": "float32", **dict(train)}
+    )
+    base = GivenStep(
+        growth=FIRST,
+        network=network,
+        sampler=updates(3, 3),
+        config=config_of_training,
+        dist=dist,
+        given=lambda: passes(places),
+    )
+    learner = begin(before, base)
     for sample in first:
-        learner.update([sample])
-    before.parts.end_step(base)
-    before.end_step(base)
-    network.eval()
-    before.fit(base)
+        update(learner, [sample])
+    finish(learner)
     method = kind(config, GROWTH)
     if before.state():
         method.load_state(before.state())
-    method.parts.remember(network)
-    teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and not name.startswith(tuple(held)))
+    teacher = make_teacher(network, shared_part(method)) if method.needs_teacher else None
     state = {key: value.clone() for key, value in network.state_dict().items()}
-    if not method.parts.grow(network, NEW):
-        method.grow(network, NEW)
+    method.grow(network, NEW)
     second = [pictures([0, 0, 3, 4, 255], 10 + seed) for seed in range(3)]
     later = [[x.to(dist.device) for x in sample] for sample in second[:count]]
-    step = replace(
-        base,
+    step = GivenStep(
         index=1,
         growth=GROWTH,
+        network=network,
         teacher=teacher,
-        open_batches=lambda: passes(later),
+        sampler=updates(3, 3),
+        config=config_of_training,
+        dist=dist,
+        given=lambda: passes(later),
+        weights_before=state if method.config.fusion != "off" else {},
     )
-    trainer = trainer_of(step, method, lr, train)
-    method.parts.survey(step)
-    method.survey(step)
+    trainer = begin(method, step)
+    survey(method, step)
     return trainer, state, second
 
 
@@ -83,11 +129,3 @@ def may_be(hidden):
 def passes(samples):
     for images, targets in samples:
         yield Batch(images, targets)
-
-
-def trainer_of(step, method, lr, train=()):
-    config = TrainConfig(**{"batch_size": 4, "lr": lr, "precision": "float32", **dict(train)})
-    precision = Precision(getattr(torch, config.precision), "a test")
-    trainer = Trainer(step, method, config, lr, precision)
-    method.begin_step(step)
-    return trainer

@@ -165,14 +165,14 @@ def test_a_run_with_another_config_is_refused(nacre, finished):
 INTERRUPTED = """
 import os, signal
 from nacre.cli import main
-from nacre.training.trainer import Trainer
+from nacre.training import loop
 
-def interrupted(self, *arguments, update=Trainer.update, **options):
-    Trainer.update = update
+def interrupted(*arguments, update=loop.update, **options):
+    loop.update = update
     os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does: to the worker processes too
-    return update(self, *arguments, **options)
+    return update(*arguments, **options)
 
-Trainer.update = interrupted
+loop.update = interrupted
 main()
 """
 
@@ -225,8 +225,8 @@ def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
     given += ["--set", "model.weights=none"]
     shown = nacre("run", *given, "--dry-run").stdout
     # a 1x1 and three 3x3 convolutions of 2048 to 256 channels, and three 1x1 of them
-    head = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
-    assert f"backbone 42,500,160, head {head:,}, classifier {9 * 257:,}" in shown
+    decoder = 28 * 2048 * 256 + (1024 + 2048 + 256) * 256 + 2 * (1024 + 256 + 256)
+    assert f"backbone 42,500,160, decoder {decoder:,}, classifier {9 * 257:,}" in shown
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_the_papers_tables_are_shown_without_runs(kind, figure, nacre):
 def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(nacre):
     from nacre.runs.learn_config import default_method
 
-    ours, other = default_method({}), default_method({"kind": "hf", "name": "x"})
-    assert (ours, other) == ("mib", "mib")
+    ours, other = default_method({}, "weights"), default_method({"kind": "hf"}, "other")
+    assert (ours, other) == ("duo", "mib")
     shown = " ".join(nacre("learn", "--help").stdout.replace("│", " ").split())
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     part = readme.partition("## Add a class")[2].partition("\n## ")[0]

@@ -17,7 +17,6 @@ from nacre.errors import NacreError
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.scores import scores_of
 from nacre.models.io import load_model
-from nacre.training.trainer import Trainer
 from noise_data import noise_folder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-network.md"
@@ -144,7 +143,7 @@ class Up(torch.nn.Module):
 def test_tied_weights_and_transposed_scores_are_learned_fused_and_loaded() -> None:
     torch.manual_seed(0)
     mine = Up()
-    config = {**SHORT, "method": {"parts": {"fusion": "sqrt"}}}
+    config = {**SHORT, "method": {"fusion": "sqrt"}}
     model = nacre.learn("cracks", start=mine, old=["a", "b"], out="up", method="mib", config=config)
     assert model.path is not None
     taught = load_model(model.path, network=Up())[0].model  # type: ignore[attr-defined]
@@ -164,8 +163,8 @@ def test_what_cannot_be_fused_is_refused_before_the_first_update(
         self.model.one = torch.nn.Conv2d(9, 9, 3)  # type: ignore[assignment]
 
     monkeypatch.setattr(Adapter, "grow", grow_too_much)
-    monkeypatch.setattr(Trainer, "update", lambda *_, **__: pytest.fail("an update"))
-    config = {"images": {"crop_size": SIDE}, "method": {"parts": {"fusion": 0.5}}}
+    monkeypatch.setattr("nacre.training.loop.update", lambda *_, **__: pytest.fail("an update"))
+    config = {"images": {"crop_size": SIDE}, "method": {"fusion": 0.5}}
     with pytest.raises(NacreError, match=r"one\.weight was 8 x 8 x 3 x 3 and is 9 x 9 x 3 x 3 now"):
         nacre.learn("cracks", start=Up(), old=["a", "b"], out="up", method="mib", config=config)
 

@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 from nacre.cli.app import app
 from nacre.data import DATASETS
 from nacre.methods import METHODS
-from nacre.methods.parts import PartsConfig
 from nacre.methods.table import ROWS
 from nacre.models.build import KINDS
 from nacre.training.config import RunConfig
@@ -80,8 +79,6 @@ def config() -> Iterator[str]:
         yield from section("data", row.config, f" of {data}")
     for name, method in METHODS.items():
         yield from section("method", method.Config, f" of {name}")
-
-    yield from section("method.parts", PartsConfig, " of any method")
 
 
 def methods() -> Iterator[str]:

@@ -17,7 +17,7 @@ from nacre.export.predictions import (
     labelme,
     overlay,
 )
-from nacre.importers.rle import parse_compressed
+from nacre.importers.shapes import parse_compressed
 
 LEGEND = Legend(("background", "cat", "dog"), ((0, 0, 0), (200, 0, 0), (0, 200, 0)))
 

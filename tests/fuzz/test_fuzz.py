@@ -36,7 +36,7 @@ from nacre.export import server
 from nacre.export.metadata import Metadata
 from nacre.importers import import_export
 from nacre.methods import METHODS
-from nacre.runs.learn_config import build_learn_config
+from nacre.runs.learn_config import build_learn_config, read_written
 from nacre.training.automatic import Choice
 from nacre.training.config import build_config
 
@@ -87,12 +87,15 @@ def try_key(world: World, rng: random.Random) -> tuple[str, str]:
 
 def try_key_of_a_step(world: World, rng: random.Random) -> tuple[str, str]:
     """`nacre learn` would learn with what is right; its config is put together here alone."""
-    given: Any = {"start": None, "automatic": Choice({}, []), "overrides": {"data": ["x"]}}
-    key, value = rng.choice(list(dict(keys(build_learn_config(**given))))), rng.choice(BAD_YAML)
+    given: Any = {"start": None, "automatic": Choice({}, ("", ""))}
+    data = {"data": ["x"]}
+    plain = build_learn_config(**given, written=data)
+    key, value = rng.choice(list(dict(keys(plain)))), rng.choice(BAD_YAML)
 
     def build() -> None:
         with contextlib.suppress(NacreError):
-            build_learn_config(assignments=[f"{key}={value}"], **given)
+            written = read_written(None, [f"{key}={value}"], overrides=data)
+            build_learn_config(**given, written=written)
 
     return f"{key}={value[:40]!r}", limited(build)
 

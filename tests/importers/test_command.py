@@ -12,7 +12,6 @@ from exports import SIZES, TOOLS, coco_content, cvat_masks, save_image, save_jso
 
 from importing import Imported
 from nacre.cli import main
-from nacre.importers import run
 
 Nacre = Callable[..., tuple[str, str]]
 
@@ -84,9 +83,7 @@ def test_mistakes_are_one_sentence(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_several_processes_come_to_the_same(
-    packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_come_to_the_same(packed: bool, tmp_path: Path) -> None:
     content = coco_content(["a", "b", "empty"])
     images, annotations = [], []
     for i in range(40):
@@ -100,7 +97,6 @@ def test_several_processes_come_to_the_same(
     save_json(tmp_path / "x" / "c.json", content | {"images": images, "annotations": annotations})
     export = zip_folder(tmp_path / "x", tmp_path / "x.zip") if packed else tmp_path / "x"
     alone = Imported(export, tmp_path / "alone", workers=1)
-    monkeypatch.setattr(run, "_ALONE_SECONDS", 0.0)
     many = Imported(export, tmp_path / "many", workers=3)
     assert alone.report.as_dict() == many.report.as_dict()
     assert alone.images() == many.images() == {str(i) for i in range(40) if i != 7}

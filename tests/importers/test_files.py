@@ -1,5 +1,7 @@
 """Which file a name in an annotation means, which split a path tells, and what files are called."""
 
+from pathlib import Path
+
 import pytest
 
 from nacre.importers.files import (
@@ -17,7 +19,7 @@ from nacre.importers.sheet import choose
 
 
 def files(*paths: str) -> list[File]:
-    return [File(path, 1, path) for path in paths]
+    return [File(path, 1, Path(path)) for path in paths]
 
 
 @pytest.mark.parametrize(

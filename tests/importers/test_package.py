@@ -11,6 +11,7 @@ from exports import corners, save_image, save_text
 from importing import Imported
 from nacre.errors import NacreError
 from nacre.importers import Format, Reading, formats
+from nacre.importers.documents import load_lines
 from nacre.importers.files import Export, File
 from nacre.importers.shapes import points_of, ring_of
 
@@ -25,12 +26,12 @@ def find(export: Export) -> list[File]:
 
 
 def read(reading: Reading, files: list[File]) -> None:
-    for line in reading.load_lines(files[0]):
+    for line in load_lines(files[0]):
         name, label, *numbers = line.split()
         image = reading.add_image(name)
         left, top, right, bottom = map(int, numbers)
         area = ring_of(points_of(corners((left, top, right, bottom))))
-        reading.draw(image, reading.class_id(label), area, "regions")
+        reading.draw(image, label, area, "regions")
 
 
 OURS = Format("dat", "the format of a friend", find, read)

@@ -6,7 +6,7 @@ from exports import brush_code, compress, runs_of
 from numpy.typing import NDArray
 from test_rasterize import whole
 
-from nacre.importers.rle import (
+from nacre.importers.shapes import (
     check_runs,
     decode_brush,
     decode_columns,
@@ -29,7 +29,7 @@ def test_columns_of_coco_plain_and_compressed() -> None:
         height, width = mask.shape
         runs = runs_of(mask.reshape(-1, order="F"))
         np.testing.assert_array_equal(parse_compressed(compress(runs)), runs)
-        patch = decode_columns(check_runs(runs), width, height)
+        patch = decode_columns(check_runs(runs), (width, height), width, height)
         np.testing.assert_array_equal(whole(patch, width, height), mask.astype(bool))
 
 
@@ -41,7 +41,7 @@ def test_a_text_that_pycocotools_wrote() -> None:
     mask[8:12, 15:22] = False
     mask[30:37, 50:53] = True
     np.testing.assert_array_equal(
-        whole(decode_columns(parse_compressed(text), 53, 37), 53, 37), mask
+        whole(decode_columns(parse_compressed(text), (53, 37), 53, 37), 53, 37), mask
     )
 
 
@@ -49,7 +49,7 @@ def test_rows_of_a_box_of_cvat() -> None:
     for mask in random_masks():
         height, width = mask.shape
         runs = check_runs(runs_of(mask.reshape(-1)))
-        patch = decode_rows(runs, 3, 2, width, height)
+        patch = decode_rows(runs, (3, 2, width, height), width + 3, height + 2)
         expected = np.zeros((height + 2, width + 3), np.bool_)
         expected[2:, 3:] = mask
         np.testing.assert_array_equal(whole(patch, width + 3, height + 2), expected)
@@ -59,7 +59,7 @@ def test_rows_of_a_box_of_cvat() -> None:
 def test_brushes_of_label_studio(literal: bool) -> None:
     for mask in random_masks():
         height, width = mask.shape
-        patch = decode_brush(bytes(brush_code(mask, literal)), width, height)
+        patch = decode_brush(bytes(brush_code(mask, literal)), (width, height), width, height)
         np.testing.assert_array_equal(patch.bits, mask.astype(bool))
 
 
@@ -71,7 +71,7 @@ def test_only_the_opacity_of_a_brush_counts() -> None:
     bits += "000" + f"{0:03b}" + f"{7:08b}"  # a1
     bits += "0" * (-len(bits) % 8)
     code = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
-    np.testing.assert_array_equal(decode_brush(code, 2, 1).bits, [[False, True]])
+    np.testing.assert_array_equal(decode_brush(code, (2, 1), 2, 1).bits, [[False, True]])
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,21 @@ def test_only_the_opacity_of_a_brush_counts() -> None:
 )
 def test_damaged_runs(runs: list[object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        decode_columns(check_runs(runs), 5, 4)
+        decode_columns(check_runs(runs), (5, 4), 5, 4)
 
 
 @pytest.mark.parametrize("text", ["\x1f", "zzz", "5\u20ac", "P" * 30, "R"])
 def test_damaged_compressed_runs(text: str) -> None:
     with pytest.raises(ValueError, match="RLE"):
-        decode_columns(parse_compressed(text), 5, 4)
+        decode_columns(parse_compressed(text), (5, 4), 5, 4)
 
 
 def test_damaged_brushes() -> None:
     code = bytes(brush_code(np.ones((4, 5), np.uint8)))
     with pytest.raises(ValueError, match="of 80 bytes, not of 120"):
-        decode_brush(code, 5, 6)
+        decode_brush(code, (5, 6), 5, 6)
     for end in range(len(code) - 1):
         with pytest.raises(ValueError, match="brush"):
-            decode_brush(code[:end], 5, 4)
+            decode_brush(code[:end], (5, 4), 5, 4)
     with pytest.raises(ValueError, match="words of 16 bits"):
-        decode_brush(bytes([0, 0, 0, 80, 0b01111_000, 0, 0, 0, 0, 0]), 5, 4)
+        decode_brush(bytes([0, 0, 0, 80, 0b01111_000, 0, 0, 0, 0, 0]), (5, 4), 5, 4)

@@ -259,9 +259,9 @@ def test_cvat_shapes_without_area_are_counted(tmp_path: Path) -> None:
     )
     got = Imported(tmp_path / "x", tmp_path / "y", boxes="skip")
     assert got.report.skipped_shapes == {
-        "polylines have no area": 1,
-        "points have no area": 1,
-        "skeletons have no area": 1,
+        "shapes of the kind 'polyline' have no area": 1,
+        "shapes of the kind 'points' have no area": 1,
+        "shapes of the kind 'skeleton' have no area": 1,
         "boxes are not taken (--boxes skip)": 1,
     }
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
@@ -318,10 +318,10 @@ def test_a_background_of_another_color(tmp_path: Path) -> None:
     assert (got.names, set(np.unique(got.mask("a")))) == (["dog"], {0, 1})
 
 
-def test_an_unknown_color_ends_the_import_with_count_and_first_file(tmp_path: Path) -> None:
+def test_an_unknown_color_ends_the_import_with_file_and_count(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_text(tmp_path / "x" / "labelmap.txt", "background:0,0,0::\ncat:250,50,83::\n")
-    message = r"2 masks hold what .*SegmentationClass/a\.png: the color 51,221,255 in 24 pixels"
+    message = r"SegmentationClass/a\.png holds what .*: the color 51,221,255 in 24 pixels"
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()

@@ -13,21 +13,22 @@ from nacre.data.sources.scenes import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.channels import from_background
-from nacre.methods import METHODS, Batch, Step
+from nacre.methods import METHODS, Batch
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
-from nacre.runs.learn_plan import plan_learning
-from nacre.runs.run import Run, run_scenario
+from nacre.runs.learn import plan_learning
+from nacre.runs.run import run_scenario
+from nacre.runs.scenario_data import open_scenario
 from nacre.training.events import Iterated, StepUsable
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from partial_data import write_folder
-from small_steps import ALONE, OLD, SIDE, pictures
+from small_steps import OLD, SIDE, GivenStep, pictures
 from tiny_runs import tiny_config
 
 DUO = METHODS["duo"]
-FROZEN = {"freeze": "backbone", "freeze_step_0": True, "freeze_bn": True}
+FROZEN = {"freeze": ["backbone", "batch_norm"], "freeze_step_0": True}
 WORLD = ScenesConfig(train=40, val=6, size=32, seed=3)
 RECIPE = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
@@ -68,10 +69,8 @@ def step_of(batches, num_classes=OLD, held_out=(), **values):
     method = DUO(DUO.Config(**values), from_background(0, num_classes))
     model = method.network_config(DeepLabConfig(backbone="tiny", decoder_channels=8))
     network = build_network(model, num_classes, SIDE).double().eval()
-    step = Step(0, method.growth, network, None, ALONE, 1)
-    return method, replace(
-        step, open_images=lambda: iter(batches), open_held_out=lambda: iter(held_out)
-    )
+    step = GivenStep(growth=method.growth, network=network, given=batches, held=held_out)
+    return method, step
 
 
 def test_the_decoder_is_that_of_mib_and_the_sums_are_those_of_the_ledger(tmp_path):
@@ -79,7 +78,7 @@ def test_the_decoder_is_that_of_mib_and_the_sums_are_those_of_the_ledger(tmp_pat
     recipe = {"data": {"train": 40}, "scenario": "scenes/4-4/overlapped"}
     methods = {
         "duo": {"name": "duo"},
-        "mib": {"name": "mib", "parts": FROZEN},
+        "mib": {"name": "mib", **FROZEN},
         "ledger": {"name": "ledger", "grid_stride": 8},
     }
     found = {}
@@ -158,8 +157,8 @@ def test_classes_that_held_out_images_do_not_show_are_judged_by_those_learned_fr
     method, step = step_of([])
     step = replace(
         step,
-        open_images=lambda: batches("seen", seen),
-        open_held_out=lambda: batches("held", held),
+        given=lambda: batches("seen", seen),
+        held=lambda: batches("held", held),
     )
     method.begin_step(step)
     method.fit(step)
@@ -172,9 +171,9 @@ def test_updates_that_gain_nothing_on_held_out_images_are_not_kept():
     method.begin_step(step)
     before = {key: value.clone() for key, value in step.network.state_dict().items()}
     with torch.no_grad():
-        for one in step.network.head.parameters():
+        for one in step.network.decoder.parameters():
             one.normal_()  # what the updates left sees nothing but noise
-        step.network.classifier.heads[0].bias[0] += 1000  # and calls all of it background
+        step.network.classifier.rows[0].bias[0] += 1000  # and calls all of it background
     method.fit(step)
     assert method.judged.after <= method.judged.before
     assert method.judged.classes == []
@@ -186,7 +185,7 @@ def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_pat
     def learn(out, should_stop=lambda: False, observers=()):
         recipe = {**RECIPE, "method": {"name": "duo"}}
         plan = plan_learning([folders["pearl"]], None, values=recipe)
-        return plan.learning(out, observers=observers, should_stop=should_stop)()
+        return plan.learn(out, observers=observers, should_stop=should_stop)
 
     seen = []
 
@@ -216,9 +215,9 @@ def test_sums_are_those_of_all_images_also_of_the_held_out(tmp_path):
     recipe = {"data": {"train": 80}, "scenario": "scenes/4-4/overlapped"}
     sums = {}
     for method in ({"name": "duo"}, {"name": "ledger", "grid_stride": 8}):
-        run = Run(tiny_config(**recipe, method=method), tmp_path / method["name"])
-        assert len(run.data.image_lists[0]) >= 50
-        run.learn_steps()
+        config = tiny_config(**recipe, method=method)
+        assert len(open_scenario(config).image_lists[0]) >= 50
+        run_scenario(config, tmp_path / method["name"])
         sums[method["name"]] = open_ledger(tmp_path / method["name"]).sums
     one, other = sums["duo"], sums["ledger"]
     first = one.step == 0
@@ -253,7 +252,7 @@ def test_the_ledger_adds_a_class_to_it_in_one_pass_and_duo_goes_on(learned):
     quick = open_ledger(learned("pearl", "starfish:ledger"))
     before = open_ledger(learned("pearl"))
     assert quick.network.ledger.learned.tolist()[2:] == [False]
-    assert torch.equal(quick.network.head.reduce.weight, before.network.head.reduce.weight), (
+    assert torch.equal(quick.network.decoder.reduce.weight, before.network.decoder.reduce.weight), (
         "the decoder stays as it was"
     )
     after = nacre.load(learned("pearl", "starfish:ledger", "crate"))
@@ -327,8 +326,8 @@ def test_what_it_cannot_continue_or_learn_is_refused(learned, folders, tmp_path)
     grid = {**RECIPE, "model": {**RECIPE["model"], "grid_stride": 8}}
     with pytest.raises(NacreError, match=r"model\.grid_stride: method 'mib' keeps no sums"):
         nacre.learn(folders["pearl"], out=tmp_path / "y", method="mib", config=grid)
-    with pytest.raises(ValueError, match=r"parts\.freeze_step_0 cannot be set for duo"):
-        DUO.Config(parts={"freeze_step_0": False})
+    with pytest.raises(ValueError, match="freeze_step_0 cannot be set for duo"):
+        DUO.Config(freeze_step_0=False)
 
 
 def test_step_0_is_shared_only_by_runs_of_the_same_sums_and_weight():

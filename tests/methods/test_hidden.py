@@ -9,6 +9,7 @@ from nacre.losses.pseudo_labels import weighted_cross_entropy
 from nacre.losses.reference import partial_cross_entropy, upsample
 from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
+from nacre.methods.components import pseudo_labels
 from small_steps import NEW, OLD, may_be, passes, pictures, second_step
 
 ON_LABELS = {"ce", "bce", "background"}
@@ -22,9 +23,10 @@ def test_a_new_class_that_may_hide_is_not_pushed_down(name):
 
     def slopes(hidden):
         student = trainer.student(images, with_stages=trainer.method.uses_stages)
-        teacher = trainer._ask_teacher(images, student)
+        teacher = trainer.ask_teacher(images, student)
         batch = Batch(images, blank, float(blank.numel()), may_be(hidden))
         batch = trainer.method.relabel(batch, student, teacher)
+        batch = pseudo_labels(trainer.method, trainer.step, batch, teacher)
         if batch.weights is not None:  # as if the teacher had been sure of something everywhere
             batch = replace(batch, targets=blank, weights=torch.ones(len(images)))
         losses = trainer.method.losses(batch, student, teacher)
@@ -51,9 +53,10 @@ def test_background_that_a_teacher_is_sure_of_hides_no_old_class():
     trainer, _, samples = second_step("plop")
     images, targets = samples[0]
     student = trainer.student(images, with_stages=True)
-    teacher = trainer._ask_teacher(images, student)
+    teacher = trainer.ask_teacher(images, student)
     hidden = torch.ones(len(images), OLD + NEW, dtype=torch.bool)
-    batch = trainer.method.relabel(Batch(images, targets, 1.0, may_be(hidden)), student, teacher)
+    batch = Batch(images, targets, 1.0, may_be(hidden))
+    batch = pseudo_labels(trainer.method, trainer.step, batch, teacher)
     assert batch.hidden is not None
     assert not batch.hidden[:, 1:OLD].any()
     assert batch.hidden[:, OLD:].all()
@@ -62,7 +65,7 @@ def test_background_that_a_teacher_is_sure_of_hides_no_old_class():
 def test_star_draws_no_features_of_what_old_pictures_show():
     trainer, _, _ = second_step("star")
     kept = [pictures([1, 1, 2, 3, 255], 20)]
-    step = replace(trainer.step, open_batches=lambda: passes(kept))
+    step = replace(trainer.step, given=lambda: passes(kept))
     trainer.method.survey(step)
     side = trainer.student(kept[0][0]).logits.shape[-1]
     shown = grid_targets(kept[0][1], (side, side))

@@ -6,21 +6,18 @@ import torch.nn.functional as F
 
 from nacre.labels.channels import from_background
 from nacre.losses.reference import upsample
-from nacre.methods import METHODS, Step
+from nacre.methods import METHODS
 from nacre.methods.ewc import Ewc, EwcConfig
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import load_model
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
-from nacre.training.config import TrainConfig
 from nacre.training.events import StepSkipped
-from nacre.training.trainer import Trainer
-from nacre.utils.device import Precision
-from nacre.utils.distributed import Distributed
+from nacre.training.loop import begin, update
+from small_steps import GivenStep, recipe, updates
 from tiny_runs import tiny_config
 
-CPU = torch.device("cpu")
 PULL = 3.0
 
 
@@ -45,18 +42,14 @@ def trainer_of(parts, scaler=None):
     config = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(config, 3, 32)
     method = Watching(EwcConfig(), from_background(0, 3))
-    step = Step(
-        index=0,
+    step = GivenStep(
         growth=from_background(0, 3),
         network=network,
-        teacher=None,
-        dist=Distributed(0, 1, CPU),
-        iterations=2,
+        sampler=updates(2),
+        config=recipe(batch_size=4, micro_batch=4 // parts, lr=0.01, precision="float32"),
     )
-    train = TrainConfig(batch_size=4, micro_batch=4 // parts, lr=0.01)
-    trainer = Trainer(step, method, train, 0.01, Precision(torch.float32, "a test"))
+    trainer = begin(method, step)
     network.eval()  # with the statistics of a batch, its parts would not add up to the whole
-    method.begin_step(step)
     if scaler is not None:
         trainer.scaler = scaler
     return trainer
@@ -84,7 +77,7 @@ def test_gradients_are_shown_once_a_batch_complete_unscaled_and_without_the_pena
     logits = upsample(trainer.network(images).logits, (32, 32))
     expected = torch.autograd.grad(F.cross_entropy(logits, labels.long()), parameters)
     before = [value.detach().clone() for value in parameters]
-    losses = trainer.update(cut)
+    losses = update(trainer, cut)
     assert set(losses) == {"ce", "pull"}
     (shown,) = trainer.method.shown
     for gradient, wanted, value, parameter in zip(shown, expected, before, parameters, strict=True):
@@ -95,7 +88,7 @@ def test_gradients_are_shown_once_a_batch_complete_unscaled_and_without_the_pena
 def test_an_update_that_the_loss_scale_made_impossible_is_not_counted():
     trainer = trainer_of(1, torch.amp.GradScaler("cpu", init_scale=float("inf")))
     before = [value.detach().clone() for value in trainer.network.parameters()]
-    trainer.update(batch(1)[0])
+    update(trainer, batch(1)[0])
     assert trainer.method.shown == []
     assert all(map(torch.equal, before, trainer.network.parameters()))
     assert all(bool((one == 1).all()) for one in trainer.method.state().values())

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from nacre.losses.distillations import local_pod
 from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
+from nacre.methods.components import fuse, pseudo_labels
+from nacre.training.loop import update
 from small_steps import NEW, OLD, SIDE, pictures, second_step
 
 
@@ -22,10 +24,11 @@ class Seen:
         images, targets = samples[0]
         self.labels = targets
         self.student = self.trainer.student(images, with_stages=self.method.uses_stages)
-        self.teacher = self.trainer._ask_teacher(images, self.student)
+        self.teacher = self.trainer.ask_teacher(images, self.student)
         valid = float((targets != 255).sum())
         batch = Batch(images, targets, num_valid_pixels=valid)
-        self.batch = self.method.relabel(batch, self.student, self.teacher)
+        batch = self.method.relabel(batch, self.student, self.teacher)
+        self.batch = pseudo_labels(self.method, self.step, batch, self.teacher)
         self.losses = self.method.losses(self.batch, self.student, self.teacher)
         self.valid = valid
 
@@ -45,7 +48,7 @@ def test_plop_is_weighted_cross_entropy_on_pseudo_labels_and_local_pod():
     seen = Seen("plop")
     p = seen.full(seen.teacher.logits).softmax(1)
     entropy = -(p * p.log()).sum(1) / math.log(OLD)
-    thresholds = seen.method.parts.state["thresholds"]
+    thresholds = seen.step.thresholds
     certain = entropy < thresholds[p.argmax(1)]
     is_background = seen.labels == 0
     share = (is_background & certain).sum((1, 2)) / is_background.sum((1, 2))
@@ -85,7 +88,7 @@ def test_lgkd_moves_the_teachers_background_to_the_class_of_the_label():
 
 
 def test_ssul_calls_background_unknown_and_leaves_old_classes_alone():
-    seen = Seen("ssul", parts={"threshold": 0.3})
+    seen = Seen("ssul", pseudo_labels=0.3)
     old = seen.full(torch.cat([seen.teacher.logits, seen.teacher.unknown], 1)).sigmoid()
     best, channel = old.max(1)
     named = (seen.labels == 0) & (best >= 0.3) & (channel > 0) & (channel < OLD)
@@ -115,7 +118,7 @@ def test_dkd_keeps_logits_and_what_speaks_for_and_against_a_class():
     old = F.binary_cross_entropy_with_logits(student[:, 1:OLD], teacher[:, 1:].sigmoid())
     near(seen.losses["kd"], 2 * (OLD - 1) * old)
     networks = seen.step.network, seen.step.teacher
-    rows = [one.classifier.heads[0].weight[1:OLD].flatten(1) for one in networks]
+    rows = [one.classifier.rows[0].weight[1:OLD].flatten(1) for one in networks]
     features = seen.student.decoder_features, seen.teacher.decoder_features
     for name, part in (("dkd+", torch.Tensor.relu), ("dkd-", lambda x: -(-x).relu())):
         products = [
@@ -167,7 +170,7 @@ def test_no_gradient_reaches_the_teacher_and_background_stays_silent(name):
     seen = Seen(name)
     sum(seen.losses.values()).backward()
     assert all(value.grad is None for value in seen.step.teacher.parameters())
-    head = seen.step.network.classifier.heads[0]
+    head = seen.step.network.classifier.rows[0]
     assert (head.weight[0] == 0).all()
     assert head.bias[0] == 0
     assert head.weight.grad is None or (head.weight.grad[0] == 0).all()
@@ -176,24 +179,24 @@ def test_no_gradient_reaches_the_teacher_and_background_stays_silent(name):
 def test_fused_weights_keep_the_rows_of_new_classes():
     seen = Seen("ewf")
     before = seen.step.network.classifier.weight(slice(OLD, None)).detach().clone()
-    seen.method.parts.end_step(seen.step)
+    fuse(seen.method, seen.step)
     assert torch.equal(seen.step.network.classifier.weight(slice(OLD, None)), before)
 
 
 def test_ssul_with_branches_learns_only_the_new_and_the_unknown_one():
     trainer, before, samples = second_step("ssul", branches=True)
     for sample in samples:
-        trainer.update([sample])
+        update(trainer, [sample])
     after = trainer.network.state_dict()
     moved = {key for key, value in before.items() if not torch.equal(value, after[key])}
     assert moved
     assert all(key.startswith("classifier.unknown.") for key in moved)
     # The new branch began as unknown's, with its batch norm, which is frozen.
     for key in ("running_mean", "running_var", "weight", "bias"):
-        new = after[f"classifier.heads.1.bn.{key}"]
+        new = after[f"classifier.rows.1.bn.{key}"]
         assert torch.equal(new, before[f"classifier.unknown.bn.{key}"])
     assert not torch.equal(
-        after["classifier.heads.1.conv.weight"], before["classifier.unknown.conv.weight"]
+        after["classifier.rows.1.conv.weight"], before["classifier.unknown.conv.weight"]
     )
 
 
@@ -211,7 +214,7 @@ def test_star_counts_old_classes_again_where_no_picture_comes_again(overlapped):
     method.step = step
     before, seen = (method.tables[key].clone() for key in ("statistics.count", "seen.counts"))
     background = float(method.tables["statistics.background"])
-    trainer.update([samples[0]])
+    update(trainer, [samples[0]])
     method.end_step(step)
     added = method.tables["statistics.count"][: OLD - 1] - before
     assert added.tolist() == (0 * seen[1:-1] if overlapped else seen[1:-1]).tolist()

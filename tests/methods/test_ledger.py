@@ -16,18 +16,18 @@ from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import from_background
-from nacre.methods import METHODS, Batch, Step
+from nacre.methods import METHODS, Batch
 from nacre.methods.ledger import SCALE, check_sums, from_state, leave_out_known, put_head
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, HeadConfig, ModelConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import open_ledger
-from nacre.runs.learn_plan import plan_learning
+from nacre.runs.learn import plan_learning
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.events import Iterated
 from partial_data import write_folder
-from small_steps import ALONE, OLD, SIDE, may_be, pictures
+from small_steps import OLD, SIDE, GivenStep, may_be, pictures
 from tiny_runs import tiny_config
 
 LEDGER = METHODS["ledger"]
@@ -46,14 +46,14 @@ def first_step(batches, num_classes=OLD, crop=SIDE, **values):
     method = LEDGER(LEDGER.Config(**values), from_background(0, num_classes))
     model = method.network_config(DeepLabConfig(backbone="tiny"))
     network = build_network(model, num_classes, crop).double().eval()
-    step = Step(0, method.growth, network, None, ALONE, 1, open_images=lambda: iter(batches))
+    step = GivenStep(growth=method.growth, network=network, given=batches)
     method.fit(step)
     return method, network
 
 
 def explicit_scores(network, images, targets, ridge=0.01):
     """Weighted ridge regression on the features of every single pixel."""
-    head = network.head
+    head = network.decoder
     joined = head.join(network.read_maps(images))
     full = F.interpolate(joined, targets.shape[1:], mode="bilinear", align_corners=False)
     x = full.movedim(1, -1).flatten(0, 2)
@@ -220,8 +220,8 @@ def test_networks_of_others_and_parts_of_gradients_are_refused():
         method.network_config(HeadConfig(kind="timm"))
     other = ModelConfig(kind="hf")
     assert method.network_config(other) is other, "what it lacks is said where it is built"
-    with pytest.raises(ValueError, match=r"parts\.fusion cannot be set for ledger"):
-        LEDGER.Config(parts={"fusion": "sqrt"})
+    with pytest.raises(ValueError, match="fusion cannot be set for ledger"):
+        LEDGER.Config(fusion="sqrt")
 
 
 def test_damaged_sums_are_refused(tmp_path):

@@ -14,7 +14,7 @@ from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.training.config import deep_merge
 from nacre.training.events import Trained
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from one_and_two import assert_equal_runs, learn_by_one_and_two
 from tiny_runs import TINY, tiny_config
 
@@ -28,7 +28,7 @@ UPDATES = 12
 
 # Every method, and forms of some that learn otherwise
 CASES = {name: {"name": name} for name in METHODS} | {
-    "ewf-plop": {"name": "plop", "parts": {"fusion": "sqrt", "freeze_old_rows": True}},
+    "ewf-plop": {"name": "plop", "fusion": "sqrt", "freeze": ["old_rows"]},
     "ssul-branches": {"name": "ssul", "branches": True},
 }
 
@@ -148,7 +148,7 @@ def test_the_table_is_true_and_readable(name, capsys):
     assert name in shown
     assert ROWS[name].title in shown
     for key in method.Config.model_fields:
-        assert key == "name" or key in shown
+        assert key in {"name", *method.Config.refused} or key in shown
 
 
 def test_every_method_of_the_package_is_in_the_table():

@@ -10,8 +10,8 @@ from torch import nn
 
 from nacre.errors import NacreError
 from nacre.labels.channels import from_background
-from nacre.methods import METHODS, Step
-from nacre.utils.distributed import Distributed
+from nacre.methods import METHODS
+from small_steps import GivenStep, updates
 
 STEPS = (3, 2, 1)  # channels that each step adds
 ITERATIONS = 23  # RW looks back every tenth
@@ -35,13 +35,11 @@ class Small(nn.Module):
 
 def step_of(network, index):
     """A step as the hooks see it, of a network that has grown for it."""
-    return Step(
+    return GivenStep(
         index=index,
         growth=from_background(sum(STEPS[:index]), sum(STEPS[: index + 1])),
         network=network,
-        teacher=None,
-        dist=Distributed(0, 1, torch.device("cpu")),
-        iterations=ITERATIONS,
+        sampler=updates(ITERATIONS),
     )
 
 

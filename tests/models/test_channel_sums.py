@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from nacre.models import channel_sums
-from nacre.models.abn import ABN
 from nacre.models.channel_sums import (
     channel_affine,
     channel_statistics,
     lies_in_rows,
     per_channel,
 )
-from nacre.models.inplace_abn import InPlaceABN
+from nacre.models.norm import ABN, InPlaceABN
 
 LAST = torch.channels_last
 

@@ -29,7 +29,7 @@ def test_new_channels_are_random_and_trained() -> None:
     classifier = Classifier(4, [3])
     classifier.grow(2)
     classifier(features()).sum().backward()
-    weight = dict(classifier.named_parameters())["heads.1.weight"]
+    weight = dict(classifier.named_parameters())["rows.1.weight"]
     assert weight.std() > 0
     assert weight.grad is not None
     assert weight.grad.abs().sum() > 0

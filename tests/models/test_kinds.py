@@ -23,7 +23,7 @@ from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.training.events import Event, Iterated
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from one_and_two import assert_equal_runs, learn_by_one_and_two
 
 LEARN = Path(__file__).with_name("learn_kinds.py")
@@ -46,8 +46,8 @@ def values_of(name: str) -> dict[str, Any]:
     model, _, frozen = name.partition(", ")
     values = deep_merge(RUN, {"model": MODELS[model]})
     if frozen:
-        parts = {"freeze": "backbone", "freeze_bn": True}
-        values = deep_merge(values, {"method": {"parts": parts}})
+        chosen = {"freeze": ["backbone", "batch_norm"]}
+        values = deep_merge(values, {"method": chosen})
     if model == "smp":  # halved five times: of small pictures too few values are left to normalize
         return deep_merge(values, {"data": {"size": 128}, "images": {"crop_size": 128}})
     return values
@@ -170,7 +170,7 @@ def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_itera
     tmp_path: Path,
 ) -> None:
     values = values_of("plain")
-    frozen = {"name": "mib", "parts": {"freeze": "backbone"}}
+    frozen = {"name": "mib", "freeze": ["backbone"]}
     for method, message in (
         ({"name": "ewc"}, "'ewc' needs classifier"),
         ({"name": "ilt"}, "'ilt' needs features"),

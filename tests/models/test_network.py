@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -9,17 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
+from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.abn import ABN
+from nacre.losses import upsample
 from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
-from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.kinds.deeplab import NORMS
 from nacre.models.network import Output
+from nacre.models.norm import ABN, InPlaceABN
 
 SMALL: list[str] = ["tiny", "resnet18", "lite0"]
 
@@ -84,9 +86,9 @@ def test_growth_keeps_the_old_logits() -> None:
 
 def test_pooling_window_is_the_crop() -> None:
     config = DeepLabConfig(backbone="resnet18", decoder_channels=8)
-    assert build_network(config, 3, crop=512).head.pool.window == 32
-    assert build_network(config, 3, crop=8).head.pool.window == 1
-    assert build_network(config, 3).head.pool.window is None
+    assert build_network(config, 3, crop=512).decoder.pool.window == 32
+    assert build_network(config, 3, crop=8).decoder.pool.window == 1
+    assert build_network(config, 3).decoder.pool.window is None
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -195,3 +197,80 @@ def test_unknown_counts_as_background_where_answers_are_given() -> None:
     merged = Output(logits, logits, logits, unknown=torch.ones(1, 1, 1, 1))
     assert plain.scores.argmax(1).item() == 1
     assert merged.scores.argmax(1).item() == 0
+
+
+# Folded for inference
+
+
+def colorful(*size: int) -> Tensor:
+    """Noise of different colors: of equal ones, means over an image would not vary at all."""
+    count, height, width = size
+    return 255 * torch.rand(count, 3, 1, 1) * torch.rand(count, 3, height, width)
+
+
+def trained(backbone: str, norm: str) -> DeepLab:
+    """Return a small network whose norms have seen images and have scales of either sign."""
+    torch.manual_seed(0)
+    config = {"backbone": backbone, "norm": norm, "decoder_channels": 8}
+    network = build_network(DeepLabConfig.model_validate(config), 4, crop=32)
+    for module in network.modules():
+        if isinstance(module, ABN):
+            nn.init.uniform_(module.weight, -0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+            module.momentum = 0.5
+    for _ in range(4):
+        network(colorful(4, 96, 96))
+    return network.eval()
+
+
+def assert_near(got: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
+    """To a part of the largest value: float32 keeps about 1e-5 of it through so many layers."""
+    assert (got - expected).abs().max() < tolerance * expected.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backbone", "norm"),
+    [
+        ("tiny", "abn"),
+        ("resnet18", "bn"),
+        ("resnet18", "iabn"),
+        ("resnet50", "iabn"),
+        ("lite0", "abn"),
+    ],
+)
+def test_fused_network_is_the_same(backbone: str, norm: str) -> None:
+    network = trained(backbone, norm)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    fused = network.fused()
+    assert not any(isinstance(module, ABN) for module in fused.modules())
+    pictures = colorful(2, 65, 97)
+    exact = copy.deepcopy(network).double()
+    expected = exact(pictures)
+    for got, tolerance in ((fused(pictures), 1e-4), (exact.fused()(pictures), 1e-10)):
+        assert_near(got.logits, expected.logits, tolerance)
+        assert_near(got.features, expected.features, tolerance)
+    assert not any(p.requires_grad for p in fused.parameters())
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_fused_network_grows_and_exports() -> None:
+    network = trained("resnet18", "iabn")
+    fused = network.fused()
+    for each in (network, fused):
+        each.classifier.grow_from_origins([0, 0])
+    pictures = colorful(1, 64, 64)
+    assert_near(fused(pictures).logits, network(pictures).logits)
+    program = torch.export.export(Predict(fused), (pictures,))
+    assert "batch_norm" not in str(program.graph)
+    torch.testing.assert_close(program.module()(pictures), Predict(fused)(pictures))
+
+
+class Predict(nn.Module):
+    def __init__(self, network: DeepLab) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return upsample(self.network(images).scores, (images.shape[-2], images.shape[-1]))

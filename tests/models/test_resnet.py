@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nacre.models.abn import ABN
+from nacre.models.norm import ABN
 from nacre.models.resnet import Depth, ResNet
 
 NAMES = Path(__file__).parent / "resnet101_names.txt"

@@ -11,7 +11,6 @@ from nacre.export.graph import ImageToClasses
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
-from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.models.stage_grid import StageGrid
 from nacre.models.tiny import Tiny
@@ -21,22 +20,22 @@ def on_stages(backbone: str = "tiny", crop: int = 64, **values: Any) -> tuple[De
     config = DeepLabConfig(backbone=backbone, decoder="stages", **values)
     network = build_network(config, 3, crop)
     assert isinstance(network, DeepLab)
-    head = network.head
-    assert isinstance(head, StageGrid)
-    torch.nn.init.normal_(head.mean)
-    torch.nn.init.uniform_(head.std, 0.5, 2)
-    return network.eval(), head
+    grid = network.decoder
+    assert isinstance(grid, StageGrid)
+    torch.nn.init.normal_(grid.mean)
+    torch.nn.init.uniform_(grid.std, 0.5, 2)
+    return network.eval(), grid
 
 
 @pytest.mark.parametrize(("backbone", "stride"), [("tiny", 8), ("lite0", 16), ("resnet18", 8)])
 def test_every_stage_lies_on_the_grid(backbone: str, stride: int) -> None:
-    network, head = on_stages(backbone, grid_stride=stride)
+    network, grid = on_stages(backbone, grid_stride=stride)
     images = torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8)
     stages = network.read_maps(images)
     assert [(one.shape[1], 64 // one.shape[2]) for one in stages] == list(network.backbone.stages)
-    joined = head.join(stages)
+    joined = grid.join(stages)
     size = (64 // stride, 96 // stride)
-    assert joined.shape == (2, head.channels, *size)
+    assert joined.shape == (2, grid.channels, *size)
     widths = [one.shape[1] for one in stages]
     *parts, _ = joined.split([*widths, widths[-1]], 1)
     for one, part in zip(stages, parts, strict=True):
@@ -50,11 +49,11 @@ def test_every_stage_lies_on_the_grid(backbone: str, stride: int) -> None:
 
 
 def test_an_image_of_the_crop_has_one_mean_and_a_larger_one_the_mean_of_a_window() -> None:
-    network, head = on_stages(crop=64)
+    network, grid = on_stages(crop=64)
     for size, covered in ((64, True), (128, False)):
         stages = network.read_maps(torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8))
-        assert head.covers(stages) == covered
-        means = head.join(stages)[:, head.map_channels :]
+        assert grid.covers(stages) == covered
+        means = grid.join(stages)[:, grid.map_channels :]
         whole = stages[-1].mean((2, 3), keepdim=True)
         assert torch.allclose(means, whole.expand_as(means), atol=1e-5) == covered
 
@@ -71,13 +70,13 @@ def test_folded_and_traced_networks_say_the_same(backbone: str, stride: int) -> 
     network, _ = on_stages(backbone, grid_stride=stride)
     images = torch.randint(0, 256, (1, 3, 96, 128), dtype=torch.uint8)
     wanted = network(images).logits
-    torch.testing.assert_close(fuse_conv_bn(network)(images).logits, wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(network.fused()(images).logits, wanted, rtol=1e-3, atol=1e-3)
     exported = ImageToClasses(network)
     torch.testing.assert_close(exported.network(images).logits, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_file_keeps_the_grid_and_its_constants(tmp_path: Any) -> None:
-    network, head = on_stages(grid_stride=8)
+    network, grid = on_stages(grid_stride=8)
     names = ["background", "a", "b"]
     info = ModelInfo(
         classes=names,
@@ -93,9 +92,9 @@ def test_a_model_file_keeps_the_grid_and_its_constants(tmp_path: Any) -> None:
     save_model(tmp_path / "model.safetensors", network, info, {})
     loaded, _, _ = load_model(tmp_path / "model.safetensors")
     assert isinstance(loaded, DeepLab)
-    assert isinstance(loaded.head, StageGrid)
-    assert loaded.head.stride == 8
-    assert torch.equal(loaded.head.std, head.std)
+    assert isinstance(loaded.decoder, StageGrid)
+    assert loaded.decoder.stride == 8
+    assert torch.equal(loaded.decoder.std, grid.std)
 
 
 def test_a_grid_finer_than_all_stages_is_refused() -> None:

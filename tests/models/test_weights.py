@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.abn import ABN, NormFactory
-from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.lite import Lite
+from nacre.models.norm import ABN, InPlaceABN, NormFactory
 from nacre.models.resnet import ResNet
 from nacre.models.weights import convert_norms, from_release_name, load_backbone
 
@@ -195,8 +194,8 @@ def test_nacre_models(
     source.load_state_dict(state)
     tensors = {f"network.backbone.{name}": value for name, value in state.items()}
     tensors |= {
-        "network.head.reduce.weight": torch.ones(1),
-        "network.classifier.heads.0.weight": torch.ones(1),
+        "network.decoder.reduce.weight": torch.ones(1),
+        "network.classifier.rows.0.weight": torch.ones(1),
         "method.importance": torch.ones(1),
     }
     path = tmp_path / "model.safetensors"

@@ -161,7 +161,7 @@ def unknowing() -> DeepLab:
     network = build_network(model, 3, 32).eval()
     assert isinstance(network, DeepLab)
     with torch.no_grad():
-        network.classifier.heads[0].bias[1] += 6
+        network.classifier.rows[0].bias[1] += 6
         network.classifier.add_row("unknown")
         network.classifier.unknown.bias += 12
     return network

@@ -281,7 +281,7 @@ def test_published_figures_of_later_methods_are_marked_and_count_as_their_papers
 
 
 def test_ewf_on_plop_stands_beside_its_own_published_row(make_run: Any) -> None:
-    method = {"name": "plop", "parts": {"fusion": "sqrt", "freeze_old_rows": True}}
+    method = {"name": "plop", "fusion": "sqrt", "freeze": ["old_rows"]}
     path = make_run("a", method, scenario="voc/15-1/overlapped")
     (table,) = make_tables(load_results([path]), "later", paper=True)
     names = [one.name for one in table.rows]

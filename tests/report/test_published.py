@@ -60,8 +60,8 @@ def test_rows_without_deviations_have_the_papers_names(make_paper_run: Any) -> N
             "method.average: pixels (paper: classes)",
         ),
         (
-            {"method": {"name": "mib", "parts": {"freeze_bn": True}}},
-            "method.parts.freeze_bn: true (paper: false)",
+            {"method": {"name": "mib", "freeze": ["batch_norm"]}},
+            "method.freeze: ['batch_norm'] (paper: [])",
         ),
         ({"model": {"backbone": "resnet18"}}, "model.backbone: resnet18 (paper: resnet101)"),
         ({"model": {"weights": "none"}}, "model.weights: none, a random start (paper: ImageNet)"),

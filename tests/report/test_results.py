@@ -119,7 +119,7 @@ def test_variants_of_a_method_are_named_by_what_differs(make_run: Any) -> None:
     names = [row.name for row in results.rows]
     assert len(set(names)) == 3
     # The method's defaults are not told, a recipe has none.
-    assert "MiB (kd=plain, init=random, train.epochs=4)" in names
+    assert "MiB (init=random, kd=plain, train.epochs=4)" in names
     assert "MiB (train.epochs=99)" in names
 
 

@@ -16,8 +16,8 @@ from nacre.errors import NacreError
 from nacre.runs import shared_folder
 from nacre.runs.run import run_scenario
 from nacre.training import resume
-from nacre.training.step import Interrupted
 from nacre.utils.distributed import exit_process, leave_distributed
+from nacre.utils.signals import Interrupted
 from tiny_runs import tiny_config
 
 RANK = int(os.environ["RANK"])

@@ -61,7 +61,7 @@ def head_by_class(model):
         [network.classifier.weight(slice(None)), network.classifier.bias(slice(None))[:, None]], 1
     )
     by_name = dict(zip(model.info.classes, rows.detach(), strict=True))
-    return {"mean": network.head.mean, "std": network.head.std, **by_name}
+    return {"mean": network.decoder.mean, "std": network.decoder.std, **by_name}
 
 
 def assert_same_head(one, other, near=1e-6):

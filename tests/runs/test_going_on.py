@@ -14,7 +14,7 @@ from nacre.runs.folder import RunFolder, read_config
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config, deep_merge
 from nacre.training.events import StepLearned
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from tiny_runs import TINY, StopAfter, learning, tiny_config, tiny_run
 
 

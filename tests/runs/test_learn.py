@@ -17,30 +17,33 @@ from nacre.losses.fused import fused_losses
 from nacre.methods import base, find_method
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
-from nacre.runs.learn import find_start
-from nacre.runs.learn_config import default_method
-from nacre.runs.learn_plan import plan_learning
+from nacre.runs.learn import find_start, plan_learning
+from nacre.runs.learn_config import default_method, ground_of
 from nacre.runs.records import LearnMetrics, Measured, read_record
 from nacre.runs.run import run_scenario
-from nacre.training.automatic import FEW, Machine, choose
+from nacre.training.automatic import Machine, choose
 from nacre.training.config import build_config
 from nacre.training.events import Trained
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from partial_data import LABELS, write_folder
 from tiny_runs import StopAfter, tiny_config
 
 WORLD = ScenesConfig(train=40, val=12, size=32, seed=3)
-FROZEN = {"freeze": "backbone", "freeze_bn": True}
+FROZEN = {"freeze": ["backbone", "batch_norm"]}
 PETS, BIRDS, FISH = ["pearl", "starfish"], ["crate"], ["coral"]
 TINY = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
-    "images": {"crop_size": 32, "augmentation": "flip"},
+    "images": {"crop_size": 32, "augmentation": "flip", "views": None},
     "train": {
         "iterations": None,
         "epochs": 1,
         "batch_size": 8,
         "lr": 0.05,
         "incremental_lr": 0.01,
+        "optimizer": "sgd",
+        "weight_decay": 1e-4,
+        "lr_schedule": "poly",
+        "warmup_iterations": 0,
     },
 }
 
@@ -67,7 +70,13 @@ def learning(folders, out, start=None, should_stop=lambda: False, **values):
         find_start(start),
         values={**TINY, **values},
     )
-    return plan.learning(out, should_stop=should_stop)
+    step = plan.step()
+
+    def learn():
+        return plan.learn(out, step=step, should_stop=should_stop)
+
+    learn.step, learn.data, learn.num_images = step, step.tests.data, step.num_images
+    return learn
 
 
 def tensors(path):
@@ -105,7 +114,7 @@ def test_steps_are_those_of_a_scenario_run_bit_for_bit(pets, data, tmp_path):
     scenario.write_text(f"data: folder\nsetup: overlapped\nsteps: {json.dumps(steps)}\n")
     values = {"scenario": str(scenario), "data": {"root": str(data / "all")}, **TINY}
     values |= {
-        "method": {"name": "mib", "parts": FROZEN},
+        "method": {"name": "mib", "weight": 100, **FROZEN},
         "labels": {"border": "ignored", "unseen": "background"},
     }
     run_scenario(build_config(overrides=values), tmp_path / "run")
@@ -116,11 +125,10 @@ def test_steps_are_those_of_a_scenario_run_bit_for_bit(pets, data, tmp_path):
     same_tensors(tmp_path / "run" / "step-2", tmp_path / "fish")
 
 
-def test_of_few_pictures_mib_leaves_backbone_and_batch_norm_as_they_are(pets, data, tmp_path):
-    values = {**TINY, "method": {"name": "mib"}}
-    plan = plan_learning([data / "birds"], find_start(pets), values=values)
-    assert plan.config.method.parts.freeze == "backbone"
-    plan.learning(tmp_path / "birds")()
+def test_a_model_of_ours_keeps_backbone_and_batch_norm(pets, data, tmp_path):
+    plan = plan_learning([data / "birds"], find_start(pets), values=TINY)
+    assert plan.config.method.name == "mib"
+    plan.learn(tmp_path / "birds")
     before, after = tensors(pets), tensors(tmp_path / "birds")
     kept = [name for name in before if name.startswith("backbone.")]
     assert kept
@@ -130,32 +138,64 @@ def test_of_few_pictures_mib_leaves_backbone_and_batch_norm_as_they_are(pets, da
     assert changed
 
 
-def test_many_pictures_teach_the_whole_network_and_other_methods_keep_their_parts(pets, data):
-    many = choose(Machine("cpu", 0, True), FEW, continues=True)
-    assert "method" not in many.values
-    few = choose(Machine("cpu", 0, True), FEW - 1, continues=True)
-    assert few.values["method"] == {"parts": {"freeze": "backbone", "freeze_bn": True}}
-    assert "grad_clip_norm" not in few.values["train"]
-    values = {**TINY, "method": {"name": "plop"}}
-    plan = plan_learning([data / "birds"], find_start(pets), values=values)
-    assert plan.config.method.parts.freeze == "nothing"
-    assert plan.how == "learnt by PLOP"
+CPU, LARGE = Machine("cpu", 0, True), Machine("cuda", 24 << 30, True)
 
 
-@pytest.mark.parametrize("images", [FEW - 1, FEW])
+@pytest.mark.parametrize("machine", [CPU, LARGE])
+@pytest.mark.parametrize("images", [1, 3, 10, 300, 10_000, 1_000_000])
+def test_the_length_goes_by_the_images_within_bounds(machine, images):
+    first, later = (choose(machine, images, ground) for ground in ("weights", "own"))
+    assert first.preset == later.preset == "small"
+    updates = [one.values["train"]["iterations"] for one in (first, later)]
+    assert 100 <= updates[1] <= updates[0] <= (800 if machine is CPU else 8_000)
+    assert first.values["images"]["crop_size"] == (160 if machine is CPU else 512)
+    assert "crop_size" not in later.values["images"], "it is the start model's"
+
+
+@pytest.mark.parametrize("images", [10, 1000])
 def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped(images):
-    machine = Machine("cpu", 0, True)
-    apart = choose(machine, images, continues=True, is_own=False)
-    assert apart.values["method"] == {"parts": {"freeze": "backbone", "freeze_bn": True}}
-    whole = choose(machine, images, continues=True, is_own=False, has_backbone=False)
-    assert whole.values["method"] == {"parts": {"freeze_bn": True}}
+    apart = choose(CPU, images, "other")
+    assert apart.values["method"] == {"freeze": ["backbone", "batch_norm"]}
+    assert "grad_clip_norm" not in apart.values["train"]
+    whole = choose(CPU, images, "other", has_backbone=False)
+    assert whole.values["method"] == {"freeze": ["batch_norm"]}
     assert whole.values["train"]["grad_clip_norm"] == 1
 
 
-def test_a_model_with_sums_goes_on_with_them():
-    assert default_method({"decoder": "stages", "grid_stride": 16}) == "ledger"
-    assert default_method({"decoder": "light", "grid_stride": 8}) == "duo"
-    assert default_method({"decoder": "light", "grid_stride": None}) == "mib"
+@pytest.mark.parametrize(
+    ("start", "model", "method"),
+    [
+        (None, {}, "duo"),
+        (None, {"backbone": "resnet18", "weights": "imagenet"}, "duo"),
+        (None, {"decoder": "stages"}, "ledger"),
+        (None, {"backbone": "tiny"}, "mib"),
+        (None, {"weights": "none"}, "mib"),
+        (None, {"kind": "timm", "name": "convnext_tiny", "weights": "pretrained"}, "mib"),
+        (None, {"kind": "hf", "name": "x"}, "mib"),
+        ({"decoder": "stages", "grid_stride": 16}, {}, "ledger"),
+        ({"decoder": "light", "grid_stride": 8}, {}, "duo"),
+        ({"decoder": "light", "grid_stride": None}, {}, "mib"),
+        ({"kind": "hf"}, {}, "mib"),
+    ],
+)
+def test_a_step_is_learned_by_what_fits_the_features_it_builds_on(start, model, method):
+    assert default_method(start or model, ground_of(start, model)) == method
+
+
+def test_a_first_model_is_duo_with_the_recipe_of_small_unless_a_preset_is_of_the_paper(data):
+    config = plan_learning([data / "pets"], None, values={}).config
+    assert (config.method.name, config.model.decoder, config.train.optimizer) == (
+        "duo",
+        "light",
+        "adamw",
+    )
+    assert config.images.views == 4
+    plan = plan_learning([data / "pets"], None, values={"model": {"weights": "none"}})
+    assert (plan.config.method.name, plan.config.train.optimizer) == ("mib", "sgd")
+    paper = plan_learning(
+        [data / "pets"], None, preset="paper", values={"model": {"weights": "imagenet"}}
+    )
+    assert paper.config.method.name == "mib"
 
 
 def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):
@@ -238,9 +278,9 @@ def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
 
 def hidden(step):
     """What background may be in each data set, as the loss is told; None if it knows by itself."""
-    spec, method = step.spec, step.config.method
+    spec, method = step.step, step.step.config.method
     hides_old = find_method(method.name).hides_old(method)
-    rows = rows_for_loss(spec.dataset.mappings, spec.growth, hides_old=hides_old)
+    rows = rows_for_loss(spec.data.mappings, spec.growth, hides_old=hides_old)
     return None if rows is None else rows[:, 0].tolist()
 
 
@@ -275,7 +315,7 @@ def test_unlabelled_classes_can_be_taken_for_background_to_compare(data, tmp_pat
     assert hidden(plain) is None, "the loss of a first step takes background for background"
     known(), plain()
     unions = [find_model(tmp_path / name) for name in ("known", "plain")]
-    assert not torch.equal(*(tensors(one)["classifier.heads.0.weight"] for one in unions))
+    assert not torch.equal(*(tensors(one)["classifier.rows.0.weight"] for one in unions))
     assert load_model(unions[1])[1].lineage[0]["hidden"] == {"pets": [], "birds": []}
 
 
@@ -326,7 +366,7 @@ def test_few_pictures_and_one_picture_make_a_step(pets, tmp_path):
         _all_for_training(folder)
         step = learning(folder, tmp_path / f"out-{count}", start=pets)
         metrics = step()
-        assert len(step.spec.dataset) == count
+        assert step.num_images == count
         assert metrics["iou"] == {}, "there is no test picture"
         assert metrics["agreement"]["images"] == count
 
@@ -353,7 +393,7 @@ def test_test_folders_judge_what_they_label(pets, data, tmp_path):
     plan = plan_learning(
         [data / "birds"], find_start(pets), tests=[data / "all"], values=dict(TINY)
     )
-    metrics = plan.learning(tmp_path / "out")()
+    metrics = plan.learn(tmp_path / "out")
     assert {test["name"] for test in metrics["tests"]} == {"birds", "all"}
     assert set(metrics["iou"]) == {*PETS, *BIRDS}, "coral is not a class of the model"
     assert set(metrics["iou_before"]) == set(PETS)
@@ -400,9 +440,7 @@ def test_a_data_set_that_labels_nothing_and_an_empty_test_folder(pets, data, tmp
     with pytest.raises(NacreError, match="blank labels nothing"):
         learning(folder, tmp_path / "out", start=pets)
     with pytest.raises(NacreError, match="--test blank: no image there has"):
-        plan_learning(
-            [data / "birds"], find_start(pets), tests=[folder], values=dict(TINY)
-        ).learning(tmp_path / "out")
+        plan_learning([data / "birds"], find_start(pets), tests=[folder], values=dict(TINY)).step()
 
 
 def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
@@ -456,7 +494,7 @@ def test_what_is_chosen_without_a_preset_fits_and_is_said(pets, data):
     assert plan.config.model.backbone == "tiny"
     assert plan.config.images.crop_size == 32
     assert "start model's network" in plan.reasons[0]
-    assert plan.how == "learnt by MiB; backbone and batch norm stay as before"
+    assert plan.how == "learned by MiB; backbone and batch norm stay as before"
     assert plan_learning([data / "birds"], None, values={}).how == "", "nothing is before step 0"
     own = plan_learning([data / "birds"], find_start(pets), values={"train": {"batch_size": 2}})
     assert own.reasons == (), "what a person sets needs no reason"
@@ -464,7 +502,7 @@ def test_what_is_chosen_without_a_preset_fits_and_is_said(pets, data):
 
 def test_an_option_of_another_method_is_refused_by_the_name_of_the_one_that_was_not_named(data):
     values = {"method": {"pod": 1}}
-    with pytest.raises(NacreError, match=r"method\.pod: unknown.*\(of mib, as no method is"):
+    with pytest.raises(NacreError, match=r"method\.pod: unknown.*\(of duo, as no method is"):
         plan_learning([data / "birds"], None, values=values)
     values["method"]["name"] = "mib"
     with pytest.raises(NacreError, match=r"known here: [\w, ]+$"):
@@ -490,11 +528,10 @@ def test_two_processes_learn_what_one_does(pets, data, tmp_path):
     script.write_text(
         "import sys, json\n"
         "from pathlib import Path\n"
-        "from nacre.runs.learn import find_start\n"
-        "from nacre.runs.learn_plan import plan_learning\n"
+        "from nacre.runs.learn import find_start, plan_learning\n"
         "data, start, out, values = sys.argv[1:]\n"
         "plan = plan_learning([Path(data)], find_start(Path(start)), values=json.loads(values))\n"
-        "plan.learning(Path(out))()\n"
+        "plan.learn(Path(out))\n"
     )
     values = {**TINY, "train": {**TINY["train"], "incremental_lr": 1e-3}}
     learning(data / "birds", tmp_path / "one", start=pets, **values)()

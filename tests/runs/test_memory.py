@@ -13,7 +13,7 @@ from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge
 from nacre.training.events import StepBegan, StepSkipped
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from one_and_two import assert_equal_runs, learn_by_one_and_two
 from tiny_runs import TINY, StopAfter, tiny_config
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nacre.runs.run import run_scenario
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
 pytestmark = pytest.mark.slow

@@ -1,11 +1,11 @@
 """The shipped scenarios on real pictures, a few of them and small: the whole way is walked."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from nacre.runs.run import Run
+from nacre.evaluation.metrics import summarize
+from nacre.runs.run import learn_scenario
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import build_config
 
@@ -24,10 +24,7 @@ def learn_a_little(scenario, data, tmp_path):
     assert config.model.backbone == "lite0"
     few = open_scenario(config)
     few.__dict__["image_lists"] = tuple(images[:8] for images in few.image_lists)
-    run = Run(config, tmp_path / "run", data=few)
-    run.learn_steps()
-    run.summarize()
-    return json.loads((tmp_path / "run" / "metrics.json").read_text())
+    return summarize(learn_scenario(config, tmp_path / "run", data=few))
 
 
 @pytest.mark.slow

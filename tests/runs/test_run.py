@@ -11,14 +11,16 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, default_folder
-from nacre.runs.run import Run, run_scenario
+from nacre.runs.run import learn_scenario, run_scenario, scenario_step
+from nacre.runs.scenario_data import open_scenario
 from nacre.training import step as step_file
 from nacre.training import window
 from nacre.training.events import RunBegan, Trained
-from nacre.training.step import Interrupted
 from nacre.training.trainer import NotFinite, Trainer
 from nacre.utils import device as devices
 from nacre.utils.device import memory_layout
+from nacre.utils.distributed import init_distributed
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config, tiny_run
 
 
@@ -154,10 +156,9 @@ def test_a_folder_in_which_nothing_was_learnt_can_be_claimed_anew(tmp_path):
 
 def test_weights_that_are_not_there_are_refused_before_the_data_are_read(tmp_path):
     config = tiny_config(model={"backbone": "resnet101", "weights": "nothing.pth"})
-    run = Run(config, tmp_path / "run", data=object(), num_steps=1)
     sentence = r"there is no weight file nothing\.pth; set model\.weights to .*in-place ABN release"
     with pytest.raises(NacreError, match=sentence):
-        run.learn_steps()
+        learn_scenario(config, tmp_path / "run", data=object(), num_steps=1)
 
 
 def test_a_file_is_not_a_run_folder(tmp_path):
@@ -168,7 +169,7 @@ def test_a_file_is_not_a_run_folder(tmp_path):
 
 def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
     # With frozen statistics the gradient of a batch in parts is that of the whole.
-    monkeypatch.setattr("nacre.training.trainer.Trainer.__post_init__", _frozen_statistics)
+    monkeypatch.setattr(Trainer, "__init__", _frozen_statistics)
     one, other = tmp_path / "one", tmp_path / "other"
     tiny_run(one, labels={"border": "ignored"})
     tiny_run(other, labels={"border": "ignored"}, train={"micro_batch": 2})
@@ -177,11 +178,11 @@ def test_accumulation_changes_only_the_batch_statistics(tmp_path, monkeypatch):
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
 
 
-_make = Trainer.__post_init__
+_make = Trainer.__init__
 
 
-def _frozen_statistics(self):
-    _make(self)
+def _frozen_statistics(self, *given, **options):
+    _make(self, *given, **options)
     self.network.eval()
 
 
@@ -272,9 +273,10 @@ def test_without_hidden_classes_the_cross_entropy_of_a_run_is_the_plain_one(tmp_
 
 
 @pytest.mark.parametrize("setup", ["overlapped", "disjoint"])
-def test_a_step_knows_whether_its_pictures_may_come_again(setup, tmp_path):
-    run = Run(tiny_config(scenario=f"scenes/4-4/{setup}"), tmp_path)
-    assert run._spec(1).overlapped == (setup == "overlapped")
+def test_a_step_knows_whether_its_images_may_come_again(setup):
+    config = tiny_config(scenario=f"scenes/4-4/{setup}")
+    step = scenario_step(config, open_scenario(config), 1, init_distributed("cpu"))
+    assert step.overlapped == (setup == "overlapped")
 
 
 def test_a_test_alone_keeps_tf32_out_of_float32_too(tmp_path, monkeypatch):

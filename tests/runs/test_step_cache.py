@@ -6,13 +6,13 @@ import pytest
 
 from nacre.errors import NacreError
 from nacre.methods import find_method
-from nacre.runs import run as run_file
+from nacre.runs import steps as run_file
 from nacre.runs.event_file import read_events
 from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario
 from nacre.runs.step_cache import FILES, StepCache, digest_masks, step_keys
 from nacre.training.events import StepAwaited, StepSkipped
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
 

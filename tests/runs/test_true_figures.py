@@ -20,8 +20,8 @@ from nacre.labels.mapping import LabelPolicy
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.runs.evaluate import evaluate_checkpoint
+from nacre.runs.learn import open_folders
 from nacre.runs.learn_config import resolve_learn_config
-from nacre.runs.learn_data import open_folders
 from nacre.runs.learn_tests import Tester, class_ious, open_maps, save_maps
 from nacre.utils.distributed import Distributed
 
@@ -82,12 +82,12 @@ def test_a_network_in_which_nothing_changed_has_the_same_figures_before_and_afte
     model = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(model, 3, 32).eval()
     with torch.no_grad():
-        network.classifier.heads[0].bias[1] += 10
+        network.classifier.rows[0].bias[1] += 10
     save_maps(tmp_path / "before.npz", tester.class_maps(Predictor(network, "crop", 32)))
     network.grow(1)
     with torch.no_grad():
-        network.classifier.heads[-1].weight.zero_()
-        network.classifier.heads[-1].bias.fill_(-1e4)
+        network.classifier.rows[-1].weight.zero_()
+        network.classifier.rows[-1].bias.fill_(-1e4)
     found = tester.compare(
         Predictor(network, "crop", 32), data.channels, open_maps(tmp_path / "before.npz")
     )

@@ -9,14 +9,14 @@ import yaml
 from nacre.cli import run as command
 from nacre.errors import NacreError
 from nacre.runs.event_file import read_events
-from nacre.runs.run import Run, run_scenario
+from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario
 from nacre.sweeps import tune as module
 from nacre.sweeps.tune import WEIGHTS, TrialData, highest, next_weight, split, tune
 from nacre.training.config import build_config
 from nacre.training.events import StepSkipped
-from nacre.training.step import Interrupted
 from nacre.training.trainer import NotFinite
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
 FINE_TUNING = 0.5
@@ -113,21 +113,22 @@ def config_of(method, **values):
 def measured(monkeypatch):
     """Learns nothing: accuracies come from a function of method and weight that tests set."""
 
-    class Measured(Run):
-        tried: list = []
+    class Measured:
         diverges_from = 1e9
 
-        def learn_steps(self):
-            method = self.config.method
-            if self.num_steps == 1:
-                return {}
+        def __init__(self):
+            self.tried: list = []
+
+        def __call__(self, config, out, num_steps=None, **_):
+            method, rate = config.method, config.train.incremental_lr
+            if num_steps == 1:
+                return [{}]
             weight = getattr(method, "weight", None)
-            self.tried.append((method.name, weight, self.config.train.incremental_lr))
+            self.tried.append((method.name, weight, rate))
             if (weight or 0) >= self.diverges_from:
-                self.folder.path.mkdir(parents=True, exist_ok=True)
+                out.mkdir(parents=True, exist_ok=True)
                 raise NotFinite("the loss is not a finite number")
-            value = self.accuracy(method, self.config.train.incremental_lr)
-            return {"mean_iou": {"new_without_background": value}}
+            return [{"mean_iou": {"new_without_background": self.accuracy(method, rate)}}]
 
         @staticmethod
         def accuracy(method, rate):
@@ -135,9 +136,9 @@ def measured(monkeypatch):
                 return FINE_TUNING
             return 0.45 if method.weight <= 50 else 0.39
 
-    Measured.tried = []
-    monkeypatch.setattr(module, "Run", Measured)
-    return Measured
+    found = Measured()
+    monkeypatch.setattr(module, "learn_scenario", found)
+    return found
 
 
 def test_the_highest_weight_that_passes_is_written_as_a_config(measured, tmp_path):
@@ -258,12 +259,12 @@ def test_step_0_is_learned_once_and_runs_take_it(some_accuracy, tmp_path):
 
 
 def test_a_trial_of_another_config_is_not_taken_for_this_ones(tmp_path, monkeypatch):
-    def diverge(trainer, batch, **options):
+    def diverge(trainer, *batch, **options):
         raise NotFinite("the loss is not a finite number")
 
     out, cache = tmp_path / "out", tmp_path / "steps"
     run_scenario(config_of("lwf"), tmp_path / "run", cache=cache)
-    monkeypatch.setattr("nacre.training.trainer.Trainer.update", diverge)
+    monkeypatch.setattr("nacre.training.loop.update", diverge)
     for _ in range(2):
         with pytest.raises(NacreError, match="fine-tuning learns nothing"):
             tune(config_of("lwf"), out, cache=cache)

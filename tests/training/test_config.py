@@ -153,8 +153,7 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
     assert "train.bach_size: unknown key (did you mean 'batch_size'?)" in message
     assert "train.lr: input should be greater than 0, not -1" in message
     assert (
-        "method.wait: unknown key (did you mean 'weight'?); known here: name, parts, weight"
-        in message
+        "method.wait: unknown key (did you mean 'weight'?); known here: name, freeze, " in message
     )
     assert "sed: unknown key (did you mean 'seed'?)" in message
 
@@ -261,12 +260,12 @@ def test_what_a_method_has_under_small_it_has_under_demo(preset):
     assert config.method.layer == "decoder"
 
 
-def test_a_preset_freezes_the_backbone_of_any_method_and_keeps_the_methods_own_parts():
+def test_a_preset_freezes_the_backbone_of_any_method_and_beside_what_that_freezes():
     for method in ("mib", "joint", "ewf", "ssul"):
-        parts = build_config(preset="small", overrides={**SCENES, "method": method}).method.parts
-        assert parts.freeze_step_0, method
-    ewf = build_config(preset="small", overrides={**SCENES, "method": "ewf"}).method.parts
-    assert (ewf.fusion, ewf.freeze_old_rows) == ("sqrt", True)
+        chosen = build_config(preset="small", overrides={**SCENES, "method": method}).method
+        assert chosen.freeze_step_0, method
+    ewf = build_config(preset="small", overrides={**SCENES, "method": "ewf"}).method
+    assert (ewf.fusion, ewf.freeze) == ("sqrt", ("old_rows", "batch_norm"))
     ilt = build_config(preset="small", overrides={**SCENES, "method": "ilt"}).method
     assert ilt.layer == "decoder", "features of a frozen backbone cannot differ"
 

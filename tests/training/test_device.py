@@ -14,11 +14,12 @@ from nacre.evaluation.predictor import Predictor
 from nacre.methods import METHODS
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.inplace_abn import InPlaceABN
+from nacre.models.norm import InPlaceABN
 from nacre.runs.run import run_scenario
 from nacre.training import trainer as trainers
-from nacre.training.step import Interrupted
+from nacre.training.loop import update
 from nacre.utils.distributed import Distributed
+from nacre.utils.signals import Interrupted
 from small_steps import second_step
 from tiny_runs import StopAfter, tiny_config
 
@@ -53,7 +54,7 @@ def waits_of_updates(device: FakeDevice, trainer, samples, count=2):
     for at, sample in enumerate(samples[: count + 1]):
         if at == 1:
             before = device.waits.copy()
-        trainer.update([sample], measure=True)
+        update(trainer, [sample], measure=True)
     return dict(device.waits - before)
 
 

@@ -13,10 +13,10 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model
 from nacre.runs.run import run_scenario
 from nacre.training.kept_features import KeptFeatures, View
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 
-FROZEN = {"freeze_step_0": True, "freeze_bn": True}
+FROZEN = {"freeze_step_0": True, "freeze": ["batch_norm"]}
 
 
 def config(method: str = "mib", **images: Any) -> Any:
@@ -25,7 +25,7 @@ def config(method: str = "mib", **images: Any) -> Any:
         data={"train": 16},
         images={"views": 2, **images},
         train={"epochs": 4, "batch_size": 4},
-        method={"name": method, "parts": FROZEN},
+        method={"name": method, **FROZEN},
     )
 
 

@@ -4,32 +4,33 @@ import pytest
 import torch
 
 from nacre.errors import NacreError
+from nacre.training.loop import update
 from nacre.training.trainer import Trainer
 from small_steps import pictures, second_step
 
 
 def small_device(monkeypatch, most):
     """Let gradients of more images than so many at once not fit."""
-    losses = Trainer._losses
+    ask = Trainer.ask_networks
 
-    def limited(self, sample, *given):
-        if len(sample[0]) > most:
+    def limited(self, images, *given):
+        if len(images) > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return losses(self, sample, *given)
+        return ask(self, images, *given)
 
-    monkeypatch.setattr(Trainer, "_losses", limited)
+    monkeypatch.setattr(Trainer, "ask_networks", limited)
 
 
 def test_too_little_memory_is_a_sentence_with_what_to_set(monkeypatch):
     trainer, _, samples = second_step("ft", count=1)
     small_device(monkeypatch, 3)
     with pytest.raises(NacreError, match=r"with 4 images at once .*micro_batch below 4,"):
-        trainer.update([samples[0]])
+        update(trainer, [samples[0]])
 
 
 def test_what_is_loaded_lies_in_memory_as_its_parameter_does():
     trainer, _, samples = second_step("ewc", count=1)
-    trainer.update([samples[0]])
+    update(trainer, [samples[0]])
     state = {key: value.clone().contiguous() for key, value in trainer.state().items()}
     again = second_step("ewc", count=1)[0]
     again.load_state(state, 1, {})
@@ -42,7 +43,7 @@ def test_what_is_loaded_lies_in_memory_as_its_parameter_does():
         if name in again.method.tables["omega"]:
             assert again.method.tables["omega"][name].stride() == parameter.stride()
     images, targets = pictures([0, 3], 1)
-    trainer.update([(images, targets)])
-    again.update([(images, targets)])
+    update(trainer, [(images, targets)])
+    update(again, [(images, targets)])
     for one, other in zip(trainer.network.parameters(), again.network.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -10,14 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nacre.methods import METHODS, Step
+from nacre.methods import METHODS
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.training.config import TrainConfig
+from nacre.training.loop import begin, update
 from nacre.training.step import make_teacher
-from nacre.training.trainer import Trainer
-from nacre.utils.device import FLOAT32
-from small_steps import ALONE, GROWTH, NEW, OLD, SIDE, pictures
+from small_steps import GROWTH, NEW, OLD, SIDE, GivenStep, pictures, recipe, updates
 
 UPDATES = 12
 LR = 0.001
@@ -95,9 +93,16 @@ def step_of(name, norm):
         parameter.data *= 1.5
     before = copy.deepcopy(network).eval()
     method = METHODS[name](METHODS[name].Config(name=name), GROWTH)
-    teacher = make_teacher(network, method.parts.shared) if method.needs_teacher else None
+    teacher = make_teacher(network, "nothing") if method.needs_teacher else None
     method.grow(network, NEW)
-    step = Step(1, GROWTH, network.double(), teacher, ALONE, UPDATES, None, 1, lambda: iter(()))
+    step = GivenStep(
+        index=1,
+        growth=GROWTH,
+        network=network.double(),
+        teacher=teacher,
+        sampler=updates(UPDATES),
+        config=recipe(batch_size=4, incremental_lr=LR, precision="float32"),
+    )
     return method, step, before
 
 
@@ -107,11 +112,9 @@ def test_the_trainer_learns_what_a_naive_loop_does(name, norm):
     method, step, before = step_of(name, norm)
     naive = copy.deepcopy(step.network)
     untouched = copy.deepcopy(naive)
-    config = TrainConfig(batch_size=4, incremental_lr=LR, precision="float32")
-    trainer = Trainer(step, method, config, LR, FLOAT32)
-    method.begin_step(step)
+    trainer = begin(method, step)
     for batch in BATCHES:
-        trainer.update([batch])
+        update(trainer, [batch])
     learn_naively(naive, before, NAIVE[name])
     ours = step.network.state_dict()
     for key, expected in naive.state_dict().items():

@@ -14,7 +14,7 @@ from nacre.runs.run import run_scenario
 from nacre.training import ray_pass
 from nacre.training import step as step_module
 from nacre.training.events import Iterated
-from nacre.training.step import Interrupted
+from nacre.utils.signals import Interrupted
 from ray_nodes import PATIENT, Nodes
 from tiny_runs import StopAfter, tiny_config
 

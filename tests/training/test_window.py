@@ -5,6 +5,7 @@ import torch
 
 from nacre.errors import ReportedElsewhere
 from nacre.training import window as windows
+from nacre.training.loop import update
 from nacre.training.trainer import NotFinite
 from nacre.training.window import LossWindow
 from nacre.utils.distributed import Distributed
@@ -66,7 +67,7 @@ def test_the_norm_of_the_gradient_and_the_memory_are_told(trainer):
     samples = second_step("lwf", count=1)[2]
     window = LossWindow(trainer, 4)
     for batch in window.loading([samples[:1]]):
-        window.add(trainer.update(batch, measure=True))
+        window.add(update(trainer, batch, measure=True))
     event = window.close()
     gradients = [one.grad.flatten() for one in trainer.network.parameters()]
     assert event.gradient_norm == pytest.approx(float(torch.cat(gradients).norm()), rel=1e-4)

@@ -19,16 +19,13 @@ from nacre.evaluation.predictor import Predictor
 from nacre.export.hub import push
 from nacre.export.predictions import Legend, overlay, palette_image
 from nacre.labels.channels import is_wide
-from nacre.models.deeplab import DeepLab
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.start import save_start
-from nacre.models.fuse_bn import fuse_conv_bn
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledger, save_ledger
 from nacre.runs.edit import merge as merge_ledgers
-from nacre.runs.learn import find_start
-from nacre.runs.learn_plan import plan_learning
+from nacre.runs.learn import find_start, plan_learning
 from nacre.terminal.progress import progress_bar
 from nacre.training.config import deep_merge, read_section
 from nacre.utils.device import choose_device
@@ -153,9 +150,7 @@ class Model:
         Batch norm is folded into the convolutions: a tenth to a sixth of the time less with the
         small backbones on a CPU. Scores differ in their last digits.
         """
-        if not isinstance(self.network, DeepLab):
-            return self
-        return replace(self, network=fuse_conv_bn(self.network))
+        return replace(self, network=self.network.fused())
 
     @torch.inference_mode()
     def predict(
@@ -282,7 +277,7 @@ def learn(
     values = deep_merge(values, config)
     found = find_start(_start_path(start), network)
     plan = plan_learning(_paths(data), found, tests=_paths(tests), preset=preset, values=values)
-    plan.learning(out)()
+    plan.learn(out)
     return load(out, network=network)
 
 

@@ -124,8 +124,8 @@ def resume_command(*arguments: str) -> str:
 
 def until_interrupted(work: Callable[[], T], again: str) -> T:
     """Do the work; if the user stops it, print how to resume it."""
-    from nacre.training.step import Interrupted
     from nacre.utils.distributed import leave_distributed
+    from nacre.utils.signals import Interrupted
 
     try:
         result = work()

@@ -51,8 +51,9 @@ def learn(
     method: Annotated[
         str | None,
         typer.Option(
-            help="Training method (see `nacre methods`). Default: mib, the paper's; ledger or duo "
-            "for models with sums. --method mib asks for MiB.",
+            help="Training method (see `nacre methods`). Default: duo, the ledger in one pass and "
+            "a decoder beside it; mib, the paper's, for networks from nothing and of others. "
+            "--method mib asks for MiB.",
         ),
     ] = None,
     classes: Annotated[
@@ -115,8 +116,7 @@ def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, 
     from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
-    from nacre.runs.learn import find_start
-    from nacre.runs.learn_plan import plan_learning
+    from nacre.runs.learn import find_start, plan_learning
     from nacre.terminal.progress import RunDisplay
     from nacre.utils.signals import StopSignal
 
@@ -124,9 +124,12 @@ def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, 
     show_config(plan.config.to_dict())
     console = make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
-        learning = plan.learning(out, observers=[display], should_stop=stop)
-        console.print(plan_lines(learning.data, plan.how, plan.reasons))
-        metrics = until_interrupted(learning, resume_command("learn", "--out", str(out)))
+        step = plan.step()
+        console.print(plan_lines(step.tests.data, plan.how, plan.reasons))
+        metrics = until_interrupted(
+            lambda: plan.learn(out, step=step, observers=[display], should_stop=stop),
+            resume_command("learn", "--out", str(out)),
+        )
     if is_main_process():
         console.print(learn_table(metrics))
         console.print(f"model, metrics and events: {out}", soft_wrap=True, markup=False)
@@ -187,7 +190,7 @@ def history(model: ModelPath, json: Json = False) -> None:
 
 def _read_saved(out: Path) -> tuple[list[Path], Path | None, list[Path]]:
     """Return data, start and tests of an interrupted step."""
-    from nacre.runs.learn_folder import read_learn_config
+    from nacre.runs.folder import read_learn_config
 
     saved = read_learn_config(out)
     return list(saved.data), saved.start, list(saved.tests)

@@ -71,20 +71,18 @@ def methods_table(rows: "Mapping[str, MethodRow]") -> RenderableType:
 
 def explain(method: "type[Method]", row: "MethodRow") -> RenderableType:
     """Return a method's description, its equations and its config keys."""
-    from nacre.methods.parts import PartsConfig
+    from nacre.methods import MethodConfig
 
     about = inspect.getdoc(sys.modules[method.__module__]) or row.summary
     title = Text(f"{method.name}: {row.summary}", "bold")
     options = Table(title=f"\n--set method.…  for {method.name}", title_justify="left")
     for column in ("key", "default", "what it is"):
         options.add_column(column)
-    for key, field in method.Config.model_fields.items():
-        if key not in ("name", "parts"):
-            options.add_row(key, str(field.default), field.description)
-    own, refused = method.Config(name=method.name).parts, method.Config.refused_parts()
-    for key, field in PartsConfig.model_fields.items():
-        if key not in refused:
-            options.add_row(f"parts.{key}", str(getattr(own, key)), field.description)
+    fields, common = method.Config.model_fields, MethodConfig.model_fields
+    for key, field in sorted(fields.items(), key=lambda one: one[0] in common):
+        if key != "name" and key not in method.Config.refused:
+            value = ", ".join(field.default) if key == "freeze" else str(field.default)
+            options.add_row(key, value, field.description)
     return Group(title, Text(_join_lines(about)), Text(f"\nPaper: {row.paper}"), options)
 
 

@@ -8,7 +8,6 @@ are gathered into one batch and their probabilities scattered back.
 """
 
 import contextlib
-import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -26,10 +25,8 @@ from nacre.evaluation.predictor import (
     smaller,
     window_starts,
 )
-from nacre.models.deeplab import DeepLab
+from nacre.models.decoders import WindowPool
 from nacre.models.foreign.adapter import Adapter
-from nacre.models.fuse_bn import fuse_conv_bn
-from nacre.models.head import WindowPool
 from nacre.models.lite import SameConv2d
 from nacre.models.network import Network
 from nacre.utils.system import import_extra
@@ -58,7 +55,7 @@ class ImageToClasses(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        inner = fuse_conv_bn(network) if isinstance(network, DeepLab) else copy.deepcopy(network)
+        inner = network.fused()
         self.alignment = inner.alignment
         for module in inner.modules():
             if isinstance(module, SameConv2d):

@@ -2,11 +2,11 @@
 
 ::
 
-    files, documents, sniff     files of a folder or archive, JSON and XML piece by piece
+    files, documents            files of a folder or archive, JSON and XML piece by piece
+    rasterize, shapes, masks    the exact pixels of a shape, the labels in a mask file
+    reading                     what a reader fills: classes, images with their shapes
     formats                     the table of formats, and a reader each
-    reading                     what readers share and fill: classes, images, shapes
-    rasterize, rle, shapes      the exact pixels of a shape
-    labels, masks, paint        label numbers; one image and its mask
+    labels, paint               label numbers; one image and its mask
     folder, sheet, report       what is written beside them
     run                         an import from beginning to end
 """

@@ -1,23 +1,15 @@
-"""From the classes of an export to labels: 0 is background, 1 to n the classes, 255 does not count.
-
-A class is known by its name alone. The numbers that tools give their classes begin at 0 or at 1,
-have gaps or are texts, and never become labels.
-"""
+"""From the classes of an export to labels: 0 is background, 1 to n classes, 255 does not count."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from nacre.errors import NacreError, did_you_mean
-from nacre.importers.masks import BACKGROUND, IGNORED
 from nacre.importers.problems import brief, some
-from nacre.importers.reading import Color, Reading, clean_name
+from nacre.importers.reading import BACKGROUND, IGNORED, Color, Reading, clean_name
 from nacre.labels.channels import distinct_colors
-
-BACKGROUND_NAME = "background"
 
 _LARGEST_8_BIT = 254
 _LARGEST_16_BIT = 65534
@@ -35,7 +27,7 @@ class ClassOptions:
 
     classes: Sequence[str] = ()
     ignore: Sequence[str] = ()
-    rename: Mapping[str, str] | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,26 +37,21 @@ class Labels:
     Attributes:
         names: Class name by label; label 1 is the first.
         colors: Color by label, background first.
-        by_class: Label by the class number of the reading.
+        of: Label by class, as the export spells it.
         ignored: The label of what does not count.
         has_background: False where no pixel can be background.
     """
 
     names: tuple[str, ...]
     colors: tuple[Color, ...]
-    by_class: npt.NDArray[np.uint16]
+    of: Mapping[str, int]
     ignored: int
     has_background: bool
 
     @property
-    def is_wide(self) -> bool:
-        """Whether labels need 16 bits."""
-        return len(self.names) > _LARGEST_8_BIT
-
-    @property
     def dtype(self) -> type[np.uint8] | type[np.uint16]:
         """What a mask is stored as."""
-        return np.uint16 if self.is_wide else np.uint8
+        return np.uint8 if self.ignored < 256 else np.uint16
 
 
 def make_labels(reading: Reading, options: ClassOptions) -> Labels:
@@ -73,79 +60,53 @@ def make_labels(reading: Reading, options: ClassOptions) -> Labels:
     Raises:
         NacreError: Two are spelled almost alike, or a name that the user gave is not there.
     """
-    final = _final_names(reading, options.rename or {})
-    _check_alike(final)
-    names = list(dict.fromkeys(name for number, name in final.items() if number > IGNORED))
+    final = _final_names(reading, options.rename)
+    names = list(dict.fromkeys(final[one] for one in reading.classes))
     if reading.is_sorted:
         names.sort(key=str.casefold)
-    ignore = _chosen(options.ignore, [*names, BACKGROUND_NAME], "--ignore")
+    ignore = _chosen(options.ignore, [*names, BACKGROUND], "--ignore")
     chosen = _chosen(options.classes, names, "--classes") or names
-    kept = [name for name in chosen if name not in (*ignore, BACKGROUND_NAME)]
-    _check_count(kept, names)
-    ignored = 255 if len(kept) <= _LARGEST_8_BIT else 65535
-    has_background = reading.has_background or not set(names) <= set(kept) | set(ignore)
-    return Labels(
-        tuple(kept),
-        _colors(reading, final, kept),
-        _labels_by_class(reading, final, kept, ignore, ignored),
-        ignored,
-        has_background and BACKGROUND_NAME not in ignore,
-    )
-
-
-def _check_count(kept: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse no classes, and more of them than 16 bits can tell apart."""
+    kept = [name for name in chosen if name not in (*ignore, BACKGROUND)]
     if not kept:
         raise NacreError(
             "the export has no class to import" + (f"; it has {some(names, 20)}" if names else "")
         )
     if len(kept) > _LARGEST_16_BIT:
         raise NacreError(f"the export has {len(kept):,} classes; at most {_LARGEST_16_BIT:,}")
-
-
-def _labels_by_class(
-    reading: Reading,
-    final: Mapping[int, str],
-    kept: Sequence[str],
-    ignore: Sequence[str],
-    ignored: int,
-) -> npt.NDArray[np.uint16]:
-    """Return the label by the class number of the reading."""
+    ignored = 255 if len(kept) <= _LARGEST_8_BIT else 65535
     label_of = {name: label for label, name in enumerate(kept, start=1)}
     label_of |= dict.fromkeys(ignore, ignored)
-    by_class = np.zeros(len(reading.names), np.uint16)
-    for number, name in final.items():
-        # A class that is not wanted stays in the image: it is background.
-        by_class[number] = label_of.get(name, 0)
-    by_class[IGNORED] = ignored
-    return by_class
+    # A class that is not wanted stays in the image: it is background.
+    by_class = {spelled: label_of.get(name, 0) for spelled, name in final.items()}
+    has_background = reading.has_background or not set(names) <= set(kept) | set(ignore)
+    return Labels(
+        tuple(kept),
+        _colors(reading, final, kept),
+        by_class | {IGNORED: ignored},
+        ignored,
+        has_background and BACKGROUND not in ignore,
+    )
 
 
-def _final_names(reading: Reading, rename: Mapping[str, str]) -> dict[int, str]:
-    """Return the name by number after renaming; the background is among them."""
+def _final_names(reading: Reading, rename: Mapping[str, str]) -> dict[str, str]:
+    """Return the clean name after renaming by the export's spelling, the background first.
+
+    Raises:
+        NacreError: Two names differ in case or blanks only.
+    """
     by_name = {clean_name(old): clean_name(new) for old, new in rename.items()} | dict(rename)
-    known = {BACKGROUND_NAME} | {name for one in reading.names for name in (one, clean_name(one))}
+    known = {BACKGROUND} | {name for one in reading.classes for name in (one, clean_name(one))}
     for old in rename:
         if old not in known:
-            raise _unknown(old, reading.names[IGNORED + 1 :], "--rename")
-    final = {BACKGROUND: BACKGROUND_NAME}
-    for number, spelled in enumerate(reading.names):
-        if number > IGNORED and number not in reading.dropped:
-            new = by_name.get(spelled, by_name.get(clean_name(spelled), spelled))
-            final[number] = (
-                BACKGROUND_NAME if clean_name(new).casefold() == BACKGROUND_NAME else new
-            )
-    return final
-
-
-def _check_alike(final: dict[int, str]) -> None:
-    """Refuse names that differ in case or blanks only; then make all names clean."""
-    spellings: dict[str, list[str]] = defaultdict(list)
-    for number, name in final.items():
-        alike = "".join(clean_name(name).casefold().split())
-        if name not in spellings[alike]:
-            spellings[alike].append(name)
-        final[number] = clean_name(name)
+            raise _unknown(old, list(reading.classes), "--rename")
+    final, spellings = {BACKGROUND: BACKGROUND}, defaultdict(list, {BACKGROUND: [BACKGROUND]})
+    for spelled in reading.classes:
+        new = by_name.get(spelled, by_name.get(clean_name(spelled), spelled))
+        new = BACKGROUND if clean_name(new).casefold() == BACKGROUND else new
+        final[spelled] = clean_name(new)
+        alike = spellings["".join(clean_name(new).casefold().split())]
+        if new not in alike:
+            alike.append(new)
     for names in spellings.values():
         if len(names) > 1:
             two = " and ".join(repr(brief(name)) for name in names[:2])
@@ -154,16 +115,14 @@ def _check_alike(final: dict[int, str]) -> None:
                 f"the classes {two} are spelled almost alike; if they are one class say {option}, "
                 "else rename one in the tool"
             )
+    return final
 
 
 def _chosen(wanted: Sequence[str], names: Sequence[str], option: str) -> list[str]:
-    chosen = []
     for name in wanted:
         if clean_name(name) not in names:
             raise _unknown(name, names, option)
-        if clean_name(name) not in chosen:
-            chosen.append(clean_name(name))
-    return chosen
+    return list(dict.fromkeys(map(clean_name, wanted)))
 
 
 def _unknown(name: str, names: Sequence[str], option: str) -> NacreError:
@@ -173,11 +132,11 @@ def _unknown(name: str, names: Sequence[str], option: str) -> NacreError:
     )
 
 
-def _colors(reading: Reading, final: Mapping[int, str], kept: Sequence[str]) -> tuple[Color, ...]:
+def _colors(reading: Reading, final: Mapping[str, str], kept: Sequence[str]) -> tuple[Color, ...]:
     """Return the export's colors where they tell the classes apart, else colors of our own."""
     own: dict[str, Color] = {}
-    for number, color in reading.colors.items():
-        if number in final and color not in ((0, 0, 0), *own.values()):
-            own.setdefault(final[number], color)
+    for spelled, color in reading.classes.items():
+        if color is not None and color not in ((0, 0, 0), *own.values()):
+            own.setdefault(final[spelled], color)
     spread = distinct_colors(len(kept) + 1)
     return ((0, 0, 0), *(own.get(name, spread[i]) for i, name in enumerate(kept, start=1)))

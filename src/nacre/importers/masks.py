@@ -1,106 +1,112 @@
-"""Reading mask files of other tools: the class number of every pixel, or what is unknown in them.
+"""Mask files of other tools: the label of every pixel, by what is stored for it.
 
 The values are taken as they are stored: the index of a palette, a gray value of 1 to 16 bits, or a
 color. A value without a class is never guessed: it means that values and class names do not belong
 together, which concerns all masks.
 """
 
+import io
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image as PillowImage
 
 from nacre.data.image_io import MOST_PIXELS
-from nacre.importers.files import Export, File
-from nacre.importers.problems import Unusable, brief
+from nacre.errors import NacreError
+from nacre.importers.files import File
+from nacre.importers.problems import Unusable, brief, counted
 
-ClassMap = npt.NDArray[np.uint32]
+Values = npt.NDArray[Any]
+Kind = Literal["values", "colors", "segments", "instances"]
 
-BACKGROUND = 0
-"""The class number of what has no class."""
-
-IGNORED = 1
-"""The class number of what does not count."""
-
-MASK_FORMATS = ("PNG", "BMP", "TIFF", "GIF", "WEBP")
 BAD_IMAGE = (OSError, SyntaxError, ValueError, struct.error, PillowImage.DecompressionBombError)
 
+_FORMATS = ("PNG", "BMP", "TIFF", "GIF", "WEBP")
 # Pillow stretches gray values of 2 and 4 bits to 0..255; a label is what is stored.
 _STRETCH = {"L;2": 85, "L;4": 17}
 _COLORS = 1 << 24
+_INSTANCES = 1000
 
 
 @dataclass(frozen=True)
 class MaskFile:
-    """A file with a label for every pixel.
+    """A file with a value for every pixel.
 
     Attributes:
         file: The file.
-        classes: Class number by value.
-        kind: What a value is: a stored label, a color (r, g, b) as r + 256 g + 65536 b, or the
-            number of a segment, which may be stored as such a color.
+        classes: Class by value.
+        kind: What a value is: a stored label, a color (r, g, b) as r + 256 g + 65536 b, the number
+            of a segment, which may be stored as such a color, or a label that may be followed by
+            the three digits of an instance.
     """
 
     file: File
-    classes: Mapping[int, int]
-    kind: Literal["values", "colors", "segments"] = "values"
+    classes: Mapping[int, str]
+    kind: Kind = "values"
+
+    def read(self, label_of: Mapping[str, int]) -> Values:
+        """Return the label of every pixel.
+
+        Raises:
+            Unusable: The file cannot be read as a mask.
+            NacreError: It can, but a value has no class.
+        """
+        values = read_values(self.file, self.kind)
+        # Label + 1 by value, 0 where there is no class.
+        table = np.zeros(1 << 16 if values.max() < 1 << 16 else _COLORS, np.uint32)
+        for value, name in self.classes.items():
+            if 0 <= value < len(table):
+                table[value] = label_of[name] + 1
+        labels = table.take(values, mode="clip")
+        unknown = values[(labels == 0) | (values < 0) | (values >= len(table))]
+        if unknown.size:
+            counts = count_values([unknown])
+            value, count = counts.most_common(1)[0]
+            color = f"the color {shown_color(value)}"
+            what = color if self.kind == "colors" else f"the value {value}"
+            more = f" and {counted(len(counts) - 1, 'other')}" if len(counts) > 1 else ""
+            raise NacreError(
+                f"the mask {brief(self.file.path)} holds what no class stands for: {what} in "
+                f"{counted(count, 'pixel')}{more}; nothing was imported"
+            )
+        return labels - 1
 
 
-class UnknownValues(Exception):
-    """Values of a mask that no class has: value -> pixels."""
-
-    def __init__(self, values: dict[int, int]) -> None:
-        super().__init__(values)
-        self.values = values
-
-
-def read_mask(export: Export, mask: MaskFile) -> ClassMap:
-    """Return the class number of every pixel.
-
-    Raises:
-        Unusable: The file cannot be read as a mask.
-        UnknownValues: It can, but a value has no class.
-    """
-    with export.open(mask.file) as file:
-        values = read_values(file, mask.kind)
-    if values.size == 0:
-        raise Unusable("the mask is empty")
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= _COLORS:
-        raise UnknownValues({low if low < 0 else high: 1})
-    found = _table(mask, 1 << 16 if high < 1 << 16 else _COLORS).take(values)
-    unknown = values[found == 0]
-    if unknown.size:
-        raise UnknownValues(count_values(unknown))
-    return found - 1
-
-
-def read_values(file: BinaryIO, kind: str) -> npt.NDArray[Any]:
+def read_values(file: File, kind: Kind) -> Values:
     """Return what a mask stores for every pixel.
 
     Raises:
         Unusable: The file cannot be read as a mask of this kind.
     """
     try:
-        with PillowImage.open(file, formats=MASK_FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise Unusable("the mask is too large", f"{image.width} x {image.height} pixels")
+        with PillowImage.open(io.BytesIO(file.read()), formats=_FORMATS) as image:
+            if not 0 < image.width * image.height <= MOST_PIXELS:
+                raise Unusable("the mask cannot be read", f"{image.width} x {image.height} pixels")
             if kind == "colors" or (kind == "segments" and image.mode in ("RGB", "RGBA")):
                 return _color_values(image)
-            return _stored_values(image)
+            values = _stored_values(image)
     except BAD_IMAGE as error:
-        raise Unusable("the mask cannot be read", brief(str(error))) from error
+        reason = brief(str(error).partition(" <")[0])
+        raise Unusable("the mask cannot be read", reason) from error
+    return (
+        np.where(values < _INSTANCES, values, values // _INSTANCES)
+        if kind == "instances"
+        else values
+    )
 
 
-def count_values(values: npt.NDArray[Any]) -> dict[int, int]:
+def count_values(arrays: Iterable[Values]) -> Counter[int]:
     """Return how many pixels have each value."""
-    counts = np.unique(values, return_counts=True)
-    return {int(value): int(count) for value, count in zip(*counts, strict=True)}
+    total: Counter[int] = Counter()
+    for values in arrays:
+        found, counts = np.unique(values, return_counts=True)
+        total.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+    return total
 
 
 def color_value(color: tuple[int, int, int]) -> int:
@@ -113,13 +119,13 @@ def shown_color(value: int) -> str:
     return f"{value & 255},{value >> 8 & 255},{value >> 16}"
 
 
-def _stored_values(image: PillowImage.Image) -> npt.NDArray[Any]:
+def _stored_values(image: PillowImage.Image) -> Values:
     tile = getattr(image, "tile", ())
     args = tile[0][3] if tile else ""
     stored = args if isinstance(args, str) else str(args[0]) if args else ""
     values = np.array(image)
     if image.mode in ("L", "P"):
-        return values // _STRETCH[stored] if stored in _STRETCH else values
+        return values // _STRETCH.get(stored, 1)
     if image.mode == "1":
         return values.astype(np.uint8)
     if image.mode.startswith("I"):
@@ -127,33 +133,12 @@ def _stored_values(image: PillowImage.Image) -> npt.NDArray[Any]:
     if image.mode in ("RGB", "RGBA", "LA"):
         bands = values[:, :, : 3 if image.mode != "LA" else 1]
         if np.all(bands == bands[:, :, :1]):
-            # A gray image that was saved in color.
-            return bands[:, :, 0]
+            return bands[:, :, 0]  # a gray image that was saved in color
     raise Unusable("the mask holds colors where labels should be", f"mode {image.mode}")
 
 
-def _color_values(image: PillowImage.Image) -> npt.NDArray[Any]:
+def _color_values(image: PillowImage.Image) -> Values:
     if image.mode.startswith("I"):
         raise Unusable("the mask holds labels where colors should be", f"mode {image.mode}")
     bands = np.asarray(image.convert("RGB")).astype(np.uint32)
     return bands[:, :, 0] | bands[:, :, 1] << 8 | bands[:, :, 2] << 16
-
-
-def _table(mask: MaskFile, size: int) -> ClassMap:
-    """Return class number + 1 by value, 0 where there is none."""
-    if mask.kind == "segments":
-        return _make_table({0: BACKGROUND} | dict(mask.classes), size)
-    return _kept_table(tuple(mask.classes.items()), size)
-
-
-@lru_cache(maxsize=2)
-def _kept_table(classes: tuple[tuple[int, int], ...], size: int) -> ClassMap:
-    return _make_table(dict(classes), size)
-
-
-def _make_table(classes: Mapping[int, int], size: int) -> ClassMap:
-    table = np.zeros(size, np.uint32)
-    for value, number in classes.items():
-        if 0 <= value < size:
-            table[value] = number + 1
-    return table

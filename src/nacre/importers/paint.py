@@ -9,28 +9,32 @@ too: one that was drawn on the stored pixels is turned.
 import base64
 import binascii
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image as PillowImage
 
-from nacre.data.image_io import FORMATS, count_labels, load, open_image, orientation
+from nacre.data.image_io import FORMATS, count_labels, examine_image, orientation
 from nacre.errors import NacreError
 from nacre.importers.documents import load_json
-from nacre.importers.files import Export
-from nacre.importers.folder import written_suffix
+from nacre.importers.folder import writing, written_suffix
 from nacre.importers.labels import Labels
-from nacre.importers.masks import BAD_IMAGE, UnknownValues, read_mask
+from nacre.importers.masks import BAD_IMAGE
 from nacre.importers.problems import Unusable, brief
-from nacre.importers.reading import Image, Order
-from nacre.importers.shapes import Shape
+from nacre.importers.reading import BACKGROUND, Image, Order
+from nacre.importers.shapes import Area, Outline, Shape
+from nacre.utils.progress import worker_pool
+from nacre.utils.system import usable_cores
 
 LabelMap = npt.NDArray[Any]
 Frame = Literal["upright", "stored"]
 Unlabeled = Literal["listed", "background", "skip"]
+Size = tuple[int, int]
 
 MISSING = "the image file is missing"
 NOT_LABELED = "nothing says what is in it"
@@ -39,9 +43,13 @@ ONLY_BOXES = (
     "masks of the boxes first, with a tool such as SAM"
 )
 
+_MOST_ALONE = 32
+_CHUNK = 4
+_PIXELS = 1.0
+"""Corners that are rounded to whole pixels make a box crooked by about that much."""
+
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
-_SMALL = 64
 _TURNS: dict[int, Callable[[LabelMap], LabelMap]] = {
     1: lambda mask: mask,
     2: np.fliplr,
@@ -59,24 +67,20 @@ class Job:
     """What is to be written.
 
     Attributes:
-        export: Where images and masks are read from.
         images: What there is.
         names: Name by image.
         labels: What the values to write mean.
         order: Which of two shapes lies on top.
         folder: Where ``images/`` and ``masks/`` go.
         unlabeled: Which images without a label are all background.
-        are_stored: Where it cannot be seen, the stored pixels were annotated.
     """
 
-    export: Export
     images: list[Image]
     names: list[str]
     labels: Labels
     order: Order
     folder: Path
     unlabeled: Unlabeled = "listed"
-    are_stored: bool = False
 
 
 @dataclass
@@ -88,54 +92,102 @@ class Outcome:
         file: The file in ``images/`` that was written.
         pixels: Pixels by label.
         is_empty: It has no shape and no mask: all background.
+        has_only_boxes: All of its outlines are boxes, and there is one.
         frame: Which pixels it was annotated on.
         is_sure: Whether that can be told.
         orientation: How the camera says that it is to be turned; 1 is not at all.
         uncovered: How many shapes cover no pixel.
         problem: Why nothing was written.
-        unknown: Values of its mask without a class, with their pixels.
     """
 
     index: int
     file: str = ""
     pixels: dict[int, int] = field(default_factory=dict)
     is_empty: bool = False
+    has_only_boxes: bool = False
     frame: Frame = "upright"
     is_sure: bool = True
     orientation: int = 1
     uncovered: int = 0
     problem: Unusable | None = None
-    unknown: dict[int, int] | None = None
-
-    @property
-    def shows_upright(self) -> bool:
-        """Whether it is sure that a turned image was annotated upright."""
-        return self.frame == "upright" and self.is_sure and self.orientation > 1
 
 
-def import_image(job: Job, index: int) -> Outcome:
-    """Write image and mask, or say why not; then nothing of it is left behind."""
+_job: Job | None = None
+
+
+def import_images(
+    job: Job, progress: Callable[[int, int], None], workers: int | None = None
+) -> list[Outcome]:
+    """Write images and masks; those whose orientation cannot be seen follow the others.
+
+    Args:
+        job: What is to be written.
+        progress: Told how many are done, of how many.
+        workers: How many processes; all cores by default, one for few images.
+    """
+    outcomes = _import_all(job, range(len(job.images)), "upright", progress, workers)
+    written = [one for one in outcomes if one.problem is None]
+    turned = [one for one in written if one.is_sure and one.orientation > 1]
+    if turned and all(one.frame == "stored" for one in turned):
+        # Whoever drew some on the stored pixels for sure drew all of them so.
+        doubtful = [one.index for one in written if not one.is_sure]
+        for one in _import_all(job, doubtful, "stored", lambda done, total: None, workers):
+            outcomes[one.index] = one
+    return outcomes
+
+
+def _import_all(
+    job: Job,
+    indices: Sequence[int],
+    frame: Frame,
+    progress: Callable[[int, int], None],
+    workers: int | None,
+) -> list[Outcome]:
+    global _job
+    _job = job  # for the processes, which are forked
+    progress(0, len(indices))
+    outcomes = []
+    count = min(workers or usable_cores(), len(indices))
+    is_alone = count < 2 or len(indices) < _MOST_ALONE
+    several = worker_pool(count, lambda forked: None, "imports images", cancel=True)
+    with nullcontext() if is_alone else several as pool:
+        run = map if pool is None else partial(pool.map, chunksize=_CHUNK)
+        for outcome in run(partial(_import_one, frame), indices):
+            outcomes.append(outcome)
+            progress(len(outcomes), len(indices))
+    return outcomes
+
+
+def _import_one(frame: Frame, index: int) -> Outcome:
+    assert _job is not None
+    return import_image(_job, index, frame)
+
+
+def import_image(job: Job, index: int, frame: Frame = "upright") -> Outcome:
+    """Write image and mask, or say why not; then nothing of it is left behind.
+
+    Args:
+        job: What is to be written.
+        index: Which of the images.
+        frame: Which pixels were annotated where that cannot be seen.
+    """
     outcome, image = Outcome(index), job.images[index]
     path: Path | None = None
     try:
         _check(image, job.unlabeled)
-        path = _copy_image(job, index)
-        look = look_at(path)
-        outcome.orientation = look.orientation
-        mask = _make_mask(job, image, look, outcome)
+        path = _copy_image(image, job.folder / "images" / job.names[index])
+        mask = _make_mask(job, image, path, outcome, frame)
         outcome.pixels = count_labels(mask)
         if set(outcome.pixels) == {job.labels.ignored}:
             raise Unusable("not one pixel of it counts")
         target = job.folder / "masks" / f"{job.names[index]}.png"
-        _writing(target, lambda: save_mask(target, mask, job.labels))
+        with writing(target):
+            save_mask(target, mask, job.labels)
         outcome.file = path.relative_to(job.folder / "images").as_posix()
-        return outcome
     except Unusable as problem:
         outcome.problem = problem
-    except UnknownValues as problem:
-        outcome.unknown = problem.values
-    if path is not None:
-        path.unlink(missing_ok=True)
+        if path is not None:
+            path.unlink(missing_ok=True)
     return outcome
 
 
@@ -151,108 +203,56 @@ def _check(image: Image, unlabeled: Unlabeled) -> None:
         raise Unusable(ONLY_BOXES if image.has_only_boxes else "it has only shapes without an area")
 
 
-def _copy_image(job: Job, index: int) -> Path:
+def _copy_image(image: Image, stem: Path) -> Path:
     """Copy the image file as it is, so that nothing of it is lost."""
-    image = job.images[index]
-    stem = job.folder / "images" / job.names[index]
-    if image.file is None:
-        data = _read_embedded(job.export, image)
-        path = stem.with_name(stem.name + (".png" if data.startswith(b"\x89PNG") else ".jpg"))
-        _writing(path, lambda: path.write_bytes(data))
-        return path
-    path = stem.with_name(stem.name + written_suffix(image.file.path))
-    try:
-        source = job.export.open(image.file)
-    except NacreError as error:
-        raise Unusable("the image cannot be read", str(error)) from error
-    with source:
+    if image.file is not None:
         try:
-            _writing(path, lambda: _copy(source, path))
-        except Unusable:
-            path.unlink(missing_ok=True)
-            raise
+            data, suffix = image.file.read(), written_suffix(image.file.path)
+        except NacreError as error:
+            raise Unusable("the image cannot be read", str(error)) from error
+    else:
+        data = _read_embedded(image)
+        suffix = ".png" if data.startswith(b"\x89PNG") else ".jpg"
+    path = stem.with_name(stem.name + suffix)
+    with writing(path):
+        path.write_bytes(data)
     return path
 
 
-def _copy(source: BinaryIO, path: Path) -> None:
-    with path.open("wb") as target:
-        while True:
-            try:
-                chunk = source.read(1 << 20)
-            except (OSError, NacreError) as error:
-                raise Unusable("the image cannot be read", brief(str(error))) from error
-            if not chunk:
-                return
-            target.write(chunk)
-
-
-def _read_embedded(export: Export, image: Image) -> bytes:
+def _read_embedded(image: Image) -> bytes:
     """Return the image that LabelMe keeps in its annotation."""
     assert image.embedded is not None
     try:
-        content = load_json(export.read(image.embedded), image.embedded.path)
-        return base64.b64decode(content["imageData"])
+        return base64.b64decode(load_json(image.embedded)["imageData"])
     except (NacreError, binascii.Error, ValueError, TypeError, KeyError) as error:
         raise Unusable("the image inside the annotation is damaged", brief(str(error))) from error
 
 
-def _writing(path: Path, write: Callable[[], object]) -> None:
-    """Write a file, telling a full disk from a damaged export."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write()
-    except OSError as error:
-        raise NacreError(f"could not write {path.name}: {error.strerror or error}") from error
-
-
-@dataclass(frozen=True)
-class Look:
-    """What an image file says of itself: the size of the stored pixels, how to turn them."""
-
-    stored: tuple[int, int]
-    orientation: int
-
-    @property
-    def upright(self) -> tuple[int, int]:
-        """Width and height of the turned image."""
-        wide, high = self.stored
-        return (high, wide) if self.orientation in _SIDEWAYS else (wide, high)
-
-
-def look_at(path: Path) -> Look:
-    """Read an image as nacre will, to see that it is whole; return its size and orientation.
+def look_at(path: Path) -> tuple[Size, int]:
+    """Read an image as nacre will; return its upright size and its orientation.
 
     Raises:
         Unusable: It is damaged, too large or not an image.
     """
     try:
-        decoded = open_image(path)
-        # A JPEG is decoded at an eighth of its size, which reads all of the file as well.
-        decoded.draft("RGB", (_SMALL, _SMALL))
-        load(decoded)
+        upright, _ = examine_image(path, decode=True)
         with PillowImage.open(path, formats=FORMATS) as image:
-            size, turn = image.size, orientation(image)
-            if image.format == "PNG":
-                # Pillow takes the pixels from a file whose chunks are wrong; the index does not.
-                image.verify()
-            if image.format != "TIFF":
-                return Look(size, turn)
-            # Pillow turns TIFF files by itself and tells their upright size.
-            turn = int(image.getexif().get(_ORIENTATION, 1) or 1)
+            is_tiff = image.format == "TIFF"  # which Pillow turns by itself
+            turn = image.getexif().get(_ORIENTATION, 1) if is_tiff else orientation(image)
     except (NacreError, *BAD_IMAGE, TypeError) as error:
         reason = str(error).rpartition(str(path))[2].strip() or type(error).__name__
         raise Unusable("the image cannot be used", brief(reason)) from error
-    turn = turn if 1 <= turn <= 8 else 1
-    return Look((size[1], size[0]) if turn in _SIDEWAYS else size, turn)
+    return upright, turn if turn in _TURNS else 1
 
 
 def choose_frame(
-    look: Look, annotated: tuple[int, int] | None, is_relative: bool
+    upright: Size, turn: int, annotated: Size | None, is_relative: bool
 ) -> tuple[Frame, bool]:
     """Return in which frame an image was annotated, and whether that is sure.
 
     Args:
-        look: The image.
+        upright: Width and height of the turned image.
+        turn: Its orientation.
         annotated: Width and height that the annotation was made at, if known.
         is_relative: Coordinates are shares of the size, so that only its proportions count.
 
@@ -260,49 +260,51 @@ def choose_frame(
         Unusable: The annotation fits in neither.
     """
     if annotated is None:
-        return "upright", look.orientation == 1
+        return "upright", turn == 1
     fits_upright, fits_stored = (
         size == annotated or (is_relative and _are_alike(size, annotated))
-        for size in (look.upright, look.stored)
+        for size in (upright, _stored(upright, turn))
     )
     if fits_upright:
-        return "upright", look.orientation == 1 or not fits_stored
+        return "upright", turn == 1 or not fits_stored
     if fits_stored:
         return "stored", True
     raise Unusable(
         "the image has another size than its annotation",
-        f"{look.upright[0]} x {look.upright[1]}, annotated at {annotated[0]} x {annotated[1]}",
+        f"{upright[0]} x {upright[1]}, annotated at {annotated[0]} x {annotated[1]}",
     )
 
 
-def _are_alike(size: tuple[int, int], other: tuple[int, int]) -> bool:
+def _stored(upright: Size, turn: int) -> Size:
+    return (upright[1], upright[0]) if turn in _SIDEWAYS else upright
+
+
+def _are_alike(size: Size, other: Size) -> bool:
     """Return whether two sizes have the same proportions, rounding to whole pixels aside."""
     return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
 
 
-def _make_mask(job: Job, image: Image, look: Look, outcome: Outcome) -> LabelMap:
-    classes = None
-    size, is_relative = image.size, all(one.area.is_relative for one in image.shapes)
-    if image.mask is not None:
-        try:
-            classes = read_mask(job.export, image.mask)
-        except NacreError as error:
-            raise Unusable("the mask cannot be read", str(error)) from error
-        size, is_relative = (classes.shape[1], classes.shape[0]), False
-    outcome.frame, outcome.is_sure = choose_frame(look, size, is_relative)
-    if job.are_stored and not outcome.is_sure:
-        outcome.frame = "stored"
-    if classes is None:
-        outcome.is_empty = not image.shapes
-        size = look.stored if outcome.frame == "stored" else look.upright
+def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, frame: Frame) -> LabelMap:
+    upright, turn = look_at(path)
+    mask = image.mask.read(job.labels.of).astype(job.labels.dtype) if image.mask else None
+    size = image.size if mask is None else (mask.shape[1], mask.shape[0])
+    is_relative = mask is None and (image.is_relative or not image.shapes)
+    outcome.orientation = turn
+    outcome.frame, outcome.is_sure = choose_frame(upright, turn, size, is_relative)
+    if not outcome.is_sure:
+        outcome.frame = frame
+    is_stored = outcome.frame == "stored"
+    if mask is None:
+        size = _stored(upright, turn) if is_stored else upright
         mask, outcome.uncovered = paint_shapes(image.shapes, size, job.labels, job.order)
-    else:
-        mask = job.labels.by_class.astype(job.labels.dtype).take(classes)
-    return _TURNS[look.orientation](mask) if outcome.frame == "stored" else mask
+        outcome.is_empty = not image.shapes
+        boxes = (is_box(shape.area, size) for shape in image.shapes)
+        outcome.has_only_boxes = bool(image.shapes) and all(boxes)
+    return _TURNS[turn](mask) if is_stored else mask
 
 
 def paint_shapes(
-    shapes: Sequence[Shape], size: tuple[int, int], labels: Labels, order: Order = "list"
+    shapes: Sequence[Shape], size: Size, labels: Labels, order: Order = "list"
 ) -> tuple[LabelMap, int]:
     """Paint shapes over each other: higher layers on top, then the later or the smaller ones.
 
@@ -318,7 +320,7 @@ def paint_shapes(
         The labels, height x width, and how many shapes cover no pixel.
     """
     width, height = size
-    canvas = np.full((height, width), labels.by_class[0], labels.dtype)
+    canvas = np.full((height, width), labels.of[BACKGROUND], labels.dtype)
     levels: LabelMap | None = None
     is_layered = any(shape.layer for shape in shapes)
     if order == "area" or is_layered:
@@ -337,14 +339,30 @@ def paint_shapes(
             level = (shape.layer << 32) - (area if order == "area" else 0)
             bits = bits & (levels[box] <= level)
             levels[box][bits] = level
-        canvas[box][bits] = labels.by_class[shape.class_id]
+        canvas[box][bits] = labels.of[shape.name]
     return canvas, uncovered
+
+
+def is_box(area: Area, size: Size) -> bool:
+    """Return whether an area is an outline of four right angles, upright or turned."""
+    if not isinstance(area, Outline) or len(area.parts) != 1:
+        return False
+    ring = area.parts[0][0] * (size if area.is_relative else (1, 1))
+    if len(ring) == 5 and np.array_equal(ring[0], ring[4]):
+        ring = ring[:4]
+    if len(ring) != 4:
+        return False
+    # The diagonals of a box are equally long and halve each other.
+    first, second = ring[2] - ring[0], ring[3] - ring[1]
+    apart = np.abs(ring[0] + ring[2] - ring[1] - ring[3]).max() / 2
+    lengths = abs(np.hypot(*first) - np.hypot(*second))
+    return bool(apart <= _PIXELS and lengths <= _PIXELS)
 
 
 def save_mask(path: Path, mask: LabelMap, labels: Labels) -> None:
     """Write a palette PNG, or a gray one of 16 bits where labels need them."""
     image = PillowImage.fromarray(np.ascontiguousarray(mask))
-    if not labels.is_wide:
+    if labels.dtype == np.uint8:
         palette = np.zeros((256, 3), np.uint8)
         palette[: len(labels.colors)] = labels.colors
         palette[labels.ignored] = 255

@@ -1,28 +1,23 @@
 """An export being read: what the readers of all formats share, and what they fill.
 
-A reader adds images and, to each, its shapes or the file of its mask; it names the classes as it
-meets them. Shapes stay in memory: about as much as their text in the export.
+A reader adds images and, to each, its shapes or the file of its mask. A class is known by its name
+alone: the numbers that tools give their classes begin at 0 or at 1, have gaps or are texts, and
+never become labels. Shapes stay in memory: about as much as their text in the export.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
+from xml.etree.ElementTree import Element
 
 from nacre.errors import NacreError
-from nacre.importers.documents import (
-    Element,
-    Place,
-    decode_text,
-    load_json,
-    stream_json,
-    stream_xml,
-)
+from nacre.importers.documents import Place, stream_json, stream_xml
 from nacre.importers.files import Export, File, Finder
-from nacre.importers.masks import BACKGROUND, IGNORED, MaskFile
+from nacre.importers.masks import MaskFile
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.shapes import Area, Shape
-from nacre.utils.config import parse_yaml
 
 Color = tuple[int, int, int]
 Boxes = Literal["ask", "fill", "skip"]
@@ -30,18 +25,19 @@ Order = Literal["list", "area"]
 Progress = Callable[[str, int, int], None]
 Item = TypeVar("Item")
 
-NUM_SPECIAL = 2
-"""How many class numbers are no class."""
+BACKGROUND = "background"
+"""The class of what has no class."""
 
-MOST_LAYERS = 1 << 20
-NO_AREA = "{} have no area"
-SKIPPED_BOX = "boxes are not taken (--boxes skip)"
+IGNORED = "__ignore__"
+"""The class of what does not count."""
+
 NO_OUTLINE = "boxes without an outline"
 FEW_CORNERS = "outlines with fewer than three corners"
 
 _BACKGROUND_NAMES = ("background", "_background_", "__background__")
 _IGNORED_NAMES = ("__ignore__", "_ignore_")
 _LONGEST_NAME = 200
+_MOST_LAYERS = 1 << 20
 
 
 @dataclass(eq=False)
@@ -53,6 +49,7 @@ class Image:
         file: Its file; None if there is none.
         split: The split that it belongs to.
         size: Width and height that the annotation was made at, if it says so.
+        is_relative: Its shapes are shares of the size, so that only the proportions must fit.
         mask: Its mask file, if its labels are not shapes.
         is_listed: The export names it, so that without a shape it is all background.
         is_labeled: It has labels, be it none.
@@ -67,6 +64,7 @@ class Image:
     file: File | None = None
     split: str | None = None
     size: tuple[int, int] | None = None
+    is_relative: bool = False
     mask: MaskFile | None = None
     is_listed: bool = True
     is_labeled: bool = True
@@ -76,17 +74,26 @@ class Image:
     has_only_boxes: bool = True
     problem: Unusable | None = None
 
-    def spoil(self, problem: Unusable) -> None:
+    def spoil(self, reason: str, detail: str = "") -> None:
         """Note why the image cannot be imported; the first reason counts."""
-        if self.problem is None:
-            self.problem = problem
+        self.problem = self.problem or Unusable(reason, detail)
+
+    @contextmanager
+    def noting(self, reason: str = "") -> Iterator[None]:
+        """Note what makes the image unusable; with a reason, also an error that would end all."""
+        try:
+            yield
+        except Unusable as problem:
+            self.problem = self.problem or problem
+        except NacreError as error:
+            if not reason:
+                raise
+            self.spoil(reason, str(error))
 
     def find(self, finder: Finder, name: str, near: str = "", split: str | None = None) -> None:
         """Look for the file of the image; several that may be meant are a problem."""
-        try:
+        with self.noting():
             self.file = finder.find(name, near, split)
-        except Unusable as problem:
-            self.spoil(problem)
 
 
 @dataclass
@@ -101,9 +108,7 @@ class Reading:
         order: Which of two shapes lies on top: the later, or the smaller one.
         has_background: False where every pixel has a class or does not count.
         is_sorted: The export has no list of classes, so that they go by their names.
-        names: Class name by number, as the export spells it; the first two are special.
-        dropped: Numbers of classes that are none.
-        colors: Color by class number, where the export has colors.
+        classes: Color by class, as the export spells it; None where it has no color.
         images: What there is.
         shape_counts: How many shapes of each kind were read.
         skipped_shapes: How many were not, by reason.
@@ -117,39 +122,40 @@ class Reading:
     order: Order = "list"
     has_background: bool = True
     is_sorted: bool = False
-    names: list[str] = field(default_factory=lambda: ["background", "(ignored)"])
-    dropped: set[int] = field(default_factory=set)
-    colors: dict[int, Color] = field(default_factory=dict)
+    classes: dict[str, Color | None] = field(default_factory=dict)
     images: list[Image] = field(default_factory=list)
     shape_counts: Counter[str] = field(default_factory=Counter)
     skipped_shapes: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
-    _numbers: dict[str, int] = field(default_factory=dict)
 
-    def class_id(self, name: Any, color: Color | None = None) -> int:
-        """Return the number of a class, a new one if it was not named before.
+    def class_of(self, name: Any, color: Color | None = None) -> str:
+        """Return the class that a name in the export means, a new one if it is the first time.
 
         Raises:
             Unusable: That is no name.
         """
-        if not isinstance(name, (str, int, float)) or isinstance(name, bool):
-            raise Unusable("a class has no name", f"{brief(name)} is not the name of a class")
-        spelled = str(name)
-        if spelled not in self._numbers:
-            self._numbers[spelled] = self._new_number(spelled)
-        number = self._numbers[spelled]
-        if color is not None:
-            self.colors.setdefault(number, color)
-        return number
+        is_name = isinstance(name, (str, int, float)) and not isinstance(name, bool)
+        spelled = str(name) if is_name else ""
+        if spelled not in self.classes:
+            plain = clean_name(spelled).casefold()
+            if not plain:
+                shown = brief(name) if not is_name else repr(brief(spelled))
+                raise Unusable("a class has no name", f"{shown} is not the name of a class")
+            if plain in _BACKGROUND_NAMES:
+                return BACKGROUND
+            if plain in _IGNORED_NAMES:
+                return IGNORED
+        self.classes[spelled] = self.classes.get(spelled) or color
+        return spelled
 
-    def list_class(self, name: Any, file: File, color: Color | None = None, place: str = "") -> int:
-        """Return the number of a class that a list in a file names.
+    def list_class(self, name: Any, file: File, color: Color | None = None, place: str = "") -> str:
+        """Return the class that a list in a file names.
 
         Raises:
             NacreError: That is no name.
         """
         try:
-            return self.class_id(name, color)
+            return self.class_of(name, color)
         except Unusable as problem:
             raise NacreError(f"{brief(file.path)}: {place}{problem.detail}") from None
 
@@ -171,24 +177,28 @@ class Reading:
             finder: Where to look; among all images by default.
             **more: Further fields of the image.
         """
-        image = Image(name, split=split, **more)
-        image.find(finder or self.export.finder, name, near, split)
+        image = Image(name or "(no name)", split=split, **more)
+        if name:
+            image.find(finder or self.export.finder, name, near, split)
+        else:
+            image.spoil("the export gives it no file name")
         self.images.append(image)
         return image
 
-    def add_unlabeled(self, file: File, split: str | None = None) -> None:
-        """Add an image that the export has and does not speak of."""
-        self.images.append(Image(file.path, file, split, is_labeled=False, is_listed=False))
+    def add_file(self, file: File, split: str | None = None, **more: Any) -> Image:
+        """Add an image by its file, without labels unless they are given."""
+        more = {"is_labeled": False, "is_listed": False} | more
+        self.images.append(Image(file.path, file, split, **more))
+        return self.images[-1]
 
-    def draw(
-        self, image: Image, class_id: int, area: Area | None, kind: str, layer: int = 0
-    ) -> None:
+    def draw(self, image: Image, name: Any, area: Area | None, kind: str, layer: int = 0) -> None:
         """Add a shape to an image; ``kind`` is what people call such a shape."""
+        known = self.class_of(name)
         if area is None:
             self.skip(image, FEW_CORNERS)
-            return
-        self.shape_counts[kind] += 1
-        image.shapes.append(Shape(class_id, area, layer))
+        else:
+            self.shape_counts[kind] += 1
+            image.shapes.append(Shape(known, area, layer))
 
     def skip(self, image: Image, reason: str) -> None:
         """Count a shape that is not an area."""
@@ -196,46 +206,29 @@ class Reading:
         image.num_skipped += 1
         image.has_only_boxes &= reason == NO_OUTLINE
 
-    def takes(self, image: Image, kind: str, kinds: Mapping[str, str], no_area: Any) -> bool:
+    def takes(self, image: Image, kind: str, kinds: Mapping[str, str]) -> bool:
         """Return whether shapes of a kind are areas; count those that are not.
 
         Args:
             image: The image that has the shape.
             kind: The tool's word for the shape.
             kinds: What people call the shapes that are areas, by the tool's word.
-            no_area: The same for those that are none.
         """
-        if kind in no_area:
-            self.skip(image, NO_AREA.format(no_area[kind]))
-        elif kind not in kinds:
-            self.skip(image, f"shapes of the kind {brief(kind)!r} are not known")
+        if kind not in kinds:
+            self.skip(image, f"shapes of the kind {brief(kind)!r} have no area")
         elif kinds[kind].endswith("boxes") and self.boxes == "skip":
-            self.skip(image, SKIPPED_BOX)
+            self.skip(image, "boxes are not taken (--boxes skip)")
         else:
             return True
         return False
 
     def stream_json(self, file: File, wanted: Collection[Place]) -> Iterator[tuple[Place, Any]]:
         """Yield the wanted parts of a JSON file of any size."""
-        with self.export.open(file) as opened:
-            yield from stream_json(opened, wanted, file.path, self._bytes_of(file))
+        return stream_json(self._chunks(file), wanted, file.path)
 
-    def stream_xml(self, file: File) -> Iterator[Element]:
-        """Yield the elements of an XML file of any size."""
-        with self.export.open(file) as opened:
-            yield from stream_xml(opened, file.path, self._bytes_of(file))
-
-    def load_json(self, file: File) -> Any:
-        """Read a small JSON file."""
-        return load_json(self.export.read(file), file.path)
-
-    def load_text(self, file: File) -> str:
-        """Read a small text file."""
-        return decode_text(self.export.read(file), file.path)
-
-    def load_lines(self, file: File) -> list[str]:
-        """Read the lines of a small text file that are not blank, without blanks around them."""
-        return [line.strip() for line in self.load_text(file).splitlines() if line.strip()]
+    def stream_xml(self, file: File) -> Iterator[tuple[str, Element]]:
+        """Yield the elements inside the root of an XML file of any size."""
+        return stream_xml(self._chunks(file), file.path)
 
     def each(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield items, telling how far the reading has come."""
@@ -244,31 +237,12 @@ class Reading:
             self.progress("reading annotations", done, len(whole))
             yield item
 
-    def _new_number(self, spelled: str) -> int:
-        plain = clean_name(spelled)
-        if not plain:
-            raise Unusable("a class has no name", f"{brief(spelled)!r} is not the name of a class")
-        if plain.casefold() in _BACKGROUND_NAMES:
-            return BACKGROUND
-        if plain.casefold() in _IGNORED_NAMES:
-            return IGNORED
-        self.names.append(spelled)
-        return len(self.names) - 1
-
-    def _bytes_of(self, file: File) -> Callable[[int], None]:
+    def _chunks(self, file: File) -> Iterator[bytes]:
         done = 0
-
-        def tell(count: int) -> None:
-            nonlocal done
-            done += count
+        for chunk in file.chunks():
+            done += len(chunk)
             self.progress(f"reading {brief(file.name)} (kB)", done >> 10, max(file.size >> 10, 1))
-
-        return tell
-
-
-def load_yaml(export: Export, file: File) -> Any:
-    """Read a small YAML file."""
-    return parse_yaml(decode_text(export.read(file), file.path), brief(file.path))
+            yield chunk
 
 
 def clean_name(name: str) -> str:
@@ -282,14 +256,12 @@ def color_of(value: Any) -> Color | None:
     if isinstance(value, str):
         digits = value.strip().removeprefix("#")
         try:
-            number = int(digits, 16) if len(digits) == 6 else -1
+            value = list(bytes.fromhex(digits)) if len(digits) == 6 else []
         except ValueError:
             return None
-        return (number >> 16, number >> 8 & 255, number & 255) if number >= 0 else None
-    if isinstance(value, list) and len(value) >= 3:
-        three = value[:3]
-        if all(type(one) is int and 0 <= one <= 255 for one in three):
-            return (three[0], three[1], three[2])
+    three = as_list(value)[:3]
+    if len(three) == 3 and all(type(one) is int and 0 <= one <= 255 for one in three):
+        return (three[0], three[1], three[2])
     return None
 
 
@@ -329,6 +301,6 @@ def as_key(value: Any) -> str:
 def as_layer(value: Any) -> int:
     """Return the height of a shape in the stack; 0 for anything that is no number."""
     try:
-        return max(-MOST_LAYERS, min(MOST_LAYERS, int(float(value))))
+        return max(-_MOST_LAYERS, min(_MOST_LAYERS, int(float(value))))
     except (TypeError, ValueError, OverflowError):
         return 0

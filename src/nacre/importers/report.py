@@ -1,14 +1,13 @@
 """What an import found, wrote and left out, and why: for people and as plain data."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nacre.importers.labels import Labels
-from nacre.importers.masks import BACKGROUND
 from nacre.importers.paint import MISSING, NOT_LABELED, Outcome
 from nacre.importers.problems import brief, counted, some
 from nacre.importers.reading import Reading
@@ -80,7 +79,9 @@ class ImportReport:
         return [*self._shape_sentences(), *self._image_sentences(), *self.notes]
 
     def _shape_sentences(self) -> Iterator[str]:
-        lines = [counted(count, _singular(kind), kind) for kind, count in self.shapes.items()]
+        # The kinds are plurals: "boxes", "polygons", "masks (RLE)".
+        ones = {kind: re.sub(r"(x)es\b|s\b", r"\1", kind) for kind in self.shapes}
+        lines = [counted(count, ones[kind], kind) for kind, count in self.shapes.items()]
         if lines:
             yield f"shapes: {', '.join(lines)}"
         for why, count in self.skipped_shapes.items():
@@ -90,9 +91,9 @@ class ImportReport:
         if self.empty:
             count = counted(len(self.empty), "image")
             yield f"{count} without any shape: all background ({some(self.empty)})"
-        by_reason: dict[str, list[LeftOut]] = {}
+        by_reason: dict[str, list[LeftOut]] = defaultdict(list)
         for one in self.left_out:
-            by_reason.setdefault(one.reason, []).append(one)
+            by_reason[one.reason].append(one)
         for reason, these in by_reason.items():
             count, hint = counted(len(these), "image"), _HINTS.get(reason, "")
             yield f"left out: {count}: {reason} ({some(map(str, these), 3)}){hint}"
@@ -124,7 +125,7 @@ class ImportReport:
                 | {"share": round(self.share(label), 6)}
                 for label, name in enumerate(self.classes, start=1)
             ],
-            "background": round(self.share(BACKGROUND), 6),
+            "background": round(self.share(0), 6),
             "ignored": round(self.share(self.ignored), 6),
             "shapes": self.shapes,
             "skipped_shapes": self.skipped_shapes,
@@ -181,7 +182,3 @@ def make_report(
         doubtful=named(one for one in written if not one.is_sure and one.frame == "upright"),
         notes=tuple(reading.notes),
     )
-
-
-def _singular(kind: str) -> str:
-    return re.sub(r"(x)es\b|s\b", r"\1", kind)

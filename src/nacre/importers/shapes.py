@@ -1,53 +1,56 @@
 """The shapes of annotations, whatever tool drew them, and the pixels that each covers.
 
-An area knows its numbers and fills itself into an image of a given size; what is damaged, or does
-not belong to an image of that size, is a ``ValueError`` then. Coordinates of a relative area are
-shares of the width and height.
+An area is a function of the width and height of an image: it returns the pixels that it covers
+there, and raises ``ValueError`` if it is damaged or does not belong to an image of that size.
+
+The run-length codes of the tools are decoded strictly; a code whose runs do not add up to the image
+exactly is damaged, because filling up or cutting off would give a wrong mask without a word:
+
+========================  =========================================================================
+COCO                      lengths of runs down the columns, zeros first
+COCO, compressed          the same as text: groups of 5 bits, differences from the 4th number on
+CVAT (XML)                lengths of runs along the rows of a box, zeros first
+Label Studio (brush)      a bit stream of runs and literals over height x width x 4 bytes (RGBA);
+                          the alpha channel is the mask
+========================  =========================================================================
 """
 
 import binascii
 import io
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image as PillowImage
 
 from nacre.data.image_io import MOST_PIXELS
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.rasterize import (
     LARGEST_COORDINATE,
+    Bits,
     Patch,
     Points,
     empty_patch,
-    fill_ellipse,
     fill_region,
-    fill_ring,
     rectangle,
-    turned,
 )
-from nacre.importers.rle import Runs, decode_brush, decode_columns, decode_rows
 
+Area = Callable[[int, int], Patch]
+Runs = npt.NDArray[np.int64]
 Four = tuple[float, float, float, float]
 
+LONGEST_RUN = 2**31
 
-class Area(Protocol):
-    """What a shape covers."""
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether its coordinates are shares of the width and height."""
-
-    def fill(self, width: int, height: int) -> Patch:
-        """Return the pixels that it covers in an image of this size."""
+_LARGEST_BITMAP = 1 << 28
 
 
 class Shape(NamedTuple):
-    """One annotated shape: its class number, what it covers, and its layer (higher is on top)."""
+    """One annotated shape: its class, what it covers, and its layer (higher is on top)."""
 
-    class_id: int
+    name: str
     area: Area
     layer: int = 0
 
@@ -58,131 +61,42 @@ class Shape(NamedTuple):
             Unusable: The shape is damaged, or does not belong to an image of this size.
         """
         try:
-            return self.area.fill(width, height)
+            return self.area(width, height)
         except ValueError as error:
             raise Unusable(DAMAGED, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Parts that are united, each an outer ring with its holes."""
+    """An area of parts that are united, each an outer ring with its holes.
+
+    Corners of a relative outline are shares of the width and height.
+    """
 
     parts: tuple[tuple[Points, tuple[Points, ...]], ...]
     is_relative: bool = False
 
-    def fill(self, width: int, height: int) -> Patch:
+    def __call__(self, width: int, height: int) -> Patch:
         """Fill the rings."""
         scale = (width, height) if self.is_relative else (1, 1)
         parts = [(ring * scale, [hole * scale for hole in holes]) for ring, holes in self.parts]
         return fill_region(parts, width, height)
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A rectangle (left, top, right, bottom), turned about its center or first corner."""
-
-    corners: Four
-    degrees: float = 0.0
-    about_corner: bool = False
-    is_relative: bool = False
-
-    def fill(self, width: int, height: int) -> Patch:
-        """Fill the rectangle."""
-        left, top, right, bottom = _in_pixels(self.corners, self.is_relative, width, height)
-        if self.about_corner:
-            ring = turned(rectangle(left, top, right, bottom), self.degrees, (left, top))
-        else:
-            ring = rectangle(left, top, right, bottom, self.degrees)
-        return fill_ring(ring, width, height)
-
-
-@dataclass(frozen=True, slots=True)
-class Ellipse:
-    """An ellipse (x, y, radius along, radius across), turned about its center."""
-
-    center_and_radii: Four
-    degrees: float = 0.0
-    is_relative: bool = False
-
-    def fill(self, width: int, height: int) -> Patch:
-        """Fill the ellipse."""
-        x, y, along, across = _in_pixels(self.center_and_radii, self.is_relative, width, height)
-        return fill_ellipse((x, y), (along, across), self.degrees, width, height)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnRuns:
-    """Runs down the columns of an image of a size (COCO)."""
-
-    is_relative: ClassVar[bool] = False
-    runs: Runs
-    size: tuple[int, int]
-
-    def fill(self, width: int, height: int) -> Patch:
-        """Decode the runs."""
-        _check_size(self.size, width, height, "RLE")
-        return decode_columns(self.runs, width, height)
-
-
-@dataclass(frozen=True, slots=True)
-class RowRuns:
-    """Runs along the rows of a box: left, top, width, height (CVAT)."""
-
-    is_relative: ClassVar[bool] = False
-    runs: Runs
-    place: tuple[int, int, int, int]
-
-    def fill(self, width: int, height: int) -> Patch:
-        """Decode the runs."""
-        left, top, columns, rows = self.place
-        if columns < 0 or rows < 0 or columns * rows > MOST_PIXELS:
-            raise ValueError(f"its box is {columns} x {rows} pixels")
-        return _clip(decode_rows(self.runs, left, top, columns, rows), width, height)
-
-
-@dataclass(frozen=True, slots=True)
-class Brush:
-    """Label Studio's brush on an image of a size."""
-
-    is_relative: ClassVar[bool] = False
-    code: bytes
-    size: tuple[int, int]
-
-    def fill(self, width: int, height: int) -> Patch:
-        """Decode the bit stream."""
-        _check_size(self.size, width, height, "brush")
-        return decode_brush(self.code, width, height)
-
-
-@dataclass(frozen=True, slots=True)
-class Bitmap:
-    """An image file whose pixels that are not zero (or transparent) are inside.
-
-    Attributes:
-        data: The bytes of the file.
-        left: Where it begins.
-        top: Where it begins.
-        is_whole: It must have the size of the image.
-    """
-
-    is_relative: ClassVar[bool] = False
-    data: bytes
-    left: int = 0
-    top: int = 0
-    is_whole: bool = False
-
-    def fill(self, width: int, height: int) -> Patch:
-        """Decode the file."""
-        bits = _decode_bitmap(self.data)
-        if self.is_whole and bits.shape != (height, width):
-            own = f"{bits.shape[1]} x {bits.shape[0]}"
-            raise ValueError(f"its bitmap is {own}, not {width} x {height}")
-        return _clip(Patch(self.left, self.top, bits), width, height)
-
-
 def ring_of(points: Points, holes: Sequence[Points] = (), *, is_relative: bool = False) -> Any:
     """Return the area inside one ring; None if it has fewer than three corners."""
     return Outline(((points, tuple(holes)),), is_relative) if len(points) >= 3 else None
+
+
+def box_of(points: Points, what: str) -> Outline:
+    """Return the area of the rectangle between two opposite corners.
+
+    Raises:
+        Unusable: There are not two.
+    """
+    if len(points) != 2:
+        raise Unusable(DAMAGED, f"a {what} has {len(points)} corners, not 2")
+    return Outline(((rectangle(*points.min(axis=0), *points.max(axis=0)), ()),))
 
 
 def points_of(values: Any) -> Points:
@@ -202,9 +116,8 @@ def points_of(values: Any) -> Points:
     if points.ndim != 2 or points.shape[1] != 2:
         raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {brief(values)}")
     if not np.all(np.abs(points) <= LARGEST_COORDINATE):
-        raise Unusable(
-            DAMAGED, f"a corner lies at {brief(points[np.argmax(np.abs(points).max(1))].tolist())}"
-        )
+        worst = points[np.argmax(np.abs(points).max(axis=1))].tolist()
+        raise Unusable(DAMAGED, f"a corner lies at {brief(worst)}")
     return points
 
 
@@ -223,18 +136,6 @@ def numbers_of(*values: Any) -> tuple[float, ...]:
     return numbers
 
 
-def box_of(points: Points, what: str) -> Box:
-    """Return the rectangle between two opposite corners.
-
-    Raises:
-        Unusable: There are not two.
-    """
-    if len(points) != 2:
-        raise Unusable(DAMAGED, f"a {what} has {len(points)} corners, not 2")
-    (left, top), (right, bottom) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-    return Box((left, top, right, bottom))
-
-
 def decode_base64(text: Any) -> bytes:
     """Return the bytes of a base64 text, with or without the head of a data address.
 
@@ -249,7 +150,7 @@ def decode_base64(text: Any) -> bytes:
         raise Unusable(DAMAGED, f"its base64 is damaged: {brief(str(error))}") from error
 
 
-def inflate(data: bytes, limit: int = 1 << 28) -> bytes:
+def inflate(data: bytes) -> bytes:
     """Decompress zlib data up to a size.
 
     Raises:
@@ -257,7 +158,7 @@ def inflate(data: bytes, limit: int = 1 << 28) -> bytes:
     """
     stream = zlib.decompressobj()
     try:
-        plain = stream.decompress(data, limit)
+        plain = stream.decompress(data, _LARGEST_BITMAP)
     except zlib.error as error:
         raise Unusable(DAMAGED, f"its data cannot be decompressed: {brief(str(error))}") from error
     if not stream.eof:
@@ -265,20 +166,21 @@ def inflate(data: bytes, limit: int = 1 << 28) -> bytes:
     return plain
 
 
-def _in_pixels(numbers: Four, is_relative: bool, width: int, height: int) -> Four:
-    x, y, along, across = numbers
-    return (x * width, y * height, along * width, across * height) if is_relative else numbers
+def fill_bitmap(data: bytes, left: int, top: int, width: int, height: int) -> Patch:
+    """Fill what is not zero (or not transparent) in an image file that begins at a place."""
+    return _clip(Patch(left, top, _decode_bitmap(data)), width, height)
 
 
-def _check_size(own: tuple[int, int], width: int, height: int, what: str) -> None:
-    if own != (width, height):
-        raise ValueError(f"the {what} is of {own[0]} x {own[1]} pixels, not of {width} x {height}")
+def fill_whole_bitmap(data: bytes, width: int, height: int) -> Patch:
+    """Fill what is not zero (or not transparent) in an image file of the size of the image."""
+    bits = _decode_bitmap(data)
+    _check_size((bits.shape[1], bits.shape[0]), width, height, "bitmap")
+    return Patch(0, 0, bits)
 
 
 def _decode_bitmap(data: bytes) -> Any:
-    formats = ("PNG", "BMP", "TIFF", "WEBP")
     try:
-        with PillowImage.open(io.BytesIO(data), formats=formats) as image:
+        with PillowImage.open(io.BytesIO(data), formats=("PNG", "BMP", "TIFF", "WEBP")) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"its bitmap is {image.width} x {image.height} pixels")
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -287,6 +189,147 @@ def _decode_bitmap(data: bytes) -> Any:
     except (OSError, SyntaxError, PillowImage.DecompressionBombError) as error:
         raise ValueError(f"its bitmap is not an image: {brief(str(error))}") from error
     return values.any(axis=2) if values.ndim == 3 else values > 0
+
+
+def parse_compressed(text: str) -> Runs:
+    """Return the run lengths of COCO's compressed text.
+
+    Raises:
+        ValueError: It is not such a text.
+    """
+    lengths: list[int] = []
+    value = shift = 0
+    for char in text:
+        bits = ord(char) - 48
+        if not 0 <= bits < 64 or shift > 40:
+            raise ValueError(f"the compressed RLE holds {char!r} where a number should go on")
+        value |= (bits & 0x1F) << shift
+        shift += 5
+        if bits & 0x20:
+            continue
+        if bits & 0x10:
+            value -= 1 << shift
+        # From the fourth number on it is the difference to the number two before.
+        lengths.append(value + lengths[-2] if len(lengths) > 2 else value)
+        value = shift = 0
+    if shift:
+        raise ValueError("the compressed RLE ends in the middle of a number")
+    return check_runs(lengths)
+
+
+def check_runs(lengths: Sequence[object] | npt.NDArray[np.float64]) -> Runs:
+    """Return run lengths as an array.
+
+    Raises:
+        ValueError: One is not a whole number, negative or absurdly long.
+    """
+    try:
+        runs = np.asarray(lengths)
+    except (ValueError, OverflowError) as error:
+        raise ValueError("the RLE holds something else than numbers") from error
+    if runs.size == 0:
+        return np.zeros(0, np.int64)
+    if runs.ndim != 1 or runs.dtype.kind not in "iuf" or np.any(runs != np.floor(runs)):
+        raise ValueError("the RLE holds something else than whole numbers")
+    if runs.min() < 0 or runs.max() > LONGEST_RUN:
+        raise ValueError(f"the RLE holds a run of {runs.min() if runs.min() < 0 else runs.max()}")
+    return runs.astype(np.int64)
+
+
+def decode_columns(runs: Runs, size: tuple[int, int], width: int, height: int) -> Patch:
+    """Decode runs down the columns of an image of a size (COCO)."""
+    _check_size(size, width, height, "RLE")
+    bits, first = _decode(runs, width * height, height)
+    return Patch(first, 0, bits.T) if bits.size else empty_patch()
+
+
+def decode_rows(runs: Runs, box: tuple[int, int, int, int], width: int, height: int) -> Patch:
+    """Decode runs along the rows of a box: left, top, width, height (CVAT)."""
+    left, top, columns, rows = box
+    if columns < 0 or rows < 0 or columns * rows > MOST_PIXELS:
+        raise ValueError(f"its box is {columns} x {rows} pixels")
+    bits, first = _decode(runs, columns * rows, columns)
+    return _clip(Patch(left, top + first, bits), width, height)
+
+
+def _decode(runs: Runs, size: int, line: int) -> tuple[Bits, int]:
+    """Return the lines between the first and the last one that is touched, and which is first."""
+    total = int(runs.sum())
+    if total != size:
+        raise ValueError(f"the RLE is of {total:,} pixels, not of {size:,}")
+    ends = np.cumsum(runs)
+    starts, stops = ends[0::2][: len(ends[1::2])], ends[1::2]
+    there = stops > starts
+    starts, stops = starts[there], stops[there]
+    if not len(starts):
+        return np.zeros((0, 0), np.bool_), 0
+    first, last = int(starts[0]) // line, (int(stops[-1]) - 1) // line + 1
+    # Objects are small in large images: only the lines that they touch are unrolled.
+    steps = np.zeros((last - first) * line + 1, np.int8)
+    steps[starts - first * line] += 1
+    steps[stops - first * line] -= 1
+    return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_).reshape(-1, line), first
+
+
+def decode_brush(code: bytes, size: tuple[int, int], width: int, height: int) -> Patch:
+    """Decode Label Studio's brush on an image of a size: what has any opacity is inside.
+
+    Raises:
+        ValueError: The stream is damaged or of another size.
+    """
+    _check_size(size, width, height, "brush")
+    stream = _BitStream(code)
+    num_bytes = stream.read(32)
+    if num_bytes != width * height * 4:
+        raise ValueError(f"the brush is of {num_bytes:,} bytes, not of {width * height * 4:,}")
+    word = stream.read(5) + 1
+    lengths = [stream.read(4) + 1 for _ in range(4)]
+    if word != 8:
+        raise ValueError(f"the brush has words of {word} bits, not of 8")
+    alpha = np.zeros(width * height, np.bool_)
+    position = 0
+    while position < num_bytes:
+        is_run = stream.read(1)
+        stop = min(position + 1 + stream.read(lengths[stream.read(2)]), num_bytes)
+        # Byte 4k + 3 is the alpha of pixel k, so [at, stop) holds those of [at // 4, stop // 4).
+        if is_run:
+            alpha[position // 4 : stop // 4] = stream.read(8) > 0
+        else:
+            values = stream.read_bytes(stop - position)
+            alpha[position // 4 : stop // 4] = values[(3 - position) % 4 :: 4] > 0
+        position = stop
+    return Patch(0, 0, alpha.reshape(height, width))
+
+
+class _BitStream:
+    """Reads numbers of some bits, the high bit first."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def read(self, bits: int) -> int:
+        """Read one number of at most 32 bits."""
+        start, stop = self._move(bits)
+        window = int.from_bytes(self.data[start >> 3 : (stop + 7) >> 3], "big")
+        return (window >> (-stop % 8)) & ((1 << bits) - 1)
+
+    def read_bytes(self, count: int) -> npt.NDArray[np.uint8]:
+        """Read some bytes, which need not begin where a byte of the stream does."""
+        start, stop = self._move(8 * count)
+        bits = np.unpackbits(np.frombuffer(self.data[start >> 3 : (stop + 7) >> 3], np.uint8))
+        return np.packbits(bits[start % 8 : start % 8 + 8 * count])
+
+    def _move(self, bits: int) -> tuple[int, int]:
+        start, self.position = self.position, self.position + bits
+        if self.position > 8 * len(self.data):
+            raise ValueError("the brush ends before its image does")
+        return start, self.position
+
+
+def _check_size(own: tuple[int, int], width: int, height: int, what: str) -> None:
+    if own != (width, height):
+        raise ValueError(f"the {what} is of {own[0]} x {own[1]} pixels, not of {width} x {height}")
 
 
 def _clip(patch: Patch, width: int, height: int) -> Patch:

@@ -1,22 +1,29 @@
 """What a method is: how the classifier grows, which losses are summed, and what it remembers.
 
-The trainer owns everything else. For a step it does, in this order:
+`nacre.training.loop` owns everything else. It learns a step in this order:
 
-    method = Method(config, growth)          # what the step adds to the channels of the model
     method.grow(network, num_new)            # only after step 0
-    method.prepare(step)                     # freeze, add rows: before optimizer and DDP are made
+    method.prepare(step)                     # add rows: before optimizer and DDP are made
+    frozen = freeze(method, step)
     optimizer = SGD(method.param_groups(step, groups))
     method.begin_step(step)
-    method.survey(step)                      # not when an interrupted step goes on: see `state`
+    find_thresholds(method, step)            # these two not when an interrupted step goes on,
+    method.survey(step)                      # see `state`
     for batch in batches:
         student, teacher = network(batch.images), teacher_network(batch.images)
         batch = method.relabel(batch, student, teacher)
-        losses = method.losses(batch, student, teacher)
-        sum(losses.values()).backward()      # the trainer's, once or over micro-batches
+        batch = pseudo_labels(method, step, batch, teacher)
+        losses = method.losses(batch, student, teacher) | auxiliary_row(method, batch, student)
+        sum(losses.values()).backward()      # once, or over micro-batches
         method.after_backward(step)
         sum(method.penalties(step).values()).backward()
         optimizer.step()
+    fuse(method, step)
     method.end_step(step)
+    method.fit(step)                         # without gradients: passes over step.images()
+
+The four functions (freeze, pseudo_labels, auxiliary_row, fuse) are in `nacre.methods.components`:
+they combine with any method, and each does nothing unless the method's config says so.
 
 A method returns named values and never calls ``backward()``. `student` and `teacher` are the
 outputs of the networks, at low resolution; the fused losses upsample them strip by strip and are
@@ -25,93 +32,111 @@ equal to the plain functions of `nacre.losses` on upsampled logits. The teacher 
 greatest of `Output.scores` is the answer; what a network needs for it (such as a row for what is
 unknown) is part of the network and so of the model file.
 
-What is learned without gradients comes after the last update:
-
-    method.fit(step)                         # passes over step.images(), each image once
-
-A method that learns nothing else says so (`learns_by_gradient`): then there is no optimizer, and
-`fit` follows `prepare`.
-
-What combines with any method (freezing, fusion, pseudo-labels, rates) is in `nacre.methods.parts`.
+A method that learns without gradients alone says so (`learns_by_gradient`): then there is neither
+optimizer nor loop, and `fit` follows `prepare`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
+from nacre.errors import NacreError
 from nacre.labels.channels import Growth
 from nacre.losses.fused import fused_losses
 from nacre.losses.kernels import Variant
 from nacre.losses.pseudo_labels import weighted_cross_entropy
-from nacre.methods.parts import ParamGroup, Parts, PartsConfig, fill_parts
-from nacre.methods.step import Batch, Step
-from nacre.models.classifier import ExtraRow
+from nacre.methods.step import Batch, Judged, Step
+from nacre.models.classifier import Classifier, ExtraRow
 from nacre.models.config import ModelConfig
+from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network, Output, Part
 from nacre.utils.config import Config
 
 __all__ = [
     "Batch",
     "DistillingConfig",
+    "Freeze",
+    "Fusion",
     "Judged",
     "Method",
     "MethodConfig",
+    "NewRows",
     "ParamGroup",
+    "PseudoLabels",
     "Step",
+    "backbone_of",
+    "classifier_of",
+    "deeplab",
     "label_cross_entropy",
     "label_losses",
     "require_teacher",
 ]
 
+ParamGroup = dict[str, Any]
+"""torch's: `params` and what is other for them, `lr_scale` or `weight_decay`."""
+
+Freeze = Annotated[
+    tuple[Literal["backbone", "decoder", "batch_norm", "old_rows"], ...],
+    Field(
+        description="what does not learn after step 0: backbone, decoder, batch_norm (nor its "
+        "statistics), old_rows (of the classifier, the background's too)"
+    ),
+]
+Fusion = Annotated[
+    Literal["off", "sqrt"] | Annotated[float, Field(ge=0, le=1)],
+    Field(description="fuse old and new weights after a step: sqrt (EWF), or the new one's part"),
+]
+PseudoLabels = Annotated[
+    Literal["off", "entropy", "released"] | Annotated[float, Field(gt=0, le=1)],
+    Field(
+        description="how sure the teacher must be to name what is labeled background: its least "
+        "probability, such as 0.7, or entropy (PLOP), or as PLOP's code has it (released)"
+    ),
+]
+NewRows = Annotated[
+    Literal["random", "background", "auxiliary"],
+    Field(description="how new rows start: random, from the background's, or auxiliary (DKD)"),
+]
+
 
 class MethodConfig(Config):
-    """What the configs of all methods have in common: the method's name, and its parts."""
+    """What the configs of all methods have in common: a name, and what combines with any method.
+
+    Without a value of its own each of these is off, and changes no bit. `nacre.methods.components`
+    carries them out.
+    """
 
     has_sigmoids: ClassVar[bool] = False
     """Whether there is one sigmoid per channel instead of a softmax over all."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """The common keys that make no sense for the method, and why."""
 
     name: str = Field(description="the method's name, as in `nacre methods`")
-    parts: PartsConfig = Field(
-        default_factory=PartsConfig, description="what combines with any method"
+    freeze: Freeze = ()
+    freeze_step_0: bool = Field(
+        False, description="freeze the backbone in step 0 too: it stays as its weights are"
     )
+    fusion: Fusion = "off"
+    pseudo_labels: PseudoLabels = "off"
+    init: NewRows = "random"
 
     @property
     def saliency_maps(self) -> Path | None:
         """The folder with maps of what is salient, where the method learns from such."""
         return None
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return the parts that the method has on unless a user says otherwise."""
-        return {}
-
-    @classmethod
-    def refused_parts(cls) -> dict[str, str]:
-        """Return the parts that make no sense for the method, and why."""
-        return {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_parts(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        parts = fill_parts(values.get("parts", {}), cls.own_parts())
-        return {**values, "parts": parts}
-
     @model_validator(mode="after")
-    def _refuse_parts(self) -> "MethodConfig":
-        own = PartsConfig(**self.own_parts())
-        for key, reason in self.refused_parts().items():
-            if getattr(self.parts, key) != getattr(own, key):
-                raise ValueError(f"parts.{key} cannot be set for {self.name}: {reason}")
-        if self.has_sigmoids and self.parts.pseudo_labels in ("entropy", "released"):
+    def _refuse(self) -> "MethodConfig":
+        for key, reason in self.refused.items():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} cannot be set for {self.name}: {reason}")
+        if self.has_sigmoids and self.pseudo_labels in ("entropy", "released"):
             raise ValueError(
-                f"parts.pseudo_labels: {self.parts.pseudo_labels!r} needs a softmax, and "
-                f"{self.name} has one sigmoid per channel; use 'probability'"
+                f"pseudo_labels: {self.pseudo_labels!r} needs a softmax, and {self.name} has one "
+                "sigmoid per channel; use a least probability, such as 0.7"
             )
         return self
 
@@ -134,21 +159,6 @@ class DistillingConfig(MethodConfig):
         return self.weight * num_old if self.average == "pixels" else self.weight
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Whether what updates changed was worth keeping.
-
-    Attributes:
-        before: Mean IoU without the updates.
-        after: With them; they are kept if it is greater.
-        classes: The channels that the updated part has a say in.
-    """
-
-    before: float
-    after: float
-    classes: list[int]
-
-
 class Method:
     """The base of all methods: says what is learnt; remembers nothing unless told to."""
 
@@ -167,7 +177,7 @@ class Method:
     uses_teacher: ClassVar[bool] = False
     uses_stages: bool = False
     """Whether `losses` needs the features at the end of the backbone's stages."""
-    unsure: ClassVar[Literal["ignored", "kept"]] = "ignored"
+    unsure: Literal["ignored", "kept"] = "ignored"
     """What becomes of background that gets no pseudo-label."""
     weighs_images: ClassVar[bool] = False
     """Whether images weigh by how much of their background got pseudo-labels (PLOP)."""
@@ -189,14 +199,6 @@ class Method:
     def __init__(self, config: MethodConfig, growth: Growth) -> None:
         self.config = config
         self.growth = growth
-        self.parts = Parts(
-            config.parts,
-            growth.num_old,
-            score="sigmoid" if config.has_sigmoids else "probability",
-            unsure=self.unsure,
-            weigh_images=self.weighs_images,
-            extra_rows=self.extra_rows,
-        )
 
     @property
     def num_old(self) -> int:
@@ -221,16 +223,35 @@ class Method:
     @property
     def needs_teacher(self) -> bool:
         """Whether there must be a teacher, for the method's losses or for pseudo-labels."""
-        return self.uses_teacher or self.parts.labels_anew
+        return self.uses_teacher or (bool(self.num_old) and self.config.pseudo_labels != "off")
+
+    @property
+    def freezes_backbone(self) -> bool:
+        """Whether the backbone does not learn in this step."""
+        config = self.config
+        return config.freeze_step_0 or (bool(self.num_old) and "backbone" in config.freeze)
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learnt: runs may share it only if that is the same."""
-        return ", ".join([cls.step_0, *Parts(config.parts, 0).step_0()])
+        """Say how step 0 is learned: runs may share it only if that is the same."""
+        how = [cls.step_0]
+        how += ["an auxiliary row"] if config.init == "auxiliary" else []
+        how += ["a frozen backbone"] if config.freeze_step_0 else []
+        return ", ".join(how)
 
     def grow(self, network: Network, num_new: int) -> None:
-        """Give the network its new channels; by default at random."""
-        network.grow(num_new, "random")
+        """Give the network its new channels, which start as `init` says."""
+        init = self.config.init
+        if init != "auxiliary":
+            network.grow(num_new, init, self.growth.new_origins)
+            return
+        rows = classifier_of(network)
+        if rows.auxiliary is None:
+            raise NacreError(
+                "method.init: the model has no auxiliary row to start new classes from; learn step "
+                "0 with init=auxiliary too"
+            )
+        rows.grow_from("auxiliary", num_new)
 
     def network_config(self, model: ModelConfig) -> ModelConfig:
         """Return the network that step 0 begins with, given the one that a user chose."""
@@ -244,8 +265,18 @@ class Method:
         """Learn what is learned without gradients; `state` keeps what later steps need."""
 
     def prepare(self, step: Step) -> None:
-        """Freeze, add rows: called before optimizer and DDP are made, the network in train mode."""
-        self.parts.prepare(step)
+        """Add rows: called before optimizer and DDP are made, the network in train mode.
+
+        By default the classifier gets the rows that are no classes and that the method learns;
+        those that another method learned are dropped, as nothing would train them here.
+        """
+        step.network.zero_grad()  # what does not learn must not keep the last step's gradient
+        is_auxiliary = self.config.init == "auxiliary"
+        if isinstance(step.network, DeepLab):
+            own: frozenset[ExtraRow] = frozenset({"auxiliary"} if is_auxiliary else ())
+            step.network.classifier.keep_rows(self.extra_rows | own)
+        if is_auxiliary:
+            classifier_of(step.network).add_row("auxiliary")
 
     def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
         """Return what learns, and at which rate.
@@ -261,8 +292,8 @@ class Method:
         """Look at the step's images before the first iteration; `state` must keep what is found."""
 
     def relabel(self, batch: Batch, student: Output, teacher: Output | None) -> Batch:
-        """Return the batch with the targets that `losses` is to see."""
-        return self.parts.relabel(batch, student, teacher)
+        """Return the batch with the targets that `losses` is to see, but for pseudo-labels."""
+        return batch
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
         """Return named losses on the parameters, already weighted; asked for once per batch."""
@@ -343,3 +374,20 @@ def require_teacher(teacher: Output | None) -> Output:
     """Return the teacher's output; a method that uses one always has it after step 0."""
     assert teacher is not None, "the trainer evaluates the teacher where `uses_teacher` is set"
     return teacher
+
+
+def deeplab(network: Network) -> DeepLab:
+    """Return a network of ours: `needs` sees to it that there is no other."""
+    assert isinstance(network, DeepLab), type(network)
+    return network
+
+
+def backbone_of(network: Network) -> nn.Module:
+    """Return the backbone of a network that has one apart: `needs` sees to it."""
+    assert network.pretrained_part is not None
+    return network.pretrained_part
+
+
+def classifier_of(network: Network) -> Classifier:
+    """Return the classifier of a network of ours."""
+    return deeplab(network).classifier

@@ -13,24 +13,21 @@ future classes are there from step 0 on, which needs to know how many there will
 at random when their step begins.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
+from nacre.methods.base import Batch, Freeze, Method, MethodConfig, label_cross_entropy
 from nacre.models.network import Output
 
 
 class DftConfig(MethodConfig):
-    """Nothing but its parts can be set."""
+    """Nothing of its own can be set."""
 
     name: Literal["dft"] = Field("dft", description="frozen network, new rows only")
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return what is frozen: all but the new rows."""
-        return {"freeze": "decoder", "freeze_bn": True, "freeze_old_rows": True}
+    freeze: Freeze = ("backbone", "decoder", "batch_norm", "old_rows")
 
 
 class Dft(Method):

@@ -10,7 +10,7 @@ sigmoid is above 1/2. With B(t, x) the binary cross-entropy of a logit to a targ
 
 x+ and x- are the sums over the features d of max(f[d] w[d], 0) and min(f[d] w[d], 0), at low
 resolution and without bias (`nacre.losses.distillations`). The auxiliary row learns to call every
-pixel negative, and new rows start as copies of it (`parts.init=auxiliary`). After step 0 batch norm
+pixel negative, and new rows start as copies of it (`init=auxiliary`). After step 0 batch norm
 is frozen, and only new rows decay. The backbone's rate is a tenth of the others', as the presets
 `paper` and `small` have it (the released scripts' 0.001 is the backbone's).
 
@@ -28,8 +28,17 @@ from torch import Tensor
 from nacre.errors import NacreError
 from nacre.losses.distillations import decomposed_distillation
 from nacre.losses.sigmoid import fused_split_binary_losses
-from nacre.methods.base import Batch, Method, MethodConfig, ParamGroup, Step, require_teacher
-from nacre.methods.parts import classifier_of
+from nacre.methods.base import (
+    Batch,
+    Freeze,
+    Method,
+    MethodConfig,
+    NewRows,
+    ParamGroup,
+    Step,
+    classifier_of,
+    require_teacher,
+)
 from nacre.models.network import Network, Output
 
 SLOW_BACKBONE: dict[str, dict[str, Any]] = {
@@ -47,8 +56,8 @@ class SigmoidConfig(MethodConfig):
 
     @model_validator(mode="after")
     def _refuse_background(self) -> "SigmoidConfig":
-        if self.parts.init == "background":
-            raise ValueError(f"parts.init: {self.name} has no background row to start from")
+        if self.init == "background":
+            raise ValueError(f"init: {self.name} has no background row to start from")
         return self
 
 
@@ -59,16 +68,13 @@ class DkdConfig(SigmoidConfig):
     weight: float = Field(5.0, ge=0, description="weight of the distillation of logits")
     decomposed_weight: float = Field(5.0, ge=0, description="weight of those of their parts")
     positive_weight: float = Field(1.0, gt=0, description="weight of a new class's own pixels")
+    freeze: Freeze = ("batch_norm",)
+    init: NewRows = "auxiliary"
 
     @property
     def base_positive_weight(self) -> float:
         """The weight of a class's own pixels in step 0."""
         return max(self.positive_weight, BASE_POSITIVE_WEIGHT)
-
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return DKD's: batch norm frozen, and the auxiliary row."""
-        return {"freeze_bn": True, "init": "auxiliary"}
 
 
 class SigmoidMethod(Method):
@@ -122,7 +128,7 @@ class Dkd(SigmoidMethod):
         """Let only new rows decay after step 0."""
         if not self.num_old:
             return groups
-        decaying = {id(value) for value in classifier_of(step.network).heads[-1].parameters()}
+        decaying = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
         new, old = split_groups(groups, decaying)
         return new + [{**group, "weight_decay": 0.0} for group in old]
 
@@ -163,7 +169,7 @@ class Dkd(SigmoidMethod):
 @torch.no_grad()
 def silence_background(network: Network) -> None:
     """Make the logit of channel 0 the constant 0."""
-    head = classifier_of(network).heads[0]
+    head = classifier_of(network).rows[0]
     assert isinstance(head, torch.nn.Conv2d)
     assert head.bias is not None
     head.weight[0] = 0

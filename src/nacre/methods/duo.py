@@ -35,16 +35,17 @@ from nacre.losses.ridge import Sums
 from nacre.methods.base import (
     Batch,
     DistillingConfig,
+    Freeze,
     Judged,
     MethodConfig,
     Step,
+    deeplab,
     label_cross_entropy,
     label_losses,
     require_teacher,
 )
 from nacre.methods.ledger import Ledger, Products, SumsConfig, count_pixels, joined, put_head, total
 from nacre.methods.mib import Mib
-from nacre.methods.parts import deeplab
 from nacre.models.config import ModelConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.ledger import LedgerHead
@@ -55,21 +56,19 @@ from nacre.models.stage_grid import StageGrid
 class DuoConfig(DistillingConfig, SumsConfig):
     """The weights of the distillation and of the ledger; its grid has 8 pixels per point."""
 
+    refused = {
+        "freeze_step_0": "the ledger's sums are of the backbone's features",
+        "init": "new rows start from the background's",
+    }
+
     name: Literal["duo"] = Field("duo", description="the ledger, and a decoder learned by mib")
     weight: float = Field(10.0, ge=0, description="weight of the distillation")
     ledger_weight: float = Field(
         1.0, ge=0, description="weight of the ledger's scores over the decoder's"
     )
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return what stays as it is: the backbone, whose features the sums are of."""
-        return {"freeze": "backbone", "freeze_step_0": True, "freeze_bn": True}
-
-    @classmethod
-    def refused_parts(cls) -> dict[str, str]:
-        """Refuse what would change the features of which there are sums."""
-        return {"freeze_step_0": "the ledger's sums are of the backbone's features"}
+    freeze: Freeze = ("backbone", "batch_norm")
+    freeze_step_0: bool = True
 
 
 class Duo(Ledger):
@@ -109,7 +108,7 @@ class Duo(Ledger):
 
     def grow(self, network: Network, num_new: int) -> None:
         """Share the background's probability among the new classes, eq. 8 and 9."""
-        if isinstance(network, DeepLab) and isinstance(network.head, StageGrid):
+        if isinstance(network, DeepLab) and isinstance(network.decoder, StageGrid):
             raise NacreError(
                 "the model was learned by the ledger alone and has no decoder; continue it with "
                 "method 'ledger'"
@@ -178,7 +177,7 @@ class Duo(Ledger):
 
 def _decoder(network: DeepLab) -> dict[str, Tensor]:
     """Return a copy of the weights of a decoder and its rows."""
-    parts = {"head": network.head, "classifier": network.classifier}
+    parts = {"decoder": network.decoder, "classifier": network.classifier}
     return {
         f"{part}.{key}": value.clone()
         for part, module in parts.items()

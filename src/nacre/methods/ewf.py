@@ -7,22 +7,22 @@ A step is learnt as `mib` learns it, with the old rows of the classifier frozen,
 for everything the old network had: weights, batch norm with its running statistics, old rows. O are
 the old channels, background included, N the new ones, whose rows stay as they were learnt. It takes
 no time and no memory in training. A single step of one class hardly learns, as a is small:
-`parts.fusion` can be a number.
+`fusion` can be a number.
 
 MiB's weight is 10 also in VOC 15-1, 100 in ADE20K's 100-10 and 100-5, as in the released scripts.
-Any other method has the same with `parts.fusion=sqrt` and `parts.freeze_old_rows=true`: with `plop`
+Any other method has the same with `fusion=sqrt` and `freeze=[old_rows]`: with `plop`
 it is the PLOP + EWF of published tables.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from nacre.labels.channels import Growth
-from nacre.methods.base import Batch, Method, MethodConfig
+from nacre.methods.base import Batch, Freeze, Fusion, Method, MethodConfig, NewRows
 from nacre.methods.mib import Mib, MibConfig
-from nacre.models.network import Network, Output
+from nacre.models.network import Output
 
 
 class EwfConfig(MethodConfig):
@@ -31,10 +31,9 @@ class EwfConfig(MethodConfig):
     name: Literal["ewf"] = Field("ewf", description="endpoint weight fusion")
     weight: float = Field(10.0, ge=0, description="weight of mib's distillation")
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return EWF's: weights fused after a step, and old rows frozen in it."""
-        return {"fusion": "sqrt", "freeze_old_rows": True}
+    freeze: Freeze = ("old_rows",)
+    fusion: Fusion = "sqrt"
+    init: NewRows = "background"  # as MiB's
 
 
 class Ewf(Method):
@@ -60,10 +59,6 @@ class Ewf(Method):
     def hides_old(cls, config: MethodConfig) -> bool:
         """Say which cross-entropy it has: MiB's."""
         return True
-
-    def grow(self, network: Network, num_new: int) -> None:
-        """Let new rows start as MiB's do."""
-        self.mib.grow(network, num_new)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return MiB's losses."""

@@ -6,20 +6,17 @@ from pydantic import Field
 from torch import Tensor
 
 from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
-from nacre.methods.parts import PartsConfig
 from nacre.models.network import Output
 
 
 class JointConfig(MethodConfig):
     """Joint training has nothing to set."""
 
-    name: Literal["joint"] = Field("joint", description="joint training")
+    refused = dict.fromkeys(
+        ("freeze", "fusion", "pseudo_labels", "init"), "it has no step after step 0"
+    )
 
-    @classmethod
-    def refused_parts(cls) -> dict[str, str]:
-        """Return all parts of later steps: there is none."""
-        later = (key for key in PartsConfig.model_fields if key != "freeze_step_0")
-        return dict.fromkeys(later, "it has no step after step 0")
+    name: Literal["joint"] = Field("joint", description="joint training")
 
 
 class Joint(Method):

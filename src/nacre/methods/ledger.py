@@ -41,8 +41,7 @@ from nacre.labels.channels import Growth, ignore_value
 from nacre.losses.pixel_sums import PixelSums
 from nacre.losses.reference import upsample
 from nacre.losses.ridge import Sums, from_products, join, solve
-from nacre.methods.base import Batch, Method, MethodConfig, Step
-from nacre.methods.parts import PartsConfig, deeplab
+from nacre.methods.base import Batch, Freeze, Method, MethodConfig, Step, deeplab
 from nacre.models.classifier import Classifier
 from nacre.models.config import DeepLabConfig, HeadConfig, ModelConfig
 from nacre.models.deeplab import DeepLab
@@ -67,17 +66,15 @@ class SumsConfig(MethodConfig):
 class LedgerConfig(SumsConfig):
     """The ledger alone; its grid has 16 pixels per point by default."""
 
+    refused = dict.fromkeys(
+        ("freeze", "freeze_step_0", "fusion", "pseudo_labels", "init"),
+        "it learns without gradients",
+    )
+
     name: Literal["ledger"] = Field("ledger", description="a head in closed form, from sums")
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return what stays as it is: all but the head that is solved."""
-        return {"freeze": "backbone", "freeze_step_0": True, "freeze_bn": True}
-
-    @classmethod
-    def refused_parts(cls) -> dict[str, str]:
-        """Refuse all parts: they belong to learning by gradients."""
-        return dict.fromkeys(PartsConfig.model_fields, "it learns without gradients")
+    freeze: Freeze = ("backbone", "batch_norm")
+    freeze_step_0: bool = True
 
 
 class Ledger(Method):
@@ -191,14 +188,14 @@ def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
 def has_grid(network: Network) -> bool:
     """Whether a network has a grid of stages, as its decoder or beside it."""
     return isinstance(network, DeepLab) and (
-        network.ledger is not None or isinstance(network.head, StageGrid)
+        network.ledger is not None or isinstance(network.decoder, StageGrid)
     )
 
 
 def grid_of(network: Network) -> StageGrid:
     """Return the grid of a network that has one: `grow` sees to it."""
     found = deeplab(network)
-    grid = found.head if found.ledger is None else found.ledger.grid
+    grid = found.decoder if found.ledger is None else found.ledger.grid
     assert isinstance(grid, StageGrid), type(grid)
     return grid
 

@@ -41,12 +41,13 @@ from nacre.methods.base import (
     DistillingConfig,
     Method,
     MethodConfig,
+    NewRows,
     label_cross_entropy,
     label_losses,
     require_teacher,
 )
 from nacre.methods.lwf import LWF_WEIGHT, Lwf
-from nacre.models.network import Init, Network, Output
+from nacre.models.network import Output
 
 Bias = Literal["unbiased", "plain"]
 
@@ -60,9 +61,7 @@ class MibConfig(DistillingConfig):
     )
     ce: Bias = Field("unbiased", description="cross-entropy: unbiased (eq. 3, 4) or plain (eq. 2)")
     kd: Bias = Field("unbiased", description="distillation: unbiased (eq. 7) or plain (eq. 6)")
-    init: Init = Field(
-        "background", description="new classifiers: from the background's (eq. 8, 9) or random"
-    )
+    init: NewRows = "background"  # eq. 8, 9
 
 
 class Mib(Method):
@@ -79,13 +78,15 @@ class Mib(Method):
     }
     tunable = ("weight",)
     uses_teacher = True
-    unsure = "kept"  # the unbiased cross-entropy knows what background may be
+    unsure: Literal["ignored", "kept"] = (
+        "kept"  # the unbiased cross-entropy knows what background may be
+    )
     config: MibConfig
 
     def __init__(self, config: MethodConfig, growth: Growth) -> None:
         super().__init__(config, growth)
         if self.config.ce == "plain":
-            self.parts.unsure = "ignored"
+            self.unsure = "ignored"
 
     @classmethod
     def preset_values(cls, places: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,10 +101,6 @@ class Mib(Method):
         """Say which cross-entropy it has."""
         assert isinstance(config, MibConfig)
         return config.ce == "unbiased"
-
-    def grow(self, network: Network, num_new: int) -> None:
-        """Share the probability of what new classes split from with them, eq. 8 and 9."""
-        network.grow(num_new, self.config.init, self.growth.new_origins)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy, eq. 3 and 4, and the distillation, eq. 5 and 7."""

@@ -3,10 +3,10 @@
     loss = factor * cross-entropy (eq. 2) on mended labels + local POD
 
 Background that the teacher is sure of gets the teacher's class, the rest of the background is
-ignored, and an image's cross-entropy weighs by the share that was accepted (`nacre.methods.parts`,
-`pseudo_labels`). Local POD compares, for the backbone's stages (before their last activation), the
-decoder's features and the logits, all squared, the means over rows and columns of the whole map,
-its quarters and its sixteenths (`nacre.losses.distillations`):
+ignored, and an image's cross-entropy weighs by the share that was accepted
+(`nacre.methods.components`). Local POD compares, for the backbone's stages (before their last
+activation), the decoder's features and the logits, all squared, the means over rows and columns of
+the whole map, its quarters and its sixteenths (`nacre.losses.distillations`):
 
     pod = sqrt(T/N) / layers * sum over the layers of factor * mean over images of |Phi - Phi_old|
 
@@ -15,18 +15,26 @@ background's. New rows start from the background's (eq. 8, 9).
 
 The threshold of a class is the median of the teacher's normalised entropy over the class's pixels.
 What PLOP's implementation computes instead (an entropy divided once too often and a median that
-adds bin numbers), and what its published figures are for, is `parts.pseudo_labels=released`: on
+adds bin numbers), and what its published figures are for, is `pseudo_labels=released`: on
 ADE20K it accepts every pixel. Its factors are 0.01 for features and 0.0005 for logits on VOC, 0.001
 and 0.00001 on ADE20K, for ResNet-101 with in-place ABN.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from nacre.losses.distillations import merge_new_into_background, pod_loss
-from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy, require_teacher
+from nacre.methods.base import (
+    Batch,
+    Method,
+    MethodConfig,
+    NewRows,
+    PseudoLabels,
+    label_cross_entropy,
+    require_teacher,
+)
 from nacre.models.network import Output
 
 
@@ -38,10 +46,8 @@ class PodConfig(MethodConfig):
         0.0005, ge=0, description="factor of the logits' distance (VOC: 0.0005)"
     )
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return PLOP's: pseudo-labels, and rows that start from the background's."""
-        return {"pseudo_labels": "entropy", "init": "background"}
+    pseudo_labels: PseudoLabels = "entropy"
+    init: NewRows = "background"
 
 
 class PlopConfig(PodConfig):

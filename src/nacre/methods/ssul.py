@@ -25,7 +25,7 @@ frozen with the old ones. On ADE20K its rate rises over the first tenth of a ste
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,15 @@ from torch import Tensor
 from nacre.data.saliency import split_salient
 from nacre.errors import NacreError
 from nacre.losses.sigmoid import NOT_COUNTED, fused_split_binary_losses, unknown_targets
-from nacre.methods.base import Batch, Method, MethodConfig, Step
-from nacre.methods.parts import classifier_of
+from nacre.methods.base import (
+    Batch,
+    Freeze,
+    Method,
+    MethodConfig,
+    PseudoLabels,
+    Step,
+    classifier_of,
+)
 from nacre.models.network import Network, Output
 
 
@@ -44,6 +51,7 @@ class SsulConfig(MethodConfig):
     """Whether heads have features of their own."""
 
     has_sigmoids = True
+    refused = {"init": "new rows start from the unknown row"}
 
     name: Literal["ssul"] = Field("ssul", description="frozen network and an unknown class")
     branches: bool = Field(
@@ -55,26 +63,13 @@ class SsulConfig(MethodConfig):
         description="folder with a map NAME.png per training image, > 0 where background is "
         "unknown; all background is without one",
     )
+    freeze: Freeze = ("backbone", "decoder", "batch_norm", "old_rows")
+    pseudo_labels: PseudoLabels = 0.7
 
     @property
     def saliency_maps(self) -> Path | None:
         """The folder that `saliency` names."""
         return self.saliency
-
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return what is frozen, and how pseudo-labels are made."""
-        return {
-            "freeze": "decoder",
-            "freeze_bn": True,
-            "freeze_old_rows": True,
-            "pseudo_labels": "probability",
-        }
-
-    @classmethod
-    def refused_parts(cls) -> dict[str, str]:
-        """Return how new rows start: that is the method."""
-        return {"init": "new rows start from the unknown row"}
 
 
 class Ssul(Method):
@@ -113,7 +108,7 @@ class Ssul(Method):
         classifier_of(network).grow_from("unknown", num_new)
 
     def prepare(self, step: Step) -> None:
-        """Add the unknown row in step 0; later freeze all but it and the new rows."""
+        """Add the unknown row in step 0, and branches if wanted."""
         if not self.num_old:
             classifier = classifier_of(step.network)
             if self.config.branches:
@@ -122,16 +117,11 @@ class Ssul(Method):
         super().prepare(step)
 
     def relabel(self, batch: Batch, student: Output, teacher: Output | None) -> Batch:
-        """Name what the teacher is sure of; a teacher that is sure of unknown names nothing."""
-        if self.config.saliency is not None:
-            targets, salient = split_salient(batch.targets)
-            batch = replace(batch, targets=targets, salient=salient)
-        if teacher is None or teacher.unknown is None:
+        """Take what is salient out of the targets, where there are maps of it."""
+        if self.config.saliency is None:
             return batch
-        both = replace(teacher, logits=torch.cat([teacher.logits, teacher.unknown], 1))
-        found = super().relabel(batch, student, both)
-        is_unknown = (batch.targets == 0) & (found.targets == self.num_old)
-        return replace(found, targets=found.targets.masked_fill(is_unknown, 0))
+        targets, salient = split_salient(batch.targets)
+        return replace(batch, targets=targets, salient=salient)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the binary cross-entropy over background, unknown and new classes."""

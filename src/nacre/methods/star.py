@@ -51,9 +51,17 @@ from nacre.losses.statistics import (
     replay_divisor,
     sum_of_negatives,
 )
-from nacre.methods.base import Batch, MethodConfig, ParamGroup, Step, require_teacher
+from nacre.methods.base import (
+    Batch,
+    Freeze,
+    MethodConfig,
+    ParamGroup,
+    Step,
+    classifier_of,
+    deeplab,
+    require_teacher,
+)
 from nacre.methods.dkd import SLOW_BACKBONE, SigmoidConfig, SigmoidMethod, split_groups
-from nacre.methods.parts import classifier_of, deeplab
 from nacre.models.network import Network, Output
 
 SURE = 0.5
@@ -73,10 +81,7 @@ class StarConfig(SigmoidConfig):
     weight: float = Field(5.0, ge=0, description="weight of old classes' features")
     positive_weight: float = Field(4.0, gt=0, description="weight of a class's own pixels")
 
-    @classmethod
-    def own_parts(cls) -> dict[str, Any]:
-        """Return STAR's: batch norm and old rows frozen."""
-        return {"freeze_bn": True, "freeze_old_rows": True}
+    freeze: Freeze = ("batch_norm", "old_rows")
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ class Star(SigmoidMethod):
         """Let new rows learn faster after step 0."""
         if not self.num_old:
             return groups
-        rows = {id(value) for value in classifier_of(step.network).heads[-1].parameters()}
+        rows = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
         new, rest = split_groups(groups, rows)
         return rest + [{**group, "lr_scale": NEW_ROWS_LR * group["lr_scale"]} for group in new]
 
@@ -203,7 +208,7 @@ class Star(SigmoidMethod):
             return {}
         replay = self._replay
         # Where features come from a ReLU none is negative.
-        norm = getattr(deeplab(step.network).head, "norm", None)
+        norm = getattr(deeplab(step.network).decoder, "norm", None)
         non_negative = norm is not None and norm.activation == "relu"
         drawn = draw_features(
             replay.statistics, replay.counts, total=replay.num_drawn, non_negative=non_negative

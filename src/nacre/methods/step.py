@@ -1,17 +1,24 @@
-"""What a method is shown: a batch, and the step that is being learnt."""
+"""A batch and a step: what a method is shown."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from nacre.labels.channels import Growth, ignore_value
+from nacre.data.dataset import TrainDataset, UnionDataset, plain_batches, train_batches
+from nacre.data.sampler import StepSampler
+from nacre.labels.channels import Channels, Growth, ignore_value
 from nacre.losses.kernels import Variant
 from nacre.models.network import Network
+from nacre.utils.device import count_workers
 from nacre.utils.distributed import Distributed
+from nacre.utils.signals import Interrupted
+from nacre.utils.tensor_file import Tensors
 
 T = TypeVar("T")
+
+StepImages = TrainDataset | UnionDataset
 
 Mapper = Callable[[Callable[[Network, Iterator["Batch"]], Any]], Iterator[Any]]
 
@@ -67,39 +74,79 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Step:
-    """The step that is being learnt, as the hooks of a method see it.
+class Judged:
+    """Whether what updates changed was worth keeping.
 
     Attributes:
-        index: Its number; 0 is the base.
-        growth: What it adds to the channels of the model.
-        network: The student, already grown.
+        before: Mean IoU without the updates.
+        after: With them; they are kept if it is greater.
+        classes: The channels that the updated part has a say in.
+    """
+
+    before: float
+    after: float
+    classes: list[int]
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One step, from its plan to its result.
+
+    Before it is learned, `network` is the one that it starts from (None: a new one) and `state`
+    what the method kept with it; afterwards both are those that the step leaves.
+
+    Attributes:
+        index: Its number among the steps that made the model; 0 is the first.
+        channels: Of the model after the step.
+        growth: What the step adds to them.
+        data: The images to learn from, with targets.
+        sampler: Which of them come when.
+        config: The recipe (`nacre.training.config.Recipe`).
+        dist: The processes that compute, and where.
+        tests: How the network is tested after it (`nacre.runs`).
+        labels: The label value of each channel; by default its number.
+        entry: What the model's lineage says of the step.
+        history: The entries of the steps before it.
+        overlapped: Whether its images may come again in other steps, with other labels.
+        network: The student, as soon as it has grown.
+        state: What the method keeps for later steps.
         teacher: The frozen network of the step before, where the method uses one.
-        dist: Who computes, and where.
-        iterations: Updates of the whole step.
         may_be: D,C,C: as in `Batch`, for each data set that it learns from.
-        iterations_per_epoch: Updates of one pass over the step's images.
-        overlapped: Whether pictures of this step may come again in others, with other labels.
-        num_images: How many pictures it has; None if nobody counted.
-        open_batches: Opens this process's share of one such pass, see `batches`.
-        open_images: Opens this process's share of a pass without augmentation, see `images`.
-        open_held_out: The same for images that no update is made from, see `held_out`.
+        held_data: Images that no update is made from, where the method judges by such.
+        weights_before: The network's tensors before it grew, where they are to be fused with.
+        thresholds: Of pseudo-labels by entropy, by old channel.
+        observe: Receives events.
+        should_stop: Whether the user wants to stop.
+        on_images: Told in a pass without augmentation how many batches this process has seen.
+        on_usable: Called when the network is of use before the first update.
+        judged: What the method found the updates to be worth, where it judges them.
         map_elsewhere: Has others carry out such a pass in shares, see `map_images`.
     """
 
     index: int
+    channels: Channels
     growth: Growth
-    network: Network
-    teacher: Network | None
+    data: StepImages
+    sampler: StepSampler
+    config: Any
     dist: Distributed
-    iterations: int
-    may_be: Tensor | None = None
-    iterations_per_epoch: int = 1
-    open_batches: Callable[[], Iterator[Batch]] | None = None
+    tests: Any = None
+    labels: Sequence[int | None] = ()
+    entry: dict[str, Any] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
     overlapped: bool = True
-    num_images: int | None = None
-    open_images: Callable[[], Iterator[Batch]] | None = None
-    open_held_out: Callable[[], Iterator[Batch]] | None = None
+    network: Network = None  # type: ignore[assignment]  # methods see it when it is there
+    state: Tensors = field(default_factory=dict)
+    teacher: Network | None = None
+    may_be: Tensor | None = None
+    held_data: StepImages | None = None
+    weights_before: Mapping[str, Tensor] = field(default_factory=dict)
+    thresholds: Tensor | None = None
+    observe: Callable[[Any], None] = lambda event: None
+    should_stop: Callable[[], bool] = lambda: False
+    on_images: Callable[[int], None] = lambda done: None
+    on_usable: Callable[[], None] = lambda: None
+    judged: Judged | None = None
     map_elsewhere: Mapper | None = None
 
     @property
@@ -112,22 +159,63 @@ class Step:
         """All channels, background included."""
         return len(self.growth.origins)
 
+    @property
+    def new_names(self) -> list[str]:
+        """The classes that are new."""
+        return list(self.channels.names[self.growth.first_new :])
+
+    @property
+    def num_images(self) -> int:
+        """How many images updates are made from."""
+        return len(self.data)
+
+    @property
+    def iterations(self) -> int:
+        """Updates of the whole step."""
+        return self.sampler.iterations
+
+    @property
+    def iterations_per_epoch(self) -> int:
+        """Updates of one pass over the images."""
+        return self._first_epoch.iterations
+
+    @property
+    def _first_epoch(self) -> StepSampler:
+        return replace(self.sampler, epochs=1, total=None)
+
     def batches(self) -> Iterator[Batch]:
         """Yield this process's share of the step's images once, as the first epoch shows them."""
-        assert self.open_batches is not None, "this step was made without its images"
-        return self.open_batches()
+        device = self.dist.device
+        pin, workers = device.type == "cuda", count_workers(self.config.train.num_workers, device)
+        for micro_batches in train_batches(self.data, self._first_epoch, 0, workers, pin):
+            for images, targets, *_ in micro_batches:
+                there = [one.to(device, non_blocking=True) for one in (images, targets)]
+                yield Batch(there[0], there[1])
 
     def images(self) -> Iterator[Batch]:
         """Yield this process's share of the step's images, each once and as it would be tested.
 
         Over all processes the batches are the same, however many processes there are.
+
+        Raises:
+            Interrupted: when the user wanted to stop; nothing was saved.
         """
-        assert self.open_images is not None, "this step was made without its images"
-        return self.open_images()
+        return self._plain_pass(self.data)
 
     def held_out(self) -> Iterator[Batch]:
         """Yield this process's share of the images that are held out, as `images` does."""
-        return iter(()) if self.open_held_out is None else self.open_held_out()
+        return iter(()) if self.held_data is None else self._plain_pass(self.held_data)
+
+    def _plain_pass(self, data: StepImages) -> Iterator[Batch]:
+        dist, train = self.dist, self.config.train
+        pin, workers = dist.device.type == "cuda", count_workers(train.num_workers, dist.device)
+        size = train.test_batch(1)  # not a process's share: a batch is the same for any number
+        batches = plain_batches(data, size, dist.rank, dist.world_size, workers, pin)
+        for done, sample in enumerate(until_stopped(batches, dist, self.should_stop), start=1):
+            images, targets, whose = (one.to(dist.device, non_blocking=True) for one in sample)
+            rows = None if self.may_be is None else self.may_be[whose].expand(len(images), -1, -1)
+            yield Batch(images, targets, may_be=rows, folder=int(whose))
+            self.on_images(done)
 
     def map_images(self, function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
         """Yield what a function of the network and images returns for shares of such a pass.
@@ -139,3 +227,19 @@ class Step:
             yield function(self.network, self.images())
         else:
             yield from self.map_elsewhere(function)
+
+
+def until_stopped(
+    batches: Iterator[T], dist: Distributed, should_stop: Callable[[], bool]
+) -> Iterator[T]:
+    """Pass this process's batches on until one of the processes is told to stop."""
+    while True:
+        batch = next(batches, None)
+        # Some processes have a batch more than others; all take part until nobody has one.
+        stop, more = dist.any(should_stop(), batch is not None)
+        if stop:
+            raise Interrupted
+        if not more:
+            return
+        if batch is not None:
+            yield batch

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from nacre.utils.system import install_line
 
 if TYPE_CHECKING:
-    from nacre.models.abn import NormFactory
     from nacre.models.backbone import Backbone
+    from nacre.models.norm import NormFactory
 
 NormName = Literal["bn", "abn", "iabn"]
 

@@ -1,7 +1,7 @@
-"""The classifier: one head per step, a 1x1 convolution, whose channels stand side by side.
+"""The classifier: rows of each step, a 1x1 convolution, whose channels stand side by side.
 
-Channel 0 is the background. A new step adds a head and leaves the channels of the steps before as
-they are, unless it starts from what its classes split from (`nacre.labels.channels.Growth`). With C
+Channel 0 is the background. A new step adds rows and leaves those of the steps before as they
+are, unless they start from what its classes split from (`nacre.labels.channels.Growth`). With C
 the new classes and background b, which all of them split from in the paper:
 
     eq. 8   w[c] = w_old[b]                 for c in C
@@ -17,7 +17,7 @@ Two more rows can be asked for by methods that learn them; they are no classes:
     auxiliary   a row that learns to call every pixel negative, from which new rows start (DKD); its
                 gradient stops at the features
 
-With branches (SSUL), every head has a 3x3 convolution of its own before its rows.
+With branches (SSUL), the rows of every step have a 3x3 convolution of their own before them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from nacre.models.abn import ABN
+from nacre.models.norm import ABN
 
 
 def split_rows(
@@ -77,18 +77,18 @@ EXTRA_ROWS: tuple[ExtraRow, ...] = get_args(ExtraRow)
 
 
 class Branch(nn.Module):
-    """A head with features of its own: a 3x3 convolution, batch norm and ReLU before its rows."""
+    """Rows with features of their own: a 3x3 convolution, batch norm and ReLU before them."""
 
     def __init__(self, in_channels: int, num_rows: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, in_channels, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.conv.weight)
         self.bn = ABN(in_channels, activation="relu")
-        self.rows = nn.Conv2d(in_channels, num_rows, 1)
+        self.score = nn.Conv2d(in_channels, num_rows, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the rows."""
-        y: Tensor = self.rows(self.bn(self.conv(x)))
+        y: Tensor = self.score(self.bn(self.conv(x)))
         return y
 
 
@@ -104,14 +104,14 @@ class Classifier(nn.Module):
         super().__init__()
         assert min(classes_per_step, default=0) > 0, classes_per_step
         self.in_channels = in_channels
-        self.heads = nn.ModuleList(nn.Conv2d(in_channels, count, 1) for count in classes_per_step)
+        self.rows = nn.ModuleList(nn.Conv2d(in_channels, count, 1) for count in classes_per_step)
         self.unknown: nn.Module | None = None
         self.auxiliary: nn.Module | None = None
 
     @property
     def classes_per_step(self) -> list[int]:
         """Channels of each step."""
-        return [rows.out_channels for rows in self._rows()]
+        return [rows.out_channels for rows in self._convs()]
 
     @property
     def num_classes(self) -> int:
@@ -120,23 +120,23 @@ class Classifier(nn.Module):
 
     @property
     def has_branches(self) -> bool:
-        """Whether heads have features of their own."""
-        return isinstance(self.heads[0], Branch)
+        """Whether rows have features of their own."""
+        return isinstance(self.rows[0], Branch)
 
     def weight(self, channels: slice) -> Tensor:
         """Return the rows of some channels, K,D; gradients flow through them."""
-        rows = torch.cat([rows.weight.flatten(1) for rows in self._rows()])
+        rows = torch.cat([rows.weight.flatten(1) for rows in self._convs()])
         return rows[channels]
 
     def bias(self, channels: slice) -> Tensor:
         """Return the biases of some channels, K; gradients flow through them."""
-        return torch.cat([_bias(rows) for rows in self._rows()])[channels]
+        return torch.cat([_bias(rows) for rows in self._convs()])[channels]
 
     @torch.no_grad()
     def set_rows(self, weight: Tensor, bias: Tensor) -> None:
         """Give all channels new rows K,D and biases K."""
         first = 0
-        for rows in self._rows():
+        for rows in self._convs():
             mine = slice(first, first + rows.out_channels)
             rows.weight.copy_(weight[mine, :, None, None])
             _bias(rows).copy_(bias[mine])
@@ -144,7 +144,7 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of all steps, in the order of the steps."""
-        return torch.cat([head(x) for head in self.heads], dim=1)
+        return torch.cat([rows(x) for rows in self.rows], dim=1)
 
     def score_extra(self, x: Tensor) -> dict[ExtraRow, Tensor]:
         """Return the logits N,1,h,w of the rows that are no classes."""
@@ -156,9 +156,9 @@ class Classifier(nn.Module):
         return found
 
     def add_row(self, name: ExtraRow) -> None:
-        """Add a row that is no class, randomly initialised, unless it is there."""
+        """Add a row that is no class, randomly initialized, unless it is there."""
         if getattr(self, name) is None:
-            setattr(self, name, self._make_head(1))
+            setattr(self, name, self._make_rows(1))
 
     def keep_rows(self, names: frozenset[ExtraRow]) -> None:
         """Drop the rows that are no classes, but for these."""
@@ -167,24 +167,24 @@ class Classifier(nn.Module):
                 setattr(self, name, None)
 
     def add_branches(self) -> None:
-        """Give the only head features of its own; its rows start anew."""
-        assert len(self.heads) == 1, "branches are there from step 0 on or not at all"
+        """Give the rows of the only step features of their own; they start anew."""
+        assert len(self.rows) == 1, "branches are there from step 0 on or not at all"
         if not self.has_branches:
-            self.heads[0] = self._place(Branch(self.in_channels, self.classes_per_step[0]))
+            self.rows[0] = self._place(Branch(self.in_channels, self.classes_per_step[0]))
 
     def grow(self, num_new: int) -> None:
-        """Add randomly initialised channels for so many new classes."""
+        """Add randomly initialized channels for so many new classes."""
         assert num_new > 0, num_new
-        self.heads.append(self._make_head(num_new))
+        self.rows.append(self._make_rows(num_new))
 
     @torch.no_grad()
     def grow_from_origins(self, new_origins: Sequence[int]) -> None:
         """Add channels that start as even shares of those that they split from, eq. 8 and 9."""
         every = slice(None)
         weight, bias, shared = split_rows(self.weight(every), self.bias(every), new_origins)
-        old = self._rows()
+        old = self._convs()
         self.grow(len(new_origins))
-        new = self._rows()[-1]
+        new = self._convs()[-1]
         new.weight.copy_(weight[:, :, None, None])
         _bias(new).copy_(bias)
         first = 0
@@ -197,43 +197,43 @@ class Classifier(nn.Module):
         """Add channels that start as copies of a row that is no class, its branch included."""
         source = getattr(self, name)
         assert source is not None, f"the classifier has no row {name!r}"
-        head = self._make_head(num_new)
-        if isinstance(head, Branch):
-            head.conv, head.bn = copy.deepcopy(source.conv), copy.deepcopy(source.bn)
-        rows, row = _rows_of(head), _rows_of(source)
+        rows = self._make_rows(num_new)
+        if isinstance(rows, Branch):
+            rows.conv, rows.bn = copy.deepcopy(source.conv), copy.deepcopy(source.bn)
+        conv, row = _conv_of(rows), _conv_of(source)
         weight, bias = copy_row(row.weight[0], _bias(row), num_new)
-        rows.weight.copy_(weight)
-        _bias(rows).copy_(bias)
-        self.heads.append(head)
+        conv.weight.copy_(weight)
+        _bias(conv).copy_(bias)
+        self.rows.append(rows)
 
     def fit(self, names: Iterable[str]) -> None:
         """Take the form of a saved classifier, given the names of its tensors."""
         names = list(names)
-        if "heads.0.rows.weight" in names and not self.has_branches:
+        if "rows.0.score.weight" in names and not self.has_branches:
             classes_per_step = self.classes_per_step
-            self.heads = nn.ModuleList(
+            self.rows = nn.ModuleList(
                 self._place(Branch(self.in_channels, count)) for count in classes_per_step
             )
         for row in EXTRA_ROWS:
             if any(name.startswith(f"{row}.") for name in names):
                 self.add_row(row)
 
-    def _make_head(self, num_rows: int) -> nn.Module:
+    def _make_rows(self, num_rows: int) -> nn.Module:
         if self.has_branches:
             return self._place(Branch(self.in_channels, num_rows))
         return self._place(nn.Conv2d(self.in_channels, num_rows, 1))
 
     def _place(self, module: nn.Module) -> nn.Module:
-        return module.to(self._rows()[0].weight)
+        return module.to(self._convs()[0].weight)
 
-    def _rows(self) -> list[nn.Conv2d]:
-        return [_rows_of(head) for head in self.heads]
+    def _convs(self) -> list[nn.Conv2d]:
+        return [_conv_of(rows) for rows in self.rows]
 
 
-def _rows_of(head: nn.Module) -> nn.Conv2d:
-    rows = head.rows if isinstance(head, Branch) else head
-    assert isinstance(rows, nn.Conv2d)
-    return rows
+def _conv_of(rows: nn.Module) -> nn.Conv2d:
+    conv = rows.score if isinstance(rows, Branch) else rows
+    assert isinstance(conv, nn.Conv2d)
+    return conv
 
 
 def _bias(conv: nn.Conv2d) -> Tensor:

@@ -1,10 +1,11 @@
-"""Our network: backbone, head (DeepLabv3's, a light one or the stages) and growing classifier.
+"""Our network: backbone, decoder (DeepLabv3's, a light one or the stages) and growing classifier.
 
-From pixels to logits: logits = classifier(head(backbone((pixels / 255 - mean) / std)))
+From pixels to logits: logits = classifier(decoder(backbone((pixels / 255 - mean) / std)))
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import get_args
 
@@ -14,27 +15,22 @@ from torch import Tensor
 from nacre.losses.reference import at_least_float32
 from nacre.models.backbone import Backbone
 from nacre.models.classifier import Classifier
-from nacre.models.head import DeepLabHead
+from nacre.models.decoders import AsppDecoder, LightDecoder
 from nacre.models.ledger import LedgerHead
-from nacre.models.light import LightDecoder
 from nacre.models.network import Init, Network, Output, Part
+from nacre.models.norm import fuse_norms_
 from nacre.models.stage_grid import StageGrid
 
-Head = DeepLabHead | LightDecoder | StageGrid
-
-
-def head_stride(backbone: Backbone, head: Head) -> int:
-    """Return the input pixels per feature of a head on a backbone."""
-    return backbone.stride if isinstance(head, DeepLabHead) else head.stride
+Decoder = AsppDecoder | LightDecoder | StageGrid
 
 
 class DeepLab(Network):
-    """Backbone, DeepLabv3 head and classifier.
+    """Backbone, decoder and classifier.
 
     Args:
-        backbone: makes features; says which normalisation of pixels it expects.
-        head: takes the backbone's features, or some of its stages.
-        classifier: takes the head's output.
+        backbone: makes features; says which normalization of pixels it expects.
+        decoder: takes the backbone's features, or some of its stages.
+        classifier: takes the decoder's output.
         ledger: takes all stages; its scores are added to the classifier's in eval.
     """
 
@@ -44,20 +40,20 @@ class DeepLab(Network):
     def __init__(
         self,
         backbone: Backbone,
-        head: Head,
+        decoder: Decoder,
         classifier: Classifier,
         ledger: LedgerHead | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = head
+        self.decoder = decoder
         self.classifier = classifier
         self.ledger = ledger
         mean, std = torch.tensor(backbone.mean), torch.tensor(backbone.std)
         # Constants of the backbone and not of a checkpoint, hence not persistent
         self.register_buffer("pixel_scale", (1 / (255 * std)).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", (-mean / std).view(3, 1, 1), persistent=False)
-        self.stride = head_stride(backbone, head)
+        self.stride = decoder.stride
         self.alignment = max(backbone.stride, self.stride)
 
     @property
@@ -89,7 +85,7 @@ class DeepLab(Network):
             return self.decode_kept(kept)
         x = self._normalize(images)
         adds = self.ledger is not None and not self.training
-        if not (with_stages or self.head.reads or adds):
+        if not (with_stages or self.decoder.reads or adds):
             return self.decode(self.backbone(x))
         features, stages = self.backbone.forward_stages(x)
         output = self.decode(features, stages)
@@ -107,13 +103,13 @@ class DeepLab(Network):
         return self.backbone.forward_stages(self._normalize(images))
 
     def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return what the head reads of the backbone, of images in 0..255."""
+        """Return what the decoder reads of the backbone, of images in 0..255."""
         features, stages = self.read(images)
-        return tuple(stages[i] for i in self.head.reads) or (features,)
+        return tuple(stages[i] for i in self.decoder.reads) or (features,)
 
     def decode_kept(self, kept: tuple[Tensor, ...]) -> Output:
         """Return the output that follows from what `read_maps` returned."""
-        decoded = self.head(kept if self.head.reads else kept[0])
+        decoded = self.decoder(kept if self.decoder.reads else kept[0])
         output = self.classify(decoded, kept[-1])
         output.kept = kept
         return output
@@ -126,14 +122,14 @@ class DeepLab(Network):
 
     def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
         """Return the output that follows from the backbone's features."""
-        read = tuple(stages[i] for i in self.head.reads)
-        decoded = self.head(read or features)
+        read = tuple(stages[i] for i in self.decoder.reads)
+        decoded = self.decoder(read or features)
         return self.classify(decoded, features, stages)
 
     def classify(
         self, decoder_features: Tensor, features: Tensor, stages: tuple[Tensor, ...] = ()
     ) -> Output:
-        """Return the output that follows from the head's features."""
+        """Return the output that follows from the decoder's features."""
         # Half precision is too coarse for the log-sum-exp of the losses
         logits = at_least_float32(self.classifier(decoder_features))
         extra = self.classifier.score_extra(decoder_features)
@@ -158,6 +154,14 @@ class DeepLab(Network):
             self.classifier.grow(num_new)
         if self.ledger is not None:
             self.ledger.grow(num_new)
+
+    def fused(self) -> DeepLab:
+        """Return a copy for inference whose norms are folded into its convolutions."""
+        fused = copy.deepcopy(self).eval().requires_grad_(False)
+        if isinstance(fused.decoder, AsppDecoder):
+            fused.decoder.fuse_norms_()
+        fuse_norms_(fused, torch.zeros(1, 3, 32, 32, device=self.pixel_scale.device))
+        return fused
 
     def drop_ledger(self) -> None:
         """Go on without the ledger beside the head, if there is one."""

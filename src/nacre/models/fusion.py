@@ -76,9 +76,9 @@ def _old_parts(network: nn.Module, old: Mapping[str, Tensor]) -> list[tuple[Tens
         if now is None or now.shape != before.shape:
             became = "gone" if name not in state else _size(state[name])
             raise NacreError(
-                f"method.parts.fusion: {name} was {_size(before)} and is {became} now, which "
+                f"method.fusion: {name} was {_size(before)} and is {became} now, which "
                 "cannot be fused: only networks that grow by rows of their classifier can; leave "
-                "method.parts.fusion=off"
+                "method.fusion=off"
             )
         parts.append((now, before))
     return parts

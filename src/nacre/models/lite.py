@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nacre.models.abn import ABN, Activation
 from nacre.models.backbone import Backbone, initialize, split_stages
+from nacre.models.norm import ABN, Activation
 
 
 def dilate(strides: Iterable[int], output_stride: int) -> list[tuple[int, int]]:

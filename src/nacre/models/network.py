@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,6 +101,10 @@ class Network(nn.Module):
     @abstractmethod
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
+
+    def fused(self) -> Network:
+        """Return a copy for inference, with fewer layers where that is known; it cannot learn."""
+        return copy.deepcopy(self).eval().requires_grad_(False)
 
     @abstractmethod
     def fit(self, state: dict[str, Tensor]) -> None:

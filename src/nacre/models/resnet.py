@@ -14,8 +14,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from nacre.models.abn import ABN, NormFactory
 from nacre.models.backbone import Backbone, initialize
+from nacre.models.norm import ABN, NormFactory
 
 Depth = Literal[18, 34, 50, 101]
 

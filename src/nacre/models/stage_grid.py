@@ -3,7 +3,7 @@
     x = (concat of the stages on the grid and of pool(last stage) - mean) / std
 
 Finer stages are averaged over the cells of the grid, coarser ones are upsampled bilinearly; `pool`
-is that of `nacre.models.head`. Mean and deviation of each channel are constants that the method
+is that of `nacre.models.decoders`. Mean and deviation of each channel are constants that the method
 `ledger` solves for, together with the classifier.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.models.backbone import Backbone
-from nacre.models.head import WindowPool
+from nacre.models.decoders import window_pool
 
 DEFAULT_STRIDE = 16
 
@@ -49,7 +49,7 @@ class StageGrid(nn.Module):
         self.stride = stride
         self.map_channels = sum(widths)
         self.channels = sum(widths) + widths[-1]
-        self.pool = WindowPool(None if crop is None else -(-crop // self.strides[-1]))
+        self.pool = window_pool(crop, self.strides[-1])
         self.register_buffer("mean", torch.zeros(self.channels))
         self.register_buffer("std", torch.ones(self.channels))
 

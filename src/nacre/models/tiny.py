@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from nacre.models.abn import ABN, NormFactory
 from nacre.models.backbone import Backbone
+from nacre.models.norm import ABN, NormFactory
 
 
 def _convolution(

@@ -23,10 +23,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.abn import ABN
 from nacre.models.backbone import Backbone
-from nacre.models.inplace_abn import InPlaceABN
 from nacre.models.lite import from_package_name
+from nacre.models.norm import ABN, InPlaceABN
 from nacre.models.pretrained import find_weights
 from nacre.utils.io import parse_json
 from nacre.utils.system import expand_user
@@ -157,7 +156,7 @@ def from_release_name(name: str) -> str | None:
 
 
 def from_nacre_name(name: str) -> str | None:
-    """Return the backbone's part of a nacre model; its head, classifier and method are left."""
+    """Return the backbone's part of a nacre model; its decoder, classifier and method are left."""
     prefix = "network.backbone."
     return name.removeprefix(prefix) if name.startswith(prefix) else None
 
@@ -166,7 +165,7 @@ FORMS = (
     Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", from_torchvision_name),
     Form("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
     Form("EfficientNet-Lite", "_conv_stem.weight", from_package_name),
-    Form("a nacre model", "network.classifier.heads.0.weight", from_nacre_name, abn=None),
+    Form("a nacre model", "network.classifier.rows.0.weight", from_nacre_name, abn=None),
 )
 
 

@@ -27,8 +27,8 @@ from nacre.report.images import (
 )
 from nacre.report.page import render
 from nacre.report.results import percent
-from nacre.runs.learn_data import open_learn_data
-from nacre.runs.learn_folder import read_learn_config
+from nacre.runs.folder import read_learn_config
+from nacre.runs.learn import open_learn_data
 from nacre.runs.records import LearnMetrics, read_record
 from nacre.utils.device import choose_device
 from nacre.utils.io import save_text

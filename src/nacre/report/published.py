@@ -50,8 +50,8 @@ ABLATION = {
 """The paper's names of ``mib`` by its (ce, kd, init)."""
 FULL = "MiB (CE + KD + init)"
 """The ablation's name of the whole method."""
-EWF_PARTS: dict[str, Any] = {"fusion": "sqrt", "freeze_old_rows": True}
-"""The parts that make EWF of another method."""
+EWF: dict[str, Any] = {"fusion": "sqrt", "freeze": ["old_rows"]}
+"""The values that make EWF of another method."""
 WEIGHTS = "model.weights"
 
 Images = tuple[int, str]
@@ -177,7 +177,7 @@ def _named_values(run: RunResult) -> dict[str, Any]:
     """Return the values of a run's method that its published name stands for."""
     if run.method == "mib" and _switches(run) in ABLATION:
         return dict(zip(SWITCHES, _switches(run), strict=True))
-    return {"parts": dict(EWF_PARTS)} if _is_fused_plop(run) else {}
+    return dict(EWF) if _is_fused_plop(run) else {}
 
 
 def _switches(run: RunResult) -> tuple[str, str, str]:
@@ -186,8 +186,9 @@ def _switches(run: RunResult) -> tuple[str, str, str]:
 
 
 def _is_fused_plop(run: RunResult) -> bool:
-    parts = {key: run.flat_config.get(f"method.parts.{key}") for key in EWF_PARTS}
-    return run.method == "plop" and parts == EWF_PARTS
+    config = run.flat_config
+    is_fused = config.get("method.fusion") == EWF["fusion"]
+    return run.method == "plop" and is_fused and "old_rows" in config.get("method.freeze", ())
 
 
 def deviations(run: RunResult) -> tuple[str, ...]:

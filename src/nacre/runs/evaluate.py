@@ -13,8 +13,8 @@ from nacre.evaluation.metrics import compute_metrics
 from nacre.evaluation.predictor import cut_predictor, whole_predictor
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
+from nacre.runs.learn import open_folders, open_tests
 from nacre.runs.learn_config import resolve_learn_config
-from nacre.runs.learn_data import open_folders, open_tests
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config

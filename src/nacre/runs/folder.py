@@ -9,6 +9,11 @@ metrics.json             what all steps together show
 facts.json               which classes are learnt from which images, and tested on which
 exemplars.csv            which old images each step learns from, where some are kept
 resume.safetensors       the state in the middle of a step, while there is one
+
+`nacre learn` has one step, whose model and metrics lie in the folder itself, and beside them
+
+before.npz               what the start model says of the test images
+first.safetensors        a model that is of use before the first update, until the next one is there
 """
 
 import hashlib
@@ -29,7 +34,17 @@ import yaml
 from pydantic import BaseModel
 
 from nacre.errors import NacreError
-from nacre.runs.records import Fingerprint, Record, Starts, read_record
+from nacre.models.io import FIRST_MODEL
+from nacre.runs.learn_config import LearnConfig, resolve_learn_config
+from nacre.runs.records import (
+    Fingerprint,
+    LearnFingerprint,
+    LearnMetrics,
+    Record,
+    Starts,
+    StepMetrics,
+    read_record,
+)
 from nacre.training.config import Recipe, RunConfig, differences, resolve_config
 from nacre.utils.config import read_yaml, result_values
 from nacre.utils.io import LOCK_NAME, locked, remove_temporaries, save_json, save_text
@@ -41,6 +56,9 @@ class RunFolder:
     """The paths of a run's files."""
 
     fingerprint_type: ClassVar[type[Record]] = Fingerprint
+    metrics_type: ClassVar[type[Record]] = StepMetrics
+    keeps_first: ClassVar[bool] = False
+    """Whether a model that is of use before the first update is kept until the step has one."""
     path: Path
 
     @property
@@ -90,6 +108,16 @@ class RunFolder:
     def nothing_learned(self) -> bool:
         """Whether no step and no part of one is there yet."""
         return not self.resume.exists() and not any(self.path.glob("step-*/model.safetensors"))
+
+    @property
+    def first_model(self) -> Path:
+        """The network before its first update, where it is of use by then."""
+        return self.path / FIRST_MODEL
+
+    def remove_first(self) -> None:
+        """Remove the network before its first update."""
+        for path in (self.first_model, self.first_model.with_suffix(".json")):
+            path.unlink(missing_ok=True)
 
     def is_finished(self, step: int) -> bool:
         """Whether a step is learnt and tested."""
@@ -173,10 +201,80 @@ class RunFolder:
         """Keep other processes from working in the folder, which is made if need be."""
         return locked(self.path, "run")
 
+    def first_start(self) -> str:
+        """Return when the folder was first begun."""
+        starts = read_record(Starts, self.starts)["starts"]
+        return str(starts[0].get("time", "")) if starts else ""
+
+    def metrics_of(self, step: int) -> dict[str, Any]:
+        """Return how the network tests after a step, checked."""
+        return read_record(self.metrics_type, self.step_metrics(step))
+
     def append_start(self, values: dict[str, Any]) -> None:
         """Add this start to run.json."""
         starts = read_record(Starts, self.starts)["starts"] if self.starts.exists() else []
         save_json(self.starts, {"starts": [*starts, {**_versions(), **values}]})
+
+
+class LearnFolder(RunFolder):
+    """The folder of `nacre learn`: one step, so its model and metrics lie in the folder itself."""
+
+    fingerprint_type = LearnFingerprint
+    metrics_type = LearnMetrics
+    keeps_first = True
+
+    def model(self, step: int) -> Path:
+        """The network after the step."""
+        return self.path / "model.safetensors"
+
+    def step_metrics(self, step: int) -> Path:
+        """How the network tests after the step."""
+        return self.path / "metrics.json"
+
+    @property
+    def before(self) -> Path:
+        """The start model's class maps of the test images."""
+        return self.path / "before.npz"
+
+    @property
+    def nothing_learned(self) -> bool:
+        """Whether neither a model nor a part of the way to one is there yet."""
+        return not self.resume.exists() and not self.model(0).exists()
+
+    def tidy(self) -> None:
+        """Remove what killed processes left, and the way to a model that is there."""
+        super().tidy()
+        if self.config.exists():
+            remove_temporaries(self.path, [self.before.name, self.first_model.name])
+        if self.model(0).exists():
+            self.resume.unlink(missing_ok=True)
+            self.remove_first()
+
+    def check_kind(self, content: dict[str, Any]) -> None:
+        """Refuse the folder of another command, whether or not something was learnt there."""
+        if "scenario" in content:
+            raise NacreError(
+                f"{self.path} holds a run of a scenario, not a step of `nacre learn`; choose "
+                "another --out"
+            )
+
+    def saved_config(self) -> LearnConfig:
+        """Return the config that the folder holds."""
+        return read_learn_config(self.path)
+
+    def changed_data(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+        """Say where the start model, classes or images are not those it began with."""
+        changed = differences(
+            {key: before.get(key) for key in ("start", "known", "new")},
+            {key: now.get(key) for key in ("start", "known", "new")},
+        )
+        for kind in ("data", "tests"):
+            have = {one["name"]: one for one in before.get(kind, ())}
+            want = {one["name"]: one for one in now.get(kind, ())}
+            for name in sorted({*have, *want}):
+                if have.get(name) != want.get(name):
+                    changed.append(f"what {name} holds: other images or classes than before")
+        return changed
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -230,6 +328,13 @@ def read_config(folder: Path) -> RunConfig:
     content = read_plain_config(folder)
     RunFolder(folder).check_kind(content)
     return resolve_config(content)
+
+
+def read_learn_config(folder: Path) -> LearnConfig:
+    """Read the config of a folder of `nacre learn`."""
+    content = read_plain_config(folder)
+    LearnFolder(folder).check_kind(content)
+    return resolve_learn_config(content)
 
 
 def _versions() -> dict[str, Any]:

@@ -1,74 +1,63 @@
 """`nacre learn`: one step for a model that exists, or the first one, in a folder of its own.
 
 Calling it again on the same folder goes on where it stopped. Nothing but the start model and the
-new data is read: neither an old picture nor an old label.
+new data is read: neither an old image nor an old label.
 """
 
-import contextlib
 import hashlib
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from nacre.data.dataset import UnionDataset, explain_worker_crash
-from nacre.data.learn_data import LearnData
-from nacre.evaluation.predictor import Predictor, whole_predictor
-from nacre.methods import Judged, find_method
-from nacre.models.io import ModelInfo, find_model, load_model, save_model
-from nacre.models.network import Network
-from nacre.runs.event_file import EventFile, Position
-from nacre.runs.folder import with_absolute_paths
-from nacre.runs.learn_config import LearnConfig
-from nacre.runs.learn_data import batch_shares, open_learn_data
-from nacre.runs.learn_folder import LearnFolder
-from nacre.runs.learn_tests import (
-    Compared,
-    Tester,
-    class_ious,
-    mean_ious,
-    open_maps,
-    save_maps,
+from nacre.data import open_source
+from nacre.data.dataset import UnionDataset
+from nacre.data.learn_data import (
+    LabeledSet,
+    LearnData,
+    choose_new_classes,
+    rename_classes,
+    set_name,
 )
-from nacre.runs.records import LearnMetrics, read_record
-from nacre.runs.scenario_data import step_sampler
-from nacre.runs.shared_folder import check_shared
-from nacre.runs.verdicts import judge
-from nacre.training.events import (
-    ImagesTested,
-    Observer,
-    Recorder,
-    RunBegan,
-    StepTested,
-    StepUsable,
+from nacre.data.source import Source
+from nacre.data.sources.folder import FolderConfig
+from nacre.errors import NacreError, did_you_mean
+from nacre.labels.channels import Channels
+from nacre.methods import Step, find_method, find_row
+from nacre.models.io import ModelInfo, find_model, load_model
+from nacre.runs.folder import LearnFolder
+from nacre.runs.learn_config import (
+    LearnConfig,
+    build_learn_config,
+    ground_of,
+    read_written,
 )
-from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import Learned, Session, StepSpec, learn_step
-from nacre.utils.device import set_precision
+from nacre.runs.learn_tests import LearnTests
+from nacre.runs.scenario_data import open_saliency, step_sampler
+from nacre.runs.steps import Metrics, Start, run_steps
+from nacre.training.automatic import Choice, choose, look_at
+from nacre.training.config import read_section
+from nacre.training.events import Observer
+from nacre.utils.device import choose_device
 from nacre.utils.distributed import explain_lost_process, init_distributed
-from nacre.utils.io import save_json
 from nacre.version import __version__
 
-Metrics = dict[str, Any]
+EVERY = ":all"
+"""What a folder's name ends in if its training images are to be tested, too."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """The model that a step continues.
+class StartModel(Start):
+    """The model that a step continues, and what is known of it.
 
     Attributes:
-        path: Its file.
         info: What the file says about it.
-        network: What it was learned from, if the file alone cannot build it.
         has_backbone: Whether its backbone can be told apart, and so frozen.
     """
 
-    path: Path
-    info: ModelInfo
-    network: nn.Module | None = None
+    info: ModelInfo = None  # type: ignore[assignment]
     has_backbone: bool = True
 
     def fingerprint(self) -> str:
@@ -76,7 +65,7 @@ class Start:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
-def find_start(path: Path | None, network: nn.Module | None = None) -> Start | None:
+def find_start(path: Path | None, network: nn.Module | None = None) -> StartModel | None:
     """Find the model that a user means: a model file, a step's or a run's folder.
 
     Args:
@@ -87,238 +76,258 @@ def find_start(path: Path | None, network: nn.Module | None = None) -> Start | N
         return None
     file = find_model(path)
     loaded, info, _ = load_model(file, network=network)
-    return Start(file, info, network, "backbone" in loaded.gives)
+    return StartModel(file, network, info, "backbone" in loaded.gives)
 
 
-class Learning:
-    """One step while it is being carried out.
+@dataclass(frozen=True)
+class Plan:
+    """A step that is about to be learned: its config, and why it is as it is.
 
-    Args:
-        config: What is learnt, and how.
-        out: The folder of the step.
+    Attributes:
+        config: What is learned, and how.
         start: The model that is continued, if there is one.
-        observers: Receive the events.
-        should_stop: Whether the user wants to stop.
+        how: By which method it is continued, and what of it does not change.
+        reasons: Why the config is as it is, where nobody said otherwise.
     """
 
-    def __init__(
-        self,
-        config: LearnConfig,
-        out: Path,
-        start: Start | None,
-        *,
-        observers: Iterable[Observer] = (),
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.config, self.folder, self.start = config, LearnFolder(out), start
-        self.dist = init_distributed(config.train.device)
-        self.precision = set_precision(config.train.precision, self.dist.device)
-        self.observers, self.should_stop = list(observers), should_stop
-        self.recorder = Recorder()
-        self._began = time.monotonic()
-        self.checkpoint = Checkpoint(self.folder.resume, self.dist)
+    config: LearnConfig
+    start: StartModel | None
+    how: str
+    reasons: tuple[str, ...]
+
+    def step(self) -> Step:
+        """Open the data; return the step."""
+        config, start = self.config, self.start
+        dist = init_distributed(config.train.device)
+        before = start.info.channels if start else None
+        with explain_lost_process(dist):
+            # The main process reads the index first, the others then find it.
+            dist.on_main(lambda: bool(open_learn_data(config, before)))
+            data = open_learn_data(config, before)
         # A merged model was made by more steps than have channels of their own.
-        self.index = max(len(start.info.steps), len(start.info.lineage)) if start else 0
-        self.data = self._open()
-        self.spec = self._spec()
-
-    def __call__(self) -> Metrics:
-        """Learn the step and test it, each unless that was done; return its metrics."""
-        with contextlib.ExitStack() as while_running:
-            while_running.enter_context(explain_lost_process(self.dist))
-            fingerprint = self._fingerprint()
-            self.dist.on_main(lambda: self._open_folder(fingerprint, while_running))
-            check_shared(self.folder, fingerprint, self.dist)
-            while_running.enter_context(explain_worker_crash())
-            if not self.dist.from_main(self.folder.metrics.exists()):
-                self._store_before()
-                network = self._learn_or_load()
-                self._test(network)
-            metrics: Metrics = self.dist.on_main(
-                lambda: read_record(LearnMetrics, self.folder.metrics)
-            )
-        return metrics
-
-    def _open(self) -> LearnData:
-        """Open the data; the main process reads the index first, the others then find it."""
-        before = self.start.info.channels if self.start else None
-        self.dist.on_main(lambda: bool(open_learn_data(self.config, before)))
-        return open_learn_data(self.config, before)
-
-    def _spec(self) -> StepSpec:
-        dataset, dist = self.data.train_dataset(), self.dist
-        shares = batch_shares(self.config, self.data)
-        return StepSpec(
-            index=self.index,
-            channels=self.data.channels,
-            growth=self.data.growth,
-            dataset=dataset,
-            sampler=step_sampler(
-                self.config, len(dataset), self.index, dist.rank, dist.world_size, shares
-            ),
-        )
-
-    def _fingerprint(self) -> dict[str, Any]:
-        start = self.start.fingerprint() if self.start else None
-        return {"start": start, **self.data.fingerprint()}
-
-    def _load_start(self) -> Learned | None:
-        if self.start is None:
-            return None
-        network, _, state = load_model(self.start.path, self.dist.device, self.start.network)
-        own = find_method(self.config.method.name).persistent_state
-        return Learned(network, {k: v for k, v in state.items() if k.partition(".")[0] in own})
-
-    def _store_before(self) -> None:
-        """Store what the start model says of the test images, unless that was done before."""
-        if self.start is None or self.dist.from_main(self.folder.before.exists()):
-            return
-        learned, info, images = self._load_start(), self.start.info, self.config.images
-        assert learned is not None
-        predictor = Predictor(
-            learned.network, info.predict_mode, info.crop, mirror=images.mirror, edges=images.edges
-        )
-        maps = self._tester(only_tests=False).class_maps(predictor)
-        self.dist.on_main(lambda: save_maps(self.folder.before, maps))
-
-    def _learn_or_load(self) -> Network:
-        """Return the network of the step, learnt now unless that was done before."""
-        path = self.folder.model(self.index)
-        if self.dist.from_main(path.exists()):
-            given = self.start.network if self.start else None
-            return load_model(path, self.dist.device, given)[0]
-        session = Session(
-            self.dist,
-            self.precision,
-            self.checkpoint,
-            self.recorder,
-            self.should_stop,
-            self._save_first,
-        )
-        learned = learn_step(self.spec, self._load_start(), self.config, session)
-
-        def save() -> None:
-            save_model(path, learned.network, self._info(learned.judged), learned.method_state)
-            self.checkpoint.remove()
-            self.folder.remove_first()
-
-        self.dist.on_main(save)
-        return learned.network
-
-    def _save_first(self, learned: Learned) -> None:
-        """Save a model that is of use before the first update, unless that was done before."""
-        path = self.folder.first_model
-
-        def save() -> None:
-            save_model(path, learned.network, self._info(None), learned.method_state)
-            seconds = round(time.monotonic() - self._began, 1)
-            self.recorder(StepUsable(self.index, seconds, str(path)))
-
-        if not self.dist.from_main(path.exists()):
-            self.dist.on_main(save)
-
-    def _test(self, network: Network) -> None:
-        """Test the network beside what the start model said; write the metrics."""
-        before = open_maps(self.folder.before) if self.start else None
-        predictor = whole_predictor(network, self.config.images)
-        tester = self._tester(only_tests=before is None)
-        found = tester.compare(predictor, self.data.channels, before)
-        metrics = self._metrics(found, network.stride)
-
-        def write() -> None:
-            self.recorder(StepTested(self.index, metrics["mean_iou"]))
-            save_json(self.folder.metrics, metrics)
-
-        self.dist.on_main(write)
-
-    def _metrics(self, found: Compared, stride: int) -> Metrics:
-        iou, before = class_ious(found.after), class_ious(found.before)
-        agreement = found.agreement["iou"] if found.agreement else None
-        return {
-            "step": self.index,
-            "classes": list(self.data.class_names),
-            "new": list(self.data.new),
-            "images": sum(test["images"] for test in found.after),
-            "iou": iou,
-            "iou_before": before,
-            "verdicts": judge(self.data, stride, iou, before, agreement),
-            "mean_iou": mean_ious(iou, self.data.known, self.data.new),
-            "agreement": found.agreement,
-            "tests": found.after,
-            "tests_before": found.before,
-            "conventions": self.config.measured_under(),
-        }
-
-    def _tester(self, *, only_tests: bool) -> Tester:
-        total = Tester(self.data, self.config, self.dist).num_images(only_tests=only_tests)
-
-        def on_images(count: int) -> None:
-            self.recorder(ImagesTested(self.index, count, total))
-
-        return Tester(self.data, self.config, self.dist, on_images, self.should_stop)
-
-    def _open_folder(
-        self, fingerprint: dict[str, Any], while_running: contextlib.ExitStack
-    ) -> None:
-        """Make the folder this step's, tidy it, and say what begins to all who are told."""
-        while_running.enter_context(self.folder.lock())
-        self.folder.tidy()
-        self.folder.bind_config(self.config, fingerprint)
-        self.recorder.observers = [
-            EventFile(self.folder.events, self._position()),
-            *self.observers,
-        ]
-        began = RunBegan(
-            scenario=", ".join(one.name for one in self.data.sets),
-            method=self.config.method.name,
-            seed=self.config.seed,
-            device=str(self.dist.device),
-            processes=self.dist.world_size,
-            precision=self.precision.reason,
-            weights=str(self.start.path) if self.start else self.config.model.weights,
-            iterations=[self.spec.sampler.iterations],
-        )
-        self.folder.append_start(began.to_dict())
-        self.recorder(began)
-
-    def _position(self) -> Position:
-        """Return how far the folder is."""
-        if self.folder.metrics.exists():
-            return Position(self.index + 1)
-        if self.folder.model(self.index).exists():
-            return Position(self.index, is_learned=True)
-        if self.folder.resume.exists():
-            _, content = load_resume(self.folder.resume, self.dist.device)
-            return Position(self.index, content["iteration"])
-        return Position(self.index)
-
-    def _info(self, judged: Judged | None) -> ModelInfo:
-        channels, before = self.data.channels, self.start.info.lineage if self.start else ()
-        return ModelInfo(
-            classes=list(channels.names),
-            colors=list(channels.colors),
-            labels=list(range(len(channels))),
-            steps=channels.per_step,
-            lineage=[*before, self._lineage_entry(judged)],
-            model=self.config.model.model_dump(mode="json"),
-            crop=self.config.images.crop_size,
-            predict_mode=self.config.images.predict_mode,
-            config=with_absolute_paths(self.config),
-        )
-
-    def _lineage_entry(self, judged: Judged | None) -> dict[str, Any]:
-        dataset = self.spec.dataset
-        parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
-        return {
-            "step": self.index,
-            "classes": list(self.data.new),
-            "images": len(self.spec.dataset),
-            "data": [one.name for one in self.data.sets],
+        index = max(len(start.info.steps), len(start.info.lineage)) if start else 0
+        images, shares = data.train_dataset(), batch_shares(config, data)
+        sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size, shares)
+        parts = images.parts if isinstance(images, UnionDataset) else [images]
+        entry = {
+            "step": index,
+            "classes": list(data.new),
+            "images": len(images),
+            "data": [one.name for one in data.sets],
             "folder_images": [len(part) for part in parts],
-            "hidden": {one.name: self.data.training_mapping(one).hidden for one in self.data.sets},
-            "method": self.config.method.name,
-            "iterations": self.spec.sampler.iterations,
-            **({"judged": asdict(judged)} if judged else {}),
-            "when": self.folder.first_start(),
+            "hidden": {one.name: data.training_mapping(one).hidden for one in data.sets},
+            "method": config.method.name,
+            "iterations": sampler.iterations,
+            "when": "",
             "nacre": __version__,
         }
+        return Step(
+            index=index,
+            channels=data.channels,
+            growth=data.growth,
+            data=images,
+            sampler=sampler,
+            config=config,
+            dist=dist,
+            tests=LearnTests(data, config, start),
+            entry=entry,
+            history=start.info.lineage if start else (),
+        )
+
+    def learn(
+        self,
+        out: Path,
+        *,
+        step: Step | None = None,
+        observers: Iterable[Observer] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Metrics:
+        """Learn the step in a folder and test it, each unless that was done; return its metrics.
+
+        Args:
+            out: The folder.
+            step: What `step` returned.
+            observers: Receive the events.
+            should_stop: Whether the user wants to stop.
+        """
+        step, folder = step or self.step(), LearnFolder(out)
+        data: LearnData = step.tests.data
+        step.tests.path, step.should_stop = folder.before, should_stop
+        fingerprint = self.start.fingerprint() if self.start else None
+        (metrics,) = run_steps(
+            [step],
+            folder,
+            about=", ".join(one.name for one in data.sets),
+            fingerprint={"start": fingerprint, **data.fingerprint()},
+            start=self.start,
+            observers=observers,
+        )
+        return metrics
+
+
+def plan_learning(
+    data: Sequence[Path],
+    start: StartModel | None,
+    *,
+    tests: Sequence[Path] = (),
+    preset: str | None = None,
+    file: Path | None = None,
+    assignments: Iterable[str] = (),
+    values: Mapping[str, Any],
+) -> Plan:
+    """Put together what a step is learned with, from what fits the machine and what is given."""
+    overrides = {
+        **values,
+        "data": [str(path) for path in data],
+        "tests": [str(path) for path in tests],
+        "start": str(start.path) if start else None,
+    }
+    num_images = sum(len(source.index("train")) for _, source in open_folders(data))
+    written = read_written(file, assignments, overrides=overrides)
+    choice = choose(
+        look_at(choose_device("auto")),
+        num_images,
+        ground_of(start.info.model if start else None, read_section(written, "model")),
+        has_backbone=start is None or start.has_backbone,
+    )
+    config = build_learn_config(
+        start=start.info if start else None, automatic=choice, written=written, preset=preset
+    )
+    return Plan(config, start, *_reasons(config, start, None if preset else choice))
+
+
+def _reasons(
+    config: LearnConfig, start: StartModel | None, choice: Choice | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return by which method a model is continued, and why the config is as it is."""
+    reasons: tuple[str, ...] = choice.reasons if choice and _was_taken(choice, config) else ()
+    kind = find_method(config.method.name)
+    # The last reason says how many updates are made.
+    if not kind.learns_by_gradient:
+        reasons = (*reasons[:-1], "one pass over the images, without an update")
+    elif kind.holds_out and reasons:
+        first = "first the ledger in one pass over the images, then its decoder"
+        kept = "kept if they gain on held-out images"
+        reasons = (*reasons[:-1], f"{first}: {reasons[-1]}; {kept}")
+    return _how(config) if start else "", reasons
+
+
+def _how(config: LearnConfig) -> str:
+    """Return by which method a model is continued, and what of it does not change."""
+    method = config.method
+    always = ["backbone"] if method.freeze_step_0 and "backbone" not in method.freeze else []
+    kept = [one.replace("_", " ") for one in (*always, *method.freeze)]
+    named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
+    stays = f"; {named} {'stay' if kept[1:] else 'stays'} as before" if kept else ""
+    name = config.method.name
+    return f"learned by {find_row(name).title}{stays}"
+
+
+def _was_taken(choice: Choice, config: LearnConfig) -> bool:
+    """Whether what was chosen is what is done: a person's own values need no reasons."""
+    plain = config.to_dict()
+    sections = {name: values for name, values in choice.values.items() if name != "method"}
+    # Of what is frozen `how` speaks.
+    return all(
+        plain[name].get(key) == value
+        for name, values in sections.items()
+        for key, value in values.items()
+    )
+
+
+def open_tests(paths: Sequence[Path], rename: Mapping[str, str]) -> list[LabeledSet]:
+    """Open folders given for testing; each is tested on its test images, or on all if asked for.
+
+    Raises:
+        NacreError: one has no class or no test image.
+    """
+    plain = [Path(str(path).removesuffix(EVERY)) for path in paths]
+    found = []
+    for path, (name, source) in zip(paths, open_folders(plain), strict=True):
+        one = LabeledSet(name, source, rename, is_whole=path.name.endswith(EVERY))
+        if not one.labeled:
+            raise NacreError(f"--test {name}: no image there has a pixel of a class")
+        if not (len(one.val_index) or one.is_whole):
+            raise NacreError(
+                f"--test {name}: none of its images is for testing; to test all of them say "
+                f"{name}{EVERY}"
+            )
+        found.append(one)
+    return found
+
+
+def open_folders(paths: Sequence[Path]) -> list[tuple[str, Source]]:
+    """Open data folders; each gets the name of its folder."""
+    names = [set_name(path) for path in paths]
+    check_names(names)
+    return [
+        (name, open_source(FolderConfig(root=path)))
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse two data folders of one name."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise NacreError(
+            f"two data folders are named {twice[0]!r}; give them different names, so that tables "
+            "and --share can tell them apart"
+        )
+
+
+def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
+    """Open the data of a step for a model that has these channels (None without a model)."""
+    sets = rename_classes(open_folders(config.data), config.rename)
+    tests = open_tests(config.tests, config.rename)
+    check_names([one.name for one in (*sets, *tests)])
+    for one in sets:
+        if not one.labeled:
+            raise NacreError(f"{one.name} labels nothing: no mask holds a pixel of a class")
+        if not len(one.train_index):
+            raise NacreError(
+                f"{one.name} has no training images: without train.txt and val.txt one in five "
+                f"is for testing, and so are its {len(one.val_index):,}; write both lists"
+            )
+    new = choose_new_classes(sets, before.names if before else (), config.classes, config.new)
+    return LearnData(
+        sets=tuple(sets),
+        tests=tuple(tests),
+        before=before,
+        new=new,
+        config=config.images,
+        seed=config.seed,
+        policy=config.labels,
+        saliency=open_saliency(config),
+    )
+
+
+def batch_shares(config: LearnConfig, data: LearnData) -> tuple[tuple[int, float], ...] | None:
+    """Return images and share of a batch of each data set; None where their sizes decide."""
+    if not config.share:
+        return None
+    _check_shares(config.share, [one.name for one in data.sets])
+    given = sum(config.share.values())
+    rest = [one for one in data.sets if one.name not in config.share]
+    left = 1 - given
+    if (rest and left <= 1e-9) or (not rest and abs(left) > 1e-6):
+        raise NacreError(
+            f"the shares of a batch add up to {given:g}; "
+            + ("something must be left for " + rest[0].name if rest else "together they must be 1")
+        )
+    total = max(1, sum(len(one.train_index) for one in rest))
+    counts = {one.name: len(one.train_index) for one in data.sets}
+    return tuple(
+        (count, config.share.get(name, left * count / total)) for name, count in counts.items()
+    )
+
+
+def _check_shares(shares: Mapping[str, float], names: Sequence[str]) -> None:
+    for name, share in shares.items():
+        if name not in names:
+            raise NacreError(
+                f"--share {name}={share:g}: no data folder has this name"
+                f"{did_you_mean(name, names)}; folders: {', '.join(names)}"
+            )
+        if not 0 < share < 1:
+            raise NacreError(f"--share {name}={share:g}: a share is above 0 and below 1")

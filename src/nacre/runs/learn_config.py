@@ -8,8 +8,10 @@ from pydantic import Field, ValidationError, create_model
 
 from nacre.errors import NacreError, describe_errors, shown
 from nacre.methods import find_method
+from nacre.models.build import OWN, is_own_network, model_config_type
+from nacre.models.config import HeadConfig
 from nacre.models.io import ModelInfo
-from nacre.training.automatic import Choice
+from nacre.training.automatic import Choice, Ground
 from nacre.training.config import (
     ConfigValues,
     Recipe,
@@ -18,20 +20,43 @@ from nacre.training.config import (
     parse_assignment,
     read_section,
 )
-from nacre.training.presets import check_weights, preset_values
+from nacre.training.presets import PAPER_PRESETS, check_weights, preset_values
 from nacre.utils.config import AFTER_STEP_0, NO_EFFECT, read_yaml, result_values
 
 
-def default_method(model: Mapping[str, Any]) -> str:
-    """Return what learns a step of a network unless another method is named.
+def default_method(model: Mapping[str, Any], ground: Ground) -> str:
+    """Return what learns a step unless another method is named (docs/ledger.md).
 
-    A model with sums goes on with them (docs/ledger.md); MiB else.
+    Duo, where ImageNet's features are there to build on; a model with sums goes on with them; MiB
+    else.
+
+    Args:
+        model: The start model's network, or what a user says of a new one.
+        ground: What the step builds on.
     """
     if model.get("decoder") == "stages":
         return "ledger"
-    if model.get("grid_stride") is not None:
+    is_ours = model.get("kind", OWN) == OWN
+    if model.get("grid_stride") is not None or (ground == "weights" and is_ours):
         return "duo"
     return "mib"
+
+
+def ground_of(start: Mapping[str, Any] | None, model: Mapping[str, Any]) -> Ground:
+    """Return what a step builds on.
+
+    Args:
+        start: The start model's network, if there is one.
+        model: What a user says of a new one.
+    """
+    if start is not None:
+        return "own" if is_own_network(start) else "other"
+    kind = model_config_type(model)
+    if not issubclass(kind, HeadConfig):
+        return "nothing"
+    is_chosen = "backbone" in model or "kind" in model
+    usual = kind.model_fields["weights"].default if is_chosen else "imagenet"
+    return "nothing" if model.get("weights", usual) == "none" else "weights"
 
 
 class LearnConfig(Recipe):
@@ -66,10 +91,15 @@ class LearnConfig(Recipe):
     )
 
 
-def resolve_learn_config(raw: Mapping[str, Any]) -> LearnConfig:
-    """Check plain data as a whole and return the typed config."""
+def resolve_learn_config(raw: Mapping[str, Any], usual: str = "mib") -> LearnConfig:
+    """Check plain data as a whole and return the typed config.
+
+    Args:
+        raw: The data.
+        usual: The method where none is named.
+    """
     section = read_section(raw, "method")
-    kind = find_method(str(section.get("name", default_method(read_section(raw, "model")))))
+    kind = find_method(str(section.get("name", usual)))
     model: type[LearnConfig] = create_model(
         "LearnConfig",
         __base__=LearnConfig,
@@ -87,20 +117,13 @@ def resolve_learn_config(raw: Mapping[str, Any]) -> LearnConfig:
         raise NacreError(describe_errors(error, model) + hint) from error
 
 
-def build_learn_config(
-    *,
-    start: ModelInfo | None,
-    automatic: Choice,
-    preset: str | None = None,
+def read_written(
     file: Path | None = None,
     assignments: Iterable[str] = (),
+    *,
     overrides: Mapping[str, Any],
-) -> LearnConfig:
-    """Put a config together, later over earlier.
-
-    What fits the machine or a preset; the start model's network and crop; a file; ``a.b=value``
-    strings; the options of the command.
-    """
+) -> ConfigValues:
+    """Return what a user says: a file, ``a.b=value`` strings, the options of the command."""
     written: ConfigValues = (
         read_yaml(file, "config file", "sections, such as `train:`") if file else {}
     )
@@ -110,28 +133,36 @@ def build_learn_config(
         assigned = parse_assignment(text)
         _check_said(assigned, overrides)
         written = deep_merge(written, assigned)
-    written = deep_merge(written, overrides)
-    model = start.model if start is not None else read_section(written, "model")
-    method = str(read_section(written, "method").get("name", default_method(model)))
+    return deep_merge(written, overrides)
+
+
+def build_learn_config(
+    *,
+    start: ModelInfo | None,
+    automatic: Choice,
+    written: ConfigValues,
+    preset: str | None = None,
+) -> LearnConfig:
+    """Put a config together, later over earlier.
+
+    What fits the machine or a preset; the start model's network and crop; what a user says.
+    """
+    model = read_section(written, "model") if start is None else start.model
+    ground = ground_of(None if start is None else model, model)
+    usual = "mib" if preset in PAPER_PRESETS else default_method(model, ground)
+    method = str(read_section(written, "method").get("name", usual))
     if preset and start is None:
         check_weights(preset, model)
     below = preset_values(preset, None, method) if preset else _automatic(automatic, method)
+    below.get("method", {}).pop("name", None)  # that errors can say where nobody named it
     below = deep_merge({"labels": {"border": "ignored", "unseen": "background"}}, below)
     if start is not None:
         below["model"] = start.model
         below = deep_merge(below, {"images": {"crop_size": start.crop}})
-    _drop_unfitting(below, written, keeps_model=bool(preset) or start is not None)
-    config = resolve_learn_config(deep_merge(below, written))
+    config = resolve_learn_config(deep_merge(below, written), usual)
     if start is not None:
         _check_start(config, start)
     return config
-
-
-def _drop_unfitting(below: ConfigValues, written: ConfigValues, *, keeps_model: bool) -> None:
-    """Take out of what was chosen what goes with other choices than those that were written."""
-    model = written.get("model")
-    if isinstance(model, Mapping) and "backbone" in model and not keeps_model:
-        below.pop("model", None)  # weights and head were chosen for another backbone
 
 
 def _check_start(config: LearnConfig, start: ModelInfo) -> None:
@@ -162,6 +193,8 @@ def _check_said(written: Mapping[str, Any], said: Mapping[str, Any]) -> None:
 
 def _automatic(choice: Choice, method: str) -> ConfigValues:
     values: ConfigValues = dict(choice.values)
+    if choice.preset:
+        return deep_merge(preset_values(choice.preset, None, method), values)
     if method != "mib":
         values.pop("method", None)  # the other methods have parts of their own
     own = find_method(method).presets.get("learn", {})

@@ -25,11 +25,15 @@ from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.errors import NacreError
 from nacre.evaluation.confusion import ConfusionMatrix, iou, iou_by_class, mean_of
 from nacre.evaluation.evaluate import Metric, evaluate
-from nacre.evaluation.predictor import Predictor
+from nacre.evaluation.predictor import Predictor, whole_predictor
 from nacre.labels.channels import Channels, ignore_value
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import BACKGROUND
+from nacre.methods import Step
+from nacre.models.io import load_model
+from nacre.runs.verdicts import judge
 from nacre.training.config import Recipe
+from nacre.training.events import ImagesTested
 from nacre.training.step import batches_to_test
 from nacre.utils.device import set_precision, sizes_vary
 from nacre.utils.distributed import Distributed
@@ -110,6 +114,66 @@ class Compared:
     after: list[dict[str, Any]]
     before: list[dict[str, Any]]
     agreement: dict[str, Any] | None
+
+
+@dataclass
+class LearnTests:
+    """The tests of a step of `nacre learn`: before it and after it, on the same images.
+
+    Attributes:
+        data: The step's.
+        config: Its config.
+        start: The model that is continued, if there is one.
+        path: Where the start model's class maps are.
+    """
+
+    data: LearnData
+    config: Recipe
+    start: Any = None
+    path: Path = Path()
+
+    def prepare(self, step: Step) -> None:
+        """Store what the start model says of the test images, unless that was done before."""
+        if self.start is None or step.dist.from_main(self.path.exists()):
+            return
+        info, images = self.start.info, self.config.images
+        network, _, _ = load_model(self.start.path, step.dist.device, self.start.network)
+        predictor = Predictor(
+            network, info.predict_mode, info.crop, mirror=images.mirror, edges=images.edges
+        )
+        maps = self._tester(step, only_tests=False).class_maps(predictor)
+        step.dist.on_main(lambda: save_maps(self.path, maps))
+
+    def measure(self, step: Step) -> dict[str, Any]:
+        """Test the network after a step beside what the start model said."""
+        before = open_maps(self.path) if self.start else None
+        predictor = whole_predictor(step.network, self.config.images)
+        tester = self._tester(step, only_tests=before is None)
+        found = tester.compare(predictor, step.channels, before)
+        iou, iou_before = class_ious(found.after), class_ious(found.before)
+        agreement = found.agreement["iou"] if found.agreement else None
+        return {
+            "step": step.index,
+            "classes": list(step.channels.names),
+            "new": list(self.data.new),
+            "images": sum(test["images"] for test in found.after),
+            "iou": iou,
+            "iou_before": iou_before,
+            "verdicts": judge(self.data, step.network.stride, iou, iou_before, agreement),
+            "mean_iou": mean_ious(iou, self.data.known, self.data.new),
+            "agreement": found.agreement,
+            "tests": found.after,
+            "tests_before": found.before,
+            "conventions": self.config.measured_under(),
+        }
+
+    def _tester(self, step: Step, *, only_tests: bool) -> "Tester":
+        total = Tester(self.data, self.config, step.dist).num_images(only_tests=only_tests)
+
+        def on_images(count: int) -> None:
+            step.observe(ImagesTested(step.index, count, total))
+
+        return Tester(self.data, self.config, step.dist, on_images, step.should_stop)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from nacre.report.page import write_report
 from nacre.sweeps.engines import Local
 from nacre.sweeps.grid import GridConfig, Job, make_jobs
 from nacre.sweeps.launch import run_grid
-from nacre.training.step import Interrupted
 from nacre.utils.io import locked
+from nacre.utils.signals import Interrupted
 from nacre.utils.system import usable_cores
 
 METHODS = ("ft", "lwf", "mib", "joint")

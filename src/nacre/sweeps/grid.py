@@ -247,7 +247,7 @@ def _job(
 
 
 def _variant(method: str | dict[str, Any]) -> str:
-    """Return a unique name for a method and its values, e.g. mib,parts.fusion=sqrt."""
+    """Return a unique name for a method and its values, e.g. mib,fusion=sqrt."""
     if isinstance(method, str):
         return method
     rest = {key: value for key, value in method.items() if key != "name"}
@@ -261,7 +261,9 @@ def _assignments(values: dict[str, Any], under: str = "") -> list[str]:
         if isinstance(value, dict):
             texts += _assignments(value, f"{under}{key}.")
         else:
-            texts.append(f"{under}{key}={str(value).lower() if isinstance(value, bool) else value}")
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else text
+            texts.append(f"{under}{key}={text}")
     return texts
 
 

@@ -33,7 +33,7 @@ from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex
 from nacre.methods import find_method
 from nacre.runs.folder import RunFolder
-from nacre.runs.run import Run
+from nacre.runs.run import learn_scenario
 from nacre.runs.scenario_data import open_scenario
 from nacre.runs.step_cache import CACHE
 from nacre.scenarios.scenario import ImageLists
@@ -226,7 +226,7 @@ class _Search:
         **options: Any,
     ) -> None:
         self.config, self.out, self.show, self.options = config, out, show, options
-        self.writes = init_distributed(config.train.device).is_main
+        self.dist = init_distributed(config.train.device)
         self.kind = find_method(config.method.name)
         self.whole = open_scenario(config)
         if not self.kind.tunable:
@@ -243,9 +243,9 @@ class _Search:
         for rate in rates:
             self._changed({}, rate)  # refused here, and not after step 0
         # The method's own step 0 has the state that it collects, which fine-tuning's has not.
-        Run(
+        learn_scenario(
             self.config, self.out / "step-0", data=self.whole, num_steps=1, **self.options
-        ).learn_steps()
+        )
         best = max((self._fine_tune(rate) for rate in rates), key=lambda one: one.accuracy or 0)
         if not best.accuracy:
             raise NacreError(
@@ -287,12 +287,13 @@ class _Search:
         return trial
 
     def _learn(self, trial: Trial, config: RunConfig, folder: Path) -> Trial:
-        run = Run(config, folder, data=self.data, num_steps=FIRST + 1, **self.options)
+        count = FIRST + 1
         try:
-            return replace(trial, accuracy=accuracy(run.learn_steps()))
+            steps = learn_scenario(config, folder, data=self.data, num_steps=count, **self.options)
+            return replace(trial, accuracy=accuracy(steps[-1]))
         except NotFinite as error:
             # With several processes the others cannot know: then it is an error like any other.
-            if run.dist.world_size > 1:
+            if self.dist.world_size > 1:
                 raise
             save_json(folder / "diverged.json", {"error": str(error)})
             return trial
@@ -315,7 +316,7 @@ class _Search:
             )
         config = self._changed({"method": dict.fromkeys(self.kind.tunable, weight)}, rate)
         self._note(weight=weight, config=self.out / "tuned.yaml")
-        if self.writes:
+        if self.dist.is_main:
             content = yaml.safe_dump(config.to_dict(), sort_keys=False)
             save_text(self.out / "tuned.yaml", self.tuning.as_comment() + content)
 
@@ -347,5 +348,5 @@ def tune(
     try:
         return search.search(rates or (config.train.incremental_lr,))
     finally:
-        if search.writes:
+        if search.dist.is_main:
             save_json(out / "tuning.json", search.tuning.as_plain())

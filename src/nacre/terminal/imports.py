@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nacre.importers import ImportReport
-from nacre.importers.folder import SHEET
-from nacre.importers.masks import BACKGROUND
 from nacre.importers.problems import counted
+from nacre.importers.sheet import SHEET
 from nacre.utils.progress import Progress, show_progress
 
 
@@ -70,8 +69,8 @@ def _classes_table(report: ImportReport) -> Table:
 
 
 def _rows(report: ImportReport) -> Iterator[tuple[int, str]]:
-    if report.images[BACKGROUND]:
-        yield BACKGROUND, "(background)"
+    if report.images[0]:
+        yield 0, "(background)"
     # Classes without a pixel stand in one line below the table.
     there = enumerate(report.classes, start=1)
     yield from ((label, name) for label, name in there if report.images[label])

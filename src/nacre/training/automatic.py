@@ -1,31 +1,31 @@
-"""What fits the machine and the pictures, chosen without a preset, and said in two lines.
+"""What fits the machine and the images, chosen without a preset, and said in two lines.
 
-The network and the crop go by the device and its memory, the batch by the memory, the length by
-the number of pictures: few pictures are seen often, many pictures a few times. A model that is
-continued keeps its own network and crop. Where MiB learns from few pictures, it keeps its backbone
-and batch norm, too: statistics of ten pictures are no statistics, and old classes were lost to them
-(docs/results.md). Of a network that is not ours nobody knows the rate that its backbone bears: it
-is frozen whatever the number of images, and where it cannot be told apart, gradients are clipped.
-Everything can be set by hand over it.
+Where a backbone has weights to start from, or a model of ours is continued, the recipe is the
+preset `small`: a frozen backbone, a light decoder, AdamW (docs/results.md has what it was chosen
+by). The crop goes by the device, the length by the number of images: few images are seen often,
+many images a few times. A model that is continued keeps its own network and crop.
+
+A network of ours that starts from nothing learns wholly, by SGD at a high rate. Of a network of
+others nobody knows the rate that its backbone bears: it is frozen whatever the number of images,
+and where it cannot be told apart, gradients are clipped. Everything can be set by hand over it.
 """
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 GIB = 2**30
-FEW = 200
-"""Pictures from which on MiB changes the backbone and batch norm of a model that is continued."""
+BATCH = 16
 
-# Bytes that one picture of the crop takes in training with this network, activations and all.
-_PER_IMAGE = {"resnet101": 0.9 * GIB, "resnet50": 0.6 * GIB}
+Ground = Literal["weights", "nothing", "own", "other"]
+"""What a step builds on: a new network with weights or without, a model of ours or of others."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a step is learnt on.
+    """What a step is learned on.
 
     Attributes:
         device: Its type: cpu, cuda or mps.
@@ -40,10 +40,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class Choice:
-    """Config values that lie under a user's own, and why they were chosen."""
+    """Config values that lie under a user's own, and why they were chosen.
+
+    Attributes:
+        values: Sections of a config.
+        reasons: The network and the crop; the length.
+        preset: What lies under the values.
+    """
 
     values: dict[str, Any]
     reasons: tuple[str, str]
+    preset: str | None = None
 
 
 def look_at(device: torch.device) -> Machine:
@@ -56,68 +63,66 @@ def look_at(device: torch.device) -> Machine:
 
 
 def choose(
-    machine: Machine,
-    num_images: int,
-    *,
-    continues: bool,
-    is_own: bool = True,
-    has_backbone: bool = True,
+    machine: Machine, num_images: int, ground: Ground, *, has_backbone: bool = True
 ) -> Choice:
-    """Return a recipe for a machine and so many training pictures.
+    """Return a recipe for a machine and so many training images.
 
     Args:
-        machine: What it is learnt on.
-        num_images: Pictures of the step.
-        continues: Whether a model is continued: then its network and crop stay.
-        is_own: Whether it is a network of ours that is continued.
-        has_backbone: Whether the network's backbone can be told apart.
+        machine: What it is learned on.
+        num_images: Images of the step.
+        ground: What the step builds on.
+        has_backbone: Whether the backbone of a network of others can be told apart.
     """
-    large = machine.device == "cuda" and machine.memory >= 10 * GIB
-    backbone = _backbone(machine, large)
-    crop_size = 512 if large else 256 if machine.device == "cuda" else 160
-    batch_size = 16
-    if large:
-        room = int((machine.memory - 2 * GIB) // _PER_IMAGE[backbone])
-        batch_size = max(4, min(24, room // 4 * 4))
-    passes = 30 if machine.device == "cuda" else 3
-    least, most = (600, 40_000) if machine.device == "cuda" else (120, 3_000)
-    iterations = min(most, max(least, round(num_images * passes / batch_size)))
-    train: dict[str, Any] = {"batch_size": batch_size, "iterations": iterations}
-    train |= (
-        {"lr": 0.01, "incremental_lr": 0.001} if large else {"lr": 0.05, "incremental_lr": 0.01}
-    )
-    values: dict[str, Any] = {"train": train}
-    if not continues:
-        decoder = {} if large else {"decoder_channels": 128}
-        values["model"] = {"backbone": backbone, "weights": "imagenet", **decoder}
-        values["images"] = {"crop_size": crop_size}
-    elif num_images < FEW or not is_own:
-        freeze = {"freeze": "backbone"} if has_backbone else {}
-        values["method"] = {"parts": {**freeze, "freeze_bn": True}}
+    is_new, is_frozen = ground in ("weights", "nothing"), ground in ("weights", "own")
+    is_fast = machine.device == "cuda"
+    most = 800 if is_new else 400
+    most, least, passes = (10 * most, 1_000, 60) if is_fast else (most, 100, 30)
+    if not is_frozen:
+        most, least, passes = (40_000, 600, 30) if is_fast else (3_000, 120, 3)
+    iterations = min(most, max(least, round(num_images * passes / BATCH)))
+    train: dict[str, Any] = {"batch_size": BATCH, "iterations": iterations}
+    images: dict[str, Any] = {}
+    values: dict[str, Any] = {"train": train, "images": images}
+    if is_frozen and is_fast:
+        images["views"] = None  # features are kept image by image, which is slow there
+    if is_new:
+        images["crop_size"] = _crop(machine)
+        backbone = "lite0" if machine.has_small_weights else "resnet18"
+        rest = {"weights": "imagenet"} if is_frozen else {"decoder_channels": 128}
+        values["model"] = {"backbone": backbone, **rest}
+    if not is_frozen:
+        train |= {"lr": 0.05, "incremental_lr": 0.01}
+    if ground == "other":
+        values["method"] = {"freeze": [*["backbone"] * has_backbone, "batch_norm"]}
         if not has_backbone:
             train["grad_clip_norm"] = 1.0
-    return Choice(values, _reasons(machine, num_images, values))
+    preset = "small" if is_frozen else None
+    return Choice(values, _reasons(machine, num_images, values, ground), preset)
 
 
-def _backbone(machine: Machine, large: bool) -> str:
-    if large:
-        return "resnet101" if machine.memory >= 20 * GIB else "resnet50"
-    return "lite0" if machine.has_small_weights else "resnet18"
+def _crop(machine: Machine) -> int:
+    if machine.device != "cuda":
+        return 160
+    return 512 if machine.memory >= 8 * GIB else 320
 
 
-def _reasons(machine: Machine, num_images: int, values: dict[str, Any]) -> tuple[str, str]:
+def _reasons(
+    machine: Machine, num_images: int, values: dict[str, Any], ground: Ground
+) -> tuple[str, str]:
     train = values["train"]
     where = machine.device + (f" with {machine.memory / GIB:.0f} GiB" if machine.memory else "")
     network = "the start model's network and crop"
-    if "model" in values:
+    if ground == "weights":
         model = values["model"]
         network = (
-            f"{model['backbone']} from ImageNet's weights, crops of "
+            f"{model['backbone']} from ImageNet's weights, frozen, crops of "
             f"{values['images']['crop_size']} pixels"
         )
+    elif ground == "nothing":
+        network = f"a network from nothing, crops of {values['images']['crop_size']} pixels"
     passes = train["iterations"] * train["batch_size"] / max(1, num_images)
     return (
         f"{network}, batches of {train['batch_size']}: what fits {where}",
-        f"{train['iterations']:,} updates, each of the {num_images:,} pictures about "
+        f"{train['iterations']:,} updates, each of the {num_images:,} images about "
         f"{passes:.0f} times; --preset or --set train.iterations=… for another length",
     )

@@ -1,6 +1,6 @@
 """Features of a frozen backbone, kept for the epochs in which the same views come again.
 
-    kept[view, image] = what the head reads of the backbone, in half precision
+    kept[view, image] = what the decoder reads of the backbone, in half precision
 
 With `images.views` an image is augmented in as many ways and no more. Where the backbone does not
 learn, its features of each view are computed once, and every later epoch costs the decoder alone.
@@ -37,7 +37,7 @@ class KeptFeatures:
         self._kept: dict[View, tuple[Tensor, ...]] = {}
 
     def of(self, views: Iterable[View], images: Tensor) -> tuple[Tensor, ...]:
-        """Return what the head reads of a batch of images."""
+        """Return what the decoder reads of a batch of images."""
         rows = [self._one(view, images[i : i + 1]) for i, view in enumerate(views)]
         dtype = next(self.network.parameters()).dtype
         maps = (torch.cat(parts).to(dtype) for parts in zip(*rows, strict=True))
@@ -57,6 +57,6 @@ class KeptFeatures:
 
 def keep_features(network: Network, method: Method, views: int | None) -> KeptFeatures | None:
     """Return where features are kept, if views come again and nobody asks for more of them."""
-    if views is None or method.uses_stages or not method.parts.freezes_backbone:
+    if views is None or method.uses_stages or not method.freezes_backbone:
         return None
     return KeptFeatures(network) if isinstance(network, DeepLab) else None

@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = {
         "lr_schedule": "cosine",
         "warmup_iterations": 20,
     },
-    "method": {"parts": {"freeze_step_0": True, "freeze_bn": True}},
+    "method": {"freeze_step_0": True, "freeze": ["batch_norm"]},
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -116,18 +116,22 @@ def preset_values(
     kind = find_method(method)
     for place in places:
         values["train"] = {**values["train"], **kind.train_presets.get(place, {})}
-    own = kind.preset_values(places, chosen)
-    if parts := _common_parts(values.pop("method", {}), kind) | own.get("parts", {}):
-        own = {**own, "parts": parts}
+    own = _under_every(values.pop("method", {}), kind) | kind.preset_values(places, chosen)
     if own:
         values["method"] = {"name": method, **own}
     return values
 
 
-def _common_parts(section: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
-    """Return the parts that a preset lays under every method, without those that one refuses."""
-    refused = kind.Config.refused_parts()
-    return {key: value for key, value in section.get("parts", {}).items() if key not in refused}
+def _under_every(section: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
+    """Return what a preset lays under every method, without what one refuses.
+
+    What it freezes, it freezes beside what the method does.
+    """
+    found = {key: value for key, value in section.items() if key not in kind.Config.refused}
+    if "freeze" in found:
+        own = kind.Config.model_fields["freeze"].default
+        found["freeze"] = list(dict.fromkeys([*own, *found["freeze"]]))
+    return found
 
 
 def _places(preset: str, scenario: ScenarioFile | None) -> list[str]:

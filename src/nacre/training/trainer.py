@@ -1,40 +1,30 @@
-"""The trainer: from a batch to updated parameters, for one step.
-
-    for each batch:                       (micro-batches fit the device; their gradients add up)
-        lr = lr0 * (1 - iteration / iterations) ** 0.9       (`nacre.training.optim` has others)
-        for each micro-batch:
-            batch = method.relabel(batch, student(images), teacher(images))
-            losses = method.losses(batch, student(images), teacher(images))
-            (sum of the losses / number of micro-batches).backward()
-        method.after_backward(step)       (sees the gradients of these losses alone)
-        sum(method.penalties(step)).backward()
-        update the parameters
+"""The trainer: what the loop (`nacre.training.loop`) updates parameters with.
 
 Losses on targets are averaged over the pixels of the whole batch, over all its micro-batches and
 all processes, so that neither accumulation nor the number of processes changes the gradient. What
 does not learn has no backward pass; the teacher takes over the features of what it shares with the
-student (`Parts.shared`).
+student (`shared_part`).
 """
 
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nacre.data.dataset import Sample
+from nacre.data.dataset import Sample, train_batches
 from nacre.errors import NacreError, ReportedElsewhere
 from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
+from nacre.methods.components import shared_part
 from nacre.models.deeplab import DeepLab
-from nacre.models.foreign.batch_norm import synchronize_batch_norm
 from nacre.models.network import Output
+from nacre.models.norm import synchronize_batch_norm
 from nacre.training.config import TrainConfig
-from nacre.training.kept_features import KeptFeatures, View
+from nacre.training.kept_features import View, keep_features
 from nacre.training.optim import (
     lie_as_parameters,
     load_optimizer_state,
@@ -43,7 +33,7 @@ from nacre.training.optim import (
     param_groups,
     set_lr,
 )
-from nacre.utils.device import Precision, memory_layout, peak_memory
+from nacre.utils.device import choose_precision, count_workers, memory_layout, peak_memory
 from nacre.utils.tensor_file import Tensors
 
 
@@ -51,51 +41,41 @@ class NotFinite(NacreError):
     """A loss is not a number any more: the step cannot be learnt with this config."""
 
 
-@dataclass
 class Trainer:
-    """A step in the course of being learnt.
+    """What updates the parameters of a step's student.
 
-    Attributes:
-        step: The student, the teacher and what is learnt.
-        method: How.
-        config: With which recipe.
-        lr: The step's first learning rate.
-        precision: In which numbers.
-        kept: Features of a frozen backbone, where views of images come again.
+    Args:
+        method: How the step is learned.
+        step: Its student is ready to learn.
+        stopped: Parameters that do not learn in this step alone.
     """
 
-    step: Step
-    method: Method
-    config: TrainConfig
-    lr: float
-    precision: Precision
-    kept: KeptFeatures | None = None
-
-    def __post_init__(self) -> None:
-        """Make the optimizer and, for several processes, the wrapper that adds gradients."""
+    def __init__(self, method: Method, step: Step, stopped: Sequence[torch.nn.Parameter] = ()):
+        self.method, self.step, self.stopped = method, step, stopped
+        self.config: TrainConfig = step.config.train
+        self.lr = self.config.incremental_lr if step.growth.num_old else self.config.lr
+        self.dist, self.network = step.dist, step.network
+        self.precision = choose_precision(self.config.precision, self.dist.device)
+        self.kept = keep_features(self.network, method, step.config.images.views)
         self.iteration = 0
         self.last_image: Tensor | None = None
         self.grad_norm: Tensor | None = None
-        self.dist, self.network = self.step.dist, self.step.network
-        self.network.train()
-        self.method.prepare(self.step)
         fast = self.network.takes_channels_last
         self.layout = memory_layout(self.dist.device) if fast else torch.contiguous_format
-        for network in (self.network, self.step.teacher):
+        for network in (self.network, step.teacher):
             if network is not None:
                 network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.student: Callable[..., Output] = self.network
         if self.dist.world_size > 1:
             self.student = self._across_processes()
-        groups = param_groups(self.network, self.config)
-        groups = self.method.param_groups(self.step, groups)
+        groups = method.param_groups(step, param_groups(self.network, self.config))
         self.optimizer = make_optimizer(self.network, self.config, self.lr, groups)
         device = self.dist.device.type
         self.scaler = torch.amp.GradScaler(device, enabled=self.precision.needs_scaling)
 
     def _across_processes(self) -> torch.nn.Module:
         """Wrap the network so that gradients are added over the processes."""
-        # Buffers are the same everywhere: the normalisation is synchronised.
+        # Buffers are the same everywhere: the normalization is synchronized.
         synchronize_batch_norm(self.network)
         with warnings.catch_warnings():
             # The option's new name is not known to older releases of torch.
@@ -111,47 +91,44 @@ class Trainer:
         """Whether the last update was made."""
         return self.iteration >= self.step.iterations
 
-    def update(
-        self,
-        micro_batches: list[Sample],
-        *,
-        measure: bool = False,
-        views: Sequence[Sequence[View]] = (),
-    ) -> dict[str, Tensor]:
-        """Learn from one batch; return its named losses, on the device.
+    def batches(self) -> Iterator[tuple[list[Sample], list[list[View]]]]:
+        """Yield this process's share of each batch to come, in micro-batches, and what they show.
 
-        Nothing here waits for the device: to read a loss (see `nacre.training.window`) would mean
-        that the device does all it was asked for and then has nothing to do.
-
-        Args:
-            micro_batches: The batch.
-            measure: Whether to measure the gradient, which is left in `grad_norm`.
-            views: Which views the micro-batches hold, where features are kept.
+        Which views of which images they hold is said where features of views are kept.
         """
+        step, device = self.step, self.dist.device
+        pin, workers = device.type == "cuda", count_workers(self.config.num_workers, device)
+        views = self._views()
+        for batch in train_batches(step.data, step.sampler, self.iteration, workers, pin):
+            yield batch, [next(views) for _ in batch] if self.kept is not None else []
+
+    def _views(self) -> Iterator[list[View]]:
+        config = self.step.data.config
+        for keys in self.step.sampler.starting_at(self.iteration):
+            yield [(config.view_of(epoch), image) for epoch, image in keys]
+
+    def begin_update(self) -> None:
+        """Set the learning rate of an update, and forget the gradients of the one before."""
         set_lr(self.optimizer, self.config, self.lr, self.iteration, self.step.iterations)
         self.optimizer.zero_grad(set_to_none=True)
-        num_valid = self._num_valid_pixels(micro_batches)
-        totals: dict[str, Tensor] = {}
-        count = len(micro_batches)
-        for i, sample in enumerate(micro_batches):
-            with self._accumulating(is_last=i + 1 == count), self._explaining(len(sample[0])):
-                losses = self._losses(sample, num_valid, views[i] if views else ())
-                total = torch.stack(list(losses.values())).sum() / count
-                torch.autograd.backward(self.scaler.scale(total))
-            for name, value in losses.items():
-                part = value.detach() / count
-                totals[name] = totals[name] + part if name in totals else part
-        self.scaler.unscale_(self.optimizer)
-        self._show_gradients()
-        totals |= self._penalize()
-        self._clip(measure)
+
+    def end_update(self, measure: bool) -> None:
+        """Update the parameters.
+
+        Args:
+            measure: Whether to measure the gradient, which is left in `grad_norm`.
+        """
+        limit = self.config.grad_clip_norm
+        if limit is not None:
+            self.grad_norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit)
+        elif measure:
+            self.grad_norm = torch.nn.utils.get_total_norm(self._gradients())
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.iteration += 1
-        return totals
 
     @contextlib.contextmanager
-    def _explaining(self, images: int) -> Iterator[None]:
+    def explaining(self, images: int) -> Iterator[None]:
         """Say in one sentence what to set where the device has not memory enough."""
         try:
             yield
@@ -198,10 +175,11 @@ class Trainer:
     def state(self) -> Tensors:
         """Return every tensor that decides how learning goes on."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        thresholds = self.step.thresholds
         parts = {
             "optimizer": optimizer_state(self.optimizer, self.network),
             "method": self.method.state(),
-            "parts": self.method.parts.state,
+            "step": {} if thresholds is None else {"thresholds": thresholds},
         }
         for kind, part in parts.items():
             tensors |= {f"{kind}.{name}": value for name, value in part.items()}
@@ -209,7 +187,7 @@ class Trainer:
 
     def load_state(self, tensors: Tensors, iteration: int, scaler: dict[str, float]) -> None:
         """Take back what `state` returned at an iteration."""
-        kinds = ("network", "optimizer", "method", "parts")
+        kinds = ("network", "optimizer", "method", "step")
         split: dict[str, Tensors] = {kind: {} for kind in kinds}
         for key, value in tensors.items():
             kind, _, name = key.partition(".")
@@ -217,65 +195,51 @@ class Trainer:
         self.network.load_state_dict(split["network"])
         load_optimizer_state(self.optimizer, self.network, split["optimizer"])
         self.method.load_state(lie_as_parameters(self.network, split["method"]))
-        self.method.parts.state = split["parts"]
+        self.step.thresholds = split["step"].get("thresholds")
         if scaler:
             self.scaler.load_state_dict(scaler)
         self.iteration = iteration
 
-    def _losses(self, sample: Sample, num_valid: float, views: Sequence[View]) -> dict[str, Tensor]:
+    def to_device(self, sample: Sample, num_valid: float) -> Batch:
+        """Return a micro-batch on the device."""
         device = self.dist.device
         images = sample[0].to(device, non_blocking=True, memory_format=self.layout)
         targets = sample[1].to(device, non_blocking=True)
-        batch = Batch(images, targets, num_valid, self._may_be(sample))
         self.last_image = images[:1]
+        return Batch(images, targets, num_valid, self._may_be(sample))
+
+    def ask_networks(self, images: Tensor, views: Sequence[View]) -> tuple[Output, Output | None]:
+        """Return what the student says of images, and the teacher if there is one."""
         with self._mixed():
             asked: dict[str, Any] = {"with_stages": self.method.uses_stages}
             if self.kept is not None:
                 asked["kept"] = self.kept.of(views, images)
             student: Output = self.student(images, **asked)
-        teacher = self._ask_teacher(images, student)
-        batch = self.method.relabel(batch, student, teacher)
-        losses = self.method.losses(batch, student, teacher)
-        return losses | self.method.parts.losses(batch, student)
+        return student, self.ask_teacher(images, student)
 
-    def _penalize(self) -> dict[str, Tensor]:
-        """Add the gradients of the losses on parameters, once per batch; return these losses.
+    def has_gradients(self) -> bool:
+        """Unscale the gradients; say whether they are some: a scale that was too large makes none.
 
-        They are equal in all processes and never scaled, so there is nothing to exchange.
+        A GPU is not asked whether it was: the method then sees gradients of 0, and the optimizer,
+        which was told by the scaler, does nothing.
         """
-        losses = self.method.penalties(self.step)
-        if losses:
-            torch.autograd.backward(torch.stack(list(losses.values())).sum())
-        return {name: value.detach() for name, value in losses.items()}
-
-    def _show_gradients(self) -> None:
-        """Show the method the gradients, unless the loss scale was too large for this update.
-
-        Such an update will not be made. A GPU is not asked whether it will: the method then sees
-        gradients of 0, and the optimizer, which was told by the scaler, does nothing.
-        """
-        if self.scaler.is_enabled():
-            grads = self._gradients()
-            is_made = torch.nn.utils.get_total_norm(grads).isfinite()
-            if self.dist.device.type != "cpu":
-                for gradient in grads:
-                    gradient.masked_fill_(~is_made, 0)
-            elif not is_made:
-                return
-        self.method.after_backward(self.step)
-
-    def _clip(self, measure: bool) -> None:
-        limit = self.config.grad_clip_norm
-        if limit is not None:
-            self.grad_norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit)
-        elif measure:
-            self.grad_norm = torch.nn.utils.get_total_norm(self._gradients())
+        self.scaler.unscale_(self.optimizer)
+        if not self.scaler.is_enabled():
+            return True
+        grads = self._gradients()
+        is_made = torch.nn.utils.get_total_norm(grads).isfinite()
+        if self.dist.device.type == "cpu":
+            return bool(is_made)
+        for gradient in grads:
+            gradient.masked_fill_(~is_made, 0)
+        return True
 
     def _gradients(self) -> list[Tensor]:
         return [one.grad for one in self.network.parameters() if one.grad is not None]
 
-    def _ask_teacher(self, images: Tensor, student: Output) -> Output | None:
-        teacher, shared = self.step.teacher, self.method.parts.shared
+    def ask_teacher(self, images: Tensor, student: Output) -> Output | None:
+        """Return what the teacher says; what it shares with the student is not computed again."""
+        teacher, shared = self.step.teacher, shared_part(self.method)
         if teacher is None:
             return None
         with torch.no_grad(), self._mixed():
@@ -297,14 +261,14 @@ class Trainer:
         datasets = sample[2] if len(sample) > 2 else torch.zeros(len(sample[0]), dtype=torch.long)
         return self.step.may_be[datasets.to(self.step.may_be.device, non_blocking=True)]
 
-    def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Exchange gradients between the processes only with the last micro-batch of a batch."""
         if is_last or not isinstance(self.student, DistributedDataParallel):
             return contextlib.nullcontext()
         no_sync: contextlib.AbstractContextManager[object] = self.student.no_sync()
         return no_sync
 
-    def _num_valid_pixels(self, micro_batches: list[Sample]) -> float:
+    def num_valid_pixels(self, micro_batches: list[Sample]) -> float:
         """Return the labelled pixels per micro-batch and process, a mean over the whole batch."""
         count = torch.stack([_num_valid(sample[1]) for sample in micro_batches]).sum()
         return float(self.dist.sum(count)) / (len(micro_batches) * self.dist.world_size)

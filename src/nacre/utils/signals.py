@@ -28,6 +28,10 @@ _AGAIN_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
+class Interrupted(Exception):
+    """The user asked to stop; what was learned so far is saved, and the same call goes on."""
+
+
 class StopSignal:
     """Turns the first signal into a wish to stop, and a later Ctrl-C into a stop at once.
 

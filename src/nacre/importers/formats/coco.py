@@ -1,20 +1,26 @@
-"""COCO instances: CVAT "COCO 1.0", Roboflow, Label Studio, Segments, VIA and many scripts.
+"""COCO: instances (CVAT "COCO 1.0", Roboflow, Label Studio, VIA and many scripts) and panoptic.
 
 ``images`` have id, file name and size, ``categories`` id and name, ``annotations`` an image, a
 category and a segmentation: a list of outlines that are united, or runs down the columns, as
 numbers or compressed. There may be one file per split. Where objects overlap, the smaller one
 lies on top, unless the export says by ``z_order``.
+
+Panoptic annotations have a PNG of segment numbers for each image, and a list of its segments. The
+number of a segment is r + 256 g + 65536 b, 0 is unlabeled. The PNGs lie in a folder named like the
+JSON file, or beside the images.
 """
 
-from collections import defaultdict
+from functools import partial
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.importers.files import File, split_in_name, split_of
-from nacre.importers.masks import BACKGROUND, IGNORED
-from nacre.importers.problems import DAMAGED, Unusable, brief, counted, some
+from nacre.importers.files import File, Finder, split_in_name, split_of
+from nacre.importers.masks import MaskFile
+from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.reading import (
+    BACKGROUND,
     FEW_CORNERS,
+    IGNORED,
     NO_OUTLINE,
     Image,
     Reading,
@@ -22,16 +28,21 @@ from nacre.importers.reading import (
     as_key,
     as_layer,
     as_list,
-    clean_name,
     color_of,
     size_of,
 )
-from nacre.importers.rle import check_runs, parse_compressed
-from nacre.importers.shapes import Area, ColumnRuns, Outline, points_of
+from nacre.importers.shapes import (
+    Area,
+    Outline,
+    check_runs,
+    decode_columns,
+    parse_compressed,
+    points_of,
+)
 
-Categories = dict[str, tuple[int, dict[str, Any]]]
-
-NOT_LISTED = "annotations name an image that the export does not list"
+Item = dict[str, Any]
+Categories = dict[str, tuple[str, Item]]
+"""Class, and the category itself, by identifier."""
 
 _FILE_NAMES = ("file_name", "filename", "name", "path", "coco_url")
 
@@ -39,193 +50,242 @@ _FILE_NAMES = ("file_name", "filename", "name", "path", "coco_url")
 def read(reading: Reading, files: list[File]) -> None:
     """Read COCO files."""
     reading.order = "area"
-    reader = _Reader(reading)
+    # One image may be listed in several files: each has some of its shapes.
+    known: dict[tuple[str | None, str], tuple[Image, File]] = {}
+    umbrellas: set[str] = set()
+    used: set[str] = set()
+    has_categories = False
     for file in files:
-        reader.read(file)
-    if not reader.has_categories:
-        raise NacreError(f"{brief(files[0].path)} lists no categories")
-    reader.drop_umbrellas()
-
-
-class _Reader:
-    """What is known while the files of one export are read."""
-
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        self.has_categories = False
-        self.used: set[int] = set()
-        self.umbrellas: set[int] = set()
-        self.by_name: dict[tuple[str | None, str], Image] = {}
-
-    def read(self, file: File) -> None:
-        """Read one file; its identifiers mean nothing in another one."""
-        categories = read_categories(self.reading, file)
+        categories = _read_categories(reading, file)
         if not categories:
             # Such as COCO's captions, which lie beside its instances.
-            self.reading.notes.append(f"{brief(file.path)} lists no categories and is passed over")
-            return
-        self.has_categories = True
-        self._note_umbrellas(categories)
-        # Annotations may come before the images that they belong to.
-        images: dict[str, Image] = defaultdict(lambda: Image("", is_labeled=False))
-        listed: dict[str, Image] = {}
-        count = 0
-        wanted = [("images", "*"), ("annotations", "*")]
-        for place, item in self.reading.stream_json(file, wanted):
-            if place[0] == "images":
-                self._image(as_dict(item), images, listed, file)
-            else:
-                count += 1
-                key = as_key(as_dict(item).get("image_id"))
-                self._annotation(as_dict(item), images[key], categories)
-        for key, image in images.items():
-            if key not in listed:
-                image.name = f"image {brief(key)}"
-                image.spoil(Unusable(NOT_LISTED))
-                self.reading.images.append(image)
-        if not count:
-            # Images that nobody annotated are not images in which nothing is.
-            for image in listed.values():
-                image.is_listed = False
-
-    def drop_umbrellas(self) -> None:
-        """Drop categories that only name a group of others, as Roboflow writes one."""
-        for number in sorted(self.umbrellas - self.used):
-            self.reading.dropped.add(number)
-            name = brief(self.reading.names[number])
-            self.reading.notes.append(
-                f"the category {name!r} names a group of others and no annotation has it: "
-                "it is no class"
-            )
-
-    def _note_umbrellas(self, categories: Categories) -> None:
-        every = [one.get("supercategory") for _, one in categories.values()]
-        groups = {group for group in every if isinstance(group, str)}
-        for number, one in categories.values():
-            name = one.get("name")
-            if number > IGNORED and name in groups and one.get("supercategory") != name:
-                self.umbrellas.add(number)
-
-    def _image(
-        self, item: dict[str, Any], images: dict[str, Image], listed: dict[str, Image], file: File
-    ) -> None:
-        key = as_key(item.get("id"))
-        if key in listed:
-            raise NacreError(f"{brief(file.path)} lists two images with the id {brief(key)}")
-        name = next((item[one] for one in _FILE_NAMES if isinstance(item.get(one), str)), "")
-        split = split_in_name(file.pure.stem) or split_of(file.folder)
-        size = size_of(item.get("width"), item.get("height"))
-        known = self.by_name.get((split, name)) if name else None
-        if known is not None and key not in images:
-            if known in listed.values() or known.size != size:
-                known.spoil(Unusable("the export lists it twice"))
-            images[key] = listed[key] = known
-            return
-        image = listed[key] = images[key]
-        image.name = name or f"image {key}"
-        image.split = split or split_of(name.rpartition("/")[0])
-        image.size = size or image.size
-        image.find(self.reading.export.finder, image.name, file.folder, image.split)
-        if not name:
-            image.spoil(Unusable("the export gives it no file name"))
-        self.by_name[split, name] = image
-        self.reading.images.append(image)
-
-    def _annotation(self, item: dict[str, Any], image: Image, categories: Categories) -> None:
-        image.is_labeled = True
-        category = as_key(item.get("category_id"))
-        if category not in categories:
-            detail = f"category {brief(category)}"
-            image.spoil(Unusable("an annotation has a category that is not listed", detail))
-            return
-        class_id = categories[category][0]
-        self.used.add(class_id)
-        try:
-            self._draw(image, class_id, item)
-        except Unusable as problem:
-            where = f"annotation {brief(item.get('id'))}: {problem.detail}"
-            image.spoil(Unusable(problem.reason, where))
-
-    def _draw(self, image: Image, class_id: int, item: dict[str, Any]) -> None:
-        segmentation = item.get("segmentation")
-        area = _area(segmentation)
-        if area is None:
-            self.reading.skip(image, FEW_CORNERS if segmentation else NO_OUTLINE)
-            return
-        kind = "polygons"
-        if isinstance(area, ColumnRuns):
-            image.size = image.size or area.size
-            kind = "masks (RLE)"
-        if item.get("iscrowd") in (1, True, "1"):
-            kind = "crowd regions"
-        layer = as_layer(item.get("z_order", as_dict(item.get("attributes")).get("z_order")))
-        self.reading.draw(image, class_id, area, kind, layer)
+            reading.notes.append(f"{brief(file.path)} lists no categories and is passed over")
+            continue
+        has_categories = True
+        umbrellas |= _umbrellas(categories)
+        used |= _read_file(reading, file, categories, known)
+    if not has_categories:
+        raise NacreError(f"{brief(files[0].path)} lists no categories")
+    for name in sorted(umbrellas - used):
+        del reading.classes[name]
+        reading.notes.append(
+            f"the category {brief(name)!r} names a group of others and no annotation has it: "
+            "it is no class"
+        )
 
 
-def read_categories(reading: Reading, file: File) -> Categories:
-    """Return class number and the category itself by identifier, in the order of the file."""
+def _read_categories(reading: Reading, file: File) -> Categories:
+    """Return the categories in the order of the file."""
     found: Categories = {}
-    names: dict[str, list[str]] = defaultdict(list)
-    for _, item in reading.stream_json(file, [("categories",)]):
-        for category in map(as_dict, as_list(item)):
-            key = as_key(category.get("id"))
+    for _, items in reading.stream_json(file, [("categories",)]):
+        for item in map(as_dict, as_list(items)):
+            key = as_key(item.get("id"))
             if key in found:
                 raise NacreError(
                     f"{brief(file.path)} lists two categories with the id {brief(key)}"
                 )
-            found[key] = (_class_id(reading, category, file), category)
-            names[clean_name(str(category.get("name")))].append(key)
+            # COCO-Stuff gives all pixels of things the category 183, "other".
+            is_things = item.get("id") == 183 and item.get("name") == "other"
+            name = BACKGROUND if is_things else item.get("name")
+            place = f"category {brief(item.get('id'))}: "
+            found[key] = reading.list_class(name, file, color_of(item.get("color")), place), item
         break
-    twice = [name for name, keys in names.items() if len(keys) > 1]
-    if twice:
-        reading.notes.append(
-            f"{counted(len(twice), 'name')} of categories in {brief(file.path)} stand there twice: "
-            f"such categories are one class ({some(twice)})"
-        )
     return found
 
 
-def _class_id(reading: Reading, category: dict[str, Any], file: File) -> int:
-    # COCO-Stuff gives all pixels of things the category 183, "other".
-    if category.get("id") == 183 and category.get("name") == "other":
-        return BACKGROUND
-    where = f"category {brief(category.get('id'))}: "
-    return reading.list_class(category.get("name"), file, color_of(category.get("color")), where)
+def _umbrellas(categories: Categories) -> set[str]:
+    """Return categories that may only name a group of others, as Roboflow writes one."""
+    groups = [item.get("supercategory") for _, item in categories.values()]
+    return {
+        name
+        for name, item in categories.values()
+        if item.get("name") in groups and item.get("supercategory") != item.get("name")
+    } - {BACKGROUND, IGNORED}
 
 
-def _area(segmentation: Any) -> Area | None:
-    """Return what a segmentation covers; None if it has no area.
+def _read_file(
+    reading: Reading,
+    file: File,
+    categories: Categories,
+    known: dict[tuple[str | None, str], tuple[Image, File]],
+) -> set[str]:
+    """Read one file, whose identifiers mean nothing in another one; return the classes it uses."""
+    # Annotations may come before the images that they belong to.
+    images: dict[str, Image] = {}
+    listed: set[str] = set()
+    used: set[str] = set()
+    for place, value in reading.stream_json(file, [("images", "*"), ("annotations", "*")]):
+        item = as_dict(value)
+        if place[0] == "annotations":
+            key = as_key(item.get("image_id"))
+            image = images.setdefault(key, Image("", is_labeled=False))
+            with image.noting():
+                used.add(_draw(reading, image, item, categories))
+            continue
+        key = as_key(item.get("id"))
+        if key in listed:
+            raise NacreError(f"{brief(file.path)} lists two images with the id {brief(key)}")
+        listed.add(key)
+        _list_image(reading, file, item, key, images, known)
+    for key, image in images.items():
+        if key not in listed:
+            image.name = f"image {brief(key)}"
+            image.spoil("annotations name an image that the export does not list")
+            reading.images.append(image)
+    if not any(image.is_labeled for image in images.values()):
+        # Images that nobody annotated are not images in which nothing is.
+        for image in images.values():
+            image.is_listed = False
+    return used
+
+
+def _list_image(
+    reading: Reading,
+    file: File,
+    item: Item,
+    key: str,
+    images: dict[str, Image],
+    known: dict[tuple[str | None, str], tuple[Image, File]],
+) -> None:
+    name = next((item[one] for one in _FILE_NAMES if isinstance(item.get(one), str)), "")
+    split = split_in_name(file.stem) or split_of(file.folder)
+    size = size_of(item.get("width"), item.get("height"))
+    if name and key not in images and (split, name) in known:
+        image, other = known[split, name]
+        if other is file or image.size != size:
+            image.spoil("the export lists it twice")
+        images[key] = image
+        return
+    image = images.setdefault(key, Image("", is_labeled=False))
+    image.name = name or f"image {key}"
+    image.split = split or split_of(name.rpartition("/")[0])
+    image.size = size or image.size
+    image.find(reading.export.finder, image.name, file.folder, image.split)
+    if not name:
+        image.spoil("the export gives it no file name")
+    known[split, name] = image, file
+    reading.images.append(image)
+
+
+def _draw(reading: Reading, image: Image, item: Item, categories: Categories) -> str:
+    """Add the shape of an annotation, and return its class."""
+    image.is_labeled = True
+    category, segmentation = as_key(item.get("category_id")), item.get("segmentation")
+    if category not in categories:
+        raise Unusable(
+            "an annotation has a category that is not listed", f"category {brief(category)}"
+        )
+    name = categories[category][0]
+    try:
+        area, kind = _area(segmentation, image)
+    except (Unusable, ValueError) as error:
+        why = error.detail if isinstance(error, Unusable) else str(error)
+        raise Unusable(DAMAGED, f"annotation {brief(item.get('id'))}: {why}") from error
+    if area is None:
+        reading.skip(image, FEW_CORNERS if segmentation else NO_OUTLINE)
+        return name
+    kind = "crowd regions" if item.get("iscrowd") in (1, True, "1") else kind
+    layer = as_layer(item.get("z_order", as_dict(item.get("attributes")).get("z_order")))
+    reading.draw(image, name, area, kind, layer)
+    return name
+
+
+def _area(segmentation: Any, image: Image) -> tuple[Area | None, str]:
+    """Return what a segmentation covers, None if it has no area, and what it is called.
 
     Raises:
-        Unusable: It is damaged.
+        Unusable: It is damaged; or ``ValueError``.
     """
-    if isinstance(segmentation, dict) and segmentation:
-        return _runs(segmentation)
-    if not isinstance(segmentation, list) or not segmentation:
-        if segmentation in (None, [], {}, ""):
-            return None
-        raise Unusable(DAMAGED, f"its segmentation is {brief(segmentation)}")
+    if segmentation in (None, [], {}, ""):
+        return None, ""
+    if isinstance(segmentation, list) and all(isinstance(one, dict) for one in segmentation):
+        if len(segmentation) > 1:
+            raise ValueError("its segmentation is a list of several RLEs")
+        segmentation = segmentation[0]
+    if isinstance(segmentation, dict):
+        return _runs(segmentation, image), "masks (RLE)"
+    if not isinstance(segmentation, list):
+        raise ValueError(f"its segmentation is {brief(segmentation)}")
     if all(isinstance(one, (int, float)) for one in segmentation):
         segmentation = [segmentation]
-    if all(isinstance(one, dict) for one in segmentation):
-        if len(segmentation) > 1:
-            raise Unusable(DAMAGED, "its segmentation is a list of several RLEs")
-        return _runs(segmentation[0])
     parts = [points_of(part) for part in segmentation]
     outlines = tuple((ring, ()) for ring in parts if len(ring) >= 3)
-    return Outline(outlines) if outlines else None
+    return Outline(outlines) if outlines else None, "polygons"
 
 
-def _runs(segmentation: dict[str, Any]) -> ColumnRuns:
+def _runs(segmentation: Item, image: Image) -> Area:
     size, counts = as_list(segmentation.get("size")), segmentation.get("counts")
     sides = size_of(size[1], size[0]) if len(size) == 2 else None
     if sides is None:
-        raise Unusable(DAMAGED, f"its RLE has the size {brief(segmentation.get('size'))}")
-    try:
-        if isinstance(counts, str):
-            return ColumnRuns(parse_compressed(counts), sides)
-        if isinstance(counts, list):
-            return ColumnRuns(check_runs(counts), sides)
-    except ValueError as error:
-        raise Unusable(DAMAGED, str(error)) from error
-    raise Unusable(DAMAGED, f"the counts of its RLE are {brief(counts)}")
+        raise ValueError(f"its RLE has the size {brief(segmentation.get('size'))}")
+    image.size = image.size or sides
+    if isinstance(counts, (str, list)):
+        runs = parse_compressed(counts) if isinstance(counts, str) else check_runs(counts)
+        return partial(decode_columns, runs, sides)
+    raise ValueError(f"the counts of its RLE are {brief(counts)}")
+
+
+def read_panoptic(reading: Reading, files: list[File]) -> None:
+    """Read panoptic files."""
+    for file in files:
+        categories = _read_categories(reading, file)
+        if not categories:
+            raise NacreError(f"{brief(file.path)} lists no categories")
+        _read_panoptic(reading, file, categories)
+
+
+def _read_panoptic(reading: Reading, file: File, categories: Categories) -> None:
+    split = split_in_name(file.stem) or split_of(file.folder)
+    # The folder that belongs to the JSON file; a PNG in it is not the image.
+    folder = file.path.removesuffix(file.suffix) + "/"
+    finder = Finder(one for one in reading.export.images if not one.path.startswith(folder))
+
+    def add(listed: Item, annotation: Item) -> Image:
+        # Without a list of images, the image has the name of its PNG.
+        name = listed.get("file_name") or annotation.get("file_name")
+        return reading.add_image(
+            name if isinstance(name, str) else "",
+            near=file.folder,
+            split=split,
+            size=size_of(listed.get("width"), listed.get("height")),
+            finder=finder,
+        )
+
+    items = (as_dict(item) for _, item in reading.stream_json(file, [("images", "*")]))
+    images = {as_key(item.get("id")): item for item in items}
+    annotated = set()
+    for _, item in reading.stream_json(file, [("annotations", "*")]):
+        annotation = as_dict(item)
+        key = as_key(annotation.get("image_id"))
+        if key in annotated:
+            raise NacreError(f"{brief(file.path)} annotates the image {brief(key)} twice")
+        annotated.add(key)
+        image = add(images.get(key, {}), annotation)
+        with image.noting():
+            image.mask = _panoptic_mask(reading, annotation, categories, folder, split)
+    for key, listed in images.items():
+        if key not in annotated:
+            image = add(listed, {})
+            image.is_labeled = image.is_listed = False
+
+
+def _panoptic_mask(
+    reading: Reading, annotation: Item, categories: Categories, folder: str, split: str | None
+) -> MaskFile:
+    """Return the PNG of an annotation with the class by the number of a segment."""
+    name = annotation.get("file_name")
+    finder = reading.export.finder
+    found = finder.find(f"{folder}{name}", folder, split) if isinstance(name, str) else None
+    if found is None:
+        raise Unusable("its panoptic PNG is missing", brief(name))
+    segments = {0: BACKGROUND}
+    for segment in map(as_dict, as_list(annotation.get("segments_info"))):
+        category, number = as_key(segment.get("category_id")), segment.get("id")
+        if category not in categories:
+            detail = f"category {brief(category)}"
+            raise Unusable("a segment has a category that is not listed", detail)
+        if type(number) is not int:
+            raise Unusable("a segment has no number", brief(number))
+        segments[number] = categories[category][0]
+        reading.shape_counts["segments"] += 1
+    return MaskFile(found, segments, "segments")

@@ -1,28 +1,30 @@
 """Label Studio's JSON: tasks with their annotations, or the short form (JSON-MIN).
 
-Corners are percent of the width and height. A brush is a bit stream (see ``rle``). Of several
+Corners are percent of the width and height. A brush is a bit stream (see ``shapes``). Of several
 annotations of a task the one marked as ground truth counts, else the newest; canceled ones and
 predictions do not. A result has a shape and its labels, or, in some configurations, there are two
 results with one id, of which one has the shape and the other the labels.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
-from nacre.importers.files import SUFFIXES, File, split_of
+from nacre.importers.files import SUFFIXES, Export, File, split_of
 from nacre.importers.problems import DAMAGED, Unusable, brief
+from nacre.importers.rasterize import Patch, fill_ellipse, fill_ring, rectangle, turned
 from nacre.importers.reading import Image, Reading, as_dict, as_list, as_text, size_of
 from nacre.importers.shapes import (
     Area,
-    Bitmap,
-    Box,
-    Brush,
-    Ellipse,
     decode_base64,
+    decode_brush,
+    fill_whole_bitmap,
     numbers_of,
     points_of,
     ring_of,
 )
+
+Item = dict[str, Any]
 
 _KINDS = {
     "brush": "brush strokes",
@@ -31,7 +33,6 @@ _KINDS = {
     "ellipse": "ellipses",
     "bitmask": "bitmasks",
 }
-_NO_AREA = {"keypoint": "key points", "vector": "lines"}
 _NOT_SHAPES = (
     *("choices", "textarea", "rating", "taxonomy", "relation", "number", "pairwise"),
     *("datetime", "ranker", "videorectangle", "timelinelabels"),
@@ -45,24 +46,6 @@ _KIND_BY_KEY = {
 }
 
 
-class _Region(NamedTuple):
-    """One region of an image.
-
-    Attributes:
-        kind: brush, polygon, rectangle, ellipse, bitmask, keypoint, vector, or another word.
-        labels: The names of its classes.
-        value: Its geometry.
-        size: Width and height of the image that it was drawn on, if it says so.
-        rotation: By how many degrees the image was turned in Label Studio.
-    """
-
-    kind: str
-    labels: list[Any]
-    value: dict[str, Any]
-    size: tuple[int, int] | None
-    rotation: Any
-
-
 def read(reading: Reading, files: list[File]) -> None:
     """Read Label Studio's JSON files."""
     reading.is_sorted = True
@@ -71,33 +54,35 @@ def read(reading: Reading, files: list[File]) -> None:
             _read_task(reading, file, as_dict(task))
 
 
-def _read_task(reading: Reading, file: File, task: dict[str, Any]) -> None:
+def _read_task(reading: Reading, file: File, task: Item) -> None:
     is_full = isinstance(task.get("data"), dict)
     results = _results(task) if is_full else _short_results(task)
-    regions = list(_regions(results or []))
-    name = _image_name(task["data"] if is_full else task, results or [])
-    sizes = {one.size for one in regions} - {None}
+    items = [as_dict(one) for one in results or []]
+    # A shape may have its labels in another result with its id.
+    labels = {_id(one): _labels(one) for one in items if _labels(one) and _id(one)}
+    regions = list(_regions(items))
+    name = _image_name(task["data"] if is_full else task, items)
+    sizes = {_size(one) for one in regions} - {None}
     image = reading.add_image(
         name or f"task {brief(task.get('id'))}",
         near=file.folder,
         split=split_of(name.rpartition("/")[0]),
         size=next(iter(sizes)) if len(sizes) == 1 else None,
+        is_relative=True,
         is_labeled=results is not None,
         is_listed=False,
     )
-    _find_uploaded(reading, image, task)
+    _find_uploaded(reading.export, image, task)
     if not name:
-        image.spoil(Unusable("the export gives it no file name"))
+        image.spoil("the export gives it no file name")
     if len(sizes) > 1:
-        image.spoil(Unusable(DAMAGED, "its shapes were drawn on images of several sizes"))
+        image.spoil(DAMAGED, "its shapes were drawn on images of several sizes")
     for region in regions:
-        try:
-            _draw(reading, image, region)
-        except Unusable as problem:
-            image.spoil(problem)
+        with image.noting():
+            _draw(reading, image, region, _labels(region) or labels.get(_id(region), []))
 
 
-def _results(task: dict[str, Any]) -> list[Any] | None:
+def _results(task: Item) -> list[Any] | None:
     """Return the results of the annotation that counts; None if there is none."""
     annotations = map(as_dict, as_list(task.get("annotations") or task.get("completions")))
     valid = [
@@ -107,18 +92,18 @@ def _results(task: dict[str, Any]) -> list[Any] | None:
     ]
     if not valid:
         return None
-    best = max(valid, key=lambda one: (bool(one.get("ground_truth")), _time(one)))
+    best = max(valid, key=lambda one: (bool(one.get("ground_truth")), *_time(one)))
     return as_list(best["result"])
 
 
-def _time(annotation: dict[str, Any]) -> tuple[str, int]:
+def _time(annotation: Item) -> tuple[str, int]:
     """Return by what annotations are ordered: their last change, then their number."""
     changed = annotation.get("updated_at") or annotation.get("created_at")
     number = annotation.get("id")
     return changed if isinstance(changed, str) else "", number if isinstance(number, int) else 0
 
 
-def _short_results(task: dict[str, Any]) -> list[Any] | None:
+def _short_results(task: Item) -> list[Any] | None:
     """Return the shapes of the short form as results of the long one; None if nobody annotated."""
     found = []
     for value in task.values():
@@ -129,20 +114,17 @@ def _short_results(task: dict[str, Any]) -> list[Any] | None:
     return found if found or "annotation_id" in task else None
 
 
-def _image_name(data: dict[str, Any], results: list[Any]) -> str:
+def _image_name(data: Item, items: list[Item]) -> str:
     """Return the address of the image: the one shapes point to, else the first that is one."""
-    for one in map(as_dict, results):
-        key = str(one.get("source", "")).removeprefix("$")
-        if isinstance(data.get(key), str):
-            return str(data[key])
+    sources = [data.get(str(one.get("source", "")).removeprefix("$")) for one in items]
     usual = [data.get(key) for key in ("image", "img", "ocr", "photo")]
     texts = [text for text in data.values() if isinstance(text, str)]
     images = [text for text in texts if text.split("?")[0].lower().endswith(SUFFIXES)]
-    named = [text for text in usual if isinstance(text, str)]
-    return next(iter((*named, *images, *texts)), "")
+    named = (text for text in (*sources, *usual, *images, *texts) if isinstance(text, str))
+    return next(named, "")
 
 
-def _find_uploaded(reading: Reading, image: Image, task: dict[str, Any]) -> None:
+def _find_uploaded(export: Export, image: Image, task: Item) -> None:
     """Look for an image without the eight letters that Label Studio puts before its name."""
     name = task.get("file_upload") or image.name.rpartition("/")[2]
     if not isinstance(name, str):
@@ -151,36 +133,29 @@ def _find_uploaded(reading: Reading, image: Image, task: dict[str, Any]) -> None
     is_prefix = bool(dash) and len(start) == 8 and all(char in "0123456789abcdef" for char in start)
     for wanted in (name, rest) if is_prefix else (name,):
         if image.file is None and image.problem is None:
-            image.find(reading.export.finder, wanted)
+            image.find(export.finder, wanted)
 
 
-def _regions(results: list[Any]) -> Iterator[_Region]:
-    """Yield the regions that results describe, each once."""
-    items = [as_dict(one) for one in results]
-    labels = {_id(one): _labels(one) for one in items if _labels(one)}
+def _regions(items: list[Item]) -> Iterator[Item]:
+    """Yield the results that are regions of the image, each once."""
     seen = set()
     for one in items:
-        kind, key = _kind(one), _id(one)
-        if kind in _NOT_SHAPES or kind == "" or (key != "" and key in seen):
-            continue
-        seen.add(key)
-        yield _Region(
-            kind,
-            _labels(one) or (labels.get(key, []) if key else []),
-            as_dict(one.get("value")),
-            size_of(one.get("original_width"), one.get("original_height")),
-            one.get("image_rotation"),
-        )
+        if _kind(one) not in (*_NOT_SHAPES, "") and _id(one) not in seen:
+            yield one
+            seen |= {_id(one)} - {""}
 
 
-def _id(one: dict[str, Any]) -> str:
-    return as_text(one.get("id"), "")
+def _id(item: Item) -> str:
+    return as_text(item.get("id"), "")
 
 
-def _kind(one: dict[str, Any]) -> str:
+def _size(item: Item) -> tuple[int, int] | None:
+    return size_of(item.get("original_width"), item.get("original_height"))
+
+
+def _kind(item: Item) -> str:
     """Return what kind of region a result is, by what it holds and else by what it is called."""
-    value = as_dict(one.get("value"))
-    name = one.get("type")
+    value, name = as_dict(item.get("value")), item.get("type")
     called = name.casefold().removesuffix("labels") if isinstance(name, str) else ""
     if called in _NOT_SHAPES:
         return called
@@ -192,72 +167,64 @@ def _kind(one: dict[str, Any]) -> str:
     return "keypoint" if "x" in value else called
 
 
-def _labels(one: dict[str, Any]) -> list[Any]:
-    value = as_dict(one.get("value"))
-    named = [one.get("type"), *(key for key in value if key.endswith("labels"))]
-    found = [as_list(value.get(key)) for key in named if isinstance(key, str)]
-    return next((labels for labels in found if labels), [])
+def _labels(item: Item) -> list[Any]:
+    value = as_dict(item.get("value"))
+    named = [as_text(item.get("type"), ""), *(key for key in value if key.endswith("labels"))]
+    return next((found for key in named if (found := as_list(value.get(key)))), [])
 
 
-def _draw(reading: Reading, image: Image, region: _Region) -> None:
-    if not reading.takes(image, region.kind, _KINDS, _NO_AREA):
+def _draw(reading: Reading, image: Image, region: Item, labels: list[Any]) -> None:
+    kind = _kind(region)
+    if not reading.takes(image, kind, _KINDS):
         return
-    if not region.labels:
+    if not labels:
         reading.skip(image, "shapes without a label")
         return
-    class_id = reading.class_id(region.labels[0])
-    if len(region.labels) > 1:
-        raise Unusable("a shape has several labels", brief(region.labels))
-    if region.rotation not in (None, 0, 360):
-        detail = f"by {brief(region.rotation)} degrees; turn it back there"
+    if len(labels) > 1:
+        raise Unusable("a shape has several labels", brief(labels))
+    rotation = region.get("image_rotation")
+    if rotation not in (None, 0, 360):
+        detail = f"by {brief(rotation)} degrees; turn it back there"
         raise Unusable("it was turned in Label Studio", detail)
-    reading.draw(image, class_id, _MAKE[region.kind](region), _KINDS[region.kind])
+    area = _area(kind, as_dict(region.get("value")), _size(region))
+    reading.draw(image, labels[0], area, _KINDS[kind])
 
 
-def _brush(region: _Region) -> Area:
-    value, size = region.value, region.size
+def _area(kind: str, value: Item, size: tuple[int, int] | None) -> Area | None:
+    if kind == "brush":
+        return _brush(value, size)
+    if kind == "bitmask":
+        return partial(fill_whole_bitmap, decode_base64(value.get("imageDataURL")))
+    if kind == "polygon":
+        points = points_of(as_list(value.get("points"))) / 100
+        ring: Area | None = ring_of(points, is_relative=True)
+        return ring
+    keys = ("radiusX", "radiusY") if kind == "ellipse" else ("width", "height")
+    shares = [number / 100 for number in numbers_of(*(value.get(one) for one in ("x", "y", *keys)))]
+    (degrees,) = numbers_of(value.get("rotation") or 0)
+    return partial(_fill_ellipse if kind == "ellipse" else _fill_box, shares, degrees)
+
+
+def _brush(value: Item, size: tuple[int, int] | None) -> Area:
     if value.get("format", "rle") != "rle" or size is None:
         form = f"the format {brief(value.get('format'))} and the size {brief(size)}"
         raise Unusable(DAMAGED, f"its brush has {form}")
     try:
-        code = bytes(value["rle"]) if isinstance(value["rle"], list) else None
+        return partial(decode_brush, bytes(as_list(value["rle"])), size)
     except (TypeError, ValueError):
-        code = None
-    if code is None:
-        raise Unusable(DAMAGED, f"its brush is {brief(value['rle'])}, not a list of bytes")
-    return Brush(code, size)
+        reason = f"its brush is {brief(value['rle'])}, not a list of bytes"
+        raise Unusable(DAMAGED, reason) from None
 
 
-def _polygon(region: _Region) -> Area | None:
-    return ring_of(points_of(as_list(region.value.get("points"))) / 100, is_relative=True)
+def _fill_ellipse(shares: list[float], degrees: float, width: int, height: int) -> Patch:
+    x, y, along, across = shares
+    center, radii = (x * width, y * height), (along * width, across * height)
+    return fill_ellipse(center, radii, degrees, width, height)
 
 
-def _rectangle(region: _Region) -> Area:
-    x, y, width, height = _shares(region, "x", "y", "width", "height")
-    (degrees,) = numbers_of(region.value.get("rotation") or 0)
-    corners = (x, y, x + width, y + height)
-    return Box(corners, degrees, about_corner=True, is_relative=True)
-
-
-def _ellipse(region: _Region) -> Area:
-    x, y, along, across = _shares(region, "x", "y", "radiusX", "radiusY")
-    (degrees,) = numbers_of(region.value.get("rotation") or 0)
-    return Ellipse((x, y, along, across), degrees, is_relative=True)
-
-
-def _shares(region: _Region, *keys: str) -> list[float]:
-    """Return percents as shares."""
-    return [number / 100 for number in numbers_of(*(region.value.get(key) for key in keys))]
-
-
-def _bitmask(region: _Region) -> Area:
-    return Bitmap(decode_base64(region.value.get("imageDataURL")), is_whole=True)
-
-
-_MAKE: dict[str, Callable[[_Region], Area | None]] = {
-    "brush": _brush,
-    "polygon": _polygon,
-    "rectangle": _rectangle,
-    "ellipse": _ellipse,
-    "bitmask": _bitmask,
-}
+def _fill_box(shares: list[float], degrees: float, width: int, height: int) -> Patch:
+    """Fill a box that is turned about its first corner."""
+    x, y, wide, high = shares
+    left, top = x * width, y * height
+    ring = rectangle(left, top, (x + wide) * width, (y + high) * height)
+    return fill_ring(turned(ring, degrees, (left, top)), width, height)

@@ -1,27 +1,35 @@
-"""LabelMe: one JSON file per image, beside it.
+"""LabelMe: one JSON file per image, beside it; and its older XML, with masks of objects.
 
 Later shapes cover earlier ones. ``__ignore__`` does not count, ``_background_`` is background. An
-image without a JSON file is unlabeled, one whose file has no shapes is empty.
+image without a file is unlabeled, one whose file has no shapes is empty.
+
+In the XML, an ``<object>`` has a name, whether it was deleted, and a ``<polygon>`` of points or a
+``<segm>`` with the name of a mask, which lies in a folder ``Masks`` and has the size of the image.
+Images lie in ``Images`` or beside the files. CVAT writes it, too ("LabelMe 3.0").
 """
 
+from functools import partial
 from typing import Any
+from xml.etree.ElementTree import Element
 
 import numpy as np
 
 from nacre.errors import NacreError
-from nacre.importers.files import Export, File, split_of
-from nacre.importers.problems import Unusable
+from nacre.importers.documents import load_json, load_lines
+from nacre.importers.files import File, Finder, split_of
+from nacre.importers.problems import Unusable, brief
+from nacre.importers.rasterize import fill_ellipse
 from nacre.importers.reading import Image, Reading, as_dict, as_list, as_text, size_of
 from nacre.importers.shapes import (
     Area,
-    Bitmap,
-    Ellipse,
     box_of,
     decode_base64,
+    fill_bitmap,
+    fill_whole_bitmap,
+    numbers_of,
     points_of,
     ring_of,
 )
-from nacre.importers.sniff import MOST_JSON, json_kind
 
 _KINDS = {
     "polygon": "polygons",
@@ -31,59 +39,35 @@ _KINDS = {
     "circle": "circles",
     "mask": "masks",
 }
-_NO_AREA = {"point": "points", "points": "points", "line": "lines", "linestrip": "lines"}
 _ORDER_FILES = ("labels.txt", "classes.txt", "class_names.txt")
-
-
-def find(export: Export) -> list[File]:
-    """Return LabelMe's files; where there are many, the first few of a folder speak for all."""
-    found = []
-    by_folder: dict[str, list[File]] = {}
-    for file in export.with_suffix(".json"):
-        by_folder.setdefault(file.folder, []).append(file)
-    for files in by_folder.values():
-        kinds = [json_kind(export, file) for file in files[:MOST_JSON]]
-        if "labelme" in kinds and len(files) > MOST_JSON:
-            found += files
-        elif "labelme" in kinds:
-            pairs = zip(files, kinds, strict=True)
-            found += [file for file, kind in pairs if kind in ("labelme", "damaged")]
-    return found
+_UNREADABLE = "its annotation cannot be read"
 
 
 def read(reading: Reading, files: list[File]) -> None:
-    """Read LabelMe's files."""
+    """Read LabelMe's JSON files."""
     # Its list of labels has the order of the classes.
     lists = reading.export.named(*_ORDER_FILES)
     reading.is_sorted = not lists
-    for line in reading.load_lines(lists[0]) if lists else ():
+    for line in load_lines(lists[0]) if lists else ():
         reading.list_class(line, lists[0])
     for file in reading.each(files):
-        _read_one(reading, file)
-    add_unlabeled(reading)
-
-
-def _read_one(reading: Reading, file: File) -> None:
-    try:
-        content = as_dict(reading.load_json(file))
-    except NacreError as error:
-        problem = Unusable("its annotation cannot be read", str(error))
-        reading.images.append(Image(file.path, problem=problem))
-        return
-    image = _add(reading, file, content)
-    for item in map(as_dict, as_list(content.get("shapes"))):
         try:
-            kind = as_text(item.get("shape_type"), "polygon")
-            if reading.takes(image, kind, _KINDS, _NO_AREA):
-                class_id = reading.class_id(item.get("label"))
-                reading.draw(image, class_id, _area(kind, item), _KINDS[kind])
-        except Unusable as problem:
-            image.spoil(problem)
+            content = as_dict(load_json(file))
+        except NacreError as error:
+            _add_damaged(reading, file, error)
+            continue
+        image = _add(reading, file, content)
+        for item in map(as_dict, as_list(content.get("shapes"))):
+            with image.noting():
+                kind = as_text(item.get("shape_type"), "polygon")
+                if reading.takes(image, kind, _KINDS):
+                    reading.draw(image, item.get("label"), _area(kind, item), _KINDS[kind])
+    _add_unlabeled(reading)
 
 
 def _add(reading: Reading, file: File, content: dict[str, Any]) -> Image:
+    own = f"{file.folder}/{file.stem}".removeprefix("/")
     name = content.get("imagePath")
-    own = f"{file.folder}/{file.pure.stem}".removeprefix("/")
     image = reading.add_image(
         name if isinstance(name, str) and name else own,
         near=file.folder,
@@ -100,24 +84,69 @@ def _add(reading: Reading, file: File, content: dict[str, Any]) -> Image:
 
 def _area(kind: str, item: dict[str, Any]) -> Area | None:
     points = points_of(as_list(item.get("points")))
-    if kind in ("polygon", "oriented_rectangle", "rotation") or (
-        kind == "rectangle" and len(points) == 4
-    ):
-        return ring_of(points)
+    has_all_corners = kind == "rectangle" and len(points) == 4
+    if kind in ("polygon", "oriented_rectangle", "rotation") or has_all_corners:
+        ring: Area | None = ring_of(points)
+        return ring
     box = box_of(points, kind)
     if kind == "rectangle":
         return box
     if kind == "circle":
-        x, y = points[0].tolist()
         radius = float(np.hypot(*(points[1] - points[0])))
-        return Ellipse((x, y, radius, radius))
-    return Bitmap(decode_base64(item.get("mask")), round(box.corners[0]), round(box.corners[1]))
+        return partial(fill_ellipse, (points[0, 0], points[0, 1]), (radius, radius), 0.0)
+    left, top = np.rint(points.min(axis=0)).astype(int).tolist()
+    return partial(fill_bitmap, decode_base64(item.get("mask")), left, top)
 
 
-def add_unlabeled(reading: Reading) -> None:
+def _add_damaged(reading: Reading, file: File, error: NacreError) -> None:
+    reading.images.append(Image(file.path, problem=Unusable(_UNREADABLE, str(error))))
+
+
+def _add_unlabeled(reading: Reading) -> None:
     """Add the images beside the annotated ones that have no annotation."""
     taken = {image.file for image in reading.images if image.file}
     folders = {file.folder for file in taken}
     for file in reading.export.images:
-        if file.tree == 0 and file not in taken and file.folder in folders:
-            reading.add_unlabeled(file)
+        if not file.is_extra and file not in taken and file.folder in folders:
+            reading.add_file(file)
+
+
+def read_xml(reading: Reading, files: list[File]) -> None:
+    """Read LabelMe's XML files."""
+    reading.is_sorted = True
+    all_images = reading.export.images
+    masks = Finder(one for one in all_images if one.is_below("masks", "scribbles"))
+    images = Finder(one for one in all_images if not one.is_below("masks", "scribbles"))
+    for file in reading.each(files):
+        root = Element("annotation")
+        try:
+            root.extend(element for _, element in reading.stream_xml(file))
+        except NacreError as error:
+            _add_damaged(reading, file, error)
+            continue
+        name, folder = (root.findtext(tag, "").strip() for tag in ("filename", "folder"))
+        image = reading.add_image(
+            "/".join(part for part in (folder, name or file.stem) if part),
+            near=file.folder,
+            split=split_of(file.folder),
+            size=size_of(root.findtext("imagesize/ncols"), root.findtext("imagesize/nrows")),
+            finder=images,
+        )
+        for item in root.iterfind("object"):
+            if item.findtext("deleted", "").strip() in ("", "0"):
+                with image.noting("the mask of an object cannot be read"):
+                    _draw_object(reading, image, item, file, masks)
+    _add_unlabeled(reading)
+
+
+def _draw_object(reading: Reading, image: Image, item: Element, file: File, masks: Finder) -> None:
+    label, mask = (item.findtext(tag, "").strip() for tag in ("name", "segm/mask"))
+    if not mask:
+        points = item.iterfind("polygon/pt")
+        numbers = numbers_of(*(point.findtext(axis) for point in points for axis in "xy"))
+        reading.draw(image, label, ring_of(points_of(numbers)), "polygons")
+        return
+    found = masks.find(mask, file.folder)
+    if found is None:
+        raise Unusable("the mask of an object is missing", brief(mask))
+    reading.draw(image, label, partial(fill_whole_bitmap, found.read()), "masks")

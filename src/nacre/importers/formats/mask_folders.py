@@ -11,11 +11,11 @@ count. An image that a list in ``ImageSets/Segmentation`` names and that has no 
 
 import csv
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from nacre.errors import NacreError
+from nacre.importers.documents import load_json, load_lines, load_text
 from nacre.importers.files import (
     Export,
     File,
@@ -26,16 +26,27 @@ from nacre.importers.files import (
     split_of,
 )
 from nacre.importers.masks import (
-    BACKGROUND,
-    IGNORED,
+    Kind,
     MaskFile,
+    Values,
     color_value,
     count_values,
     read_values,
     shown_color,
 )
 from nacre.importers.problems import Unusable, brief
-from nacre.importers.reading import Color, Image, Reading, as_dict, as_list, color_of
+from nacre.importers.reading import (
+    BACKGROUND,
+    IGNORED,
+    Color,
+    Reading,
+    as_dict,
+    as_list,
+    color_of,
+)
+
+Meaning = tuple[dict[int, str], Kind]
+"""Class by value, and whether the values are labels or colors."""
 
 VOC = ("segmentationclasspng", "segmentationclass", "segmentationclassaug")
 _MASK_WORDS = (
@@ -55,21 +66,14 @@ _FORMS = (
     re.compile(rf"{_NUMBERS}[\s,]+(?P<name>\S.*)"),
     re.compile(rf"(?P<name>\S.*?)[\s,]+{_NUMBERS}"),
 )
-_IGNORED_VALUE = 255
+_WHITE = 255
 _MOST_LOOKED_AT = 200
 _MOST_COLORS = 10
 
 
-class _Meaning(NamedTuple):
-    """What the values of masks mean: class number by value or by color."""
-
-    kind: Literal["values", "colors"]
-    classes: Mapping[int, int]
-
-
 def find_voc(export: Export) -> list[File]:
     """Return the tables of masks in Pascal VOC's layout, or the masks if there is no table."""
-    masks = [file for file in export.images if file.tree == 0 and _word(file) in VOC]
+    masks = [file for file in export.images if not file.is_extra and _word(file) in VOC]
     return (_tables(export) or masks) if masks else []
 
 
@@ -79,12 +83,12 @@ def find(export: Export) -> list[File]:
     if not masks or _word(masks[0]) in VOC or export.named("classes.yaml"):
         return []
     is_camvid = _word(masks[0]) == "annot"
-    return _tables(export) or (masks if is_camvid or _in_color(export, masks) else [])
+    return _tables(export) or (masks if is_camvid or _in_color(masks) else [])
 
 
-def are_binary(export: Export) -> bool:
+def are_black_and_white(export: Export) -> bool:
     """Return whether masks hold 0 and 255 and nothing else."""
-    return set(_count(export, _masks(export)[:_MOST_LOOKED_AT], "values")) == {0, _IGNORED_VALUE}
+    return set(count_values(_each(_masks(export)[:_MOST_LOOKED_AT], "values"))) == {0, _WHITE}
 
 
 def read(reading: Reading, files: list[File]) -> None:
@@ -97,49 +101,48 @@ def read(reading: Reading, files: list[File]) -> None:
 
 def _read_one(reading: Reading, table: File | None, root: str) -> None:
     export = reading.export
-    masks = [file for file in _masks(export) if is_inside(file, root)]
-    are_masks = set(masks)
+    masks = {file: None for file in _masks(export) if is_inside(file, root)}
     files = [
         file
         for file in export.images
-        if file not in are_masks and (file.tree == 1 or not _is_derived(file))
+        if file not in masks and (file.is_extra or not _is_derived(file))
     ]
-    meaning = _meaning(reading, table, masks)
-    reading.has_background = BACKGROUND in meaning.classes.values()
-    taken = _read_lists(reading, root, masks, files, meaning)
+    meaning = _meaning(reading, table, list(masks))
+    reading.has_background = BACKGROUND in meaning[0].values()
+    taken = _read_lists(reading, root, list(masks), files, meaning)
     _pair(reading, [mask for mask in masks if mask not in taken], files, meaning)
     used = {image.file for image in reading.images}
     for file in files:
-        if file not in used and file.tree == 0 and is_inside(file, root):
-            reading.add_unlabeled(file, _split(file))
+        if file not in used and not file.is_extra and is_inside(file, root):
+            reading.add_file(file, _split(file))
 
 
 def _read_lists(
-    reading: Reading, root: str, masks: list[File], files: list[File], meaning: _Meaning
+    reading: Reading, root: str, masks: list[File], files: list[File], meaning: Meaning
 ) -> set[File]:
-    """Add the images that lists name, and return the masks that belong to them."""
-    lists = _lists(reading, root)
+    """Add the images that ``ImageSets/Segmentation`` names; return their masks."""
+    lists: dict[str, str | None] = {}
+    for file in reading.export.with_suffix(".txt"):
+        parts = [part.casefold() for part in clean_parts(file.folder)]
+        if parts[-2:] == ["imagesets", "segmentation"] and is_inside(file, root):
+            for line in load_lines(file):
+                lists.setdefault("/".join(clean_parts(line)), split_of(file.stem))
     exact = {_name_of(mask).casefold(): mask for mask in masks}
     named = {exact[name.casefold()] for name in lists if name.casefold() in exact}
     # A mask may lie in a folder that the list does not name.
     others, finder = Finder(mask for mask in masks if mask not in named), Finder(files)
     taken = set()
     for name, split in lists.items():
-        image = reading.add_image(name, near=root, split=split, finder=finder)
-        mask = exact.get(name.casefold())
-        try:
-            mask = mask or others.find(name)
-        except Unusable as problem:
-            image.spoil(problem)
-            continue
-        image.is_labeled = mask is not None
-        if mask is not None:
-            image.mask = MaskFile(mask, meaning.classes, meaning.kind)
-            taken.add(mask)
+        image = reading.add_image(name, near=root, split=split, finder=finder, is_labeled=False)
+        with image.noting():
+            mask = exact.get(name.casefold()) or others.find(name)
+            if mask is not None:
+                image.mask, image.is_labeled = MaskFile(mask, *meaning), True
+                taken.add(mask)
     return taken
 
 
-def _pair(reading: Reading, masks: list[File], files: list[File], meaning: _Meaning) -> None:
+def _pair(reading: Reading, masks: list[File], files: list[File], meaning: Meaning) -> None:
     """Add an image for each mask: the one in the same place, else the one of the same name."""
     by_key = {_key(file): file for file in files}
     finder = Finder(files)
@@ -147,38 +150,25 @@ def _pair(reading: Reading, masks: list[File], files: list[File], meaning: _Mean
         key = _key(mask)
         plain = _SUFFIX.sub("", key)
         found = by_key.get(key) or by_key.get(plain)
-        made = MaskFile(mask, meaning.classes, meaning.kind)
-        split = _split(mask)
+        made, split = MaskFile(mask, *meaning), _split(mask)
         if found is not None:
-            reading.images.append(Image(found.path, found, split, mask=made))
-            continue
-        name = key if key in by_key or plain == key else plain
-        reading.add_image(name, near=mask.folder, split=split, finder=finder, mask=made)
-
-
-def _lists(reading: Reading, root: str) -> dict[str, str | None]:
-    """Return the split of every name in the lists of ``ImageSets/Segmentation``."""
-    found: dict[str, str | None] = {}
-    for file in reading.export.with_suffix(".txt"):
-        parts = [part.casefold() for part in clean_parts(file.folder)]
-        if parts[-2:] == ["imagesets", "segmentation"] and is_inside(file, root):
-            for line in reading.load_lines(file):
-                found.setdefault("/".join(clean_parts(line)), split_of(file.pure.stem))
-    return found
+            reading.add_file(found, split, mask=made, is_labeled=True)
+        else:
+            reading.add_image(plain, near=mask.folder, split=split, finder=finder, mask=made)
 
 
 def _masks(export: Export) -> list[File]:
     """Return the masks: those of one kind of folder, else those beside their images."""
-    own = [file for file in export.images if file.tree == 0]
+    own = [file for file in export.images if not file.is_extra]
     for word in _MASK_WORDS:
         found = [file for file in own if _word(file) == word and file.suffix != ".jpg"]
         if found:
             return found
-    plain = {(file.folder, file.pure.stem.casefold()) for file in own}
+    plain = {(file.folder, file.stem.casefold()) for file in own}
     return [
         file
         for file in own
-        if _SUFFIX.search(stem := file.pure.stem.casefold())
+        if _SUFFIX.search(stem := file.stem.casefold())
         and (file.folder, _SUFFIX.sub("", stem)) in plain
     ]
 
@@ -201,11 +191,8 @@ def _split_word(part: str) -> tuple[str, str]:
 
 def _word(file: File) -> str:
     """Return what the innermost folder of masks around a file is called; nothing if none is."""
-    for part in reversed(clean_parts(file.folder)):
-        word, _ = _split_word(part)
-        if word:
-            return word
-    return ""
+    words = (_split_word(part)[0] for part in reversed(clean_parts(file.folder)))
+    return next(filter(None, words), "")
 
 
 def _is_derived(file: File) -> bool:
@@ -219,7 +206,7 @@ def _key(file: File) -> str:
     for part in clean_parts(file.folder.casefold()):
         rest = "" if _plain(part) in _IMAGE_WORDS else _split_word(part)[1]
         folders += [rest] if rest else []
-    return "/".join([*folders, file.pure.stem.casefold()])
+    return "/".join([*folders, file.stem.casefold()])
 
 
 def _split(file: File) -> str | None:
@@ -235,79 +222,60 @@ def _name_of(mask: File) -> str:
 
 def _tables(export: Export) -> list[File]:
     """Return the tables that say what masks mean, of the first kind that is there."""
-    for name in _TABLES:
-        found = outermost(export.named(name))
-        if found:
-            return found
-    return []
+    found = (outermost(export.named(name)) for name in _TABLES)
+    return next(filter(None, found), [])
 
 
-def _meaning(reading: Reading, table: File | None, masks: list[File]) -> _Meaning:
-    if reading.named_colors:
-        colors = {color_value(one): name for one, name in reading.named_colors.items()}
-        classes = {one: _class_of_user(reading, name, one) for one, name in colors.items()}
-        return _Meaning("colors", {0: BACKGROUND} | classes)
-    if table is not None:
-        return _TABLES[table.name.casefold()](reading, table, masks)
-    if _in_color(reading.export, masks):
-        raise _ask_for_colors(reading.export, masks)
-    values = _count(reading.export, reading.each(masks), "values")
-    reading.notes.append("nothing names the classes: they are called by their values; --rename")
-    numbers = {value: f"label {value}" for value in sorted(values)}
-    return _Meaning("values", _by_value(reading, numbers, set(values)))
+def _each(masks: Iterable[File], kind: Kind) -> Iterator[Values]:
+    """Yield the values of masks; one that cannot be read is found out later."""
+    for mask in masks:
+        try:
+            yield read_values(mask, kind)
+        except (Unusable, NacreError):
+            continue
 
 
-def _class_of_user(reading: Reading, name: str, color: int) -> int:
-    red, green, blue = (color >> shift & 255 for shift in (0, 8, 16))
-    try:
-        return reading.class_id(name, (red, green, blue))
-    except Unusable as problem:
-        raise NacreError(f"--colors: {problem.detail}") from None
-
-
-def _by_value(reading: Reading, names: Mapping[int, str], values: set[int]) -> dict[int, int]:
-    """Return class number by value: 0 is background and 255 does not count, unless they must be."""
-    # Of masks with black and white only, white is the thing and not what does not count.
-    is_binary = values == {0, _IGNORED_VALUE}
-    classes = {0: BACKGROUND} | ({} if is_binary else {_IGNORED_VALUE: IGNORED})
-    for value in names:
-        if value not in classes:
-            classes[value] = reading.class_id(names[value])
-    if is_binary and len(classes) == 2 and _IGNORED_VALUE not in classes:
-        classes[_IGNORED_VALUE] = classes[max(classes)]
-    return classes
-
-
-def _in_color(export: Export, masks: list[File]) -> bool:
+def _in_color(masks: list[File]) -> bool:
     """Return whether the first mask that can be read is in color."""
     for mask in masks[:_MOST_LOOKED_AT]:
         try:
-            with export.open(mask) as file:
-                read_values(file, "values")
+            read_values(mask, "values")
+            return False
         except Unusable as problem:
             if "colors" in problem.reason:
                 return True
-            continue
         except NacreError:
             continue
-        return False
     return False
 
 
-def _count(export: Export, masks: Iterable[File], kind: str) -> Counter[int]:
-    """Return the pixels by value; those of a mask that cannot be read are found out later."""
-    total: Counter[int] = Counter()
-    for mask in masks:
+def _meaning(reading: Reading, table: File | None, masks: list[File]) -> Meaning:
+    if reading.named_colors:
         try:
-            with export.open(mask) as file:
-                total.update(count_values(read_values(file, kind)))
-        except (Unusable, NacreError):
-            continue
-    return total
+            rows = [
+                (reading.class_of(name, one), one) for one, name in reading.named_colors.items()
+            ]
+        except Unusable as problem:
+            raise NacreError(f"--colors: {problem.detail}") from None
+        return {0: BACKGROUND} | {color_value(color): name for name, color in rows}, "colors"
+    if table is not None:
+        return _TABLES[table.name.casefold()](reading, table, masks)
+    if _in_color(masks):
+        raise _ask_for_colors(masks)
+    values = count_values(_each(reading.each(masks), "values"))
+    reading.notes.append("nothing names the classes: they are called by their values; --rename")
+    classes = {0: BACKGROUND}
+    if set(values) != {0, _WHITE}:
+        # Of masks with black and white only, white is the thing and not what does not count.
+        classes[_WHITE] = IGNORED
+    for value in sorted(values):
+        if value not in classes:
+            classes[value] = reading.class_of(f"label {value}")
+    return classes, "values"
 
 
-def _ask_for_colors(export: Export, masks: list[File]) -> NacreError:
-    found = _count(export, masks[:_MOST_LOOKED_AT], "colors")
+def _ask_for_colors(masks: list[File]) -> NacreError:
+    found = count_values(_each(masks[:_MOST_LOOKED_AT], "colors"))
     shares = [
         f"{shown_color(color)} ({count / found.total():.1%})"
         for color, count in found.most_common(_MOST_COLORS)
@@ -321,41 +289,47 @@ def _ask_for_colors(export: Export, masks: list[File]) -> NacreError:
     )
 
 
-def _colors(reading: Reading, file: File, rows: Iterable[tuple[Any, Color]]) -> _Meaning:
-    """Return class number by color; black is background unless a class has it."""
-    classes: dict[int, int] = {}
-    for name, color in rows:
-        number = reading.list_class(name, file, color)
-        if classes.setdefault(color_value(color), number) != number:
+def _by_color(reading: Reading, file: File, rows: Iterable[tuple[Any, Color]]) -> Meaning:
+    """Return the class by color; black is background unless a class has it."""
+    classes: dict[int, str] = {}
+    for spelled, color in rows:
+        name = reading.list_class(spelled, file, color)
+        if classes.setdefault(color_value(color), name) != name:
             shown = ",".join(map(str, color))
             raise NacreError(f"{brief(file.path)}: two classes have the color {shown}")
     if not classes:
         raise NacreError(f"{brief(file.path)} names no class")
-    classes.setdefault(0, BACKGROUND)
-    return _Meaning("colors", classes)
+    return {0: BACKGROUND} | classes, "colors"
 
 
-def _color_lines(reading: Reading, file: File, masks: list[File]) -> _Meaning:
+def _by_value(reading: Reading, file: File, names: Mapping[int, Any]) -> dict[int, str]:
+    """Return the class by value."""
+    if not names:
+        raise NacreError(f"{brief(file.path)} names no class")
+    return {value: reading.list_class(name, file) for value, name in names.items()}
+
+
+def _color_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
     """Read lines of a name and a color, in any of the usual orders."""
     rows: list[tuple[str, Color]] = []
-    for number, line in enumerate(reading.load_text(file).splitlines(), start=1):
+    for number, line in enumerate(load_text(file).splitlines(), start=1):
         plain = line.strip()
         if not plain or plain.startswith("#") or (number == 1 and not re.search(r"\d", plain)):
             continue
         form = next((found for one in _FORMS if (found := one.fullmatch(plain))), None)
-        color = [int(form[band]) for band in "rgb"] if form else [256]
-        if form is None or max(color) > 255:
+        color = color_of([int(form[band]) for band in "rgb"]) if form else None
+        if form is None or color is None:
             raise NacreError(
                 f"{brief(file.path)}, line {number}: {brief(line)!r} is not a name and a color, "
                 "such as `crack:255,0,0` or `255 0 0 crack`"
             )
-        rows.append((form["name"].strip().strip('"'), (color[0], color[1], color[2])))
-    return _colors(reading, file, rows)
+        rows.append((form["name"].strip().strip('"'), color))
+    return _by_color(reading, file, rows)
 
 
-def _color_json(reading: Reading, file: File, masks: list[File]) -> _Meaning:
+def _color_json(reading: Reading, file: File, masks: list[File]) -> Meaning:
     """Read a table of name: color, or a list of classes with both."""
-    content = reading.load_json(file)
+    content = load_json(file)
     content = as_dict(content).get("classes", content)
     pairs = [
         (as_dict(one).get("name") or as_dict(one).get("title"), as_dict(one).get("color"))
@@ -367,64 +341,50 @@ def _color_json(reading: Reading, file: File, masks: list[File]) -> _Meaning:
         if color is None:
             raise NacreError(f"{brief(file.path)}: the color of {brief(name)} is {brief(value)}")
         rows.append((name, color))
-    return _colors(reading, file, rows)
+    return _by_color(reading, file, rows)
 
 
-def _dataset_meta(reading: Reading, file: File, masks: list[File]) -> _Meaning:
+def _dataset_meta(reading: Reading, file: File, masks: list[File]) -> Meaning:
     """Read a label map, with the colors of the labels if the masks are in color."""
-    content = as_dict(reading.load_json(file))
+    content = as_dict(load_json(file))
     names = as_dict(content.get("label_map"))
     if not names or not all(re.fullmatch(r"\d{1,5}", key) for key in names):
         raise NacreError(f"{brief(file.path)} has no `label_map` of numbers and names")
-    numbered = {int(key): name for key, name in names.items()}
-    colors = [color_of(one) for one in as_list(content.get("segmentation_colors"))]
-    if not _in_color(reading.export, masks):
-        return _Meaning("values", _named_values(reading, file, numbered))
-    rows = [(name, colors[i]) for i, name in numbered.items() if i < len(colors)]
-    return _colors(reading, file, [(name, color) for name, color in rows if color is not None])
+    if not _in_color(masks):
+        return _by_value(reading, file, {int(key): name for key, name in names.items()}), "values"
+    colors = dict(enumerate(map(color_of, as_list(content.get("segmentation_colors")))))
+    rows = [(name, color) for key, name in names.items() if (color := colors.get(int(key)))]
+    return _by_color(reading, file, rows)
 
 
-def _value_lines(reading: Reading, file: File, masks: list[File]) -> _Meaning:
+def _value_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
     """Read lines of a value and a name (Roboflow)."""
-    rows = csv.reader(reading.load_text(file).splitlines(), skipinitialspace=True)
+    names = {}
     try:
-        lines = [row for row in rows if row]
+        rows = csv.reader(load_text(file).splitlines(), skipinitialspace=True)
+        for number, row in enumerate([row for row in rows if row][1:], start=2):
+            if not row[0].strip().isdecimal():
+                where = f"{brief(file.path)}, line {number}"
+                raise NacreError(f"{where}: {brief(row)} is not a value and a class")
+            names[int(row[0])] = ",".join(row[1:]).strip()
     except csv.Error as error:
         raise NacreError(f"{brief(file.path)} is not CSV that can be read: {error}") from error
-    names = {}
-    for number, row in enumerate(lines[1:], start=2):
-        try:
-            names[int(row[0])] = ",".join(row[1:]).strip()
-        except ValueError:
-            raise NacreError(
-                f"{brief(file.path)}, line {number}: {brief(row)} is not a value and a class"
-            ) from None
-    return _Meaning("values", {0: BACKGROUND} | _named_values(reading, file, names))
+    return {0: BACKGROUND} | _by_value(reading, file, names), "values"
 
 
-def _named_values(reading: Reading, file: File, names: Mapping[int, str]) -> dict[int, int]:
-    if not names:
-        raise NacreError(f"{brief(file.path)} names no class")
-    return {value: reading.list_class(name, file) for value, name in names.items()}
-
-
-def _name_lines(reading: Reading, file: File, masks: list[File]) -> _Meaning:
+def _name_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
     """Read names in the order of the values; without a line for the background 1 is the first."""
-    numbers = [reading.list_class(line, file) for line in reading.load_lines(file)]
-    if not numbers:
-        raise NacreError(f"{brief(file.path)} names no class")
-    if numbers[0] == IGNORED:
-        numbers = numbers[1:]
-    if numbers and numbers[0] != BACKGROUND:
-        numbers = [BACKGROUND, *numbers]
-    classes = dict(enumerate(numbers))
-    if set(_count(reading.export, masks, "values")) == {0, _IGNORED_VALUE} and len(numbers) == 2:
+    names = list(_by_value(reading, file, dict(enumerate(load_lines(file)))).values())
+    names = names[1:] if names[0] == IGNORED else names
+    names = names if names[:1] == [BACKGROUND] else [BACKGROUND, *names]
+    classes = dict(enumerate(names))
+    if len(names) == 2 and set(count_values(_each(masks, "values"))) == {0, _WHITE}:
         # Masks in black and white: white is the one class, not what does not count.
-        classes[_IGNORED_VALUE] = numbers[1]
-    return _Meaning("values", {_IGNORED_VALUE: IGNORED} | classes)
+        classes[_WHITE] = names[1]
+    return {_WHITE: IGNORED} | classes, "values"
 
 
-_TABLES: dict[str, Callable[[Reading, File, list[File]], _Meaning]] = {
+_TABLES: dict[str, Callable[[Reading, File, list[File]], Meaning]] = {
     "labelmap.txt": _color_lines,
     "class_dict.csv": _color_lines,
     "label_colors.txt": _color_lines,

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError, shown
 from nacre.losses.reference import upsample
-from nacre.models.foreign.batch_norm import keep_digits
 from nacre.models.foreign.features import as_map, captured, check_names
 from nacre.models.foreign.rows import Init, fit_layers
 from nacre.models.foreign.scores import scores_of
@@ -39,6 +38,7 @@ from nacre.models.foreign.scoring_layers import (
 )
 from nacre.models.foreign.widen import check_type, widen
 from nacre.models.network import Network, Output, Part
+from nacre.models.norm import keep_digits
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 
 NEVER = -1e4

@@ -18,7 +18,7 @@ from nacre.models.config import HeadConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.hub import hub_file
 from nacre.models.kinds.base import Kind
-from nacre.models.kinds.deeplab import under_head
+from nacre.models.kinds.deeplab import on_backbone
 from nacre.models.pretrained import find_weights
 from nacre.utils.system import import_extra
 
@@ -89,7 +89,7 @@ def build(
     about = getattr(model, "pretrained_cfg", None) or {}
     mean = about.get("mean", (0.485, 0.456, 0.406))
     backbone = TimmBackbone(model, mean, about.get("std", (0.229, 0.224, 0.225)))
-    network = under_head(backbone, config, classes_per_step, crop)
+    network = on_backbone(backbone, config, classes_per_step, crop)
     network.uses_all_parameters = False
     return network
 

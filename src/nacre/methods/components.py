@@ -1,0 +1,186 @@
+"""What combines with any method: functions that the loop calls by name (`nacre.training.loop`).
+
+    freeze           what does not learn: no backward pass, and the teacher takes it over
+    pseudo_labels    background that the teacher is sure of gets the teacher's class
+    auxiliary_row    learns a row that calls every pixel negative; new rows are its copies (DKD)
+    fuse             at the end of a step W = (1 - a) W_old + a W_new for all that is old (EWF),
+                     with a = sqrt(N / (O + N)) or a number of one's own
+
+Their keys stand beside the method's own: `method.freeze`, `method.fusion`, `method.pseudo_labels`,
+`method.init`. (That the backbone has a rate of its own is `train.backbone_lr_scale`.)
+
+Pseudo-labels, with H the entropy of the teacher's softmax over its O channels, divided by log O:
+
+    a number    the greatest probability (of sigmoids where the method has them) >= the number
+    entropy     H < the median of H over the background pixels of the same teacher's class,
+                which a pass over the step's images finds before it begins, but at least 0.001
+                (PLOP)
+    released    the same as PLOP's implementation computes it, see `nacre.losses.pseudo_labels`
+
+Pixels of which the teacher is not sure are ignored, or stay background where the method's loss
+knows what background may hide. The number of pixels that a loss is divided by stays that of the
+data's labels.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from nacre.losses.distillations import auxiliary_loss
+from nacre.losses.pseudo_labels import (
+    RELEASED_BINS,
+    TeacherView,
+    accepted_share,
+    certain_by_entropy,
+    median_thresholds,
+    pseudo_targets,
+    released_scores,
+    released_thresholds,
+    score_histogram,
+    teacher_view,
+)
+from nacre.methods.base import Method, backbone_of, classifier_of, deeplab
+from nacre.methods.step import Batch, Step
+from nacre.models.fusion import fuse_, fusion_factor
+from nacre.models.network import Network, Output, Part
+from nacre.models.norm import ABN
+
+BINS = 10_000
+"""Of the entropy's histogram; the median is interpolated within one."""
+
+Shared = Literal["nothing", "backbone", "decoder"]
+NORMS = (ABN, nn.modules.batchnorm._BatchNorm)
+
+
+def needs_of(method: Method) -> frozenset[Part]:
+    """Return what a method and its components ask of a network beside logits."""
+    config = method.config
+    wanted: set[Part] = set(method.needs)
+    if {"decoder", "old_rows"} & {*config.freeze} or config.init == "auxiliary":
+        wanted.add("classifier")
+    if "backbone" in config.freeze or config.freeze_step_0:
+        wanted.add("backbone")
+    return frozenset(wanted)
+
+
+def shared_part(method: Method) -> Shared:
+    """Return up to where the student computes what its teacher does."""
+    if not method.num_old or not method.freezes_backbone:
+        return "nothing"
+    return "decoder" if "decoder" in method.config.freeze else "backbone"
+
+
+def freeze(method: Method, step: Step) -> list[nn.Parameter]:
+    """Stop what does not learn in a step; return the parameters that learned until now."""
+    stopped: list[nn.Parameter] = []
+    for module in _frozen(method, step.network):
+        stopped += [one for one in module.parameters() if one.requires_grad]
+        module.requires_grad_(False)
+        for norm in _norms(module):
+            norm.eval()
+    if method.freezes_backbone:
+        backbone_of(step.network).eval()  # others drop paths, too
+    return stopped
+
+
+def unfreeze(stopped: Iterable[nn.Parameter]) -> None:
+    """Let learn again what `freeze` stopped, and nothing else."""
+    for parameter in stopped:
+        parameter.requires_grad_(True)
+
+
+def _frozen(method: Method, network: Network) -> Iterator[nn.Module]:
+    if method.freezes_backbone:
+        yield backbone_of(network)
+    if not method.num_old:
+        return
+    if "decoder" in method.config.freeze:
+        yield deeplab(network).decoder
+    if "batch_norm" in method.config.freeze:
+        yield from _norms(network)
+    if "old_rows" in method.config.freeze:
+        yield from list(classifier_of(network).rows)[:-1]
+
+
+def _norms(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if isinstance(part, NORMS)]
+
+
+@torch.no_grad()
+def find_thresholds(method: Method, step: Step) -> None:
+    """Find the thresholds of pseudo-labels by entropy: one pass over the step's images."""
+    rule, num_old = method.config.pseudo_labels, method.num_old
+    if not num_old or rule not in ("entropy", "released"):
+        return
+    assert step.teacher is not None
+    bins = RELEASED_BINS if rule == "released" else BINS
+    counts = torch.zeros(num_old, bins, dtype=torch.int64, device=step.dist.device)
+    for batch in step.batches():
+        view = _view(method, step.teacher(batch.images).logits, batch)
+        counts += score_histogram(view, batch.targets == 0, num_old, bins=bins)
+    counts = step.dist.sum(counts)
+    find = released_thresholds if rule == "released" else median_thresholds
+    step.thresholds = find(counts)
+
+
+@torch.no_grad()
+def pseudo_labels(method: Method, step: Step, batch: Batch, teacher: Output | None) -> Batch:
+    """Put the teacher's classes in the place of background, where they are wanted."""
+    rule, num_old = method.config.pseudo_labels, method.num_old
+    if not num_old or rule == "off" or teacher is None:
+        return batch
+    logits, unknown = teacher.logits, teacher.unknown if "unknown" in method.extra_rows else None
+    view = _view(method, logits if unknown is None else torch.cat([logits, unknown], 1), batch)
+    if isinstance(rule, str):
+        assert step.thresholds is not None
+        certain = certain_by_entropy(view, step.thresholds)
+    else:
+        certain = view.scores >= rule
+    targets = pseudo_targets(batch.targets, view.channels, certain, unsure=method.unsure)
+    if unknown is not None:  # a teacher that is sure of it names nothing
+        targets = targets.masked_fill((batch.targets == 0) & (targets == num_old), 0)
+    weights = accepted_share(batch.targets, certain) if method.weighs_images else None
+    may_be = batch.may_be
+    if may_be is not None and method.unsure == "ignored":
+        # What is background still is so in the eyes of a teacher that knows the old classes.
+        may_be = may_be.clone()
+        may_be[:, 0, 1:num_old] = False
+    return replace(
+        batch, targets=targets, replaced_targets=batch.targets, weights=weights, may_be=may_be
+    )
+
+
+def _view(method: Method, old_logits: Tensor, batch: Batch) -> TeacherView:
+    """Return what a teacher takes each pixel for, and how sure of it the rule makes it."""
+    size = (batch.targets.shape[-2], batch.targets.shape[-1])
+    rule = method.config.pseudo_labels
+    if not isinstance(rule, str):
+        score = "sigmoid" if method.config.has_sigmoids else "probability"
+        return teacher_view(old_logits, size, score)  # type: ignore[arg-type]
+    view = teacher_view(old_logits, size, "entropy")
+    if rule == "released":
+        num_old, num_new = method.num_old, method.growth.num_new
+        view = view._replace(scores=released_scores(view.scores, num_old, num_new))
+    return view
+
+
+def auxiliary_row(method: Method, batch: Batch, student: Output) -> dict[str, Tensor]:
+    """Return the loss of the auxiliary row, if there is one."""
+    if method.config.init != "auxiliary":
+        return {}
+    assert student.auxiliary is not None
+    height, width = batch.targets.shape[-2:]
+    return {"auxiliary": auxiliary_loss(student.auxiliary, (height, width))}
+
+
+def fuse(method: Method, step: Step) -> None:
+    """Fuse what was learned with what was known before."""
+    rule = method.config.fusion
+    if rule == "off" or not step.weights_before:
+        return
+    factor = fusion_factor(method.num_old, step.num_new) if rule == "sqrt" else rule
+    fuse_(step.network, step.weights_before, float(factor))
+    step.weights_before = {}

@@ -1,0 +1,216 @@
+"""Decoders: from features of the backbone to those that the classifier scores.
+
+aspp, DeepLabv3's and the paper's, of the last features:
+
+    y = act_norm(concat of a 1x1 and three dilated 3x3 convolutions of x)
+    z = 1x1(act_norm(1x1(pool(x))))
+    out = act_norm(1x1(y) + z)
+
+light, for small machines, of several stages, at half the backbone's output stride:
+
+    x = act_norm(sum of 1x1(late stages) + 1x1(pool(last stage)))
+    x = x + act_norm(1x1(concat of depthwise 3x3 convolutions of x, dilated by 1, 2, 3))
+    x = act_norm(up(x) + 1x1(early stage))
+    out = x + act_norm(1x1(depthwise 3x3(x)))
+
+The late stages have the backbone's stride; the early one, which knows where edges are, is the last
+that has a smaller one.
+
+In training `pool` is the mean over the whole crop. At test time an image may be larger than
+the crop: then it is the mean over a window of the crop's size around each feature, and what
+the decoder sees is what it saw in training. (A third decoder without weights is `StageGrid`.)
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nacre.errors import NacreError
+from nacre.models.backbone import Backbone
+from nacre.models.norm import ABN, Activate, NormFactory, affine_of, scale_conv_
+
+LATE = 3
+"""Late stages that the light decoder reads, at most."""
+DILATIONS = (1, 2, 3)
+
+
+def default_atrous_rates(stride: int) -> tuple[int, int, int]:
+    """Return 6, 12, 18 at output stride 16, and the same reach in pixels at other strides."""
+    first, second, third = (max(1, reach // stride) for reach in (96, 192, 288))
+    return first, second, third
+
+
+class AsppDecoder(nn.Module):
+    """Atrous spatial pyramid pooling, as in the paper's network.
+
+    Args:
+        backbone: whose features are read.
+        width: channels of each branch and of the output.
+        crop: side of the training crops; None always pools over the whole image.
+        norm: makes the normalization layers.
+
+    Attributes:
+        reads: stages of the backbone that it takes: none, it takes the features alone.
+        stride: input pixels per feature of the output.
+    """
+
+    reads: tuple[int, ...] = ()
+
+    def __init__(
+        self, backbone: Backbone, *, width: int, crop: int | None, norm: NormFactory = ABN
+    ) -> None:
+        super().__init__()
+        self.channels, self.stride = width, backbone.stride
+        self.pool = window_pool(crop, backbone.stride)
+        inputs = backbone.channels
+        self.branches = nn.ModuleList([nn.Conv2d(inputs, width, 1, bias=False)])
+        for d in backbone.atrous_rates or default_atrous_rates(backbone.stride):
+            self.branches.append(nn.Conv2d(inputs, width, 3, padding=d, dilation=d, bias=False))
+        self.branches_norm = norm(4 * width)
+        self.reduce = nn.Conv2d(4 * width, width, 1, bias=False)
+        self.pooled = nn.Conv2d(inputs, width, 1, bias=False)
+        self.pooled_norm = norm(width)
+        self.pooled_reduce = nn.Conv2d(width, width, 1, bias=False)
+        self.norm = norm(width)
+        _initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features of the same size that have seen their surroundings."""
+        y = self.branches_norm(torch.cat([branch(x) for branch in self.branches], dim=1))
+        z = self.pooled_reduce(self.pooled_norm(self.pooled(self.pool(x))))
+        out: Tensor = self.norm(self.reduce(y) + z)
+        return out
+
+    def fuse_norms_(self) -> None:
+        """Fold the two norms that follow a concatenation and a sum, for inference."""
+        scale, shift = affine_of(self.branches_norm)
+        parts = zip(scale.chunk(4), shift.chunk(4), strict=True)
+        for branch, (part_scale, part_shift) in zip(self.branches, parts, strict=True):
+            assert isinstance(branch, nn.Conv2d)
+            scale_conv_(branch, part_scale, part_shift)
+        scale, shift = affine_of(self.norm)
+        scale_conv_(self.reduce, scale, shift)
+        scale_conv_(self.pooled_reduce, scale, None)
+        self.set_submodule("branches_norm", Activate(self.branches_norm))
+        self.set_submodule("norm", Activate(self.norm))
+
+
+class LightDecoder(nn.Module):
+    """From stages of a backbone to features at the stride of an early one.
+
+    Args:
+        backbone: whose stages are read.
+        width: channels of the output.
+        crop: side of the training crops; None always pools over the whole image.
+        norm: makes the normalization layers.
+
+    Attributes:
+        reads: which stages `forward` takes: the early one, then the late ones.
+        stride: input pixels per feature of the output.
+    """
+
+    def __init__(
+        self, backbone: Backbone, *, width: int, crop: int | None, norm: NormFactory = ABN
+    ) -> None:
+        super().__init__()
+        strides = [stride for _, stride in backbone.stages]
+        early = [i for i, stride in enumerate(strides) if stride < backbone.stride]
+        late = [i for i, stride in enumerate(strides) if stride == backbone.stride][-LATE:]
+        if not early or not late:
+            raise NacreError(
+                f"model.decoder=light needs stages of two strides, and {type(backbone).__name__} "
+                f"at output stride {backbone.stride} has not: use model.decoder=aspp"
+            )
+        self.reads = (early[-1], *late)
+        self.stride = strides[early[-1]]
+        self.channels = width
+        fine, *coarse = (backbone.stages[i][0] for i in self.reads)
+        self.laterals = nn.ModuleList(nn.Conv2d(one, width, 1, bias=False) for one in coarse)
+        self.pool = window_pool(crop, backbone.stride)
+        self.pooled = nn.Conv2d(coarse[-1], width, 1, bias=False)
+        self.lateral_norm = norm(width)
+        self.dilated = nn.ModuleList(_depthwise(width, dilation) for dilation in DILATIONS)
+        self.reduce = nn.Conv2d(len(DILATIONS) * width, width, 1, bias=False)
+        self.reduce_norm = norm(width)
+        self.early = nn.Conv2d(fine, width, 1, bias=False)
+        self.early_norm = norm(width)
+        self.refine = nn.Sequential(_depthwise(width, 1), nn.Conv2d(width, width, 1, bias=False))
+        self.norm = norm(width)
+        _initialize(self)
+
+    def forward(self, stages: tuple[Tensor, ...]) -> Tensor:
+        """Return features of the early stage's size."""
+        early, *late = stages
+        x = self.pooled(self.pool(late[-1]))
+        for lateral, stage in zip(self.laterals, late, strict=True):
+            x = x + lateral(stage)
+        x = self.lateral_norm(x)
+        x = x + self.reduce_norm(self.reduce(torch.cat([one(x) for one in self.dilated], dim=1)))
+        size = (early.shape[-2], early.shape[-1])
+        x = F.interpolate(x, size, mode="bilinear", align_corners=False)
+        x = self.early_norm(x + self.early(early))
+        out: Tensor = x + self.norm(self.refine(x))
+        return out
+
+
+def _depthwise(width: int, dilation: int) -> nn.Conv2d:
+    return nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation, groups=width, bias=False)
+
+
+def _initialize(decoder: nn.Module) -> None:
+    """Draw the weights of all convolutions of a decoder."""
+    gain = nn.init.calculate_gain("leaky_relu", 0.01)
+    for module in decoder.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.xavier_normal_(module.weight, gain)
+
+
+class WindowPool(nn.Module):
+    """The mean over a crop in training, and over a window of the crop's size around it in eval.
+
+    Args:
+        window: features per side of the training crop; None always pools over the whole image.
+
+    Attributes:
+        any_size: whether to pool by operations that hold for all sizes, for a graph that is traced
+            once.
+    """
+
+    any_size = False
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__()
+        self.window = window
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return N,K,1,1, or N,K,h,w in eval."""
+        if self.training or self.window is None:
+            return x.mean((2, 3), keepdim=True)
+        if self.any_size:
+            # A graph that is traced once and used at many sizes cannot ask which is smaller, the
+            # window or the image; the mean along a side is a matrix whose content says so.
+            rows, columns = (_window_means(size, self.window, x) for size in x.shape[-2:])
+            return rows @ x @ columns.T
+        height, width = (min(self.window, size) for size in x.shape[-2:])
+        pooled = F.avg_pool2d(x, (height, width), stride=1)
+        # An even window has no middle: its mean stands at the feature left of and above it.
+        top, left = (height - 1) // 2, (width - 1) // 2
+        padding = (left, width - 1 - left, top, height - 1 - top)
+        return F.pad(pooled, padding, mode="replicate")
+
+
+def window_pool(crop: int | None, stride: int) -> WindowPool:
+    """Return the pooling of features of a stride, for training crops of so many pixels."""
+    return WindowPool(None if crop is None else -(-crop // stride))
+
+
+def _window_means(size: int, window: int, like: Tensor) -> Tensor:
+    """Return the matrix whose rows hold 1 / width within the window around each feature."""
+    places = torch.arange(size, device=like.device)
+    last = places.max()
+    width = (last + 1).clamp(max=window)
+    starts = (places - (width - 1) // 2).clamp(min=0).minimum(last + 1 - width)
+    offsets = places[None] - starts[:, None]
+    return ((offsets >= 0) & (offsets < width)).to(like.dtype) / width.to(like.dtype)

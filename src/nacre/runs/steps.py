@@ -1,0 +1,280 @@
+"""Steps carried out in a folder: those that it does not contain yet are learned and tested.
+
+    for step in steps:
+        if folder.is_finished(step): continue
+        step.network, step.state = those of the step before
+        step.tests.prepare(step)
+        learn_step(step)                     (goes on in the middle of a step that was interrupted)
+        save the model
+        save step.tests.measure(step)
+
+`nacre run` makes a list of steps of a scenario, `nacre learn` a list of one. Calling `run_steps`
+again on the same folder goes on where it stopped. A step that has a model is not learned again, a
+step that has metrics is not tested again.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nacre.data.dataset import explain_worker_crash
+from nacre.methods import Step, find_method
+from nacre.models.backbones import BACKBONES
+from nacre.models.config import DeepLabConfig
+from nacre.models.io import ModelInfo, load_model, save_model
+from nacre.runs.event_file import EventFile, Position
+from nacre.runs.folder import RunFolder, with_absolute_paths
+from nacre.runs.shared_folder import check_shared
+from nacre.runs.step_cache import StepCache
+from nacre.training.events import (
+    Observer,
+    Recorder,
+    RunBegan,
+    StepAwaited,
+    StepSkipped,
+    StepTested,
+    StepUsable,
+)
+from nacre.training.resume import Checkpoint, load_resume
+from nacre.training.step import learn_step
+from nacre.utils.device import choose_precision
+from nacre.utils.distributed import explain_lost_process
+from nacre.utils.io import save_json
+from nacre.utils.signals import Interrupted
+
+Metrics = dict[str, Any]
+WAIT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model that a step continues.
+
+    Attributes:
+        path: Its file.
+        network: What it was learned from, if the file alone cannot build it.
+    """
+
+    path: Path
+    network: nn.Module | None = None
+
+    def load_into(self, step: Step) -> None:
+        """Give a step the network, and what was kept with it as far as its method knows it."""
+        step.network, _, state = load_model(self.path, step.dist.device, self.network)
+        # A step 0 that was taken over may hold what another method keeps.
+        own = find_method(step.config.method.name).persistent_state
+        step.state = {k: v for k, v in state.items() if k.partition(".")[0] in own}
+
+
+def run_steps(
+    steps: Sequence[Step],
+    folder: RunFolder,
+    *,
+    about: str,
+    fingerprint: dict[str, Any],
+    start: Start | None = None,
+    cache: StepCache | None = None,
+    observers: Iterable[Observer] = (),
+    on_open: Callable[[], None] = lambda: None,
+) -> list[Metrics]:
+    """Learn and test the steps that a folder does not contain yet; return the metrics of all.
+
+    Args:
+        steps: In their order; each continues the one before.
+        folder: Where models, metrics and events go.
+        about: What the steps are learned from, for people.
+        fingerprint: Which classes and images these are, to notice when they change.
+        start: What the first step continues.
+        cache: Learned steps that several folders share.
+        observers: Receive the events.
+        on_open: Called by the main process when the folder is its own.
+
+    Raises:
+        Interrupted: when the user wanted to stop; what was learned is saved.
+    """
+    dist, recorder = steps[0].dist, Recorder()
+    checkpoint = Checkpoint(folder.resume, dist)
+    began = time.monotonic()
+    for step in steps:
+        step.observe = recorder
+    with contextlib.ExitStack() as while_running:
+        while_running.enter_context(explain_lost_process(dist))
+
+        def open_folder() -> None:
+            while_running.enter_context(folder.lock())
+            folder.tidy()
+            folder.bind_config(steps[0].config, fingerprint)
+            on_open()
+            position = _position(steps, folder, checkpoint)
+            recorder.observers = [EventFile(folder.events, position), *observers]
+            event = _began(steps, about, start)
+            folder.append_start(event.to_dict())
+            recorder(event)
+
+        dist.on_main(open_folder)
+        check_shared(folder, fingerprint, dist)
+        while_running.enter_context(explain_worker_crash())
+        before: Step | None = None
+        source = start
+        for step in steps:
+            # What is there is seen by the main process, and told: folders may look different
+            # from another machine for a while.
+            is_taken = dist.from_main(folder.is_finished(step.index))
+            if is_taken:
+                recorder(StepSkipped(step.index, step.iterations))
+            else:
+                with _shared(cache, step, folder, checkpoint) as is_taken:
+                    if not is_taken:
+                        _learn_or_load(step, before, source, folder, checkpoint, began)
+                        _test(step, folder)
+            given = source.network if source else None
+            before = None if is_taken else step
+            source = Start(folder.model(step.index), given)
+        return dist.on_main(lambda: [folder.metrics_of(step.index) for step in steps])
+
+
+def _learn_or_load(
+    step: Step,
+    before: Step | None,
+    source: Start | None,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    began: float,
+) -> None:
+    """Learn a step from the one before and save its model, unless that was done."""
+    path, dist = folder.model(step.index), step.dist
+    step.tests.prepare(step)
+    if dist.from_main(path.exists()):
+        Start(path, source.network if source else None).load_into(step)
+        return
+    if before is not None:
+        step.network, step.state = before.network, before.state
+    elif source is not None:
+        source.load_into(step)
+
+    def save_first() -> None:
+        """Save a model that is of use before the first update, unless that was done before."""
+
+        def save() -> None:
+            save_model(folder.first_model, step.network, model_info(step), step.state)
+            seconds = round(time.monotonic() - began, 1)
+            step.observe(StepUsable(step.index, seconds, str(folder.first_model)))
+
+        if not dist.from_main(folder.first_model.exists()):
+            dist.on_main(save)
+
+    def save() -> None:
+        save_model(path, step.network, model_info(step), step.state)
+        checkpoint.remove()
+        folder.remove_first()
+
+    if "when" in step.entry:
+        step.entry["when"] = dist.on_main(folder.first_start)
+    step.on_usable = save_first if folder.keeps_first else step.on_usable
+    learn_step(step, checkpoint)
+    dist.on_main(save)
+
+
+def _test(step: Step, folder: RunFolder) -> None:
+    """Test the network after a step and write its metrics."""
+    metrics = step.tests.measure(step)
+
+    def write() -> None:
+        # The event first: a step with metrics is not tested again.
+        step.observe(StepTested(step.index, metrics["mean_iou"]))
+        save_json(folder.step_metrics(step.index), metrics)
+
+    step.dist.on_main(write)
+
+
+@contextlib.contextmanager
+def _shared(
+    cache: StepCache | None, step: Step, folder: RunFolder, checkpoint: Checkpoint
+) -> Iterator[bool]:
+    """Take a step that was learned for another folder, or leave to others what is learned now."""
+    if cache is None:
+        yield False
+        return
+    dist, place = step.dist, folder.model(step.index).parent
+    is_taken = _wait_for(cache, step, place)
+    if is_taken:
+        dist.on_main(checkpoint.remove)
+        step.observe(StepSkipped(step.index, step.iterations, str(cache.folder)))
+    try:
+        yield is_taken
+        if not is_taken:
+            dist.on_main(lambda: cache.store(step.index, place))
+    finally:
+        cache.release()
+
+
+def _wait_for(cache: StepCache, step: Step, place: Path) -> bool:
+    """Return whether the cache had a step; while another process learns it, wait."""
+    is_told = False
+    while True:
+        answer = step.dist.on_main(lambda: cache.ask(step.index, place))
+        if answer != "wait":
+            return answer == "taken"
+        if not is_told:
+            step.observe(StepAwaited(step.index))
+            is_told = True
+        if any(step.dist.any(step.should_stop())):
+            raise Interrupted
+        time.sleep(WAIT_SECONDS)
+
+
+def _position(steps: Sequence[Step], folder: RunFolder, checkpoint: Checkpoint) -> Position:
+    """Return how far a folder is; a saved state that is behind it is removed."""
+    last = steps[-1].index + 1
+    index = next((one.index for one in steps if not folder.is_finished(one.index)), last)
+    is_learned = index < last and folder.model(index).exists()
+    if folder.resume.exists() and not is_learned:
+        _, content = load_resume(folder.resume, steps[0].dist.device)
+        if content["step"] == index:
+            return Position(index, content["iteration"])
+    checkpoint.remove()
+    return Position(index, is_learned=is_learned)
+
+
+def _began(steps: Sequence[Step], about: str, start: Start | None) -> RunBegan:
+    config, dist = steps[0].config, steps[0].dist
+    return RunBegan(
+        scenario=about,
+        method=config.method.name,
+        seed=config.seed,
+        device=str(dist.device),
+        processes=dist.world_size,
+        precision=choose_precision(config.train.precision, dist.device).reason,
+        weights=str(start.path) if start else _weights(config.model),
+        iterations=[step.iterations for step in steps],
+    )
+
+
+def _weights(model: Any) -> str:
+    """Say what the backbone starts from; the paper starts from ImageNet's weights."""
+    row = BACKBONES.get(model.backbone) if isinstance(model, DeepLabConfig) else None
+    if model.weights != "none" or (row is not None and row.imagenet is None):
+        return str(model.weights)
+    return "random: the paper's backbone starts from ImageNet's (set model.weights)"
+
+
+def model_info(step: Step) -> ModelInfo:
+    """Return what the file of a step's network says about it."""
+    channels, config = step.channels, step.config
+    judged = {"judged": asdict(step.judged)} if step.judged else {}
+    return ModelInfo(
+        classes=list(channels.names),
+        colors=list(channels.colors),
+        labels=list(step.labels or range(len(channels))),
+        steps=channels.per_step,
+        lineage=[*map(dict, step.history), step.entry | judged],
+        model=config.model.model_dump(mode="json"),
+        crop=config.images.crop_size,
+        predict_mode=config.images.predict_mode,
+        config=with_absolute_paths(config),
+    )

@@ -1,0 +1,136 @@
+"""The loop: how a step is learned by gradients. `nacre.methods.base` prints it for methods."""
+
+import torch
+from torch import Tensor
+
+from nacre.data.dataset import Sample
+from nacre.methods import Method, Step
+from nacre.methods.components import (
+    auxiliary_row,
+    find_thresholds,
+    freeze,
+    fuse,
+    pseudo_labels,
+    unfreeze,
+)
+from nacre.training.events import Iterated, Saved, StepBegan
+from nacre.training.kept_features import View
+from nacre.training.resume import Checkpoint
+from nacre.training.trainer import Trainer
+from nacre.training.window import LossWindow
+from nacre.utils.signals import Interrupted
+
+
+def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None = None) -> None:
+    """Learn a step whose student has grown, or go on where it was interrupted."""
+    trainer = begin(method, step)
+    if method.is_usable:
+        step.state = method.state()
+        step.on_usable()
+    if checkpoint is not None:
+        checkpoint.restore(trainer)
+    if trainer.iteration == 0:
+        survey(method, step)
+    step.observe(step_began(step, trainer.iteration))
+    window = LossWindow(trainer, step.sampler.batch_size)
+    for batch, views in window.loading(trainer.batches()):
+        window.add(update(trainer, batch, views, measure=window.closes_next))
+        step.observe(Iterated(step.index, trainer.iteration))
+        if window.is_due:
+            step.observe(window.close())
+        # Any process may be told to stop, the main one's clock says when to save: all agree here.
+        save_now = checkpoint is not None and checkpoint.is_due
+        stop, is_due = step.dist.any(step.should_stop(), save_now)
+        if (stop or is_due) and not trainer.is_done:
+            window.read()
+            trainer.check_weights()
+            if checkpoint is not None:
+                checkpoint.save(trainer)
+                step.observe(Saved(step.index, trainer.iteration))
+            if stop:
+                raise Interrupted
+    finish(trainer)
+
+
+def step_began(step: Step, first: int) -> StepBegan:
+    """Return the event that a step begins at an iteration."""
+    sampler = step.sampler
+    return StepBegan(
+        step=step.index,
+        classes=step.new_names,
+        images=step.num_images + len(step.held_data or ()),
+        iterations=step.iterations,
+        first=first,
+        micro_batch=sampler.local_batch // sampler.micro_batches,
+    )
+
+
+def begin(method: Method, step: Step) -> Trainer:
+    """Prepare the student and what updates it."""
+    step.network.train()
+    method.prepare(step)
+    trainer = Trainer(method, step, stopped=freeze(method, step))
+    method.begin_step(step)
+    return trainer
+
+
+def survey(method: Method, step: Step) -> None:
+    """Look at the step's images before the first iteration."""
+    find_thresholds(method, step)
+    method.survey(step)
+
+
+def update(
+    trainer: Trainer,
+    micro_batches: list[Sample],
+    views: list[list[View]] | None = None,
+    *,
+    measure: bool = False,
+) -> dict[str, Tensor]:
+    """Learn from one batch; return its named losses, on the device.
+
+    Nothing here waits for the device: to read a loss (see `nacre.training.window`) would mean that
+    the device does all it was asked for and then has nothing to do.
+
+    Args:
+        trainer: With the method, the networks and the optimizer.
+        micro_batches: The batch, in pieces that fit the device; their gradients add up.
+        views: Which views the micro-batches hold, where features are kept.
+        measure: Whether to measure the gradient.
+    """
+    method, step, count = trainer.method, trainer.step, len(micro_batches)
+    totals: dict[str, Tensor] = {}
+    trainer.begin_update()
+    num_valid = trainer.num_valid_pixels(micro_batches)
+    for i, sample in enumerate(micro_batches):
+        with trainer.accumulating(is_last=i + 1 == count), trainer.explaining(len(sample[0])):
+            batch = trainer.to_device(sample, num_valid)
+            student, teacher = trainer.ask_networks(batch.images, views[i] if views else ())
+            batch = method.relabel(batch, student, teacher)
+            batch = pseudo_labels(method, step, batch, teacher)
+            losses = method.losses(batch, student, teacher)
+            losses |= auxiliary_row(method, batch, student)
+            total = torch.stack(list(losses.values())).sum() / count
+            torch.autograd.backward(trainer.scaler.scale(total))
+        for name, value in losses.items():
+            share = value.detach() / count
+            totals[name] = totals[name] + share if name in totals else share
+    if trainer.has_gradients():
+        method.after_backward(step)
+    penalties = method.penalties(step)
+    if penalties:  # equal in all processes and never scaled: there is nothing to exchange
+        torch.autograd.backward(torch.stack(list(penalties.values())).sum())
+    trainer.end_update(measure)
+    return totals | {name: value.detach() for name, value in penalties.items()}
+
+
+def finish(trainer: Trainer) -> None:
+    """Make of what the updates left what the step leaves."""
+    method, step = trainer.method, trainer.step
+    # Statistics are to be those of the network that is kept: fusion comes first.
+    fuse(method, step)
+    method.end_step(step)
+    trainer.check_learned()
+    step.network.eval()
+    unfreeze(trainer.stopped)
+    method.fit(step)

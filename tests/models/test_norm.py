@@ -1,0 +1,490 @@
+"""Norms against what autograd makes of torch's batch norm, and two processes against one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from nacre.errors import NacreError
+from nacre.models import norm as norms
+from nacre.models.foreign.adapter import Adapter
+from nacre.models.norm import ABN, Activation, InPlaceABN, synchronize_batch_norm
+
+NORMS: dict[str, type[ABN] | type[InPlaceABN]] = {"abn": ABN, "iabn": InPlaceABN}
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "leaky_relu": lambda y: F.leaky_relu(y, 0.01),
+    "identity": lambda y: y,
+    "relu": F.relu,
+    "relu6": F.relu6,
+}
+INVERTIBLE: list[Activation] = ["leaky_relu", "identity"]
+WEIGHT, BIAS = (1.5, -0.7, 0.2, -0.4), (-0.3, 0.1, 0.5, 0.0)
+
+each_norm = pytest.mark.parametrize("name", NORMS)
+each_way = pytest.mark.parametrize("native", [True, False], ids=["kernel", "formula"])
+
+
+def make(name: str = "iabn", activation: Activation = "leaky_relu") -> Any:
+    made = NORMS[name](4, activation=activation)
+    with torch.no_grad():
+        made.weight.copy_(torch.tensor(WEIGHT))
+        made.bias.copy_(torch.tensor(BIAS))
+    return made
+
+
+def pixels(*shape: int, seed: int = 0) -> Tensor:
+    return 2 + 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Plain(nn.Module):
+    """The same function, differentiated by autograd."""
+
+    def __init__(self, norm: ABN) -> None:
+        super().__init__()
+        self.batch_norm, self.norm = nn.BatchNorm2d(4), [norm]
+        self.batch_norm.load_state_dict(norm.state_dict())
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        bn, (norm,) = self.batch_norm, self.norm
+        weight, bn_count = bn.weight, bn.num_batches_tracked
+        if isinstance(norm, InPlaceABN):  # as the original: the sign of 0 is +
+            weight = torch.where(weight < 0, -weight, weight) + 1e-5
+        if self.training and bn_count is not None:
+            bn_count.add_(1)
+        y = F.batch_norm(x, bn.running_mean, bn.running_var, weight, bn.bias, self.training)
+        return ACTIVATIONS[norm.activation](y if shortcut is None else y + shortcut)
+
+
+def trained(module: nn.Module, x: Tensor, *shortcuts: Tensor) -> dict[str, Any]:
+    """Return what two training steps leave; the loss is a sum, whose gradient needs no weighting.
+
+    Weights that differ by position keep the gradient of the statistics from vanishing.
+    """
+    inputs = [one.clone().requires_grad_() for one in (x, *shortcuts)]
+    for _ in range(2):
+        y = module(*inputs)
+        (y * torch.linspace(-1, 2, y.shape[-1])).sum().backward()
+    found = {"y": y, "dx": inputs[0].grad}
+    if shortcuts:
+        found["dshortcut"] = inputs[1].grad
+    for key, one in module.named_parameters():
+        found[f"d {key.removeprefix('batch_norm.')}"] = one.grad
+    found |= {key.removeprefix("batch_norm."): one for key, one in module.named_buffers()}
+    return {key: value.detach().numpy().copy() for key, value in found.items()}  # type: ignore[union-attr]
+
+
+CASES = [("abn", one) for one in ACTIVATIONS] + [("iabn", one) for one in INVERTIBLE]
+
+
+@each_way
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("name", "activation"), CASES)
+def test_outputs_gradients_and_statistics(
+    name: str, activation: Activation, add: bool, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(norms, "_NATIVE", ())
+    inputs = [pixels(3, 4, 5, 6), pixels(3, 4, 5, 6, seed=1)][: 1 + add]
+    own = make(name, activation)
+    plain = Plain(own)
+    expected, got = trained(plain, *inputs), trained(own, *inputs)
+    assert got.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-4, atol=1e-4, err_msg=key)
+    x = pixels(1, 4, 1, 1, seed=2)
+    torch.testing.assert_close(own.eval()(x), plain.eval()(x))
+
+
+@each_way
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("activation", INVERTIBLE)
+def test_gradients_in_place_in_float64(
+    activation: Activation, add: bool, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(norms, "_NATIVE", ())
+    norm = make("iabn", activation).double()
+    weight = torch.tensor(WEIGHT, dtype=torch.float64, requires_grad=True)
+    x = pixels(2, 4, 2, 3).double().requires_grad_()
+    shortcuts = [pixels(2, 4, 2, 3, seed=1).double().requires_grad_()] if add else []
+
+    def call(weight: Tensor, bias: Tensor, x: Tensor, *shortcuts: Tensor) -> Tensor:
+        y: Tensor = functional_call(norm, {"weight": weight, "bias": bias}, (x, *shortcuts))
+        return y
+
+    assert torch.autograd.gradcheck(call, (weight, norm.bias, x, *shortcuts))
+
+
+def test_names_are_those_of_batch_norm() -> None:
+    assert list(ABN(3).state_dict()) == list(nn.BatchNorm2d(3).state_dict())
+
+
+def test_of_a_weight_of_0_the_scale_is_eps() -> None:
+    norm = make()
+    nn.init.zeros_(norm.weight)
+    got, expected = (trained(one, pixels(3, 4, 5, 6)) for one in (norm, Plain(norm)))
+    for key in ("y", "dx", "d bias"):
+        np.testing.assert_allclose(got[key], expected[key], rtol=1e-4, atol=1e-4, err_msg=key)
+    # digits of the normalized input are lost in the output
+    np.testing.assert_allclose(got["d weight"], expected["d weight"], rtol=0.05, atol=0.05)
+
+
+def test_only_the_output_is_kept() -> None:
+    """A chain of convolutions and norms with a shortcut keeps what the convolutions read."""
+    first, second = (nn.Conv2d(4, 4, 1) for _ in range(2))
+    pair = make(), make()
+    kept: set[int] = set()
+    held: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        if value.shape == x.shape:
+            held.append(value)
+            kept.add(value.untyped_storage().data_ptr())
+        return value
+
+    x = pixels(2, 4, 8, 8).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        y = pair[0](first(x))
+        z = pair[1](second(y), x)
+    assert kept == {value.untyped_storage().data_ptr() for value in (x, y, z)}
+
+
+def test_what_it_keeps_must_not_be_changed() -> None:
+    y = make()(pixels(2, 4, 3, 3).requires_grad_())
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_bfloat16_as_under_autocast(add: bool) -> None:
+    """Input in half precision, parameters in float32; gradients within its 3 digits."""
+    x = pixels(4, 4, 8, 8).bfloat16()
+    shortcuts = [10 * pixels(4, 4, 8, 8, seed=1).bfloat16()] if add else []
+    factors = torch.randn(4, 4, 8, 8, generator=torch.Generator().manual_seed(5))
+    grads = []
+    for dtype in (torch.float32, torch.bfloat16):
+        layer, leaf = make(), x.to(dtype).requires_grad_()
+        y = layer(leaf, *(one.to(dtype) for one in shortcuts))
+        assert y.dtype == dtype
+        (y.float() * factors).sum().backward()
+        assert leaf.grad is not None
+        grads.append((leaf.grad.float(), layer.weight.grad, layer.bias.grad))
+    for expected, got in zip(*grads, strict=True):
+        assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_channels_last(mixed: bool) -> None:
+    """Also where the gradient comes in the other layout."""
+    grads = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        norm = make()
+        x = pixels(2, 4, 5, 6).to(memory_format=layout).requires_grad_()
+        y = norm(x, pixels(2, 4, 5, 6, seed=1).to(memory_format=layout))
+        assert y.is_contiguous(memory_format=layout)
+        dy = pixels(2, 4, 5, 6, seed=2)
+        y.backward(dy if mixed else dy.to(memory_format=layout))
+        assert x.grad is not None
+        grads.append((y, x.grad, norm.bias.grad))
+    for first, second in zip(*grads, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+
+
+@each_norm
+def test_one_value_a_channel_is_refused_with_the_batch_size(name: str) -> None:
+    one = torch.ones(1, 4, 1, 1)
+    with pytest.raises(NacreError, match=r"one image at a time .* 1 x 4 x 1 x 1.* 2 or more"):
+        make(name)(one)
+    assert make(name).eval()(one).shape == (1, 4, 1, 1)
+    assert make(name)(pixels(2, 4, 1, 1)).shape == (2, 4, 1, 1)
+
+
+@each_norm
+def test_empty_batch_changes_nothing(name: str) -> None:
+    own = make(name)
+    before = {key: value.clone() for key, value in own.state_dict().items()}
+    x = torch.empty(0, 4, 3, 3, requires_grad=True)
+    own(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == (0, 4, 3, 3)
+    for key, value in own.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+# Batch norms of other libraries
+
+
+class NormAct(nn.BatchNorm2d):
+    """As timm's: calls `F.batch_norm` itself and activates."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias,
+            self.training, 0.2, self.eps,
+        )  # fmt: skip
+        return F.silu(y)
+
+
+def external() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4, momentum=0.3),
+        nn.ReLU(),
+        NormAct(4),
+        nn.BatchNorm2d(4, momentum=None),
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.Flatten(2),
+        nn.BatchNorm1d(4),
+        nn.Dropout(0),
+    )
+
+
+def synchronized() -> nn.Module:
+    module = external()
+    synchronize_batch_norm(module)
+    synchronize_batch_norm(module)
+    return module
+
+
+def test_in_one_process_others_norms_are_as_they_were_and_names_stay() -> None:
+    plain, module = external(), synchronized()
+    assert isinstance(module[3], NormAct)  # type: ignore[index]
+    assert list(module.state_dict()) == list(plain.state_dict())
+    found = trained(module, pixels(5, 4, 6, 7))
+    for key, value in trained(plain, pixels(5, 4, 6, 7)).items():
+        np.testing.assert_array_equal(found[key], value, err_msg=key)
+
+
+class Own(nn.Module):
+    """A norm that is nobody's: it would silently not be synchronized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("running_mean", torch.zeros(3))
+
+
+class Frozen(nn.Module):
+    """As torchvision's FrozenBatchNorm2d: buffers alone, which never change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.zeros(3))
+
+
+def test_what_cannot_be_synchronized_is_refused_with_a_reason() -> None:
+    with pytest.raises(NacreError, match=r"1 \(Own\) keeps statistics of batches"):
+        synchronize_batch_norm(nn.Sequential(nn.Identity(), Own()))
+    with pytest.raises(NacreError, match="0 is torch's SyncBatchNorm, which computes on GPUs only"):
+        synchronize_batch_norm(nn.Sequential(nn.SyncBatchNorm(3)))
+    synchronize_batch_norm(
+        nn.Sequential(Frozen(), nn.InstanceNorm2d(3, affine=True, track_running_stats=True))
+    )
+
+
+class Decoder(nn.Module):
+    """As SegFormer's: tokens become a map whose channels lie side by side, then a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 4), nn.BatchNorm2d(4, momentum=1.0)
+        self.score = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.linear(x.flatten(2).transpose(1, 2))
+        return self.score(self.norm(tokens.transpose(1, 2).reshape(len(x), 4, *x.shape[2:])))
+
+
+def test_statistics_of_a_map_that_lies_channels_last_keep_their_digits() -> None:
+    """Summed one after the other in float32 the variance of so many values is off by 6e-4."""
+    torch.manual_seed(0)
+    model = Decoder()
+    adapter = Adapter(model, images=torch.randn(1, 3, 16, 16)).train()
+    images = torch.randint(0, 256, (2, 3, 800, 800), dtype=torch.uint8)
+    seen: list[Tensor] = []
+    model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    adapter(images)
+    expected = seen[0].detach().double().transpose(0, 1).flatten(1).var(1)
+    torch.testing.assert_close(model.norm.running_var.double(), expected, rtol=3e-6, atol=0)
+
+
+# Two processes
+
+DIMS = (0, 2, 3)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1)
+
+
+def _gather(x, means, scales, mean, var, momentum, eps, counts):  # type: ignore[no-untyped-def]
+    share = (counts / counts.sum()).unsqueeze(1)
+    joined = (share * means).sum(0)
+    spread = (share * (scales.pow(-2) - eps + (means - joined).square())).sum(0)
+    mean.lerp_(joined, momentum)
+    var.lerp_(spread * counts.sum() / (counts.sum() - 1), momentum)
+    return joined, (spread + eps).rsqrt()
+
+
+def _reduce(dy, x, mean, scale, weight, *wanted):  # type: ignore[no-untyped-def]
+    total, product = dy.sum(DIMS), (dy * (x - _wide(mean))).sum(DIMS)
+    return total, product, product * scale, total
+
+
+def _backward(dy, x, mean, scale, weight, total, product, counts):  # type: ignore[no-untyped-def]
+    xhat = (x - _wide(mean)) * _wide(scale)
+    means = _wide(total / counts.sum()) + xhat * _wide(product * scale / counts.sum())
+    return (dy - means) * _wide(scale * weight)
+
+
+KERNELS = {
+    "batch_norm_stats": lambda x, eps: (x.mean(DIMS), (x.var(DIMS, correction=0) + eps).rsqrt()),
+    "batch_norm_gather_stats_with_counts": _gather,
+    "batch_norm_elemt": lambda x, weight, bias, mean, scale, eps: (
+        (x - _wide(mean)) * _wide(scale * weight) + _wide(bias)
+    ),
+    "batch_norm_backward_reduce": _reduce,
+    "batch_norm_backward_elemt": _backward,
+}
+"""Formulas for torch's kernels, which only GPUs have."""
+
+
+@contextlib.contextmanager
+def _as_on_gpus() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name, kernel in KERNELS.items():
+            stack.enter_context(mock.patch.object(torch, name, kernel))
+        stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))
+        yield
+
+
+class Block(nn.Module):
+    """Convolutions, norms and a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.conv2 = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+        self.norm1, self.norm2 = make(), make()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x))), x)
+        return y
+
+
+def block_gradients(block: nn.Module, x: Tensor) -> dict[str, Any]:
+    """Return the gradients of two steps; the loss is a mean over the images, as a trainer's."""
+    for _ in range(2):
+        (block(x) * torch.linspace(-1, 2, 30).view(5, 6)).mean().backward()
+    return {
+        name.removeprefix("module."): p.grad.numpy().copy()
+        for name, p in block.named_parameters()
+        if p.grad is not None
+    }
+
+
+Sizes = tuple[int, int]
+"""Images of each process."""
+
+TRIALS: dict[str, tuple[Callable[[], nn.Module], Sizes, bool, bool]] = {
+    # what is trained, images of each process, whether a shortcut is added, whether as on GPUs
+    "abn, unequal parts": (lambda: make("abn"), (1, 3), True, False),
+    "abn, identity": (lambda: make("abn", "identity"), (2, 2), False, False),
+    "abn, an empty part": (lambda: make("abn"), (0, 2), False, False),
+    "iabn, unequal parts": (lambda: make("iabn"), (1, 3), True, False),
+    "iabn, identity": (lambda: make("iabn", "identity"), (2, 2), False, False),
+    "iabn, an empty part": (lambda: make("iabn"), (0, 2), False, False),
+    "abn, relu, on GPUs": (lambda: make("abn", "relu"), (2, 2), True, True),
+    "abn, identity, on GPUs": (lambda: make("abn", "identity"), (2, 2), False, True),
+    "others' norms": (synchronized, (2, 3), False, False),
+}
+FAR_FROM_ZERO = 1000 + torch.linspace(-1e-2, 1e-2, 64).view(2, 1, 4, 8)
+
+
+def trial(name: str, part: slice) -> dict[str, Any]:
+    module, sizes, add, _ = TRIALS[name]
+    inputs = [pixels(sum(sizes), 4, 5, 6), pixels(sum(sizes), 4, 5, 6, seed=1)][: 1 + add]
+    return trained(module(), *(one[part] for one in inputs))
+
+
+def share(rank: int) -> dict[str, Any]:
+    """Return everything that is to be tried in two processes: starting them takes the time."""
+    trials = {}
+    for name, (_, sizes, _, on_gpus) in TRIALS.items():
+        part = slice(0, sizes[0]) if rank == 0 else slice(sizes[0], None)
+        with _as_on_gpus() if on_gpus else contextlib.nullcontext():
+            trials[name] = trial(name, part)
+    far = ABN(1, activation="identity")
+    far(FAR_FROM_ZERO[rank : rank + 1])
+    one_each = ABN(2)(torch.full((1, 2, 1, 1), float(rank)))
+    with pytest.raises(NacreError) as refused:
+        ABN(2)(torch.ones(1 - rank, 2, 1, 1))
+    if rank == 0:  # in eval nobody waits for the other process
+        copy.deepcopy(synchronized()).eval()(pixels(2, 4, 6, 7))
+    parallel = nn.parallel.DistributedDataParallel(Block())
+    return {
+        "trials": trials,
+        "far": far.running_var.item(),
+        "one each": one_each[0, 0, 0, 0].item(),
+        "one in all": str(refused.value),
+        "block": block_gradients(parallel, pixels(4, 4, 5, 6)[2 * rank : 2 * rank + 2]),
+    }
+
+
+@pytest.fixture(scope="module")
+def shares(in_two_processes: Callable[..., Any]) -> Any:
+    return in_two_processes(share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIALS)
+def test_two_processes_equal_one(shares: list[dict[str, Any]], name: str) -> None:
+    first, second = (share["trials"][name] for share in shares)
+    tolerance = 2e-4 if name.startswith("others") else 1e-5
+    for key, expected in trial(name, slice(None)).items():
+        if key in ("y", "dx", "dshortcut"):
+            got = np.concatenate([first[key], second[key]])
+        elif key.startswith("d "):
+            got = first[key] + second[key]
+        else:
+            got = first[key]
+            np.testing.assert_array_equal(first[key], second[key])
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance, err_msg=key)
+
+
+@pytest.mark.slow
+def test_data_parallel_training_equals_one_process(shares: list[dict[str, Any]]) -> None:
+    whole = block_gradients(Block(), pixels(4, 4, 5, 6))
+    assert len(whole) == 8
+    for one in shares:
+        for name, expected in whole.items():
+            got = one["block"][name]
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_variance_survives_a_mean_far_from_zero(shares: list[dict[str, Any]]) -> None:
+    expected = 0.9 + 0.1 * FAR_FROM_ZERO.double().var().item()
+    for one in shares:
+        assert one["far"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_one_value_in_each_of_two_processes_is_enough(shares: list[dict[str, Any]]) -> None:
+    assert [one["one each"] for one in shares] == pytest.approx([-0.01, 1], abs=1e-3)
+    for one in shares:
+        assert one["one in all"].startswith("one image at a time ")
