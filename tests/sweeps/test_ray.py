@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from nacre.cli.app import app
 from nacre.errors import NacreError
 from nacre.sweeps import engines, launch
 from nacre.sweeps.engines import Ray
@@ -161,6 +163,22 @@ def test_tasks_save_and_end_when_the_grid_stops(ray, tmp_path, monkeypatch):
     assert not finished
     assert [job.state for job in jobs] == ["waiting", "waiting"]
     assert [one.result.state for one in ray.tasks] == ["lost"] * 2
+
+
+def test_what_ray_prints_does_not_get_into_the_json(ray, tmp_path, monkeypatch):
+    """Ray reports the death of a node on stdout."""
+
+    class Failed(Process):
+        def poll(self):
+            print("(raylet) The node died")
+            return 2
+
+    monkeypatch.setattr(engines, "start", Failed)
+    words = ["grid", *OPTIONS, "--methods", "ft", "--out", str(tmp_path), "--engine", "ray"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    (run,) = json.loads(done.stdout)
+    assert run["state"] == "failed"
+    assert "(raylet)" in done.stderr
 
 
 def test_without_a_cluster_it_says_how_to_make_one(ray, tmp_path):
