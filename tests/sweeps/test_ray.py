@@ -20,7 +20,7 @@ from nacre.sweeps.engines import Ray
 from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import open_engine, run_grid
 from ray_nodes import PATIENT, Nodes
-from tiny_runs import TINY
+from tiny_runs import TINY, set_options
 
 VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
 GRID = {"scenarios": ["scenes/4-4/overlapped"], "methods": ["ft", "joint"], "config": VALUES}
@@ -193,12 +193,8 @@ def test_without_ray_it_names_the_extra(tmp_path, monkeypatch):
         Ray()
 
 
-OPTIONS = [
-    "--scenarios", "scenes/4-4/overlapped", "--methods", "ft,mib,lwf-mc,joint", "--set",
-    "data.train=48", "--set", "data.val=12", "--set", "data.size=32", "--set",
-    "model.backbone=tiny", "--set", "model.decoder_channels=8", "--set", "images.crop_size=32",
-    "--set", "images.augmentation=flip", "--set", "train.batch_size=8", "--set", "train.epochs=30",
-]  # fmt: skip
+OPTIONS = ["--scenarios", "scenes/4-4/overlapped", "--methods", "ft,mib,lwf-mc,joint"]
+OPTIONS += [*set_options(VALUES), "--set", "train.epochs=30"]
 
 
 def grid(out, *more, **env):
