@@ -95,7 +95,7 @@ def scenario_of(config: RunConfig) -> Scenario:
     data = DATASETS[written.data]
     assert data.space is not None
     scenario = make_scenario(config.scenario, written, data.space, data.tasks())
-    return scenario.is_joint() if find_method(config.method.name).is_joint else scenario
+    return scenario.merged() if find_method(config.method.name).is_joint else scenario
 
 
 def _metrics(scenario: Scenario, step: int, draw: torch.Generator) -> dict[str, Any]:
