@@ -46,7 +46,7 @@ def started(engine):
         (["0", "GPU-5a", "2"], {}, ["0", "GPU-5a", "2"]),
         (["0", "1", "2", "3", "4"], {"gpus_per_run": 2}, ["0,1", "2,3"]),
         (["0", "1"], {"jobs": 4}, ["0", "1", "0", "1"]),
-        (["0", "1"], {"gpus_per_run": 0}, [""]),
+        (["0", "1"], {"gpus_per_run": 0}, ["", ""]),
         ([], {}, [None]),
     ],
     ids=["one each", "two each", "shared", "hidden", "none there"],
