@@ -21,10 +21,9 @@ import torch
 from measuring import Row, command, take_turns
 from nacre.evaluation.predictor import Predictor
 from nacre.export.graph import ImageToClasses, to_onnx
-from nacre.export.metadata import Metadata, write_metadata
-from nacre.export.runtime import OnnxModel
+from nacre.export.onnx_file import noise_picture
+from nacre.export.onnx_model import Metadata, OnnxModel, write_metadata
 from nacre.export.server import ModelServer, Served
-from nacre.export.verify import noise_picture
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 

@@ -24,11 +24,11 @@ from torch import nn
 
 from measuring import Row, apart, command, peaks_of
 from nacre.api.model import Model
-from nacre.api.predict import PredictOptions, predict_all
-from nacre.api.rasters import has_rasterio
-from nacre.export.verify import noise_picture
+from nacre.export.onnx_file import noise_picture
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.io import ModelInfo
+from nacre.predict.files import predict_all
+from nacre.predict.rasters import has_rasterio
 
 CLASSES = 2
 TILE = 512
@@ -54,11 +54,11 @@ def see_map(side: int, window: int) -> tuple[int, float]:
     model = make_model(window)
     with tempfile.TemporaryDirectory() as folder:
         first, picture = write_map(Path(folder) / "first", window), write_map(Path(folder), side)
-        options = PredictOptions(("masks", "overlays", "csv"), window)
-        predict_all(model, [str(first)], Path(folder) / "warm", options)
+        predictor = model.predictor(window=window)
+        predict_all(predictor, model.legend, [str(first)], Path(folder) / "warm")
         began = time.process_time()
         (peak,) = peaks_of(
-            lambda: predict_all(model, [str(picture)], Path(folder) / "seen", options)
+            lambda: predict_all(predictor, model.legend, [str(picture)], Path(folder) / "seen")
         )
         return peak, time.process_time() - began
 

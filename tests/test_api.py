@@ -7,9 +7,9 @@ import torch
 from PIL import Image, ImageOps
 
 import nacre
-from nacre.api.model import Prediction
 from nacre.errors import NacreError
 from nacre.models.io import load_model, save_model
+from nacre.predict.prediction import Prediction
 from nacre.runs.evaluate import evaluate_checkpoint
 
 MASK = np.array([[0, 1], [1, 2]], np.uint8)
@@ -22,7 +22,7 @@ def test_a_prediction_speaks_in_class_names():
 
 
 def test_a_prediction_is_a_palette_picture_and_an_overlay():
-    picture = SEEN.picture()
+    picture = SEEN.image()
     assert picture.mode == "P"
     assert np.array(picture).tolist() == MASK.tolist()
     assert np.array(picture.convert("RGB"))[0, 1].tolist() == [255, 0, 0]

@@ -20,6 +20,7 @@ ROOMS = (
     "evaluation",
     "training",
     "runs",
+    "predict",
     "report",
     "export",
     "sweeps",

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from nacre.cli import main
 from nacre.errors import NacreError
-from nacre.export.page.web_runtime import web_runtime
+from nacre.export.page import web_runtime
 from nacre.models.io import find_model, load_model
 
 ROOT = Path(__file__).parents[1]

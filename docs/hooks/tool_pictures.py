@@ -21,9 +21,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from nacre.data.sources.scenes import CLASS_NAMES, render
-from nacre.export.polygons import simplify, trace_rings
-from nacre.export.predictions import Legend, compress_runs, encode_runs, overlay
 from nacre.importers import ImportOptions, import_export
+from nacre.predict.polygons import simplify, trace_rings
+from nacre.predict.writers import Legend, compress_runs, encode_runs, overlay
 
 SIDE, SCENE = 288, 18
 COLORS = ((0, 0, 0), (86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66))

@@ -15,14 +15,16 @@ from nacre.version import __version__
 
 if TYPE_CHECKING:
     from nacre import losses
-    from nacre.api.model import Model, Prediction, learn, load, merge
+    from nacre.api.model import Evaluation, Model, learn, load, merge
     from nacre.api.run import run
     from nacre.errors import NacreError
     from nacre.evaluation.forgetting import report_forgetting
     from nacre.models.foreign.teacher import Teacher
     from nacre.models.foreign.widen import widen
+    from nacre.predict.prediction import Prediction
 
 __all__ = [
+    "Evaluation",
     "Model",
     "NacreError",
     "Prediction",
@@ -40,8 +42,9 @@ __all__ = [
 _HOMES = {
     "run": "nacre.api.run",
     "NacreError": "nacre.errors",
+    "Evaluation": "nacre.api.model",
     "Model": "nacre.api.model",
-    "Prediction": "nacre.api.model",
+    "Prediction": "nacre.predict.prediction",
     "learn": "nacre.api.model",
     "load": "nacre.api.model",
     "merge": "nacre.api.model",

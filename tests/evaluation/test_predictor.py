@@ -19,7 +19,7 @@ from nacre.evaluation.predictor import (
     window_starts,
 )
 from nacre.evaluation.upsampling import COLOR, DISTANCE
-from nacre.export.verify import noise_picture
+from nacre.export.onnx_file import noise_picture
 from nacre.losses import upsample
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig

@@ -16,7 +16,7 @@ from export.hub_site import Hub, hub_site
 from nacre.api.model import load
 from nacre.errors import NacreError
 from nacre.export.hub import model_card, without_paths, write_folder
-from nacre.export.verify import noise_picture
+from nacre.export.onnx_file import noise_picture
 
 NAME = "someone/my-model"
 

@@ -23,24 +23,22 @@ from export.page.browser import Browser, find_browser
 from local_server import send, serving
 from models.foreign.test_odd_networks import Patches
 from nacre.api.model import Model, load
-from nacre.api.predict import PredictOptions, predict_all
 from nacre.data.dataset import EvalDataset
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.transforms import EvalMode, ImagesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.predictor import whole_predictor
-from nacre.export.onnx_file import export_onnx
-from nacre.export.page.page import PageModel, write_page
-from nacre.export.page.web_runtime import web_runtime
-from nacre.export.runtime import OnnxModel
-from nacre.export.verify import noise_picture
+from nacre.export.onnx_file import export_onnx, noise_picture
+from nacre.export.onnx_model import OnnxModel
+from nacre.export.page import PageModel, web_runtime, write_page
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.io import ModelInfo
 from nacre.models.network import Network
+from nacre.predict.files import predict_all
 from tiny_runs import tiny_run
 
 Maps = dict[str, Any]
@@ -121,7 +119,8 @@ def opened(path: Path) -> Tensor:
 
 
 def by_predict(model: Model, images: Path, out: Path) -> Maps:
-    predict_all(model, [str(images)], out, PredictOptions(("masks",)))
+    model = model.fused()
+    predict_all(model.predictor(), model.legend, [str(images)], out, ("masks",))
     names = {path.stem: path.name for path in images.iterdir()}
     masks = (out / "masks").iterdir()
     return {names[path.stem]: np.asarray(Image.open(path)) for path in masks}

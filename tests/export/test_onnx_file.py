@@ -14,9 +14,8 @@ from nacre.api.model import Model
 from nacre.errors import NacreError
 from nacre.export import onnx_file
 from nacre.export.graph import to_onnx
-from nacre.export.onnx_file import Exported, export_onnx
-from nacre.export.runtime import OnnxModel, open_session
-from nacre.export.verify import noise_picture
+from nacre.export.onnx_file import Exported, export_onnx, noise_picture
+from nacre.export.onnx_model import OnnxModel, open_session
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 

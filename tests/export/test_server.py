@@ -15,9 +15,8 @@ from PIL import Image
 
 from local_server import send, serving
 from nacre.export import server as server_module
-from nacre.export.onnx_file import Exported
-from nacre.export.runtime import OnnxModel
-from nacre.export.verify import noise_picture
+from nacre.export.onnx_file import Exported, noise_picture
+from nacre.export.onnx_model import OnnxModel
 
 
 @pytest.fixture(scope="module")

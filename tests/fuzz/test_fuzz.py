@@ -33,7 +33,7 @@ from nacre.cli import app
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError, has_control_characters
 from nacre.export import server
-from nacre.export.metadata import Metadata
+from nacre.export.onnx_model import Metadata
 from nacre.importers import import_export
 from nacre.methods import METHODS
 from nacre.runs.learn_config import build_learn_config, read_written

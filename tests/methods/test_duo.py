@@ -334,3 +334,23 @@ def test_step_0_is_shared_only_by_runs_of_the_same_sums_and_weight():
     values = ({}, {"grid_stride": 16}, {"ridge": 0.1}, {"ledger_weight": 2.0})
     assert len({DUO.step_0_of(DUO.Config(**one)) for one in values}) == 4
     assert DUO.step_0_of(DUO.Config(weight=1)) == DUO.step_0_of(DUO.Config())
+
+
+@pytest.mark.parametrize("case", ["one image", "three images", "no background", "two folders"])
+def test_odd_folders_are_learned(case, tmp_path):
+    count = {"one image": 1, "three images": 3}.get(case, 12)
+    world = ScenesConfig(train=count, val=6, size=32, seed=3)
+    names = ["pearl", "starfish"]
+    parts = [[one] for one in names] if case == "two folders" else [names]
+    roots = [write_folder(tmp_path / part[0], part, world=world) for part in parts]
+    if case == "no background":
+        with (roots[0] / "classes.yaml").open("a") as file:
+            file.write("background: null\nignored: 0\n")
+    recipe = {key: value for key, value in RECIPE.items() if key != "labels"}
+    model = nacre.learn(roots, out=tmp_path / "m", method="duo", config=recipe)
+    assert model.classes == ("background", *names)
+    judged = model.info.lineage[0]["judged"]
+    assert 0 <= judged["before"] <= 1
+    assert 0 <= judged["after"] <= 1
+    seen = model.predict(torch.zeros(40, 50, 3, dtype=torch.uint8).numpy()).mask
+    assert case != "no background" or seen.min() > 0

@@ -518,7 +518,7 @@ def test_a_model_is_tested_again_on_its_own_and_on_other_folders(pets, data, tmp
     assert again["iou"] == metrics["iou"]
     on_all = evaluate_checkpoint(tmp_path / "birds", {"data": {"root": str(data / "all")}})
     assert set(on_all["iou"]) == {*PETS, *BIRDS}
-    with pytest.raises(NacreError, match="no test picture holds a class that the model knows"):
+    with pytest.raises(NacreError, match="no test image has a pixel of a class that"):
         evaluate_checkpoint(pets, {"data": {"root": str(data / "fish")}})
 
 

@@ -81,7 +81,7 @@ def test_a_run_learns_three_hundred_classes(tmp_path, method):
     model = nacre.load(tmp_path / "run")
     seen = model.predict(root / "images" / "val-0.png")
     assert seen.mask.shape == (40, 40)
-    assert seen.picture().size == (40, 40)
+    assert seen.image().size == (40, 40)
 
 
 def test_a_model_grows_over_the_border(tmp_path):

@@ -42,9 +42,9 @@ def prepare(world: Path) -> None:
     import transformers
 
     transformers.AutoModelForSemanticSegmentation  # noqa: B018
-    import nacre.api.predict
     import nacre.cli
     import nacre.export.onnx_file
+    import nacre.predict.files
     import nacre.runs.evaluate
     import nacre.runs.learn
 

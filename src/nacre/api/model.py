@@ -1,30 +1,30 @@
-"""A learnt model: use it on pictures, from an image to a mask of class names; teach it more."""
+"""A learned model: use it on images, test it, take it elsewhere, teach it more."""
 
 import itertools
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import nn
 
-from nacre.data.image_io import load as decode
-from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.export.hub import push
-from nacre.export.predictions import Legend, overlay, palette_image
-from nacre.labels.channels import is_wide
+from nacre.export.onnx_file import Form, export_onnx
+from nacre.export.onnx_model import OnnxModel
+from nacre.export.page import PageModel, web_runtime, write_page
 from nacre.models.foreign.adapter import Adapter
 from nacre.models.foreign.start import save_start
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
+from nacre.predict.prediction import AnyImage, Prediction, predict_image
+from nacre.predict.writers import Legend
 from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledger, save_ledger
 from nacre.runs.edit import merge as merge_ledgers
+from nacre.runs.evaluate import evaluate_on_folder
 from nacre.runs.learn import find_start, plan_learning
 from nacre.terminal.progress import progress_bar
 from nacre.training.config import deep_merge, read_section
@@ -33,43 +33,24 @@ from nacre.utils.progress import set_progress_bar
 
 Paths = str | Path | Sequence[str | Path]
 
-Picture = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16]
-"""A file, a Pillow image or an array: grey or RGB, with or without alpha, of 8 or 16 bits."""
+LEAST_WINDOW, MOST_WINDOW = 32, 65_536
+"""Sides of windows in pixels."""
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What a model sees in a picture.
+class Evaluation:
+    """How a model does on labeled images.
 
     Attributes:
-        mask: Channel of each pixel, of the picture's size.
-        classes: Class name by channel; channel 0 is the background.
-        colors: RGB by channel.
+        images: How many were tested.
+        iou: IoU of each class that they judge, the background's included; None of a class that
+            none of them has.
+        mean_iou: The mean over the classes, without the background.
     """
 
-    mask: npt.NDArray[Any]
-    classes: tuple[str, ...]
-    colors: tuple[tuple[int, int, int], ...]
-
-    @property
-    def names(self) -> npt.NDArray[np.str_]:
-        """The mask as class names."""
-        return np.array(self.classes)[self.mask]
-
-    def shares(self) -> dict[str, float]:
-        """Return which share of the picture each class covers, largest first."""
-        counts = np.bincount(self.mask.ravel(), minlength=len(self.classes))
-        order = np.argsort(-counts, kind="stable")
-        return {self.classes[i]: float(counts[i] / self.mask.size) for i in order if counts[i]}
-
-    def picture(self) -> Image.Image:
-        """Return the mask as a palette image: label values are channels."""
-        return palette_image(self.mask, Legend(self.classes, self.colors))
-
-    def over(self, picture: Picture, strength: float = 0.6) -> Image.Image:
-        """Return the picture with the classes laid over it in colour."""
-        pixels = np.asarray(to_rgb(picture))
-        return overlay(pixels, self.mask, Legend(self.classes, self.colors), strength)
+    images: int
+    iou: dict[str, float | None]
+    mean_iou: float | None
 
 
 @dataclass(frozen=True)
@@ -152,45 +133,110 @@ class Model:
         """
         return replace(self, network=self.network.fused())
 
-    @torch.inference_mode()
+    def to(self, device: str | torch.device) -> "Model":
+        """Move the network to a device (``auto``, ``cpu``, ``cuda``, ``mps``); return the model."""
+        self.network.to(choose_device(device) if isinstance(device, str) else device)
+        return self
+
+    @overload
     def predict(
         self,
-        picture: Picture,
+        image: AnyImage,
+        *,
+        window: int | None = ...,
+        mirror: bool = ...,
+        edges: bool = ...,
+        scores: bool = ...,
+    ) -> Prediction: ...
+
+    @overload
+    def predict(
+        self,
+        image: list[AnyImage] | tuple[AnyImage, ...],
+        *,
+        window: int | None = ...,
+        mirror: bool = ...,
+        edges: bool = ...,
+        scores: bool = ...,
+    ) -> list[Prediction]: ...
+
+    def predict(
+        self,
+        image: AnyImage | list[AnyImage] | tuple[AnyImage, ...],
         *,
         window: int | None = None,
         mirror: bool = False,
         edges: bool = False,
-    ) -> Prediction:
-        """Say what is where in a picture, at its own size.
+        scores: bool = False,
+    ) -> Prediction | list[Prediction]:
+        """Say what is where in an image, or in each of a list, at its own size.
 
         The network sees it at the scale that it was trained and tested at, which its file tells:
         with the shorter side scaled to the training crops (``crop``), at its own size (``full``),
         or through windows of the crop's size (``sliding``).
 
         Args:
-            picture: A file, a Pillow image or an array. EXIF data turn a file or an image; an array
-                is taken as it is.
+            image: A file, a Pillow image, an array (height x width x 3) or a tensor (3 x height x
+                width). EXIF data turn a file or a Pillow image; others are taken as they are.
             window: Side of windows, through which it is seen then, at the same scale.
             mirror: Whether its mirror image is looked at, too: twice the time, often better.
             edges: Whether classes follow the edges of the image: better for large things, and
                 worse for thin ones.
+            scores: Whether the prediction has the probabilities of all classes: 4 bytes each for
+                every pixel.
         """
-        device = next(self.network.parameters()).device
-        pixels = torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
         predictor = self.predictor(window=window, mirror=mirror, edges=edges)
-        channels = predictor.classes(pixels[None].to(device))
-        wide = is_wide(len(self.classes))
-        mask: npt.NDArray[Any] = channels[0].cpu().numpy()
-        mask = mask.astype(np.uint16) if wide else mask.astype(np.uint8)
-        colors = tuple((c[0], c[1], c[2]) for c in self.info.colors)
-        return Prediction(mask, self.classes, colors)
+        if isinstance(image, list | tuple):
+            return [predict_image(predictor, one, self.legend, scores) for one in image]
+        return predict_image(predictor, image, self.legend, scores)
 
     def predictor(
         self, *, window: int | None = None, mirror: bool = False, edges: bool = False
     ) -> Predictor:
         """Return how the network sees images, at the scale that it learned at."""
+        if window is not None and not LEAST_WINDOW <= window <= MOST_WINDOW:
+            raise NacreError(f"windows of {window} pixels: give {LEAST_WINDOW} to {MOST_WINDOW:,}")
         mode, crop = self.info.predict_mode, self.info.crop
         return Predictor(self.network, mode, crop, window, mirror, edges)
+
+    @property
+    def legend(self) -> Legend:
+        """What the channels mean and how they are painted."""
+        colors = tuple((red, green, blue) for red, green, blue in self.info.colors)
+        return Legend(self.classes, colors)
+
+    def evaluate(self, folder: str | Path) -> Evaluation:
+        """Test the model on the test images of a data folder, as `nacre eval` does.
+
+        Args:
+            folder: With images/, masks/ and classes.yaml. Tested are the images that ``val.txt``
+                names, without lists one in five by name; ``FOLDER:all`` tests all of them.
+        """
+        found = evaluate_on_folder(self.network, self.info, Path(folder))
+        mean = found["mean_iou"].get("all_without_background")
+        return Evaluation(found["images"], found["iou"], mean)
+
+    def export(self, out: str | Path, *, fp16: bool = False, license: str | None = None) -> Path:
+        """Write the model as an ONNX file, from image to class map, or as a page (``.html``).
+
+        The file is compared with the network before it is kept.
+
+        Args:
+            out: ``….onnx``, or ``….html`` for one HTML file that runs the model in a browser.
+            fp16: Whether weights have 16 bits.
+            license: License of the weights, such as ``cc-by-4.0``.
+        """
+        out = Path(out)
+        form: Form = "fp16" if fp16 else "fp32"
+        if out.suffix != ".html":
+            return export_onnx(self.network, self.info, out, form=form, license=license).path
+        runtime = web_runtime()
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.onnx"
+            export_onnx(self.network, self.info, file, form=form, license=license)
+            shown = PageModel(out.stem, OnnxModel(file).metadata)
+            write_page(out, [shown], [file.read_bytes()], runtime)
+        return out
 
 
 def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = None) -> Model:
@@ -327,26 +373,3 @@ def _paths(given: Paths) -> list[Path]:
     if isinstance(given, str | Path):
         return [Path(given)]
     return [Path(one) for one in given]
-
-
-def to_rgb(picture: Picture) -> Image.Image:
-    """Return a picture as upright RGB, whatever form it has."""
-    if isinstance(picture, str | Path):
-        return decode(open_image(Path(picture)))
-    return upright_rgb(_from_array(picture) if isinstance(picture, np.ndarray) else picture)
-
-
-def _from_array(array: npt.NDArray[np.uint8 | np.uint16]) -> Image.Image:
-    """Return an array as a picture: grey, grey and alpha, RGB or RGBA."""
-    channels = array.shape[2] if array.ndim == 3 else 1
-    if array.dtype not in (np.uint8, np.uint16) or array.ndim not in (2, 3) or channels > 4:
-        raise NacreError(
-            f"an array must be uint8 or uint16 of height x width x 3, not {array.dtype} of "
-            f"{' x '.join(map(str, array.shape))}"
-        )
-    if not array.size:
-        raise NacreError(f"an array of {' x '.join(map(str, array.shape))} holds no pixel")
-    values = array if array.dtype == np.uint8 else (array >> 8).astype(np.uint8)
-    # Alpha, the second or fourth channel, is left out.
-    values = values[..., :3] if channels > 2 else values.reshape(*array.shape[:2], -1)[..., 0]
-    return Image.fromarray(np.ascontiguousarray(values))

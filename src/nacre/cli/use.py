@@ -13,9 +13,9 @@ from nacre.errors import NacreError, shown
 from nacre.utils.io import check_can_write
 
 if TYPE_CHECKING:
-    from nacre.api.predict import Summary
     from nacre.export.onnx_file import Form
-    from nacre.export.runtime import OnnxModel
+    from nacre.export.onnx_model import OnnxModel
+    from nacre.predict.files import Summary
 
 
 def _whole_number(text: str) -> int:
@@ -59,13 +59,14 @@ def predict(
 ) -> None:
     """Segment images or videos; write masks, overlays, polygons and class fractions."""
     from nacre.api.model import load
-    from nacre.api.predict import PredictOptions, predict_all
+    from nacre.predict.files import predict_all
     from nacre.utils.signals import StopSignal
 
     forms = tuple(split_names(format_))
-    options = PredictOptions(forms, window, mirror, edges)
     with StopSignal() as stop:
-        summary = predict_all(load(model), images, out, options, stop)
+        used = load(model).fused()
+        predictor = used.predictor(window=window, mirror=mirror, edges=edges)
+        summary = predict_all(predictor, used.legend, images, out, forms, stop)
     _print_summary(summary)
     make_console().print(f"{', '.join(forms)}: {out}", highlight=False)
     if summary.stopped:
@@ -139,9 +140,8 @@ def _write_onnx(model: Path, out: Path, form: "Form", license: str | None) -> No
 
 
 def _write_page(models: list[Path], out: Path, form: "Form", license: str | None) -> None:
-    from nacre.export.page.page import PageModel, write_page
-    from nacre.export.page.web_runtime import web_runtime
-    from nacre.export.runtime import OnnxModel
+    from nacre.export.onnx_model import OnnxModel
+    from nacre.export.page import PageModel, web_runtime, write_page
 
     runtime = web_runtime()
     pages, graphs = [], []
@@ -188,7 +188,7 @@ def serve(
 
 def _open_onnx(model: Path, threads: int) -> "OnnxModel":
     """Open an ONNX file, or a model that is exported first."""
-    from nacre.export.runtime import OnnxModel
+    from nacre.export.onnx_model import OnnxModel
 
     if model.suffix == ".onnx":
         return OnnxModel(model, threads)

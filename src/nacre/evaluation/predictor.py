@@ -150,6 +150,12 @@ class Predictor:
         return scores.softmax(1) if is_one else scores
 
     @torch.no_grad()
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Return how probable each class is at each pixel, N,C,H,W: the mean over windows."""
+        scores = self.scores(images)
+        return scores.softmax(1) if self._side is None else scores / scores.sum(1, keepdim=True)
+
+    @torch.no_grad()
     def classes(self, images: Tensor) -> Tensor:
         """Return the channel of each pixel, N,H,W, of images N,3,H,W in 0..255."""
         maps = self._maps(images)

@@ -1,26 +1,131 @@
 """`nacre export`: from a model to an ONNX file that has been compared with it.
 
-trace -> compare with torch -> metadata -> keep
+    trace -> compare with torch -> metadata -> keep
+
+It is compared at sizes that a graph traced once may get wrong, with how `nacre predict` sees an
+image: the network itself, neither folded nor changed for tracing, behind a `Predictor`. Two numbers
+are as good as equal if they differ by a small share of the range that the scores span; where two
+classes are that close at a pixel, either may be its class.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.export.graph import ImageToClasses, to_onnx
-from nacre.export.metadata import MOST_CLASSES, describe, write_metadata
-from nacre.export.runtime import open_session
-from nacre.export.verify import Comparison, compare, sizes_to_compare
+from nacre.export.onnx_model import MOST_CLASSES, describe, open_session, write_metadata
 from nacre.models.io import ModelInfo
 from nacre.models.network import Network
 from nacre.utils.io import remove_temporaries, save
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+Pixels = npt.NDArray[np.uint8]
+Scores = npt.NDArray[np.float32]
+Size = tuple[int, int]
+
+TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2}
+"""Largest difference, as a share of the range of the scores."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a graph is from torch.
+
+    Attributes:
+        sizes: Heights and widths that were compared.
+        agreement: Share of all pixels with the same class.
+        difference: Largest difference of a score, as a share of the range of the scores.
+    """
+
+    sizes: tuple[Size, ...]
+    agreement: float
+    difference: float
+
+
+def sizes_to_compare(crop: int) -> tuple[Size, ...]:
+    """Return sizes with aligned, odd and uneven sides, smaller and larger than a training crop."""
+    larger = crop + 33
+    return ((crop, crop), (64, 160), (97, 129), (1, 5), (larger, 75), (77, larger + 2))
+
+
+def noise_picture(size: Size, seed: int = 0) -> Pixels:
+    """Return a picture of coarse and fine noise, in which every part differs from the others."""
+    random = np.random.default_rng(seed)
+    height, width = size
+    coarse = random.integers(0, 256, (height // 16 + 1, width // 16 + 1, 3))
+    coarse = coarse.repeat(16, 0).repeat(16, 1)[:height, :width]
+    fine = random.integers(-32, 33, (height, width, 3))
+    return np.clip(coarse + fine, 0, 255).astype(np.uint8)
+
+
+@torch.inference_mode()
+def torch_scores(predictor: Predictor, picture: Pixels) -> Scores:
+    """Return what torch says: scores C,H,W of an image H,W,3."""
+    device = next(predictor.network.parameters()).device
+    image = torch.from_numpy(picture).permute(2, 0, 1)[None].to(device)
+    return predictor.scores(image)[0].float().cpu().numpy()
+
+
+def compare(
+    predictor: Predictor, session: Any, sizes: tuple[Size, ...], names: list[str], form: str
+) -> Comparison:
+    """Compare classes and scores of a graph with torch.
+
+    Raises:
+        NacreError: they differ by more than rounding; the sentence says where.
+    """
+    same = total = 0
+    worst = 0.0
+    for i, size in enumerate(sizes):
+        picture = noise_picture(size, seed=i)
+        classes, scores = session.run(["classes", "scores"], {"picture": picture[None]})
+        wanted = torch_scores(predictor, picture)
+        if scores[0].shape != wanted.shape:
+            raise NacreError(
+                f"the exported graph gives {scores[0].shape} at {_text(size)}, torch {wanted.shape}"
+            )
+        span = float(np.ptp(wanted)) or 1.0
+        distance = np.abs(scores[0] - wanted).max(0) / span
+        worst = max(worst, float(distance.max()))
+        _check(distance, classes[0], wanted, size, names, TOLERANCE[form])
+        same += int((classes[0] == wanted.argmax(0)).sum())
+        total += classes[0].size
+    return Comparison(sizes, same / total, worst)
+
+
+def _check(
+    distance: Scores,
+    classes: Pixels,
+    wanted: Scores,
+    size: Size,
+    names: list[str],
+    tolerance: float,
+) -> None:
+    # Written so that NaN counts as a difference.
+    far = ~(distance <= tolerance)
+    chosen = np.take_along_axis(wanted, classes[None].astype(np.int64), 0)[0]
+    far |= wanted.max(0) - chosen > 2 * tolerance * (float(np.ptp(wanted)) or 1.0)
+    if far.any():
+        row, column = (int(place[0]) for place in np.nonzero(far))
+        raise NacreError(
+            f"the exported graph differs from torch at {_text(size)} pixels, in {far.mean():.1%} "
+            f"of them, first at row {row}, column {column}: {names[classes[row, column]]!r} "
+            f"instead of {names[int(wanted[:, row, column].argmax())]!r}, scores off by "
+            f"{distance.max():.2%} of their range; the file is not kept"
+        )
+
+
+def _text(size: Size) -> str:
+    return f"{size[0]} x {size[1]}"
+
 
 Form = Literal["fp32", "fp16"]
 

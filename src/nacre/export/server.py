@@ -32,9 +32,9 @@ from PIL import Image
 
 from nacre.data.image_io import upright_rgb
 from nacre.errors import NacreError
-from nacre.export.page.page import PageModel, served_page
-from nacre.export.predictions import Legend, palette_image
-from nacre.export.runtime import OnnxModel
+from nacre.export.onnx_model import OnnxModel
+from nacre.export.page import PageModel, served_page
+from nacre.predict.writers import Legend, palette_image
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -14,7 +14,7 @@ from nacre.evaluation.predictor import cut_predictor, whole_predictor
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.learn import open_folders, open_tests
-from nacre.runs.learn_config import resolve_learn_config
+from nacre.runs.learn_config import LearnConfig, resolve_learn_config
 from nacre.runs.learn_tests import Tester, class_ious, mean_ious
 from nacre.runs.scenario_data import open_scenario
 from nacre.training.config import deep_merge, parse_assignment, resolve_config
@@ -67,7 +67,7 @@ def evaluate_checkpoint(
 def _evaluate_on_folders(
     network: Network, info: ModelInfo, values: dict[str, Any], assignments: Sequence[str]
 ) -> dict[str, Any]:
-    """Test a model of `nacre learn` on its own test pictures, or on another folder's."""
+    """Test a model of `nacre learn` on its own test images, or on another folder's."""
     changed = dict(info.config)
     for text in assignments:
         changed = deep_merge(changed, parse_assignment(text))
@@ -77,6 +77,30 @@ def _evaluate_on_folders(
     config = resolve_learn_config(changed)
     own = config.data if root is None else ()
     tested = config.tests if root is None else config.data
+    return _evaluate_with(config, network, info, own, tested)
+
+
+def evaluate_on_folder(network: Network, info: ModelInfo, folder: Path) -> dict[str, Any]:
+    """Test a model, however it was learned, on the test images of a data folder.
+
+    It is seen as `nacre predict` sees it, and labels count as in its own tests.
+    """
+    kept = {key: info.config[key] for key in ("images", "labels", "train") if key in info.config}
+    seen = {"eval_mode": info.predict_mode, "crop_size": info.crop}
+    place = {"device": next(network.parameters()).device.type}
+    changed = deep_merge(kept, {"images": seen, "train": place})
+    config = resolve_learn_config({**changed, "data": [str(folder)]})
+    return _evaluate_with(config, network, info, (), config.data)
+
+
+def _evaluate_with(
+    config: LearnConfig,
+    network: Network,
+    info: ModelInfo,
+    own: Sequence[Path],
+    tested: Sequence[Path],
+) -> dict[str, Any]:
+    """Test a model on the test images of its own data and on other folders'."""
     sets = [LabeledSet(name, source, config.rename) for name, source in open_folders(own)]
     given = open_tests(tested, config.rename)
     channels = info.channels
@@ -89,7 +113,8 @@ def _evaluate_on_folders(
     if not tests:
         named = sorted({name for one in (*sets, *given) for name in one.names.values()})
         raise NacreError(
-            f"no test picture holds a class that the model knows; the data name {', '.join(named)}"
+            "no test image has a pixel of a class that the model knows; the data name "
+            f"{', '.join(named)}"
         )
     iou = class_ious(tests)
     return {

@@ -24,14 +24,14 @@ from nacre.utils.signals import Interrupted
 def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None = None) -> None:
     """Learn a step whose student has grown, or go on where it was interrupted."""
     trainer = begin(method, step)
-    if method.is_usable:
-        step.state = method.state()
-        step.on_usable()
     if checkpoint is not None:
         checkpoint.restore(trainer)
     if trainer.iteration == 0:
         survey(method, step)
     step.observe(step_began(step, trainer.iteration))
+    if method.is_usable and trainer.iteration == 0:
+        step.state = method.state()
+        step.on_usable()
     window = LossWindow(trainer, step.sampler.batch_size)
     for batch, views in window.loading(trainer.batches()):
         window.add(update(trainer, batch, views, measure=window.closes_next))

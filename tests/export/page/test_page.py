@@ -15,12 +15,10 @@ from PIL import Image, ImageCms
 
 from export.page.browser import Browser, find_browser
 from nacre.errors import NacreError
-from nacre.export.onnx_file import Exported
-from nacre.export.page.page import PageModel, served_page, write_page
-from nacre.export.page.web_runtime import web_runtime
-from nacre.export.runtime import OnnxModel
+from nacre.export.onnx_file import Exported, noise_picture
+from nacre.export.onnx_model import OnnxModel
+from nacre.export.page import PageModel, served_page, web_runtime, write_page
 from nacre.export.server import ModelServer, Served
-from nacre.export.verify import noise_picture
 
 pytestmark = pytest.mark.slow
 

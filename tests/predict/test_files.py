@@ -16,16 +16,17 @@ import pytest
 import yaml
 from PIL import Image
 
-from nacre.api import predict
-from nacre.api.inputs import find_inputs, names_below
-from nacre.api.model import Model, load, to_rgb
-from nacre.api.predict import PredictOptions, predict_all
-from nacre.api.rasters import is_georeferenced, open_raster
-from nacre.api.video import read_frames
+from nacre.api.model import Model, load
 from nacre.data.image_io import read_mask
 from nacre.errors import NacreError
-from nacre.export.verify import noise_picture
+from nacre.export.onnx_file import noise_picture
 from nacre.importers import ImportOptions, import_export
+from nacre.predict import files
+from nacre.predict.files import USUAL_FORMS, Summary
+from nacre.predict.inputs import find_inputs, names_below
+from nacre.predict.prediction import to_rgb
+from nacre.predict.rasters import is_georeferenced, open_raster
+from nacre.predict.video import read_frames
 from nacre.utils.io import locked
 from tiny_runs import StopAfter
 
@@ -33,6 +34,12 @@ from tiny_runs import StopAfter
 @pytest.fixture(scope="module")
 def model(learned: Path) -> Model:
     return load(learned)
+
+
+def predict_all(
+    model: Model, given: list[str], out: Path, forms=USUAL_FORMS, stop=lambda: False, **how: int
+) -> Summary:
+    return files.predict_all(model.predictor(**how), model.legend, given, out, forms, stop)
 
 
 @pytest.fixture
@@ -46,7 +53,7 @@ def pictures(tmp_path: Path) -> Path:
 
 def test_pictures_of_one_name_keep_their_folders(model, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "seen"
-    summary = predict_all(model, [str(pictures)], out, PredictOptions())
+    summary = predict_all(model, [str(pictures)], out)
     assert (summary.done, summary.failed, summary.stopped) == (4, (), False)
     found = {str(path.relative_to(out)) for path in out.rglob("*.png")}
     assert found == {f"masks/{name}.png" for name in ("a/x", "b/x.png", "b/x.jpg", "b/deep/y")}
@@ -94,7 +101,7 @@ def test_labelme_names_an_image_on_another_drive_of_windows(
         return ntpath.relpath(r"C:\a.png", r"D:\out")
 
     monkeypatch.setattr(os.path, "relpath", relpath)
-    predict_all(model, [str(pictures / "a")], tmp_path / "seen", PredictOptions(("labelme",)))
+    predict_all(model, [str(pictures / "a")], tmp_path / "seen", ("labelme",))
     shown = json.loads((tmp_path / "seen" / "labelme" / "x.json").read_text())["imagePath"]
     assert shown == str(pictures / "a" / "x.png")
 
@@ -107,16 +114,16 @@ def test_two_predictions_at_once_leave_each_others_files(
     others.parent.mkdir(parents=True)
     others.touch()
     with locked(out, "predict"):
-        assert predict_all(model, [str(pictures)], out, PredictOptions()).done == 4
+        assert predict_all(model, [str(pictures)], out).done == 4
     assert others.exists()
-    predict_all(model, [str(pictures)], out, PredictOptions())
+    predict_all(model, [str(pictures)], out)
     assert not list(out.rglob(".*"))
 
 
 def test_results_within_the_pictures_are_no_pictures(model, pictures: Path) -> None:
     out = pictures / "seen"
     for _ in range(2):
-        assert predict_all(model, [str(pictures)], out, PredictOptions()).done == 4
+        assert predict_all(model, [str(pictures)], out).done == 4
 
 
 def test_results_that_a_glob_finds_are_no_pictures(
@@ -133,8 +140,7 @@ def test_results_that_a_glob_finds_are_no_pictures(
 
 def test_a_wish_to_stop_loses_nothing(model, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "seen"
-    options = PredictOptions(("masks", "coco", "csv"))
-    summary = predict_all(model, [str(pictures)], out, options, StopAfter(2))
+    summary = predict_all(model, [str(pictures)], out, ("masks", "coco", "csv"), StopAfter(2))
     assert (summary.done, summary.stopped) == (2, True)
     assert len(list(out.rglob("*.png"))) == 2
     assert len(json.loads((out / "coco.json").read_text())["images"]) == 2
@@ -145,20 +151,19 @@ def test_a_damaged_picture_is_told_and_the_others_are_done(
     model, pictures: Path, tmp_path: Path
 ) -> None:
     (pictures / "a/x.png").write_bytes(b"no picture")
-    summary = predict_all(model, [str(pictures)], tmp_path / "seen", PredictOptions())
+    summary = predict_all(model, [str(pictures)], tmp_path / "seen")
     assert summary.done == 3
     assert len(summary.failed) == 1
     assert "a/x.png" in summary.failed[0]
 
 
-def test_an_unknown_form_is_named() -> None:
-    with pytest.raises(NacreError, match=r"unknown form 'mask' .*did you mean 'masks'"):
-        PredictOptions(("mask",))
-
-
-def test_no_form_is_refused() -> None:
-    with pytest.raises(NacreError, match="no form to write"):
-        PredictOptions(())
+@pytest.mark.parametrize(
+    ("forms", "says"),
+    [(("mask",), r"unknown form 'mask' .*did you mean 'masks'"), ((), "no form to write")],
+)
+def test_forms_that_are_none_are_refused(model, tmp_path: Path, forms, says: str) -> None:
+    with pytest.raises(NacreError, match=says):
+        predict_all(model, [], tmp_path, forms)
 
 
 def test_corrected_polygons_come_back_as_data(
@@ -168,9 +173,8 @@ def test_corrected_polygons_come_back_as_data(
     root = tmp_path / "pictures"
     root.mkdir()
     Image.fromarray(noise_picture((96, 120), 4)).save(root / "a.png")
-    monkeypatch.setattr(predict, "TOLERANCE", 0.0)
-    options = PredictOptions(("labelme", "masks"))
-    predict_all(model, [str(root)], tmp_path / "seen", options)
+    monkeypatch.setattr(files, "TOLERANCE", 0.0)
+    predict_all(model, [str(root)], tmp_path / "seen", ("labelme", "masks"))
     written = json.loads((tmp_path / "seen/labelme/a.json").read_text())
     assert (tmp_path / "seen/labelme" / written["imagePath"]).resolve() == root / "a.png"
     import_export(tmp_path / "seen/labelme", tmp_path / "data", ImportOptions(images=root))
@@ -185,7 +189,7 @@ def test_corrected_polygons_come_back_as_data(
 def test_windows_see_what_windows_over_the_whole_see(model, tmp_path: Path) -> None:
     picture = tmp_path / "large.png"
     Image.fromarray(noise_picture((150, 190), 2)).save(picture)
-    predict_all(model, [str(picture)], tmp_path / "seen", PredictOptions(window=32))
+    predict_all(model, [str(picture)], tmp_path / "seen", window=32)
     mask = np.asarray(Image.open(tmp_path / "seen/masks/large.png"))
     assert mask.shape == (150, 190)
     assert len(np.unique(mask)) > 1
@@ -207,14 +211,14 @@ def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
         tmp_path / "map.tif", "w", crs="EPSG:32632", transform=place, **profile
     ) as file:
         file.write(pixels.transpose(2, 0, 1))
-    predict_all(model, [str(tmp_path / "map.tif")], tmp_path / "seen", PredictOptions(window=32))
+    predict_all(model, [str(tmp_path / "map.tif")], tmp_path / "seen", window=32)
     with rasterio.open(tmp_path / "seen/masks/map.tif") as found:
         assert found.crs.to_epsg() == 32632
         assert found.transform == place
         geo = found.read(1)
         assert found.colormap(1)[1][:3] == tuple(model.info.colors[1])
     Image.fromarray(pixels).save(tmp_path / "plain.png")
-    predict_all(model, [str(tmp_path / "plain.png")], tmp_path / "seen", PredictOptions(window=32))
+    predict_all(model, [str(tmp_path / "plain.png")], tmp_path / "seen", window=32)
     assert (geo == np.asarray(Image.open(tmp_path / "seen/masks/plain.png"))).all()
 
 
@@ -258,7 +262,7 @@ def test_a_turned_image_with_a_place_on_earth_is_refused(model, tmp_path: Path) 
     with rasterio.open(path, "r+") as file:
         file.transform = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
     with pytest.raises(NacreError, match=r"turned\.tif has a place on Earth and an orientation"):
-        predict_all(model, [str(path)], tmp_path / "seen", PredictOptions())
+        predict_all(model, [str(path)], tmp_path / "seen")
 
 
 VRT = """<VRTDataset rasterXSize="40" rasterYSize="30"><VRTRasterBand dataType="Byte" band="1">
@@ -317,7 +321,7 @@ def test_a_tiff_that_is_none_reaches_nothing_else(
     (tmp_path / "x.tif").write_text(text)
     given = [str(tmp_path / "x.tif"), str(tmp_path / "other.png")]
     Image.new("RGB", (40, 30)).save(given[1])
-    summary = predict_all(model, given, tmp_path / "seen", PredictOptions(window=window))
+    summary = predict_all(model, given, tmp_path / "seen", window=window)
     assert summary.done == 1
     assert "x.tif" in summary.failed[0]
     assert paths == []
@@ -329,7 +333,7 @@ def test_class_names_are_no_formulas_in_a_csv(model, tmp_path: Path) -> None:
     info = replace(model.info, classes=[*names, *model.info.classes[len(names) :]])
     Image.new("RGB", (8, 8)).save(tmp_path / "-1+1.png")
     given = [str(tmp_path / "-1+1.png")]
-    predict_all(replace(model, info=info), given, tmp_path / "seen", PredictOptions(("csv",)))
+    predict_all(replace(model, info=info), given, tmp_path / "seen", ("csv",))
     head, row = csv.reader((tmp_path / "seen" / "shares.csv").read_text().splitlines())
     assert not [cell for cell in (*head, *row) if cell.startswith(("=", "+", "-", "@"))]
     assert head[1:6] == ["background", *(f"'{name}" for name in names[1:])]
@@ -353,8 +357,7 @@ def make_video(folder: Path) -> Path:
 def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path, window: int | None) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     film = make_video(tmp_path)
-    options = PredictOptions(window=window)
-    summary = predict_all(model, [str(film)], tmp_path / "seen", options)
+    summary = predict_all(model, [str(film)], tmp_path / "seen", window=window)
     assert summary.done == 5
     frames = [noise_picture((48, 65), i) for i in range(5)]
     for i, frame in enumerate(frames):
@@ -366,7 +369,7 @@ def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path, window: int | Non
     assert [frame.shape for frame in seen] == [(48, 66, 3)] * 5
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     with pytest.raises(NacreError, match=r"broken\.mp4 cannot be read"):
-        predict_all(model, [str(tmp_path / "broken.mp4")], tmp_path / "seen", PredictOptions())
+        predict_all(model, [str(tmp_path / "broken.mp4")], tmp_path / "seen")
 
 
 def test_without_pyav_a_video_says_what_it_needs(
@@ -375,7 +378,7 @@ def test_without_pyav_a_video_says_what_it_needs(
     (tmp_path / "film.mp4").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(NacreError, match=r"package av.*\[video\]"):
-        predict_all(model, [str(tmp_path / "film.mp4")], tmp_path / "seen", PredictOptions())
+        predict_all(model, [str(tmp_path / "film.mp4")], tmp_path / "seen")
 
 
 def test_a_fused_model_sees_the_same(model) -> None:

@@ -18,8 +18,8 @@ from PIL import Image
 
 from nacre.data.image_io import load, open_image
 from nacre.errors import NacreError
-from nacre.export.predictions import Legend
 from nacre.labels.channels import is_wide
+from nacre.predict.writers import Legend
 from nacre.utils.io import atomic_write
 
 Pixels = npt.NDArray[np.uint8]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from nacre.export.predictions import (
+from nacre.importers.shapes import parse_compressed
+from nacre.predict.writers import (
     CocoWriter,
     Legend,
     compress_runs,
@@ -17,7 +18,6 @@ from nacre.export.predictions import (
     labelme,
     overlay,
 )
-from nacre.importers.shapes import parse_compressed
 
 LEGEND = Legend(("background", "cat", "dog"), ((0, 0, 0), (200, 0, 0), (0, 200, 0)))
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nacre.export import class_map
-from nacre.export.class_map import StoredMap, count_classes, make_class_map, write_png
-from nacre.export.polygons import trace_rings
-from nacre.export.predictions import CocoWriter, Legend, encode_runs, write_mask
+from nacre.predict import class_map
+from nacre.predict.class_map import StoredMap, count_classes, make_class_map, write_png
+from nacre.predict.polygons import trace_rings
+from nacre.predict.writers import CocoWriter, Legend, encode_runs, write_mask
 
 LEGEND = Legend(("background", "cat", "dog"), ((0, 0, 0), (200, 0, 0), (0, 200, 0)))
 

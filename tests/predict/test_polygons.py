@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from nacre.export.polygons import Ring, simplify, trace_rings
 from nacre.importers.rasterize import fill_ring
+from nacre.predict.polygons import Ring, simplify, trace_rings
 
 
 def paint(rings: list[Ring], shape: tuple[int, int], tolerance: float = 0.0):

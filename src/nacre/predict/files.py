@@ -1,8 +1,8 @@
-"""`nacre predict`: a model over pictures, folders, videos and maps; results lie as inputs lay.
+"""`nacre predict`: a model over images, folders, videos and maps; results lie as inputs lay.
 
     OUT/masks/…png  OUT/overlays/…jpg  OUT/labelme/…json  OUT/coco.json  OUT/shares.csv
 
-A wish to stop is heard after the picture at hand; whatever was done by then is written and whole.
+A wish to stop is heard after the image at hand; whatever was done by then is written and whole.
 """
 
 import contextlib
@@ -11,20 +11,19 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from nacre.api.inputs import Input, find_inputs
-from nacre.api.model import Model, to_rgb
-from nacre.api.rasters import Raster, is_georeferenced, open_raster, write_geotiff
-from nacre.api.video import VideoWriter, read_frames
 from nacre.errors import NacreError, unknown_name
 from nacre.evaluation.predictor import Predictor
-from nacre.export.class_map import ClassMap, count_classes, make_class_map, row_strips
-from nacre.export.predictions import (
+from nacre.predict.class_map import ClassMap, count_classes, make_class_map, row_strips
+from nacre.predict.inputs import Input, find_inputs
+from nacre.predict.prediction import predict_image, to_rgb
+from nacre.predict.rasters import Raster, is_georeferenced, open_raster, write_geotiff
+from nacre.predict.video import VideoWriter, read_frames
+from nacre.predict.writers import (
     CocoWriter,
     Legend,
     ShareWriter,
@@ -38,51 +37,12 @@ from nacre.utils.progress import show_progress
 
 Pixels = npt.NDArray[np.uint8]
 
-LEAST_WINDOW, MOST_WINDOW = 32, 65_536
-"""Sides of windows in pixels."""
-
 TOLERANCE = 1.0
 """Pixels that LabelMe polygons may be from the edges of regions."""
 
 _WRITTEN = {"masks": (".png", ".tif"), "overlays": (".jpg",), "labelme": (".json",)}
 FORMS = ("masks", "overlays", "labelme", "coco", "csv")
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """How pictures are seen and what is written of them.
-
-    Attributes:
-        forms: Of `FORMS`.
-        window: Side of the windows through which images are seen, at the scale that the model
-            learned at and in bounded memory; None shows them as the model was tested.
-        mirror: Whether mirror images are looked at, too.
-        edges: Whether classes follow the edges of the image.
-    """
-
-    forms: tuple[str, ...] = ("masks", "overlays", "csv")
-    window: int | None = None
-    mirror: bool = False
-    edges: bool = False
-
-    def predictor(self, model: Model) -> Predictor:
-        """Return how a model sees images."""
-        return model.predictor(window=self.window, mirror=self.mirror, edges=self.edges)
-
-    def predict(self, model: Model, pixels: Pixels) -> npt.NDArray[Any]:
-        """Return the channel of each pixel of an image."""
-        return model.predict(pixels, window=self.window, mirror=self.mirror, edges=self.edges).mask
-
-    def __post_init__(self) -> None:
-        for form in self.forms:
-            if form not in FORMS:
-                raise unknown_name("form", form, FORMS)
-        if not self.forms:
-            raise NacreError(f"no form to write: give one or more of {', '.join(FORMS)}")
-        if self.window is not None and not LEAST_WINDOW <= self.window <= MOST_WINDOW:
-            raise NacreError(
-                f"windows of {self.window} pixels: give {LEAST_WINDOW} to {MOST_WINDOW:,}"
-            )
+USUAL_FORMS = ("masks", "overlays", "csv")
 
 
 @dataclass(frozen=True)
@@ -90,7 +50,7 @@ class Summary:
     """What was done.
 
     Attributes:
-        done: Pictures, and frames of videos.
+        done: Images, and frames of videos.
         failed: What could not be read, and why.
         stopped: Whether there was a wish to stop.
         shares: Which share of all that was seen each class covers.
@@ -105,15 +65,12 @@ class Summary:
 class _Results:
     """Where the results of a call go."""
 
-    def __init__(self, model: Model, out: Path, options: PredictOptions) -> None:
-        colors = tuple((color[0], color[1], color[2]) for color in model.info.colors)
-        self.legend = Legend(model.classes, colors)
-        self.out, self.options = out, options
-        self.counts = np.zeros(len(model.classes), np.int64)
+    def __init__(self, legend: Legend, out: Path, forms: Sequence[str]) -> None:
+        self.legend, self.out, self.forms = legend, out, forms
+        self.counts = np.zeros(len(legend.classes), np.int64)
         self.done = 0
-        forms = options.forms
-        self.coco = CocoWriter(out / "coco.json", self.legend) if "coco" in forms else None
-        self.shares = ShareWriter(out / "shares.csv", self.legend) if "csv" in forms else None
+        self.coco = CocoWriter(out / "coco.json", legend) if "coco" in forms else None
+        self.shares = ShareWriter(out / "shares.csv", legend) if "csv" in forms else None
 
     def __enter__(self) -> "_Results":
         return self
@@ -123,12 +80,11 @@ class _Results:
             if collected is not None:
                 collected.close()
 
-    def add(self, name: str, stem: str, picture: Path | None, classes: ClassMap) -> None:
-        """Write what has nothing to do with the picture's pixels."""
-        forms = self.options.forms
-        if "labelme" in forms:
+    def add(self, name: str, stem: str, image: Path | None, classes: ClassMap) -> None:
+        """Write what has nothing to do with the image's pixels."""
+        if "labelme" in self.forms:
             path = self.out / "labelme" / f"{stem}.json"
-            shown = _relative(picture or Path(name), path.parent)
+            shown = _relative(image or Path(name), path.parent)
             write_labelme(path, classes, self.legend, shown, TOLERANCE)
         if self.coco is not None:
             self.coco.add(name, classes)
@@ -164,22 +120,25 @@ def _tidy(out: Path) -> None:
 
 
 def predict_all(
-    model: Model,
+    predictor: Predictor,
+    legend: Legend,
     given: Sequence[str],
     out: Path,
-    options: PredictOptions,
+    forms: Sequence[str] = USUAL_FORMS,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
-    """Say what is in pictures and videos, and write it.
+    """Say what is in images and videos, and write it.
 
     Args:
-        model: The model.
+        predictor: How the network sees images; through windows they take bounded memory.
+        legend: What its channels mean.
         given: Files, folders and globs.
         out: Folder of the results.
-        options: How, and what is written.
-        should_stop: Asked after each picture and frame.
+        forms: What is written, of `FORMS`.
+        should_stop: Asked after each image and frame.
     """
-    inputs, model = find_inputs(given, out), model.fused()
+    _check_forms(forms)
+    inputs = find_inputs(given, out)
     failed: list[str] = []
     stopped = False
     with contextlib.ExitStack() as held:
@@ -187,11 +146,11 @@ def predict_all(
         with contextlib.suppress(InUse):
             held.enter_context(locked(out, "predict"))
             _tidy(out)
-        results = held.enter_context(_Results(model, out, options))
+        results = held.enter_context(_Results(legend, out, forms))
         progress = held.enter_context(show_progress("predicting"))
         for i, one in enumerate(inputs):
             try:
-                stopped = _predict(model, one, results, should_stop) or should_stop()
+                stopped = _predict(predictor, one, results, should_stop) or should_stop()
             except NacreError as error:
                 if len(inputs) == 1:
                     raise
@@ -202,42 +161,52 @@ def predict_all(
     return Summary(results.done, tuple(failed), stopped, results.share_of_classes())
 
 
-def _predict(model: Model, one: Input, results: _Results, should_stop: Callable[[], bool]) -> bool:
+def _check_forms(forms: Sequence[str]) -> None:
+    for form in forms:
+        if form not in FORMS:
+            raise unknown_name("form", form, FORMS)
+    if not forms:
+        raise NacreError(f"no form to write: give one or more of {', '.join(FORMS)}")
+
+
+def _predict(
+    predictor: Predictor, one: Input, results: _Results, should_stop: Callable[[], bool]
+) -> bool:
     """Do one input; return whether it was left in its middle."""
     if one.is_video:
-        return _predict_video(model, one, results, should_stop)
-    if results.options.window is not None or is_georeferenced(one.path):
-        _predict_map(model, one, results)
+        return _predict_video(predictor, one, results, should_stop)
+    if predictor.window is not None or is_georeferenced(one.path):
+        _predict_map(predictor, one, results)
     else:
-        _predict_picture(model, one, results)
+        _predict_image(predictor, one, results)
     return False
 
 
-def _predict_picture(model: Model, one: Input, results: _Results) -> None:
+def _predict_image(predictor: Predictor, one: Input, results: _Results) -> None:
     pixels = np.asarray(to_rgb(one.path))
-    classes = results.options.predict(model, pixels)
-    if "masks" in results.options.forms:
+    classes = predict_image(predictor, pixels, results.legend).mask
+    if "masks" in results.forms:
         write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
-    if "overlays" in results.options.forms:
+    if "overlays" in results.forms:
         path = results.out / "overlays" / f"{one.stem}.jpg"
         write_overlay(path, pixels, classes, results.legend)
     results.add(one.name, one.stem, one.path, classes)
 
 
-def _predict_map(model: Model, one: Input, results: _Results) -> None:
-    """Do a picture that may be too large to be seen, or held, at once."""
+def _predict_map(predictor: Predictor, one: Input, results: _Results) -> None:
+    """Do an image that may be too large to be seen, or held, at once."""
     with (
         open_raster(one.path) as raster,
-        make_class_map(raster.size, len(model.classes), results.out) as classes,
+        make_class_map(raster.size, len(results.legend.classes), results.out) as classes,
     ):
         with _map_writer(one, results) as write:
-            for rows, columns, part in _blocks(results.options.predictor(model), raster):
+            for rows, columns, part in _blocks(predictor, raster):
                 classes[rows, columns] = part
                 if write is not None:
                     write(rows, columns, part)
-        if "masks" in results.options.forms and write is None:
+        if "masks" in results.forms and write is None:
             write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
-        if "overlays" in results.options.forms:
+        if "overlays" in results.forms:
             path = results.out / "overlays" / f"{one.stem}.jpg"
             preview = raster.preview()
             write_overlay(path, preview, _shrunk(classes, preview.shape[:2]), results.legend)
@@ -248,8 +217,8 @@ def _predict_map(model: Model, one: Input, results: _Results) -> None:
 def _map_writer(
     one: Input, results: _Results
 ) -> Iterator[Callable[[slice, slice, Pixels], None] | None]:
-    """Open a GeoTIFF for the mask of a georeferenced picture; None for others."""
-    if "masks" not in results.options.forms or not is_georeferenced(one.path):
+    """Open a GeoTIFF for the mask of a georeferenced image; None for others."""
+    if "masks" not in results.forms or not is_georeferenced(one.path):
         yield None
         return
     path = results.out / "masks" / f"{one.stem}.tif"
@@ -263,7 +232,7 @@ def _blocks(predictor: Predictor, raster: Raster) -> Iterator[tuple[slice, slice
         return torch.from_numpy(part)
 
     done = 0
-    with show_progress("windows of a large picture") as progress:
+    with show_progress("windows of a large image") as progress:
         for block in predictor.blocks(read, raster.size):
             yield block.rows, block.columns, block.classes.numpy()
             done += block.classes.numel()
@@ -271,7 +240,7 @@ def _blocks(predictor: Predictor, raster: Raster) -> Iterator[tuple[slice, slice
 
 
 def _shrunk(classes: ClassMap, size: tuple[int, ...]) -> Pixels:
-    """Return the class at the middle of each pixel of a smaller picture."""
+    """Return the class at the middle of each pixel of a smaller image."""
     rows = ((np.arange(size[0]) + 0.5) * classes.shape[0] / size[0]).astype(int)
     columns = ((np.arange(size[1]) + 0.5) * classes.shape[1] / size[1]).astype(int)
     parts = []
@@ -282,17 +251,16 @@ def _shrunk(classes: ClassMap, size: tuple[int, ...]) -> Pixels:
 
 
 def _predict_video(
-    model: Model, one: Input, results: _Results, should_stop: Callable[[], bool]
+    predictor: Predictor, one: Input, results: _Results, should_stop: Callable[[], bool]
 ) -> bool:
-    forms = results.options.forms
     writer: VideoWriter | None = None
     try:
         for i, frame in enumerate(read_frames(one.path)):
-            classes = results.options.predict(model, frame)
+            classes = predict_image(predictor, frame, results.legend).mask
             stem = f"{one.stem}/{i:06d}"
-            if "masks" in forms:
+            if "masks" in results.forms:
                 write_mask(results.out / "masks" / f"{stem}.png", classes, results.legend)
-            if "overlays" in forms:
+            if "overlays" in results.forms:
                 if writer is None:
                     path = results.out / "overlays" / f"{one.stem}.mp4"
                     writer = VideoWriter(path, classes.shape, one.path)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from nacre.export.class_map import (
+from nacre.predict.class_map import (
     ClassMap,
     Part,
     column_strips,
@@ -23,7 +23,7 @@ from nacre.export.class_map import (
     row_strips,
     write_png,
 )
-from nacre.export.polygons import simplify, trace_rings
+from nacre.predict.polygons import simplify, trace_rings
 from nacre.utils.io import csv_text, save, save_json, save_text
 
 Pixels = npt.NDArray[np.uint8]

@@ -1,18 +1,24 @@
-"""What an ONNX file says about itself: classes, colours, lineage, pixels, licence.
+"""An exported file in use: what it says about itself, and a class map from an image by onnxruntime.
 
-It is plain JSON under the key ``nacre`` of the file's metadata; the class names stand beside it
-under ``names``, where other programs look for them.
+What it says (classes, colors, lineage, how it sees images, license) is plain JSON under the key
+``nacre`` of its metadata; the class names stand beside it under ``names``, where other programs
+look for them.
 """
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field, TypeAdapter, ValidationError
 
 from nacre.errors import NacreError, describe_errors
+from nacre.evaluation.predictor import check_size, seen_size
 from nacre.models.io import Level, Lineage, ModelInfo, Name, NumChannels, check_channels
 from nacre.utils.io import parse_json
+from nacre.utils.system import import_extra
 from nacre.version import __version__
 
 if TYPE_CHECKING:
@@ -23,6 +29,11 @@ MOST_CLASSES = 256
 """That a class map of 8 bits can tell apart."""
 
 NOT_STATED = "not stated"
+
+Pixels = npt.NDArray[np.uint8]
+
+_NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+"""What a file is tried on when it is opened."""
 
 Color = tuple[Level, Level, Level]
 Side = Annotated[int, Field(strict=True, ge=1, le=8192)]
@@ -101,3 +112,65 @@ def read_metadata(entries: dict[str, str], place: str) -> Metadata:
     except (KeyError, ValueError) as error:
         reason = f"its metadata {'are missing' if isinstance(error, KeyError) else 'are no JSON'}"
     raise NacreError(f"{place} was not written by this version of `nacre export`: {reason}")
+
+
+def open_session(graph: bytes | Path, threads: int = 0) -> Any:
+    """Open a graph with onnxruntime on the CPU.
+
+    Args:
+        graph: A file, or its content.
+        threads: How many threads one picture may use; 0 leaves it to onnxruntime.
+    """
+    ort = import_extra("onnxruntime")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    content = str(graph) if isinstance(graph, Path) else graph
+    try:
+        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has exceptions of its own, all of them plain
+        place = graph if isinstance(graph, Path) else "the graph"
+        reason = " ".join(str(error).split())[:300]
+        raise NacreError(f"{place} cannot be opened by onnxruntime: {reason}") from error
+
+
+class OnnxModel:
+    """An exported model.
+
+    Args:
+        path: The ONNX file.
+        threads: How many threads one picture may use; 0 leaves it to onnxruntime.
+    """
+
+    def __init__(self, path: Path, threads: int = 0) -> None:
+        if not path.is_file():
+            raise NacreError(f"no ONNX file at {path}")
+        self.session = open_session(path, threads)
+        entries = self.session.get_modelmeta().custom_metadata_map
+        self.path, self.metadata = path, read_metadata(entries, str(path))
+        try:
+            found = self.classify(_NOISE)
+        except NacreError:
+            raise
+        except Exception as error:  # onnxruntime's own; the first line says what it lacks
+            reason = " ".join(str(error).split())[:300]
+            raise NacreError(f"{path} does not take images: {reason}") from error
+        if found.dtype != np.uint8 or found.shape != _NOISE.shape[:2]:
+            raise NacreError(f"{path} gives no class maps: {found.dtype} of {found.shape}")
+
+    def classify(self, picture: Pixels) -> Pixels:
+        """Return the channel of each pixel of an image, height x width x RGB.
+
+        Raises:
+            NacreError: an image of which the network would see too many pixels.
+        """
+        size, said = (picture.shape[0], picture.shape[1]), self.metadata
+        check_size(size, seen_size(size, said.predict_mode, said.crop))
+        (classes,) = self.session.run(["classes"], {"picture": picture[None]})
+        found: Pixels = classes[0]
+        if found.max() >= len(self.metadata.classes):
+            raise NacreError(
+                f"{self.path} says that it has {len(self.metadata.classes)} classes, and its "
+                f"network has channel {found.max()}"
+            )
+        return found

@@ -1,31 +1,83 @@
 """`nacre export --page`: one HTML file with runtime and models inside, and no way out of it.
 
 The policy in the page's head forbids every request but to what the page itself made, so that
-pictures cannot leave it. With a server behind it (`nacre serve`) the same page asks that one.
+images cannot leave it. With a server behind it (`nacre serve`) the same page asks that one. ONNX
+Runtime for browsers is fetched once from npm's registry.
 """
 
 import gzip
 import json
+import os
+import tarfile
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from nacre.export.metadata import Metadata
-from nacre.export.page.web_runtime import WebRuntime
-from nacre.utils.io import save_text
+from nacre.errors import NacreError
+from nacre.export.onnx_model import Metadata
+from nacre.models.download import download
+from nacre.utils.io import save, save_text
+from nacre.utils.system import user_cache
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+VERSION = "1.30.0"
+_ARCHIVE = f"onnxruntime-web-{VERSION}.tgz"
+_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
+_FILES = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval' blob:; worker-src blob:; "
     "connect-src {connect}; img-src blob: data:; media-src blob: mediastream:; "
     "style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
 )
+
+
+@dataclass(frozen=True)
+class WebRuntime:
+    """What a page needs to run a model: the program, its glue code and the WebAssembly."""
+
+    script: bytes
+    glue: bytes
+    wasm: bytes
+
+
+def web_runtime() -> WebRuntime:
+    """Return the runtime, fetching it at first use.
+
+    Raises:
+        NacreError: it cannot be had.
+    """
+    cache = user_cache()
+    if cache is None:
+        raise NacreError("there is no home folder to keep the runtime in: set XDG_CACHE_HOME")
+    folder = cache / f"onnxruntime-web-{VERSION}"
+    if not all((folder / name).is_file() for name in _FILES):
+        archive = _fetch(folder)
+        _unpack(archive, folder)
+        archive.unlink(missing_ok=True)
+    return WebRuntime(*((folder / name).read_bytes() for name in _FILES))
+
+
+def _fetch(folder: Path) -> Path:
+    registry = os.environ.get("NPM_CONFIG_REGISTRY") or "https://registry.npmjs.org"
+    url = f"{registry.rstrip('/')}/onnxruntime-web/-/{_ARCHIVE}"
+    return download(url, folder / _ARCHIVE, _SHA256)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Take the three files out of the archive; nothing else of it is opened or written."""
+    with tarfile.open(archive) as package:
+        for name in _FILES:
+            file = package.extractfile(f"package/dist/{name}")
+            assert file is not None
+            save(folder / name, partial(Path.write_bytes, data=file.read()))
 
 
 @dataclass(frozen=True)

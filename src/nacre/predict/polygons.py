@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nacre.export.class_map import ClassMap, Part
+from nacre.predict.class_map import ClassMap, Part
 
 Points = npt.NDArray[np.float64]
 

@@ -1,1 +1,0 @@
-"""A page that runs exported models in a browser."""
