@@ -16,7 +16,7 @@ from nacre.cli.options import Config, Json, Root, Set
 from nacre.errors import NacreError
 
 if TYPE_CHECKING:
-    from nacre.data.sources.files import FileSource
+    from nacre.data.source import FileSource
     from nacre.data.validate import DataReport
     from nacre.labels.space import LabelSpace
     from nacre.scenarios.plan import StepPlan
