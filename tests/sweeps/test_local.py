@@ -69,7 +69,8 @@ def test_a_run_that_ended_frees_its_place_and_its_gpu(make):
     names = [engine.submit(make(f"run-{at}")) for at in range(3)]
     engine.places[1][1].code = 2
     assert engine.poll(names[1]).state == "failed"
-    assert started(engine)[int(engine.submit(make("run-3")))].gpus == ("1",)
+    again = engine.submit(make("run-3"))
+    assert started(engine)[int(again)].gpus == ("1",)
 
 
 def test_more_gpus_than_there_are_is_a_sentence():
