@@ -1,4 +1,4 @@
-"""Time and peak memory of the fused losses against upsampling first, as ratios in one run.
+"""Time and peak memory of losses by strips against upsampling first, as ratios in one run.
 
     python benchmarks/loss_head.py                 # 512 x 512 from stride 16, forward + backward
     python benchmarks/loss_head.py --threads 1     # processor time: steadier on a busy machine
@@ -20,7 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import Row, command, peak_bytes, take_turns
-from nacre.losses import IGNORE_INDEX, fused_binary_losses, fused_losses
+from nacre.losses import (
+    IGNORE_INDEX,
+    binary_cross_entropy,
+    binary_distillation,
+    by_strips,
+    fused_losses,
+    pixel_count,
+)
 
 WEIGHT = 10.0
 
@@ -46,6 +53,8 @@ CASES = [
     Case("lwf", 21, 16, 8),
     Case("ft", 21, 16, 8),
     Case("lwf-mc", 21, 16, 8),
+    Case("mib", 7, 5, 16, size=160),  # the default of `nacre learn`
+    Case("lwf-mc", 7, 5, 16, size=160),
 ]
 TINY = [Case(method, 7, 4, 2, size=64) for method in ("mib", "lwf", "ft", "lwf-mc")]
 
@@ -129,11 +138,19 @@ def fused(method: str, logits: Tensor, old_logits: Tensor, targets: Tensor) -> T
     elif method == "ft":
         losses = fused_losses(x, targets)
     else:
-        losses = fused_binary_losses(x, targets, old_logits, distil=True)
+        losses = by_strips(lwf_mc_terms(x, targets), x, old_logits, targets)
     supervised, *distilled = losses.values()
     (supervised + WEIGHT * sum(distilled)).backward()
     assert x.grad is not None
     return x.grad
+
+
+def lwf_mc_terms(x: Tensor, targets: Tensor) -> Callable[..., dict[str, Tensor]]:
+    labeled, every = pixel_count(x, targets), targets.numel()
+    return lambda x, z, y: {
+        "bce": binary_cross_entropy(x, y, num_pixels=labeled),
+        "kd": binary_distillation(x, z, num_pixels=every),
+    }
 
 
 def measure_case(case: Case, rounds: int) -> list[Row]:

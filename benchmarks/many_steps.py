@@ -64,7 +64,7 @@ def learn(data: Path, start: Path | None, out: Path, method: str, updates: int) 
     """Learn a step in this process."""
     values = {
         "method": {"name": method},
-        "images": {"crop_size": SIZE, "augmentation": "flip"},
+        "images": {"crop_size": SIZE, "crop": "plain"},
         "train": {"iterations": updates, "batch_size": 8, "lr": 0.05, "incremental_lr": 0.02},
     }
     if start is None:

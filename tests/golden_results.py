@@ -36,7 +36,7 @@ TREE = Path(__file__).resolve().parents[1]
 SCENARIO = "scenes/4-2-2/overlapped"
 RECIPE: dict[str, Any] = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
-    "images": {"crop_size": 32, "augmentation": "flip"},
+    "images": {"crop_size": 32, "crop": "plain"},
     "train": {"epochs": 3, "batch_size": 8, "lr": 0.005, "incremental_lr": 0.0005, "device": "cpu"},
 }
 DATA = {"train": 48, "val": 12, "size": 32, "seed": 3}
@@ -89,8 +89,8 @@ def variants() -> Results:
     adamw = {"optimizer": "adamw", "lr": 0.001, "lr_schedule": "cosine"}
     return {
         **_run(Path("variants/disjoint"), scenario="scenes/4-2-2/disjoint"),
-        **_run(Path("variants/adamw"), train=adamw, images={"augmentation": "deeplab"}),
-        **_run(Path("variants/sliding"), images={"augmentation": "paper", "eval_mode": "sliding"}),
+        **_run(Path("variants/adamw"), train=adamw, images={"crop": "deeplab"}),
+        **_run(Path("variants/sliding"), images={"crop": "paper", "eval_mode": "sliding"}),
         **_run(Path("variants/micro-batch"), train={"micro_batch": 4}),
         **_run(Path("variants/lite0"), train={"epochs": 1}, whole_model=lite0["model"]),
     }

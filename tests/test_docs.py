@@ -319,7 +319,7 @@ def test_links_to_files_lead_somewhere(page):
 ROTTEN = {
     test_commands_and_their_options_exist: ["`nacre fly`", "`nacre run … --batch 8`", "nacre eval"],
     test_options_named_alone_belong_to_some_command: ["`--bas RUN`"],
-    test_config_keys_exist: ["`--set train.batch=8`", "`images.crop`", "nacre run --set a.b=1"],
+    test_config_keys_exist: ["`--set train.batch=8`", "`images.crops`", "nacre run --set a.b=1"],
     test_config_values_are_allowed: ["`--set train.batch_size=none`", "`--set method.kd=simple`"],
     test_grids_scenarios_and_configs_in_yaml_are_read: [
         "```yaml\nscenarios: [scenes/4-4/overlapped]\nmethod: mib\n```",

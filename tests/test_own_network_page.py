@@ -10,17 +10,17 @@ import pytest
 import torch
 
 import nacre
-from models.foreign.small_networks import Small
-from models.foreign.test_odd_networks import Unet
+from models.small_networks import Small
+from models.test_odd_networks import Unet
 from nacre.api.model import _new_folder
 from nacre.errors import NacreError
-from nacre.models.foreign.adapter import Adapter
-from nacre.models.foreign.scores import scores_of
+from nacre.models.adapter import Adapter
 from nacre.models.io import load_model
+from nacre.models.probe import scores_of
 from noise_data import noise_folder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-network.md"
-ONE_CALL, LOOP, HUGGING_FACE = re.findall(
+ONE_CALL, LOOP, BY_STRIPS, HUGGING_FACE = re.findall(
     r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S
 )
 SIDE = 64
@@ -118,7 +118,7 @@ def test_a_network_of_transformers_is_built_again_from_its_file() -> None:
     start = segformer(id2label={0: "background", 1: "road", 2: "car"})
     model = nacre.learn("cracks", start=start, out="taught", config=SHORT)
     assert model.classes == ("background", "road", "car", "crack")
-    assert model.info.model["kind"] == "hf"
+    assert model.info.model["library"] == "transformers"
     assert isinstance(model.network.model, type(start))
     before, after = start.base_model.state_dict(), model.network.model.base_model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items()), "it is frozen"
@@ -267,3 +267,21 @@ def test_forgetting_is_what_the_labels_say() -> None:
     assert report.agreement[1:] == (1.0, 0.0)
     assert "2       100.0     0.0     0.0" in str(report)
     assert scores_of(scores(lost, 4)).shape == (1, 4, 4, 4)
+
+
+def test_a_loss_of_ones_own_by_strips_is_that_of_upsampled_logits() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits, old_logits = (torch.randn(2, c, 5, 5, generator=g).requires_grad_() for c in (4, 3))
+    labels = torch.randint(0, 4, (2, 40, 40), generator=g)
+    labels[:, :9] = 255
+    names: dict[str, Any] = {"nacre": nacre, "logits": logits, "old_logits": old_logits}
+    names["labels"] = labels
+    exec(BY_STRIPS, names)
+    x, z = (nacre.losses.upsample(one, (40, 40)) for one in (logits, old_logits))
+    plain = (nacre.losses.binary_cross_entropy(x, labels), nacre.losses.binary_distillation(x, z))
+    for found, expected in zip(names["losses"].values(), plain, strict=True):
+        torch.testing.assert_close(found, expected)
+        slopes = [
+            torch.autograd.grad(one, logits, retain_graph=True)[0] for one in (found, expected)
+        ]
+        torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-7)

@@ -48,7 +48,7 @@ def test_four_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch):
     # What fits the machine is chosen for real pictures; here everything is tiny.
     tiny = {
         "model": {"backbone": "tiny", "decoder_channels": 8},
-        "images": {"crop_size": 32, "augmentation": "flip"},
+        "images": {"crop_size": 32, "crop": "plain"},
         "train": {"iterations": 2, "batch_size": 4},
     }
     monkeypatch.setattr(learn_plan, "choose", lambda *_, **__: Choice(tiny, ()))

@@ -11,7 +11,7 @@ TINY: dict[str, Any] = {
     "scenario": "scenes/4-2-2/overlapped",
     "data": {"train": 48, "val": 12, "size": 32, "seed": 3},
     "model": {"backbone": "tiny", "decoder_channels": 8},
-    "images": {"crop_size": 32, "augmentation": "flip"},
+    "images": {"crop_size": 32, "crop": "plain"},
     "train": {"epochs": 1, "batch_size": 8, "lr": 0.05, "incremental_lr": 0.01},
 }
 

@@ -20,7 +20,7 @@ from nacre.scenarios.classes import ClassSchedule
 
 TABLE = ClassSchedule(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
 PAPER = LabelPolicy()
-PICTURES = ImagesConfig(crop_size=24, augmentation="paper")
+PICTURES = ImagesConfig(crop_size=24, crop="paper")
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def test_masks_of_few_bits(tmp_path: Path, bits: int, labels: list[int], mode: s
 
 
 def test_a_mask_of_colours_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NacreError, match=r"c\.jpg holds colours \(mode RGB\), not labels"):
+    with pytest.raises(NacreError, match=r"c\.jpg holds colors \(mode RGB\), not labels"):
         read_mask(save_image(tmp_path / "c.jpg"))
 
 
@@ -123,9 +123,9 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
     path = tmp_path / "note.png"
     path.write_text("not a picture")
     for read in (open_image, _size):
-        with pytest.raises(NacreError, match=r"image .*note\.png is damaged or not a picture"):
+        with pytest.raises(NacreError, match=r"image .*note\.png is damaged or not an image"):
             read(path)
-    with pytest.raises(NacreError, match=r"mask .*note\.png is damaged or not a picture"):
+    with pytest.raises(NacreError, match=r"mask .*note\.png is damaged or not an image"):
         read_mask(path)
 
 
@@ -158,7 +158,7 @@ def _size(path: Path) -> tuple[int, int]:
 
 
 def _gray_png(mask: np.ndarray, bits: int) -> bytes:
-    """Encode a grey PNG of few bits, which Pillow cannot write."""
+    """Encode a gray PNG of few bits, which Pillow cannot write."""
     import struct
     import zlib
 

@@ -10,8 +10,8 @@ from nacre.errors import NacreError
 from nacre.labels.channels import first_channels
 from nacre.labels.mapping import LabelPolicy, mapping_for_training
 from nacre.labels.space import LabelSpace
-from nacre.losses.sigmoid import unknown_targets
 from nacre.methods import find_method
+from nacre.methods.ssul import unknown_targets
 from nacre.runs.run import run_scenario
 from nacre.runs.scenario_data import open_scenario
 from tiny_runs import tiny_config

@@ -28,7 +28,7 @@ from nacre.data.transforms import (
 )
 from nacre.errors import NacreError
 
-AUGMENTATIONS = get_args(ImagesConfig.model_fields["augmentation"].annotation)
+POLICIES = get_args(ImagesConfig.model_fields["crop"].annotation)
 COLORS = np.array(
     [[0, 0, 0], [250, 20, 30], [20, 240, 60], [40, 50, 230], [240, 240, 40]], np.uint8
 )
@@ -64,21 +64,21 @@ def _assert_aligned(image: np.ndarray, mask: np.ndarray, reach: int, close: int)
     assert difference.max() <= close
 
 
-@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("size", [(90, 130), (130, 90), (40, 50), (300, 200)])
-def test_picture_and_mask_stay_aligned(augmentation: str, size: tuple[int, int]) -> None:
+def test_picture_and_mask_stay_aligned(policy: str, size: tuple[int, int]) -> None:
     mask = _patches(*size)
-    config = ImagesConfig(crop_size=96, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=96, crop=policy)  # type: ignore[arg-type]
     for seed in range(12):
         rng = np.random.default_rng(seed)
         image, labels = train_sample(_paint(mask), mask, config, rng, PAD)
         _assert_aligned(image, labels, reach=3, close=1)
 
 
-@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
-def test_flips_happen_half_of_the_time_and_to_both(augmentation: str) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_flips_happen_half_of_the_time_and_to_both(policy: str) -> None:
     mask = np.repeat(np.array([[1, 2]], np.uint8), 20, axis=1).repeat(40, axis=0)
-    config = ImagesConfig(crop_size=40, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=40, crop=policy)  # type: ignore[arg-type]
     left = []
     for seed in range(300):
         rng = np.random.default_rng(seed)
@@ -91,19 +91,19 @@ def test_flips_happen_half_of_the_time_and_to_both(augmentation: str) -> None:
     assert 0.4 < np.mean(left) < 0.6
 
 
-@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
-def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(augmentation: str) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(policy: str) -> None:
     mask = _patches(1000, 1400)
     buffer = io.BytesIO()
     _paint(mask).save(buffer, "JPEG", quality=95, subsampling=0)
-    config = ImagesConfig(crop_size=48, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=48, crop=policy)  # type: ignore[arg-type]
     smaller = 0
     for seed in range(8):
         image = Image.open(io.BytesIO(buffer.getvalue()))
         pixels, labels = train_sample(image, mask, config, np.random.default_rng(seed), PAD)
         _assert_aligned(pixels, labels, reach=2, close=40)
         smaller += image.size != (1400, 1000)
-    assert smaller == (8 if augmentation == "paper" else 0)
+    assert smaller == (8 if policy == "paper" else 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -111,15 +111,15 @@ def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(augmentation: str) -> N
     st.integers(1, 70),
     st.integers(1, 70),
     st.integers(8, 40),
-    st.sampled_from(AUGMENTATIONS),
+    st.sampled_from(POLICIES),
     st.integers(0, 2**32),
     st.sampled_from([np.uint8, np.uint16]),
 )
 def test_any_size_gives_a_whole_crop_from_the_generator_alone(
-    height: int, width: int, crop: int, augmentation: str, seed: int, kind: type
+    height: int, width: int, crop: int, policy: str, seed: int, kind: type
 ) -> None:
     mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
-    config = ImagesConfig(crop_size=crop, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=crop, crop=policy)  # type: ignore[arg-type]
     first, second = (
         train_sample(_paint(mask), mask, config, np.random.default_rng(seed), PAD) for _ in range(2)
     )
@@ -139,17 +139,17 @@ def test_any_size_gives_a_whole_crop_from_the_generator_alone(
 @given(
     st.integers(1, 70),
     st.integers(1, 70),
-    st.sampled_from(AUGMENTATIONS),
+    st.sampled_from(POLICIES),
     st.integers(0, 2**32),
     st.sampled_from([np.uint8, np.uint16]),
 )
 def test_mapping_on_the_way_is_mapping_before(
-    height: int, width: int, augmentation: str, seed: int, kind: type
+    height: int, width: int, policy: str, seed: int, kind: type
 ) -> None:
     mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
     table = np.zeros(65536, np.uint8)
     table[:5] = [0, 3, 0, 255, 1]
-    config = ImagesConfig(crop_size=32, augmentation=augmentation)  # type: ignore[arg-type]
+    config = ImagesConfig(crop_size=32, crop=policy)  # type: ignore[arg-type]
     picture = _paint(mask)
     before = train_sample(picture, table[mask], config, np.random.default_rng(seed), 255)
     on_the_way = train_sample(picture, mask, config, np.random.default_rng(seed), 255, table)
@@ -242,20 +242,20 @@ def test_a_jpeg_is_decoded_fully_in_testing(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("augmentation", "eval_mode", "expected"),
+    ("policy", "eval_mode", "expected"),
     [
         ("paper", "crop", "crop"),
         ("paper", "full", "full"),
         ("paper", "sliding", "sliding"),
         ("deeplab", "crop", "full"),
-        ("flip", "crop", "full"),
-        ("flip", "sliding", "sliding"),
+        ("plain", "crop", "full"),
+        ("plain", "sliding", "sliding"),
     ],
 )
 def test_new_pictures_are_seen_at_the_scale_of_training(
-    augmentation: str, eval_mode: str, expected: str
+    policy: str, eval_mode: str, expected: str
 ) -> None:
-    config = ImagesConfig(augmentation=augmentation, eval_mode=eval_mode)  # type: ignore[arg-type]
+    config = ImagesConfig(crop=policy, eval_mode=eval_mode)  # type: ignore[arg-type]
     assert config.predict_mode == expected
 
 

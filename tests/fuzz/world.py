@@ -17,7 +17,7 @@ SCENES = "scenes/4-4/overlapped"
 SMALL = ("--set", "data.train=12", "--set", "data.val=4", "--set", "data.size=16")
 STEP = {
     "model": TINY["model"],
-    "images": {"crop_size": 16, "augmentation": "flip"},
+    "images": {"crop_size": 16, "crop": "plain"},
     "train": {"iterations": 1, "batch_size": 4, "device": "cpu"},
 }
 """The config of a step of `nacre learn` that takes no time."""

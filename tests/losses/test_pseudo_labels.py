@@ -11,19 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nacre.losses import IGNORE_INDEX, cross_entropy, strips, upsample
+from nacre.losses import IGNORE_INDEX, strips, upsample
 from nacre.losses.pseudo_labels import (
     Score,
-    TeacherView,
-    accepted_share,
-    certain_by_entropy,
+    TeacherPrediction,
+    accept_by_entropy,
+    acceptance_rate,
     median_thresholds,
     pseudo_targets,
     released_scores,
     released_thresholds,
     score_histogram,
-    teacher_view,
-    weighted_cross_entropy,
+    teacher_predictions,
 )
 
 few = settings(max_examples=40, deadline=None)
@@ -69,7 +68,7 @@ def test_the_teachers_view_is_that_of_upsampled_logits(
     logits = random(images, channels, *low, seed=seed) * 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strips, "_CPU_STRIP_BYTES", strip_bytes)
-        view = teacher_view(logits, size, score)
+        view = teacher_predictions(logits, size, score)
     full = upsample(logits, size)
     num_pixels = full.permute(0, 2, 3, 1).flatten(0, 2).tolist()
     expected = torch.tensor([slow_score(z, score) for z in num_pixels], dtype=torch.float64)
@@ -80,13 +79,13 @@ def test_the_teachers_view_is_that_of_upsampled_logits(
 
 
 def test_the_first_of_equal_channels_is_the_best() -> None:
-    view = teacher_view(torch.zeros(1, 3, 2, 2), (4, 4), "entropy")
+    view = teacher_predictions(torch.zeros(1, 3, 2, 2), (4, 4), "entropy")
     assert (view.channels == 0).all()
     torch.testing.assert_close(view.scores, torch.ones(1, 4, 4))
 
 
 def test_a_teacher_may_be_sure_beyond_all_precision() -> None:
-    view = teacher_view(torch.tensor([0.0, 1e4]).view(1, 2, 1, 1), (2, 2), "entropy")
+    view = teacher_predictions(torch.tensor([0.0, 1e4]).view(1, 2, 1, 1), (2, 2), "entropy")
     assert (view.scores == 0).all()
     assert (view.channels == 1).all()
 
@@ -94,14 +93,16 @@ def test_a_teacher_may_be_sure_beyond_all_precision() -> None:
 def test_half_precision_logits_are_taken_to_float32() -> None:
     logits = random(1, 3, 2, 2).half()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        view = teacher_view(logits, (8, 8), "probability")
-    assert torch.equal(view.scores, teacher_view(logits.float(), (8, 8), "probability").scores)
+        view = teacher_predictions(logits, (8, 8), "probability")
+    assert torch.equal(
+        view.scores, teacher_predictions(logits.float(), (8, 8), "probability").scores
+    )
 
 
 # ---------------------------------------------------------------- thresholds
 
 
-def counts(view: TeacherView, bins: int, channels: int) -> Tensor:
+def counts(view: TeacherPrediction, bins: int, channels: int) -> Tensor:
     return score_histogram(
         view, torch.ones_like(view.scores, dtype=torch.bool), channels, bins=bins
     )
@@ -111,7 +112,7 @@ def test_a_histogram_counts_what_counts_by_channel_and_score() -> None:
     channels = torch.tensor([[[0, 1, 1, 1, 0]]], dtype=torch.uint8)
     scores = torch.tensor([[[0.05, 0.55, 0.59, 1.0, 0.3]]])
     counted = torch.tensor([[[True, True, True, True, False]]])
-    found = score_histogram(TeacherView(channels, scores), counted, 3, bins=10)
+    found = score_histogram(TeacherPrediction(channels, scores), counted, 3, bins=10)
     expected = torch.zeros(3, 10, dtype=torch.int64)
     expected[0, 0], expected[1, 5], expected[1, 9] = 1, 2, 1
     assert torch.equal(found, expected)
@@ -124,7 +125,7 @@ def test_a_histogram_counts_what_counts_by_channel_and_score() -> None:
 )
 def test_the_median_is_right_to_a_bin(values: list[float], bins: int) -> None:
     scores = torch.tensor(values, dtype=torch.float64).view(1, 1, -1)
-    view = TeacherView(torch.ones_like(scores, dtype=torch.uint8), scores)
+    view = TeacherPrediction(torch.ones_like(scores, dtype=torch.uint8), scores)
     threshold = float(median_thresholds(counts(view, bins, 3), least=0.0)[1])
     low, high = statistics.median_low(values), statistics.median_high(values)
     assert low - 1 / bins - 1e-6 <= threshold <= high + 1 / bins + 1e-6
@@ -138,8 +139,10 @@ def test_the_median_is_interpolated_within_its_bin() -> None:
 
 def test_histograms_of_batches_add_up() -> None:
     logits = random(4, 3, 3, 3, seed=1)
-    whole = counts(teacher_view(logits, (9, 9), "entropy"), 50, 3)
-    parts = [counts(teacher_view(part, (9, 9), "entropy"), 50, 3) for part in logits.split(3)]
+    whole = counts(teacher_predictions(logits, (9, 9), "entropy"), 50, 3)
+    parts = [
+        counts(teacher_predictions(part, (9, 9), "entropy"), 50, 3) for part in logits.split(3)
+    ]
     assert torch.equal(parts[0] + parts[1], whole)
 
 
@@ -184,8 +187,8 @@ def test_released_scores_are_small() -> None:
 
 
 def test_a_certain_pixel_is_below_the_threshold_of_its_channel() -> None:
-    view = TeacherView(torch.tensor([[[0, 0, 1, 1]]]), torch.tensor([[[0.1, 0.3, 0.3, 0.6]]]))
-    certain = certain_by_entropy(view, torch.tensor([0.2, 0.5]))
+    view = TeacherPrediction(torch.tensor([[[0, 0, 1, 1]]]), torch.tensor([[[0.1, 0.3, 0.3, 0.6]]]))
+    certain = accept_by_entropy(view, torch.tensor([0.2, 0.5]))
     assert certain.tolist() == [[[True, False, True, False]]]
 
 
@@ -230,21 +233,4 @@ def test_the_factor_of_an_image_is_its_share_of_accepted_pixels() -> None:
         [[[0, 0, 0, 0, 5, IGNORE_INDEX]], [[5, 5, 5, 1, 5, 5]]], dtype=torch.uint8
     )
     certain = torch.tensor([[[True, False, True, True, True, True]], [[True] * 6]])
-    assert accepted_share(targets, certain).tolist() == pytest.approx([0.75, 0.0], abs=1e-5)
-
-
-def test_each_images_cross_entropy_has_its_weight() -> None:
-    logits = random(3, 4, 2, 3).requires_grad_()
-    g = torch.Generator().manual_seed(1)
-    values = torch.tensor([0, 1, 2, 3, IGNORE_INDEX])
-    targets = values[torch.randint(0, 5, (3, 9, 8), generator=g)]
-    weights = torch.tensor([0.0, 0.3, 2.0])
-    actual = weighted_cross_entropy(logits, targets, weights, num_pixels=100)
-    full = upsample(logits, (9, 8))
-    parts = [cross_entropy(full[n : n + 1], targets[n : n + 1], num_pixels=100) for n in range(3)]
-    expected = (torch.stack(parts) * weights).sum()
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
-    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (actual, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
-    even = weighted_cross_entropy(logits, targets, torch.ones(3))
-    torch.testing.assert_close(even, cross_entropy(full, targets), rtol=1e-12, atol=0)
+    assert acceptance_rate(targets, certain).tolist() == pytest.approx([0.75, 0.0], abs=1e-5)

@@ -40,7 +40,6 @@ from nacre.losses import (
     upsample,
 )
 from nacre.losses.distillations import label_guided_distillation
-from nacre.losses.sigmoid import new_binary_cross_entropy
 
 few = settings(max_examples=40, deadline=None)
 
@@ -78,7 +77,7 @@ def close(actual: Tensor, expected: float, tolerance: float = 1e-10) -> None:
 # ---------------------------------------------------------------- all losses, one by one
 
 Loss = Callable[..., Tensor]
-SPLIT = {"first_new": 1, "positive_weight": 35.0}
+SPLIT = {"first": 1, "positive_weight": 35.0}
 GUIDED = {"old_weight": 5.0, "new_weight": 0.5}
 
 
@@ -117,7 +116,7 @@ LABELED: dict[str, tuple[Loss, Callable[[Problem], float]]] = {
         lambda a: mean_over_pixels(pixel_mixed, a.targets, a.logits, a.old),
     ),
     "new bce": (
-        lambda x, a, **k: new_binary_cross_entropy(x, a.targets, 1, positive_weight=35.0, **k),
+        lambda x, a, **k: binary_cross_entropy(x, a.targets, **SPLIT, **k),
         lambda a: mean_over_pixels(
             partial(pixel_new_bce, first_new=1, positive_weight=35.0), a.targets, a.logits
         ),
@@ -312,6 +311,64 @@ def test_unbiased_distillation_is_plain_when_nothing_is_new(a: Problem) -> None:
 def test_distillations_agree_when_only_background_is_old(a: Problem) -> None:
     close(distillation(a.logits, a.old[:, :1]), 0.0, 1e-12)
     close(unbiased_distillation(a.logits, a.old[:, :1]), 0.0, 1e-12)
+
+
+# ---------------------------------------------------------------- some of the channels
+
+
+@few
+@given(
+    first=st.integers(0, 4),
+    positive_weight=st.sampled_from([1.0, 2.0, 35.0]),
+    seed=st.integers(0, 99),
+)
+def test_what_background_hides_is_left_out_and_nothing_else(
+    first: int, positive_weight: float, seed: int
+) -> None:
+    a = Problem(seed=seed)
+    x, hidden = a.logits[:, first:], a.hidden[:, first:]
+    num_background = max(1, min(first, 2))
+    actual = binary_cross_entropy(
+        x,
+        a.targets,
+        first=first,
+        hidden=hidden,
+        positive_weight=positive_weight,
+        num_background=num_background,
+    )
+
+    def pixel(x: list[float], y: int, hides: list[float]) -> float:
+        is_background = y < num_background
+        return sum(
+            pixel_new_bce([v], y - c, first, positive_weight)
+            for c, v in enumerate(x)
+            if not (hides[c] and is_background and y != c + first)
+        )
+
+    hidden_map = hidden[:, :, None, None].expand_as(x)
+    close(actual, mean_over_pixels(pixel, a.targets, x, hidden_map), 1e-9)
+
+
+def test_frozen_channels_may_be_left_out() -> None:
+    a = Problem(seed=3)
+    x = a.logits.requires_grad_()
+    whole = binary_cross_entropy(x, a.targets)
+    part = binary_cross_entropy(x[:, 3:], a.targets, first=3)
+    gradients = [torch.autograd.grad(loss, x)[0][:, 3:] for loss in (whole, part)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ce", "unbiased ce", "partial ce"])
+def test_each_image_has_its_weight(name: str) -> None:
+    a = Problem(images=3)
+    weights = torch.tensor([0.0, 0.3, 2.0])
+    found = LOSSES[name](a.logits, a, weights=weights, num_pixels=100)
+    parts = []
+    for n in range(3):
+        one = Problem()
+        one.targets, one.may_be = a.targets[n : n + 1], a.may_be[n : n + 1]
+        parts.append(LOSSES[name](a.logits[n : n + 1], one, num_pixels=100))
+    torch.testing.assert_close(found, (torch.stack(parts) * weights).sum(), rtol=1e-12, atol=0)
 
 
 # ---------------------------------------------------------------- upsampling

@@ -32,7 +32,7 @@ FROZEN = {"freeze": ["backbone", "batch_norm"], "freeze_step_0": True}
 WORLD = ScenesConfig(train=40, val=6, size=32, seed=3)
 RECIPE = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
-    "images": {"crop_size": 32, "augmentation": "flip"},
+    "images": {"crop_size": 32, "crop": "plain"},
     "train": {"batch_size": 8, "iterations": 2},
     "labels": {"unlabeled": "background"},
 }

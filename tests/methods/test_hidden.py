@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nacre.losses.pseudo_labels import weighted_cross_entropy
-from nacre.losses.reference import partial_cross_entropy, upsample
 from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
 from nacre.methods.components import pseudo_labels
@@ -72,18 +70,3 @@ def test_star_draws_no_features_of_what_old_pictures_show():
     counts = trainer.method.state()["seen.counts"]
     assert counts[:OLD].tolist() == [0, int((shown == 1).sum()), int((shown == 2).sum())]
     assert counts[1] > 0
-
-
-def test_weighted_images_know_what_hides():
-    g = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 4, 2, 3, generator=g, dtype=torch.float64)
-    targets = torch.randint(0, 4, (3, 9, 8), generator=g)
-    rows = may_be(torch.rand(3, 4, generator=g) < 0.5)
-    weights = torch.tensor([0.5, 0.0, 2.0])
-    actual = weighted_cross_entropy(logits, targets, weights, may_be=rows, num_pixels=100)
-    full = upsample(logits, (9, 8))
-    parts = [
-        partial_cross_entropy(full[n : n + 1], targets[n : n + 1], rows[n : n + 1], num_pixels=100)
-        for n in range(3)
-    ]
-    torch.testing.assert_close(actual, (torch.stack(parts) * weights).sum())

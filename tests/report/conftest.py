@@ -34,7 +34,7 @@ def make_config(method: Any, seed: int, scenario: str = SCENARIO, **overrides: A
         "seed": seed,
         "data": own,
         "model": {"backbone": BACKBONE, "decoder_channels": 4},
-        "images": {"crop_size": 32, "augmentation": "flip"},
+        "images": {"crop_size": 32, "crop": "plain"},
     }
     train = {"epochs": 4, "lr": 0.2, "incremental_lr": 0.06} | overrides.pop("train", {})
     return build_config(overrides={**values, **overrides, "train": train})

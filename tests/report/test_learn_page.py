@@ -13,7 +13,7 @@ from partial_data import write_folder
 WORLD = ScenesConfig(train=16, val=8, size=32, seed=3)
 TINY = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
-    "images": {"crop_size": 32, "augmentation": "flip"},
+    "images": {"crop_size": 32, "crop": "plain"},
     "train": {"iterations": 3, "batch_size": 4},
 }
 

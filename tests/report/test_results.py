@@ -131,7 +131,7 @@ def test_scenarios_are_kept_apart(make_run: Any) -> None:
     "changes",
     [
         {"train": {"micro_batch": 2}},
-        {"images": {"crop_size": 32, "augmentation": "paper"}},
+        {"images": {"crop_size": 32, "crop": "paper"}},
         {"train": {"precision": "bfloat16"}},
         {"train": {"precision": "tf32"}},
         {"train": {"nesterov": False}},

@@ -21,7 +21,7 @@ CLASSES = ("pearl", "starfish", "crate")
 # Masks are made by the model of the moment, so what is exact is learned without them.
 RECIPE = {
     "model": {"backbone": "tiny"},
-    "images": {"crop_size": 32, "augmentation": "flip"},
+    "images": {"crop_size": 32, "crop": "plain"},
     "train": {"batch_size": 8},
     "labels": {"unlabeled": "background"},
 }

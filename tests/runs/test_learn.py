@@ -13,7 +13,7 @@ import nacre
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
-from nacre.losses.fused import fused_losses
+from nacre.losses.softmax import fused_losses
 from nacre.methods import base, find_method
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
@@ -33,7 +33,7 @@ FROZEN = {"freeze": ["backbone", "batch_norm"]}
 PETS, BIRDS, FISH = ["pearl", "starfish"], ["crate"], ["coral"]
 TINY = {
     "model": {"backbone": "tiny", "decoder_channels": 8},
-    "images": {"crop_size": 32, "augmentation": "flip", "views": None},
+    "images": {"crop_size": 32, "crop": "plain", "views": None},
     "train": {
         "iterations": None,
         "epochs": 1,
@@ -170,12 +170,12 @@ def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped(ima
         (None, {"decoder": "stages"}, "ledger"),
         (None, {"backbone": "tiny"}, "mib"),
         (None, {"weights": "none"}, "mib"),
-        (None, {"kind": "timm", "name": "convnext_tiny", "weights": "pretrained"}, "mib"),
-        (None, {"kind": "hf", "name": "x"}, "mib"),
+        (None, {"backbone": "timm/convnext_tiny", "weights": "imagenet"}, "duo"),
+        (None, {"kind": "external", "library": "smp", "name": "x"}, "mib"),
         ({"decoder": "stages", "grid_stride": 16}, {}, "ledger"),
         ({"decoder": "light", "grid_stride": 8}, {}, "duo"),
         ({"decoder": "light", "grid_stride": None}, {}, "mib"),
-        ({"kind": "hf"}, {}, "mib"),
+        ({"kind": "external"}, {}, "mib"),
     ],
 )
 def test_a_step_is_learned_by_what_fits_the_features_it_builds_on(start, model, method):

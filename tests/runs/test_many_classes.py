@@ -39,7 +39,7 @@ def write_many(root, classes):
 
 TINY = {
     "model": {"backbone": "tiny", "decoder_channels": 4},
-    "images": {"crop_size": 32, "augmentation": "flip"},
+    "images": {"crop_size": 32, "crop": "plain"},
     "train": {"iterations": 2, "batch_size": 2},
 }
 

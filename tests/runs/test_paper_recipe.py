@@ -52,7 +52,7 @@ def test_the_preset_is_the_papers(tmp_path):
     assert (config.train.batch_size, config.train.epochs) == (24, 30)
     assert (config.train.lr, config.train.incremental_lr) == (0.01, 0.001)
     assert (config.train.nesterov, config.train.weight_decay) == (True, 1e-4)
-    assert (config.images.crop_size, config.images.augmentation) == (512, "paper")
+    assert (config.images.crop_size, config.images.crop) == (512, "paper")
     assert config.method.model_dump()["weight"] == 10
 
 

@@ -73,7 +73,7 @@ def test_metrics_have_every_mean_with_and_without_background(finished):
         "border": "background",
         "unseen": "ignored",
         "crop_size": 32,
-        "augmentation": "flip",
+        "crop": "plain",
         "eval_mode": "crop",
         "mirror": False,
         "edges": False,

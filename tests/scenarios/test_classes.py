@@ -72,7 +72,7 @@ def test_merged_learns_all_classes_in_the_same_channels():
         (lambda: LabelSpace({1: "cat"}, 0, 0), "label 0 is both the background and the ignored"),
         (lambda: LabelSpace({0: "cat"}), "label 0 is both the class 'cat' and the background"),
         (lambda: ClassSchedule(SPACE, ((1,), ())), "step 1 learns no class"),
-        (lambda: ClassSchedule(SPACE, ((1,), (1,))), "'cat' is learnt twice"),
+        (lambda: ClassSchedule(SPACE, ((1,), (1,))), "'cat' is learned twice"),
         (
             lambda: ClassSchedule(SPACE, ((3,),)),
             "label 3 is not a class of this data; labels: 1..2",

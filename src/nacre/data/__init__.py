@@ -1,4 +1,4 @@
-"""Data sets, their index, and the way from a picture to a batch.
+"""Data sets, their index, and the way from an image to a batch.
 
 A data set from another package joins the table through the entry point group ``nacre.data`` (name =
 the data set's name, object = a `DataSet`).
@@ -75,7 +75,7 @@ DATASETS: dict[str, DataSet] = {
         examples=("4-2-2", "4-4", "4-1"),
     ),
     "folder": DataSet(
-        "your own pictures: images/, masks/, classes.yaml",
+        "your own images: images/, masks/, classes.yaml",
         folder.FolderConfig,
         folder.Folder,
         examples=("6-5",),

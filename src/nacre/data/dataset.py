@@ -1,7 +1,7 @@
 """From images of a step to batches of tensors.
 
 The augmentation of an image depends on (seed, epoch, image), so that neither worker processes
-nor the number of training processes nor a restart changes what is learnt from.
+nor the number of training processes nor a restart changes what is learned from.
 """
 
 import contextlib
@@ -46,10 +46,10 @@ class TrainDataset(Dataset[Sample]):
     """The images of a step, augmented; indexed by (epoch, image).
 
     Args:
-        source: Where pictures come from.
+        source: Where images come from.
         names: The images.
         mapping: How their labels become targets.
-        config: How pictures are cut.
+        config: How images are cut.
         seed: Of the augmentation.
         saliency: Maps of what is salient, which the table then knows of.
     """
@@ -90,7 +90,7 @@ class TrainDataset(Dataset[Sample]):
         image, mask = self.source.image("train", name), self.source.mask("train", name)
         if self.saliency is not None:
             mask = self.saliency.mark(mask, name)
-        # What is beside the picture is ignored, whatever the border's convention is.
+        # What is beside the image is ignored, whatever the border's convention is.
         pad, table = self.mapping.ignored, self.mapping.table
         return _tensors(train_sample(image, mask, self.config, rng, pad=pad, table=table))
 
@@ -144,10 +144,10 @@ class EvalDataset(Dataset[EvalSample]):
     """Images as a network is tested on them: the same square of each, not augmented.
 
     Args:
-        source: Where pictures come from.
+        source: Where images come from.
         names: The images.
         mapping: How their labels become targets.
-        config: How pictures are cut.
+        config: How images are cut.
         split: Where the images lie: training images can be held out for tests.
     """
 

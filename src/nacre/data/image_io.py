@@ -1,12 +1,12 @@
-"""Reading one picture or one mask from a file, with errors that name the file.
+"""Reading one image or one mask from a file, with errors that name the file.
 
-A picture is opened lazily where that is possible (an upright RGB JPEG), so that whoever needs
+An image is opened lazily where that is possible (an upright RGB JPEG), so that whoever needs
 only a small version can have it decoded at a smaller scale. It is turned as the EXIF data say that
 stand before its pixels: that is the frame in which a mask is drawn. A mask is read as it is stored:
-the index of a palette, or the grey value, of 1 to 16 bits, and never a colour.
+the index of a palette, or the gray value, of 1 to 16 bits, and never a color.
 
 Only the formats that are meant are opened, whatever a file is called: Pillow knows some that start
-other programs. A picture is refused by its size before any memory is taken for it.
+other programs. An image is refused by its size before any memory is taken for it.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ Mask = npt.NDArray[np.unsignedinteger[Any]]
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 MOST_PIXELS = 2**27
-"""The largest picture that is opened."""
+"""The largest image that is opened."""
 
 _MAX_BYTES = 1 << 30
 _JPEG_TAIL = 64
@@ -46,7 +46,7 @@ _TURNS = {
 }
 _SIDEWAYS = (5, 6, 7, 8)
 _BITS_16 = ("I;16", "I;16L", "I;16B", "I;16N")
-# Pillow stretches grey values of 2 and 4 bits to 0..255; a label is what is stored.
+# Pillow stretches gray values of 2 and 4 bits to 0..255; a label is what is stored.
 _STRETCH = {"L;2": 85, "L;4": 17}
 
 
@@ -63,7 +63,7 @@ def _naming(path: Path | str, kind: str) -> Iterator[None]:
         raise NacreError(f"the {kind} {path} is missing") from error
     except UnidentifiedImageError as error:
         raise NacreError(
-            f"the {kind} {path} is damaged or not a picture ({', '.join(FORMATS)})"
+            f"the {kind} {path} is damaged or not an image ({', '.join(FORMATS)})"
         ) from error
     except Image.DecompressionBombError as error:
         raise NacreError(
@@ -113,7 +113,7 @@ def _open(file: BinaryIO, path: Path, kind: str) -> Image.Image:
 
 
 def open_image(path: Path) -> Image.Image:
-    """Open a picture as upright RGB; a plain RGB JPEG is not decoded yet.
+    """Open an image as upright RGB; a plain RGB JPEG is not decoded yet.
 
     Args:
         path: The file; its EXIF orientation is applied.
@@ -127,13 +127,13 @@ def open_image(path: Path) -> Image.Image:
             return upright_rgb(image, f"the image {path}")
 
 
-def upright_rgb(image: Image.Image, what: str = "the picture") -> Image.Image:
-    """Return an opened picture as a network sees it: turned as its EXIF data say, 8-bit RGB.
+def upright_rgb(image: Image.Image, what: str = "the image") -> Image.Image:
+    """Return an opened image as a network sees it: turned as its EXIF data say, 8-bit RGB.
 
     Grey values of 16 bits are scaled, a palette is looked up, alpha is left out.
 
     Args:
-        image: A picture that Pillow opened or made.
+        image: An image that Pillow opened or made.
         what: It, for messages.
     """
     turn = _TURNS.get(orientation(image))
@@ -158,7 +158,7 @@ def _has_16_bits(image: Image.Image) -> bool:
 
 
 def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of a picture that was not decoded yet, from 1 (upright) to 8.
+    """Return the EXIF orientation of an image that was not decoded yet, from 1 (upright) to 8.
 
     Data behind the pixels do not count, and neither do data that cannot be understood.
     """
@@ -177,7 +177,7 @@ def _may_turn(image: Image.Image) -> bool:
 
 
 def load(image: Image.Image) -> Image.Image:
-    """Decode a lazily opened picture, naming its file if it is damaged."""
+    """Decode a lazily opened image, naming its file if it is damaged."""
     with _naming(getattr(image, "filename", "") or "in memory", "image"):
         image.load()
     return image
@@ -239,8 +239,8 @@ def _read_mask(path: Path) -> Mask:
     if mode.startswith("I") and labels.min() >= 0 and labels.max() <= 65535:
         return labels.astype(np.uint16)
     raise NacreError(
-        f"the mask {path} holds colours (mode {mode}), not labels; "
-        "a mask must be a palette or grey PNG of at most 16 bits"
+        f"the mask {path} holds colors (mode {mode}), not labels; "
+        "a mask must be a palette or gray PNG of at most 16 bits"
     )
 
 

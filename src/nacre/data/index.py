@@ -98,6 +98,9 @@ def scan(
 ) -> Iterator[Contents | Problem]:
     """Yield what each pair contains, or what is wrong with it, in the given order.
 
+    The files are read by all cores where there are enough of them for that to pay. Nothing is
+    raised for a bad file, so that a user learns of all of them at once.
+
     Args:
         pairs: The files to read.
         workers: Number of processes; all cores by default, and none for little work.

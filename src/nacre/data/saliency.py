@@ -1,6 +1,6 @@
 """Maps of what is salient, made elsewhere: background that stands out, in which a class may be.
 
-A folder has a grey picture per training image, `NAME.png`, of its size; what is above 0 is salient.
+A folder has a gray image per training image, `NAME.png`, of its size; what is above 0 is salient.
 A mask tells it by a bit above all labels, and a step's table turns background with that bit into a
 target of its own, which `split_salient` takes out again before any loss sees it.
 """

@@ -5,7 +5,7 @@ those that do not fill a batch are dropped. A step that has fewer images than a 
 the borders of epochs instead, so that every batch is full; an image may then be in it twice, each
 time augmented in another way. Where several data sets have shares of a batch, each goes through its
 own images in this way, as often as its share asks for. Neither worker processes nor the number of
-training processes nor a restart in the middle of an epoch changes what is learnt from. A batch of
+training processes nor a restart in the middle of an epoch changes what is learned from. A batch of
 the whole run is dealt to the training processes in slices, their local batches, and each of these
 is cut into micro-batches that fit the device.
 """

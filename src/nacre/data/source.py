@@ -64,11 +64,11 @@ class FileSource(ABC):
         """Find the images of a split; called once, and no file is opened for it."""
 
     def pairs(self, split: Split) -> Sequence[Pair]:
-        """Return name, picture and mask of the images of a split."""
+        """Return name, image and mask of the images of a split."""
         return list(self._by_name[split].values())
 
     def find(self, split: Split, name: str) -> Pair:
-        """Return picture and mask of an image."""
+        """Return image and mask of an image."""
         return self._by_name[split][name]
 
     def index(self, split: Split) -> LabelIndex:

@@ -1,18 +1,20 @@
-"""From a picture and its mask to arrays of one size: crops, scales and flips.
+"""From an image and its mask to arrays of one size: crops, scales and flips.
 
-Every change in training is the same four things: a box of the picture, scaled to a size, put on
-a canvas, turned over or not. What differs is how the box is drawn:
+A crop in training is the same four things: a box of the image, scaled to a size, put on a canvas,
+mirrored or not. What differs is how the box is drawn (`images.crop`):
 
-- ``paper``: an area of 0.5 to 2 times the picture's and an aspect of 3/4 to 4/3, tried ten times
-  for a box that fits (so at most the whole picture), else the largest box of allowed aspect in
+- ``paper``: an area of 0.5 to 2 times the image's and an aspect of 3/4 to 4/3, tried ten times
+  for a box that fits (so at most the whole image), else the largest box of allowed aspect in
   the middle; scaled to the crop whatever its shape.
-- ``deeplab``: the picture scaled by a factor s in 0.5..2, then a crop of it, padded where it is
+- ``deeplab``: the image scaled by a factor s in 0.5..2, then a crop of it, padded where it is
   smaller: the same as a box of side crop/s.
-- ``flip``: a crop at the picture's own scale.
+- ``plain``: a crop at the image's own scale.
 
-Pictures are scaled bilinearly with antialiasing, masks take the label at the nearest pixel
-centre: row i of n from h rows is row floor((i + 1/2) h / n), with Pillow's rounding where that
-falls between two rows. Since the box is known before the picture is decoded, a JPEG is decoded at
+What comes after the crop is `nacre.data.augment`.
+
+Images are scaled bilinearly with antialiasing, masks take the label at the nearest pixel
+center: row i of n from h rows is row floor((i + 1/2) h / n), with Pillow's rounding where that
+falls between two rows. Since the box is known before the image is decoded, a JPEG is decoded at
 1/2, 1/4 or 1/8 in training where that is enough; in testing it is always decoded fully, because a
 figure must not depend on a decoder's short cuts.
 """
@@ -25,19 +27,20 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import Field
 
+from nacre.data.augment import Augment
 from nacre.data.image_io import Mask, load
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelTable, map_labels
 from nacre.utils.config import Config
 
 Sample = tuple[npt.NDArray[np.uint8], Mask]
-"""A picture (3, H, W) and its labels (H, W)."""
+"""An image (3, H, W) and its labels (H, W)."""
 
 AREA = (0.5, 2.0)
 ASPECT = (3 / 4, 4 / 3)
 SCALE = (0.5, 2.0)
 FILL = (124, 116, 104)
-"""Colour beside a picture: ImageNet's mean, so 0 once it is normalised."""
+"""Color beside an image: ImageNet's mean, so 0 once it is normalized."""
 
 _TRIES = 10
 
@@ -46,14 +49,15 @@ EvalMode = Literal["crop", "full", "sliding"]
 
 
 class ImagesConfig(Config):
-    """How pictures are cut for training and testing."""
+    """How images are cut for training and testing."""
 
     crop_size: int = Field(512, ge=8, le=8192, description="side of the square crops in pixels")
-    augmentation: Literal["paper", "deeplab", "flip"] = Field(
+    crop: Literal["paper", "deeplab", "plain"] = Field(
         "paper",
-        description="paper: random area and aspect, as the paper's released implementation; "
-        "deeplab: random scale 0.5 to 2, as the paper's text; flip: no scaling; all with flips",
+        description="how crops are drawn: paper: random area and aspect, as the paper's released "
+        "implementation; deeplab: random scale 0.5 to 2, as the paper's text; plain: no scaling",
     )
+    augment: Augment = Field(default_factory=Augment)
     views: int | None = Field(
         None,
         ge=1,
@@ -64,8 +68,8 @@ class ImagesConfig(Config):
     )
     eval_mode: EvalMode = Field(
         "crop",
-        description="crop: shorter side to `crop_size`, then the centre, as the paper; full: whole "
-        "pictures at their own size; sliding: the same through windows of `crop_size`",
+        description="crop: shorter side to `crop_size`, then the center, as the paper; full: whole "
+        "images at their own size; sliding: the same through windows of `crop_size`",
     )
     mirror: bool = Field(
         False, description="test by the mean of the scores of an image and of its mirror image"
@@ -80,23 +84,23 @@ class ImagesConfig(Config):
 
     @property
     def test_window(self) -> int | None:
-        """Side of the windows that test pictures are seen through, where they are."""
+        """Side of the windows that test images are seen through, where they are."""
         return self.crop_size if self.eval_mode == "sliding" else None
 
     @property
     def predict_mode(self) -> EvalMode:
-        """How a new picture is shown to the network: at the scale it was trained and tested at.
+        """How a new image is shown to the network: at the scale it was trained and tested at.
 
-        Only the augmentation ``paper`` makes pictures as large as the crop; ``deeplab`` and
-        ``flip`` train at the pictures' own scale.
+        Only the crop ``paper`` makes images as large as the crop; ``deeplab`` and ``plain`` train
+        at the images' own scale.
         """
-        if self.eval_mode == "crop" and self.augmentation != "paper":
+        if self.eval_mode == "crop" and self.crop != "paper":
             return "full"
         return self.eval_mode
 
 
 class Box(NamedTuple):
-    """A part of a picture, in pixels."""
+    """A part of an image, in pixels."""
 
     left: int
     top: int
@@ -123,32 +127,32 @@ def train_sample(
     pad: int,
     table: LabelTable | None = None,
 ) -> Sample:
-    """Cut a random square out of a picture and its mask.
+    """Cut a random square out of an image and its mask.
 
     Args:
-        image: The picture, decoded or not; one that is not may be decoded at a smaller scale.
+        image: The image, decoded or not; one that is not may be decoded at a smaller scale.
         mask: Its labels.
         config: How to cut.
         rng: The only source of chance.
-        pad: The label beside the picture, where the crop is larger than the picture.
+        pad: The label beside the image, where the crop is larger than the image.
         table: Maps labels to channels, of which `pad` is one then; fewer pixels are mapped
             this way than by mapping the mask first.
 
     Returns:
-        The picture (3, crop, crop) and the labels or channels (crop, crop).
+        The image (3, crop, crop) and the labels or channels (crop, crop).
     """
     width, height = _common_size(image, mask)
-    if config.augmentation == "paper":
+    if config.crop == "paper":
         place = Placement(_draw_box(width, height, rng), config.crop_size, config.crop_size)
     else:
-        low, high = SCALE if config.augmentation == "deeplab" else (1.0, 1.0)
+        low, high = SCALE if config.crop == "deeplab" else (1.0, 1.0)
         place = _draw_crop(width, height, rng.uniform(low, high), config.crop_size, rng)
-    if rng.random() < 0.5:
+    if config.augment.draw_flip(rng):
         place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
     box = _decode(image, place)
     pixels = _place_image(_scale(image, box, place), place, config.crop_size)
     labels = _place_mask(_nearest(mask, place, table), place, config.crop_size, pad)
-    return pixels, labels
+    return config.augment.apply(pixels, labels, rng)
 
 
 def eval_sample(
@@ -157,10 +161,10 @@ def eval_sample(
     config: ImagesConfig,
     table: LabelTable | None = None,
 ) -> Sample:
-    """Return a picture and its mask as they are tested: the centre, or everything.
+    """Return an image and its mask as they are tested: the center, or everything.
 
     Args:
-        image: The picture, decoded or not.
+        image: The image, decoded or not.
         mask: Its labels.
         config: Says which of the two.
         table: Maps labels to channels.
@@ -194,7 +198,7 @@ def _common_size(image: Image.Image, mask: Mask) -> tuple[int, int]:
 
 
 def _draw_box(width: int, height: int, rng: np.random.Generator) -> Box:
-    """Draw a box by area and aspect; the middle of the picture if none fits."""
+    """Draw a box by area and aspect; the middle of the image if none fits."""
     for _ in range(_TRIES):
         area = width * height * rng.uniform(*AREA)
         aspect = math.exp(rng.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
@@ -210,7 +214,7 @@ def _draw_box(width: int, height: int, rng: np.random.Generator) -> Box:
 def _draw_crop(
     width: int, height: int, scale: float, crop: int, rng: np.random.Generator
 ) -> Placement:
-    """Draw a crop of the picture scaled by ``scale``, and where it lies if it is smaller."""
+    """Draw a crop of the image scaled by ``scale``, and where it lies if it is smaller."""
     side = max(1, round(crop / scale))
     across, down = _along(width, side, crop, rng), _along(height, side, crop, rng)
     box = Box(across[0], down[0], across[1], down[1])
@@ -228,7 +232,7 @@ def _along(
 
 
 def _scale(image: Image.Image, box: Box, place: Placement) -> npt.NDArray[np.uint8]:
-    """Return the box of a decoded picture at its new size, (3, height, width)."""
+    """Return the box of a decoded image at its new size, (3, height, width)."""
     import torch
     import torch.nn.functional as functional
 
@@ -251,7 +255,7 @@ def _scale(image: Image.Image, box: Box, place: Placement) -> npt.NDArray[np.uin
 
 
 def _decode(image: Image.Image, place: Placement) -> Box:
-    """Decode a picture at the smallest scale that is enough; return the box at that scale."""
+    """Decode an image at the smallest scale that is enough; return the box at that scale."""
     box = place.box
     full_width, full_height = image.size
     shrink = min(box.width / place.width, box.height / place.height)
@@ -266,14 +270,14 @@ def _decode(image: Image.Image, place: Placement) -> Box:
 
 
 def _shrunk(start: int, length: int, full: int, small: int) -> tuple[int, int]:
-    """Return start and length of a stretch of ``full`` pixels in a picture of ``small``."""
+    """Return start and length of a stretch of ``full`` pixels in an image of ``small``."""
     first = min(round(start * small / full), small - 1)
     last = max(first + 1, round((start + length) * small / full))
     return first, last - first
 
 
 def _nearest(mask: Mask, place: Placement, table: LabelTable | None = None) -> Mask:
-    """Return the box of a mask at its new size: the label at the nearest pixel centre."""
+    """Return the box of a mask at its new size: the label at the nearest pixel center."""
     left, top, width, height = place.box
     labels = mask[top : top + height, left : left + width]
     if table is None:
@@ -301,7 +305,7 @@ def _pick(labels: Mask, place: Placement) -> Mask:
 def nearest_pixels(length: int, new_length: int) -> npt.NDArray[np.intp]:
     """Return which of ``length`` pixels stands at each of ``new_length``, as Pillow's NEAREST.
 
-    Pillow adds the step up from pixel to pixel, and its rounding decides where the centre of a new
+    Pillow adds the step up from pixel to pixel, and its rounding decides where the center of a new
     pixel falls on the edge of two old ones. Published figures were measured on such masks.
     """
     steps = np.full(new_length, length / new_length)

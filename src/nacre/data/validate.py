@@ -1,6 +1,6 @@
 """Checks a data folder before anything is trained: what is there, and all that is wrong with it.
 
-Every mask is counted and every picture decoded, by all cores. Nothing is written.
+Every mask is counted and every image decoded, by all cores. Nothing is written.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class SplitReport:
         expected: How many it has where the data set is whole; None if nobody can know.
         index: Labels and pixels of the images that could be read.
         problems: What is wrong, one at most for an image.
-        turned: How many pictures EXIF data turn; their masks must be drawn on the turned ones.
+        turned: How many images EXIF data turn; their masks must be drawn on the turned ones.
     """
 
     split: Split

@@ -221,6 +221,6 @@ def _color(key: Any, value: Any) -> tuple[int, int, int]:
     good = isinstance(value, list) and len(value) == 3
     if not good or any(type(one) is not int or not 0 <= one <= 255 for one in value):
         raise NacreError(
-            f"the colour of {shown(key)} is {shown(value)}; it must be [red, green, blue]"
+            f"the color of {shown(key)} is {shown(value)}; it must be [red, green, blue]"
         )
     return (value[0], value[1], value[2])

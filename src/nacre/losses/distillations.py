@@ -1,34 +1,68 @@
-"""Label-guided distillation (LGKD): the teacher's background goes to the class the label names.
+"""Distillations of later methods: guided by labels (LGKD), decomposed (DKD), local POD (PLOP).
 
-The student's softmax q is over all channels. The teacher's p is over the old ones, 0 on the new
-ones; where the label names a new class y, what the teacher calls background is y, so that its
-background's probability is moved there. Per pixel with target y:
+**Guided by labels.** The student's softmax q is over all channels. The teacher's p is over the old
+ones, 0 on the new ones; where the label names a new class y, what the teacher calls background is
+y, so that its background's probability is moved there. Per pixel with target y:
 
     p'[b] = 0, p'[y] = p[b]   if y is new;   p' = p elsewhere
     loss  = - weight(y) sum over all channels of p'[c] log q[c]
 
-where weight(y) is that of pixels with a new class or that of all other pixels. The sum over the
-channels is not divided by their number; the mean is over the pixels that are not ignored.
+The sum over the channels is not divided by their number; the mean is over the pixels that are not
+ignored. Unlike the unbiased distillation (eq. 7), which lets a new class share the teacher's
+background anywhere, this one pushes new classes down wherever the label does not name them, and
+unlike the plain one (eq. 6) it sees all channels. With the weight 0 for new classes and on pixels
+labeled background alone it is the first term of ALIFE. LGKD stays at the resolution of the logits:
+with targets from `nearest_targets` nothing is upsampled.
 
-Unlike the unbiased distillation (eq. 7), which lets a new class share the teacher's background
-anywhere, this one pushes new classes down wherever the label does not name them, and unlike the
-plain one (eq. 6) it sees all channels. With the weight 0 for new classes and on pixels labelled
-background alone it is the first term of ALIFE.
+**Decomposed.** A logit is the sum over d of f[d] w[d]. Its positive and its negative part
 
-Logits have the size of the targets. LGKD stays at the resolution of the logits: with targets from
-`nearest_targets` nothing is upsampled.
+    z+ = sum over d of max(f[d] w[d], 0)        z- = sum over d of min(f[d] w[d], 0)
+
+say what speaks for the class and what against it. Both are kept where the teacher has them, each as
+a sigmoid, without bias and at the resolution of the features:
+
+    dkd+ = sum over the old classes of the mean over all pixels of B(sigmoid(z+_teacher), z+)
+    dkd- = the same with z-
+
+with the binary cross-entropy B(t, x) = log(1 + e^x) - t x. The student's features and rows both get
+gradients. With f+ = max(f, 0) and f- = max(-f, 0) and the same for w, for any features
+
+    z+ = f+ w+ + f- w-        z- = -(f+ w- + f- w+)
+
+The auxiliary classifier is one row that learns to call every pixel negative, new classes included,
+on features that get no gradient from it:
+
+    ac = mean over all pixels of log(1 + e^x_aux)
+
+A row of a new class starts as a copy of it (`nacre.models.classifier.copy_row`): negative wherever
+nothing is known.
+
+**Local POD.** With f the student's map of a layer (D,h,w) and g the teacher's, every element is
+squared. For each scale s the maps are cut into s x s windows of (h // s) x (w // s); rows and
+columns that are left over do not count. Each window is described by its means over the width and
+over the height:
+
+    Phi(f) = all of  1/(w // s) sum_col f[d, row, col]^2   and   1/(h // s) sum_row f[d, row, col]^2
+    local_pod(f, g) = mean over the images of | Phi(f) - Phi(g) |_2
+
+    pod = sqrt(T/N) / layers * sum over the layers of factor * local_pod
+
+with T all channels, background included, and N the new ones. The norm is not squared, nothing is
+normalized: so PLOP's released implementation, whose factors mean something only with it. For the
+layer of the logits the student's new channels are added to its background's, as they are
+(`merge_new_into_background`), so that both have the old channels. Phi is linear in the squares, so
+only f^2 - g^2 is pooled, for all scales at once by one matrix product along the width and one along
+the height.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nacre.labels.channels import IGNORE_INDEX, ignore_value
 from nacre.losses.reference import at_least_float32, pixel_count, upsample
@@ -44,14 +78,14 @@ def label_guided_distillation(
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Cross-entropy of all channels to the teacher's, guided by the labels.
+    """Return the cross-entropy of all channels to the teacher's, guided by the labels.
 
     Args:
         logits: the student's, N,C,H,W.
         old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
         targets: N,H,W, channel numbers of any integer type.
-        old_weight: weight of pixels labelled background (or with any old target).
-        new_weight: weight of pixels labelled with a new class.
+        old_weight: weight of pixels labeled background (or with any old target).
+        new_weight: weight of pixels labeled with a new class.
         num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
             are not ignored.
         ignore_index: the target of pixels that do not count.
@@ -72,7 +106,7 @@ def label_guided_distillation(
 def guided_probabilities(
     old_logits: Tensor, targets: Tensor, num_classes: int, *, ignore_index: int = IGNORE_INDEX
 ) -> Tensor:
-    """The teacher's softmax over all channels, its background moved to the class of the label.
+    """Return the teacher's softmax over all channels, its background moved to the label's class.
 
     Args:
         old_logits: the teacher's, N,K,H,W.
@@ -91,7 +125,7 @@ def guided_probabilities(
 
 
 def nearest_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
-    """Targets N,H,W at a smaller size: of each cell the one at its top left corner."""
+    """Return targets N,H,W at a smaller size: of each cell the one at its top left corner."""
     rows, columns = (
         torch.arange(small, device=targets.device) * large // small
         for small, large in zip(size, targets.shape[1:], strict=True)
@@ -100,7 +134,7 @@ def nearest_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def decomposed_logits(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What speaks for each class and what against it.
+    """Return what speaks for each class and what against it.
 
     Args:
         features: N,D,h,w, of any sign.
@@ -124,7 +158,7 @@ def decomposed_logits(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
 def decomposed_distillation(
     features: Tensor, weight: Tensor, old_features: Tensor, old_weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Distil the positive and the negative parts of the old classes' logits.
+    """Distill the positive and the negative parts of the old classes' logits.
 
     Args:
         features: the student's, N,D,h,w.
@@ -144,7 +178,7 @@ def decomposed_distillation(
 
 
 def auxiliary_loss(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """How far the auxiliary classifier is from calling every pixel negative.
+    """Return how far the auxiliary classifier is from calling every pixel negative.
 
     Args:
         logits: N,1,h,w, of features that are detached.
@@ -154,7 +188,7 @@ def auxiliary_loss(logits: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _sum_of_means(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """Binary cross-entropy, summed over channels, mean over pixels."""
+    """Return the binary cross-entropy, summed over channels, mean over pixels."""
     return F.binary_cross_entropy_with_logits(logits, probabilities) * logits.shape[1]
 
 
@@ -163,7 +197,7 @@ SCALES = (1, 2, 4)
 
 
 def local_pod(features: Tensor, old_features: Tensor, *, scales: Sequence[int] = SCALES) -> Tensor:
-    """Distance of one layer's features to the teacher's.
+    """Return the distance of one layer's features to the teacher's.
 
     Args:
         features: the student's, N,D,h,w, in any precision; squares are taken in float32 at least.
@@ -174,10 +208,18 @@ def local_pod(features: Tensor, old_features: Tensor, *, scales: Sequence[int] =
         The mean over the images of the distance.
     """
     assert features.shape == old_features.shape, (features.shape, old_features.shape)
-    distance: Tensor = _LocalPod.apply(  # type: ignore[no-untyped-call]
-        features, old_features.detach(), tuple(scales)
-    )
-    return distance
+    # Autocast would take the matrix products to half precision.
+    with torch.autocast(features.device.type, enabled=False):
+        difference = _difference_of_squares(features, old_features.detach())
+        height, width = difference.shape[1:3]
+        scales = tuple(scale for scale in scales if scale <= min(height, width))
+        rows, columns = (_Windows(size, scales, difference) for size in (height, width))
+        by_row = torch.matmul(columns.means.t(), difference) * rows.inside.unsqueeze(2)
+        by_column = _along_height(rows.means.t(), difference) * columns.inside.t().unsqueeze(2)
+        squares = by_row.square().sum((1, 2, 3)) + by_column.square().sum((1, 2, 3))
+        # The square root has no slope at 0, where nothing is to be learned.
+        is_far = squares > 0
+        return torch.where(is_far, torch.where(is_far, squares, 1).sqrt(), 0).mean()
 
 
 def pod_loss(
@@ -187,7 +229,7 @@ def pod_loss(
     num_new: int,
     scales: Sequence[int] = SCALES,
 ) -> Tensor:
-    """Sum of the layers' distances, weighted as PLOP does.
+    """Return the sum of the layers' distances, weighted as PLOP does.
 
     Args:
         layers: the student's features, the teacher's, and the layer's factor.
@@ -205,39 +247,8 @@ def merge_new_into_background(logits: Tensor, num_old: int) -> Tensor:
     return torch.cat([background, logits[:, 1:num_old]], 1)
 
 
-class _LocalPod(torch.autograd.Function):
-    """Both passes in the layout N,h,w,D, in which the trainer has features lie in memory."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, features: Tensor, old_features: Tensor, scales: tuple[int, ...]
-    ) -> Tensor:
-        # Autocast would take the matrix products to half precision.
-        with torch.autocast(features.device.type, enabled=False):
-            difference = _difference_of_squares(features, old_features)
-            _, height, width, _ = difference.shape
-            scales = tuple(scale for scale in scales if scale <= min(height, width))
-            rows, columns = (_Windows(size, scales, difference) for size in (height, width))
-            by_row = torch.matmul(columns.means.t(), difference) * rows.inside.unsqueeze(2)
-            by_column = _along_height(rows.means.t(), difference) * columns.inside.t().unsqueeze(2)
-            norms = (_square_sum(by_row) + _square_sum(by_column)).sqrt()
-        ctx.save_for_backward(features, by_row, by_column, rows.means, columns.means, norms)
-        return norms.mean()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        features, by_row, by_column, row_means, column_means, norms = ctx.saved_tensors
-        with torch.autocast(features.device.type, enabled=False):
-            factor = torch.where(norms > 0, 2 * scale / (norms * len(norms)), 0).view(-1, 1, 1, 1)
-            gradient = torch.matmul(column_means, by_row * factor)
-            gradient += _along_height(row_means, by_column * factor)
-            gradient = gradient.permute(0, 3, 1, 2).mul_(features)
-        return gradient.to(features.dtype), None, None
-
-
 class _Windows:
-    """How the rows (or columns) of a map fall into windows, all scales side by side.
+    """The windows that the rows (or columns) of a map fall into, all scales side by side.
 
     Attributes:
         means: size x windows, what averages over each window.
@@ -257,16 +268,12 @@ class _Windows:
 
 
 def _difference_of_squares(features: Tensor, old_features: Tensor) -> Tensor:
-    """The difference of squares, N,h,w,D, in float32 at least: squares overflow half precision."""
+    """Return the difference of squares, N,h,w,D, which would overflow half precision."""
     dtype = torch.promote_types(features.dtype, torch.float32)
     difference = features.to(dtype).square() - old_features.to(dtype).square()
     return difference.permute(0, 2, 3, 1).contiguous()
 
 
 def _along_height(matrix: Tensor, x: Tensor) -> Tensor:
-    """The product with a matrix over the rows of N,h,w,D."""
+    """Return the product with a matrix over the rows of N,h,w,D."""
     return torch.matmul(matrix, x.flatten(2)).view(len(x), len(matrix), *x.shape[2:])
-
-
-def _square_sum(x: Tensor) -> Tensor:
-    return x.square().sum((1, 2, 3))

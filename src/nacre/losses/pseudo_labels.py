@@ -1,4 +1,4 @@
-"""Pseudo-labels: what the teacher says of pixels that are labelled background, where it is sure.
+"""Pseudo-labels: what the teacher says of pixels that are labeled background, where it is sure.
 
 With p the teacher's softmax of a pixel over its O channels, a pixel whose target y is background
 becomes
@@ -12,7 +12,7 @@ label that names an old class is believed here.) Certain is one of
     probability   max p >= threshold
     sigmoid       max sigmoid(z) >= threshold, for teachers of one sigmoid per channel (SSUL)
 
-PLOP's threshold of a channel is the median of H over the pixels that are labelled background and
+PLOP's threshold of a channel is the median of H over the pixels that are labeled background and
 that the teacher gives to the channel, but at least 0.001. `score_histogram` counts them: histograms
 of batches and of processes add up, and the median is interpolated within its bin.
 
@@ -30,8 +30,8 @@ image's cross-entropy. The mean is still taken over the pixels that had a label 
   0: then all pixels of the channel are accepted, or, if it has fewer than about 9900, those
   below 0.001.
 
-What a teacher says (`teacher_view`) is found strip by strip, so that its logits never exist at the
-size of the targets; only the best channel and one number per pixel do.
+What a teacher predicts (`teacher_predictions`) is found strip by strip, so that its logits never
+exist at the size of the targets; only the best channel and one number per pixel do.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ import torch
 from torch import Tensor
 
 from nacre.labels.channels import IGNORE_INDEX, ignore_value, target_dtype
-from nacre.losses.device_kernels import PlainKernel
-from nacre.losses.fused import _losses, fused_losses
-from nacre.losses.reference import at_least_float32, pixel_count
+from nacre.losses.reference import at_least_float32
 from nacre.losses.strips import StripUpsampler
 
 Score = Literal["entropy", "probability", "sigmoid"]
@@ -56,7 +54,7 @@ RELEASED_BINS = 100
 _BITS = math.log2(math.e)
 
 
-class TeacherView(NamedTuple):
+class TeacherPrediction(NamedTuple):
     """The teacher's best channel of each pixel, and how sure it is.
 
     Attributes:
@@ -69,13 +67,15 @@ class TeacherView(NamedTuple):
 
 
 @torch.no_grad()
-def teacher_view(old_logits: Tensor, size: tuple[int, int], score: Score) -> TeacherView:
+def teacher_predictions(
+    old_logits: Tensor, size: tuple[int, int], score: Score
+) -> TeacherPrediction:
     """Find the best channel of each pixel and its score from low-resolution logits.
 
     Args:
         old_logits: the teacher's, N,O,h,w.
         size: height and width of the targets.
-        score: normalised entropy, softmax of the best channel, or its sigmoid.
+        score: normalized entropy, softmax of the best channel, or its sigmoid.
     """
     # In bits, as the fused losses: powers of 2 are faster, and the entropy's unit cancels out
     logits = at_least_float32(old_logits.detach()) * _BITS
@@ -94,11 +94,11 @@ def teacher_view(old_logits: Tensor, size: tuple[int, int], score: Score) -> Tea
             strip.put(_score(below, greatest, score), scores)
             # The first of the greatest, found by values alone: as in `predict_classes`
             strip.put(channels - below.eq_(0).mul_(rank).amax(1), best)
-    return TeacherView(best, scores)
+    return TeacherPrediction(best, scores)
 
 
 def _score(below: Tensor, greatest: Tensor, score: Score) -> Tensor:
-    """The score of a strip from its logits below the greatest, L,C,W, and the greatest, L,W."""
+    """Return the score from logits below the greatest, L,C,W, and the greatest, L,W."""
     if score == "sigmoid":
         return greatest.div(_BITS).sigmoid_()
     powers = below.exp2()
@@ -110,12 +110,12 @@ def _score(below: Tensor, greatest: Tensor, score: Score) -> Tensor:
     return entropy / max(math.log2(below.shape[1]), 1.0)
 
 
-def score_histogram(view: TeacherView, counted: Tensor, num_old: int, *, bins: int) -> Tensor:
+def score_histogram(view: TeacherPrediction, counted: Tensor, num_old: int, *, bins: int) -> Tensor:
     """Count pixels by the teacher's channel and by its score in 0..1.
 
     Args:
         view: the teacher's channels and scores.
-        counted: N,H,W, which pixels count: those that are labelled background.
+        counted: N,H,W, which pixels count: those that are labeled background.
         num_old: the teacher's channels.
         bins: equal bins of the scores; those beyond 1 are in the last.
 
@@ -130,7 +130,7 @@ def score_histogram(view: TeacherView, counted: Tensor, num_old: int, *, bins: i
 
 
 def median_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tensor:
-    """Median score of each channel, interpolated within its bin.
+    """Return the median score of each channel, interpolated within its bin.
 
     Args:
         histogram: channels x bins of scores in 0..1.
@@ -151,7 +151,7 @@ def median_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tens
 
 
 def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tensor:
-    """What PLOP's implementation takes for the median, see the module.
+    """Return what PLOP's implementation takes for the median, see the module.
 
     Args:
         histogram: channels x 100 bins of `released_scores`.
@@ -173,12 +173,12 @@ def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Te
 
 
 def released_scores(entropy: Tensor, num_old: int, num_new: int) -> Tensor:
-    """The entropy as PLOP's implementation normalises it: divided by O log T once more."""
+    """Return the entropy as PLOP's implementation normalises it: divided by O log T once more."""
     return entropy / (num_old * math.log(num_old + num_new))
 
 
-def certain_by_entropy(view: TeacherView, thresholds: Tensor) -> Tensor:
-    """Where the entropy is below the threshold of the teacher's channel, N,H,W."""
+def accept_by_entropy(view: TeacherPrediction, thresholds: Tensor) -> Tensor:
+    """Return where the entropy is below the threshold of the teacher's channel, N,H,W."""
     return view.scores < thresholds.to(view.scores.dtype)[view.channels.long()]
 
 
@@ -208,8 +208,8 @@ def pseudo_targets(
     return torch.where(is_background & certain, channels.to(targets.dtype), kept)
 
 
-def accepted_share(targets: Tensor, certain: Tensor) -> Tensor:
-    """PLOP's factor of each image: the accepted ones of its background pixels; 0 if it has none.
+def acceptance_rate(targets: Tensor, certain: Tensor) -> Tensor:
+    """Return PLOP's factor of each image: its share of accepted background.
 
     Args:
         targets: N,H,W, as they were before.
@@ -218,47 +218,3 @@ def accepted_share(targets: Tensor, certain: Tensor) -> Tensor:
     is_background = targets == 0
     accepted = (is_background & certain).sum((1, 2), dtype=torch.float32)
     return accepted / (is_background.sum((1, 2)) + 1e-6)
-
-
-def weighted_cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    *,
-    may_be: Tensor | None = None,
-    num_pixels: float | Tensor | None = None,
-    ignore_index: int = IGNORE_INDEX,
-) -> Tensor:
-    """Cross-entropy, eq. 2, in which each image has a weight, from low-resolution logits.
-
-    Args:
-        logits: the student's, N,C,h,w.
-        targets: N,H,W, channel numbers of any integer type.
-        weights: one per image, such as `accepted_share`.
-        may_be: N,C,C, bool: what a pixel of each target may be, by image, as in `fused_losses`.
-        num_pixels: what the weighted sum over the pixels is divided by, instead of the number of
-            pixels that are not ignored. PLOP's is the number before pixels were set aside.
-        ignore_index: the target of pixels that do not count.
-    """
-    ignore_index = ignore_value(targets, ignore_index)
-    if logits.is_cuda and may_be is None:  # a pass for each image would be many small kernels
-        kernel = PlainKernel(ce=True, kd=False, num_old=1, ignore_index=ignore_index)
-        logits = at_least_float32(logits)
-        divisors = {"ce": pixel_count(logits, targets, num_pixels, ignore_index)}
-        return _losses(kernel, logits, None, targets, divisors, weights.unsqueeze(1))["ce"]
-    if num_pixels is None:
-        num_pixels = (targets != ignore_index).sum()
-    # On a CPU a pass for each image takes no longer: strips are parts of an image anyway.
-    images = [slice(n, n + 1) for n in range(len(logits))]
-    losses = [
-        fused_losses(
-            logits[n],
-            targets[n],
-            ce="plain" if may_be is None else "unbiased",
-            may_be=None if may_be is None else may_be[n],
-            num_pixels=num_pixels,
-            ignore_index=ignore_index,
-        )["ce"]
-        for n in images
-    ]
-    return (torch.stack(losses) * weights).sum()

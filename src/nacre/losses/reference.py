@@ -10,14 +10,15 @@ Notation: x are the student's logits, q = softmax(x), p the teacher's softmax, b
     unbiased_distillation     eq. 5, 7   the same with q^[b] = sum_C q and q^[c] = q[c]; in general
                                          q^[k] = sum of q over k and all that splits from k
 
-and, for classifiers that are one sigmoid per class (LwF-MC), with s = sigmoid(x) and the binary
-cross-entropy B(t, s) = -t log s - (1 - t) log(1 - s):
+and, for classifiers that are one sigmoid per class (LwF-MC, DKD, SSUL, STAR), with
+s = sigmoid(x) and the binary cross-entropy B(t, s) = -t log s - (1 - t) log(1 - s):
 
-    binary_cross_entropy      sum over all channels of B([c is y], s[c])
+    binary_cross_entropy      sum over the channels of B([c is y], s[c])
     binary_distillation       sum over the old channels of B(teacher's sigmoid, s[c])
     binary_mixed              one sum over all channels, the old ones' targets being the teacher's
 
 Losses of labels are averaged over the pixels that are not ignored, distillations over all pixels.
+`nacre.losses.strips.by_strips` computes any of them straight from low-resolution logits.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ def cross_entropy(
     logits: Tensor,
     targets: Tensor,
     *,
+    weights: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Cross-entropy, eq. 2.
+    """Return the cross-entropy, eq. 2.
 
     Args:
         logits: N,C,H,W.
         targets: N,H,W, channel numbers of any integer type.
+        weights: N, of the images; all weigh 1 if not given.
         num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
             are not ignored. With the count of a whole batch here, the losses of its parts add up
             to the loss of the whole.
@@ -53,7 +56,7 @@ def cross_entropy(
     """
     ignore_index = ignore_value(targets, ignore_index)
     log_q = at_least_float32(logits).log_softmax(1)
-    return _mean_negative(log_q, targets, num_pixels, ignore_index)
+    return _mean_negative(log_q, targets, weights, num_pixels, ignore_index)
 
 
 def unbiased_cross_entropy(
@@ -61,16 +64,18 @@ def unbiased_cross_entropy(
     targets: Tensor,
     num_old: int,
     *,
+    weights: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Cross-entropy where background may be any old class, eq. 3 and 4.
+    """Return the cross-entropy where background may be any old class, eq. 3 and 4.
 
     Args:
         logits: N,C,H,W.
         targets: N,H,W, channel numbers of any integer type.
         num_old: channels that were there before the step, background included; 0 in step 0, where
             nothing is old and the result is that of `cross_entropy`.
+        weights: as in `cross_entropy`.
         num_pixels: as in `cross_entropy`.
         ignore_index: the label of pixels that do not count.
 
@@ -83,7 +88,7 @@ def unbiased_cross_entropy(
     everything = logits.logsumexp(1, keepdim=True)
     background = logits[:, : max(1, num_old)].logsumexp(1, keepdim=True)
     log_q = torch.cat([background, logits[:, 1:]], dim=1) - everything
-    return _mean_negative(log_q, targets, num_pixels, ignore_index)
+    return _mean_negative(log_q, targets, weights, num_pixels, ignore_index)
 
 
 def partial_cross_entropy(
@@ -91,10 +96,11 @@ def partial_cross_entropy(
     targets: Tensor,
     may_be: Tensor,
     *,
+    weights: Tensor | None = None,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Cross-entropy where a pixel may be one of several channels, which the image decides.
+    """Return the cross-entropy where a pixel may be one of several channels, by image.
 
     Where background may be any old class it is `unbiased_cross_entropy`, where every target is
     itself alone it is `cross_entropy`. One step may learn from data sets that label different
@@ -104,6 +110,7 @@ def partial_cross_entropy(
         logits: N,C,H,W.
         targets: N,H,W, channel numbers of any integer type.
         may_be: N,C,C, bool: whether a pixel of an image whose target is y may be c; itself always.
+        weights: as in `cross_entropy`.
         num_pixels: as in `cross_entropy`.
         ignore_index: the label of pixels that do not count.
 
@@ -116,12 +123,13 @@ def partial_cross_entropy(
     target = (targets.long() * counted).unsqueeze(1).expand_as(logits)
     allowed = may_be.transpose(1, 2).gather(2, target.flatten(2)).view_as(logits)
     candidates = logits.masked_fill(~allowed, -torch.inf).logsumexp(1)
-    total = ((logits.logsumexp(1) - candidates) * counted).sum()
+    by_pixel = (logits.logsumexp(1) - candidates) * counted
+    total = _weigh(by_pixel, weights).sum()
     return total / pixel_count(logits, targets, num_pixels, ignore_index)
 
 
 def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
-    """Cross-entropy of the old channels among themselves to the teacher, eq. 5 and 6.
+    """Return the cross-entropy of the old channels to the teacher, eq. 5 and 6.
 
     Args:
         logits: the student's, N,C,H,W.
@@ -139,7 +147,7 @@ def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
 def unbiased_distillation(
     logits: Tensor, old_logits: Tensor, new_origins: Sequence[int] | None = None
 ) -> Tensor:
-    """Distillation where what a new class splits from may be that class, eq. 5 and 7.
+    """Return the distillation where an origin may be a class that splits from it, eq. 5 and 7.
 
     Args:
         logits: the student's, N,C,H,W.
@@ -160,7 +168,7 @@ def unbiased_distillation(
 
 
 def fold_new(logits: Tensor, new_origins: Sequence[int]) -> Tensor:
-    """Log-sum-exp of every old channel and the new ones that split from it, N,C,... to N,K,..."""
+    """Return the log-sum-exp of each old channel with its new ones, N,C,... to N,K,..."""
     num_old = logits.shape[1] - len(new_origins)
     folded, first = [], 0
     for origin in sorted(set(new_origins)):
@@ -174,35 +182,58 @@ def binary_cross_entropy(
     logits: Tensor,
     targets: Tensor,
     *,
+    first: int = 0,
+    positive_weight: float = 1.0,
     hidden: Tensor | None = None,
+    num_background: int = 1,
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Binary cross-entropy of one sigmoid per channel, summed over the channels.
+    """Return the binary cross-entropy of one sigmoid per channel, summed over the channels.
+
+    A target that is none of the channels is negative for all of them.
 
     Args:
-        logits: N,C,H,W.
+        logits: N,C,H,W, of all channels or of some of them.
         targets: N,H,W, channel numbers of any integer type.
-        hidden: N,C, bool: which channels may hide in the background of an image: their terms are
-            left out there, but for the background's own.
-        num_pixels: as in `cross_entropy`.
-        ignore_index: the label of pixels that do not count.
+        first: The target that means the first of these channels.
+        positive_weight: Weight of the term of a pixel's own channel.
+        hidden: N,C, bool: which of these channels may hide in the background of an image: their
+            terms are left out there, but for the background's own.
+        num_background: How many targets mean background, from 0 on.
+        num_pixels: As in `cross_entropy`.
+        ignore_index: The target of pixels that do not count.
 
     Returns:
         The mean over the pixels that are not ignored; 0 if all are.
     """
     ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
-    channel_targets = _one_hot(targets, logits, ignore_index)
-    return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index, hidden)
+    is_target = _is_target(targets, logits, first)
+    by_channel = F.binary_cross_entropy_with_logits(
+        logits,
+        is_target.to(logits.dtype),
+        pos_weight=None if positive_weight == 1 else logits.new_full((), positive_weight),
+        reduction="none",
+    )
+    if hidden is not None:
+        is_background = ((targets >= 0) & (targets < num_background)).unsqueeze(1)
+        by_channel = by_channel.masked_fill(
+            hidden[:, :, None, None] & is_background & ~is_target, 0
+        )
+    total = (by_channel.sum(1) * (targets != ignore_index)).sum()
+    return total / pixel_count(logits, targets, num_pixels, ignore_index)
 
 
-def binary_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
-    """Binary cross-entropy of the old channels to the teacher's sigmoids, summed over them.
+def binary_distillation(
+    logits: Tensor, old_logits: Tensor, *, num_pixels: float | None = None
+) -> Tensor:
+    """Return the binary cross-entropy of the old channels to the teacher's sigmoids, summed.
 
     Args:
-        logits: the student's, N,C,H,W.
-        old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
+        logits: The student's, N,C,H,W.
+        old_logits: The teacher's, N,K,H,W with K <= C; no gradient flows into them.
+        num_pixels: What the sum over the pixels is divided by, instead of their number.
 
     Returns:
         The mean over all pixels.
@@ -210,7 +241,8 @@ def binary_distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
     num_old = _num_old(logits, old_logits)
     old_targets = at_least_float32(old_logits.detach()).sigmoid()
     old_channels = at_least_float32(logits)[:, :num_old]
-    return num_old * F.binary_cross_entropy_with_logits(old_channels, old_targets)
+    total = F.binary_cross_entropy_with_logits(old_channels, old_targets, reduction="sum")
+    return total / (old_targets[:, 0].numel() if num_pixels is None else num_pixels)
 
 
 def binary_mixed(
@@ -223,17 +255,17 @@ def binary_mixed(
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Binary cross-entropy to the labels for new channels, to the teacher's sigmoids for old ones.
+    """Return the binary cross-entropy to the labels for new channels, to the teacher for old ones.
 
     Args:
-        logits: the student's, N,C,H,W.
+        logits: The student's, N,C,H,W.
         targets: N,H,W, channel numbers of any integer type.
-        old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
-        labeled_background: background's target is the label's (LwF-MC's variant C), not the
+        old_logits: The teacher's, N,K,H,W with K <= C; no gradient flows into them.
+        labeled_background: Background's target is the label's (LwF-MC's variant C), not the
             teacher's (variant D).
-        hidden: as in `binary_cross_entropy`, for the new channels.
-        num_pixels: as in `cross_entropy`.
-        ignore_index: the label of pixels that do not count.
+        hidden: As in `binary_cross_entropy`, for the new channels.
+        num_pixels: As in `cross_entropy`.
+        ignore_index: The label of pixels that do not count.
 
     Returns:
         The mean over the pixels that are not ignored of the sum over channels; 0 if all are.
@@ -241,26 +273,29 @@ def binary_mixed(
     ignore_index = ignore_value(targets, ignore_index)
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
-    first = 1 if labeled_background else 0
-    channel_targets = _one_hot(targets, logits, ignore_index)
-    channel_targets[:, first:num_old] = at_least_float32(old_logits.detach()).sigmoid()[:, first:]
+    taught = slice(1 if labeled_background else 0, num_old)
+    channel_targets = _is_target(targets, logits, 0).to(logits.dtype)
+    channel_targets[:, taught] = at_least_float32(old_logits.detach()).sigmoid()[:, taught]
+    by_channel = F.binary_cross_entropy_with_logits(logits, channel_targets, reduction="none")
     if hidden is not None:
-        hidden = hidden.clone()
-        hidden[:, :num_old] = False
-    return _binary_mean(logits, channel_targets, targets, num_pixels, ignore_index, hidden)
+        left_out = hidden[:, num_old:, None, None] & (targets == 0).unsqueeze(1)
+        new = by_channel[:, num_old:].masked_fill(left_out, 0)
+        by_channel = torch.cat([by_channel[:, :num_old], new], 1)
+    total = (by_channel.sum(1) * (targets != ignore_index)).sum()
+    return total / pixel_count(logits, targets, num_pixels, ignore_index)
 
 
 def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear interpolation of N,C,h,w logits to the given height and width.
+    """Interpolate N,C,h,w logits bilinearly to a height and width.
 
-    Pixel centres are kept in place (`align_corners=False`).
+    Pixel centers are kept in place (`align_corners=False`).
     """
     logits = at_least_float32(logits)
     return F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Half precision is too coarse for a log-sum-exp; float32 and float64 stay what they are."""
+    """Return logits in a precision that is fine enough for a log-sum-exp: not half."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
@@ -272,41 +307,45 @@ def _num_old(logits: Tensor, old_logits: Tensor) -> int:
 
 
 def _mean_negative(
-    log_q: Tensor, targets: Tensor, num_pixels: float | Tensor | None, ignore_index: int
+    log_q: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    num_pixels: float | Tensor | None,
+    ignore_index: int,
 ) -> Tensor:
-    """Mean of -log_q at the labels over the pixels that are not ignored."""
-    total = F.nll_loss(log_q, targets.long(), ignore_index=ignore_index, reduction="sum")
+    """Return the mean of -log_q at the labels over the pixels that are not ignored."""
+    reduction = "sum" if weights is None else "none"
+    by_pixel = F.nll_loss(log_q, targets.long(), ignore_index=ignore_index, reduction=reduction)
+    total = by_pixel if weights is None else _weigh(by_pixel, weights).sum()
     return total / pixel_count(log_q, targets, num_pixels, ignore_index)
 
 
-def _binary_mean(
-    logits: Tensor,
-    channel_targets: Tensor,
-    targets: Tensor,
-    num_pixels: float | Tensor | None,
-    ignore_index: int,
-    hidden: Tensor | None,
-) -> Tensor:
-    """Binary cross-entropy, summed over channels, mean over the pixels that are not ignored."""
-    by_channel = F.binary_cross_entropy_with_logits(logits, channel_targets, reduction="none")
-    if hidden is not None:
-        left_out = hidden[:, 1:, None, None] & (targets == 0).unsqueeze(1)
-        by_channel = torch.cat([by_channel[:, :1], by_channel[:, 1:].masked_fill(left_out, 0)], 1)
-    total = (by_channel.sum(1) * (targets != ignore_index)).sum()
-    return total / pixel_count(logits, targets, num_pixels, ignore_index)
+def _weigh(by_pixel: Tensor, weights: Tensor | None) -> Tensor:
+    """Return values N,H,W times the weights of the images, if there are any."""
+    return by_pixel if weights is None else by_pixel * weights.to(by_pixel.dtype)[:, None, None]
 
 
-def _one_hot(targets: Tensor, logits: Tensor, ignore_index: int) -> Tensor:
-    """Targets in the shape of the logits; all 0 where the label is ignored."""
-    counted = (targets != ignore_index).unsqueeze(1)
-    index = targets.long().unsqueeze(1) * counted
-    return torch.zeros_like(logits).scatter_(1, index, counted.to(logits.dtype))
+def _is_target(targets: Tensor, logits: Tensor, first: int) -> Tensor:
+    """Return which channel is each pixel's target, N,C,H,W; none if it lies outside of them."""
+    channels = torch.arange(first, first + logits.shape[1], device=logits.device)
+    return targets.long().unsqueeze(1) == channels.view(-1, 1, 1)
 
 
 def pixel_count(
-    logits: Tensor, targets: Tensor, num_pixels: float | Tensor | None, ignore_index: int
+    logits: Tensor,
+    targets: Tensor,
+    num_pixels: float | Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """What sums over pixels are divided by: 1 in place of 0, so that an empty sum gives 0."""
+    """Return what sums over pixels are divided by: 1 for 0, so that an empty sum gives 0.
+
+    Args:
+        logits: Whose type and device the number has.
+        targets: N,H,W.
+        num_pixels: Taken instead of the number of pixels that are not ignored.
+        ignore_index: The target of pixels that do not count.
+    """
+    ignore_index = ignore_value(targets, ignore_index)
     count = (targets != ignore_index).sum() if num_pixels is None else num_pixels
     if not isinstance(count, Tensor):  # filled on the device: nothing is copied, nobody waits
         return logits.new_full((), count if count > 0 else 1)

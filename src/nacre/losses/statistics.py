@@ -1,4 +1,4 @@
-"""What is kept of a class instead of its pictures: the statistics of its features.
+"""STAR: the statistics that are kept of a class instead of its images, and the terms they are for.
 
 A feature f of a pixel (the head's output, D numbers) is a direction u = f/|f| and a length |f|. Of
 the n pixels of a class k are kept
@@ -12,8 +12,50 @@ drawn again as
 
     x = (m + noise * e) * (mean + deviation * e'),   e normal for each channel, e' for each vector
 
-and cut off at 0 where features come from a ReLU (STAR; see `nacre.losses.statistics` for what its
-released implementation does otherwise).
+and cut off at 0 where features come from a ReLU.
+
+The channels are one sigmoid per class, without background; old rows stay as they are. With N_k the
+pixels of class k in its own step and N_0 those of background, P_k and P_0 the pixels of this step
+that are labeled background and that the teacher gives to k or to no class (all on the grid of the
+features, over one epoch), an iteration draws
+
+    n_k = floor(max(0, N_k - P_k) / iterations per epoch)     (without P_k if not overlapped)
+
+features x of each old class: those that the step's own images lack, where these may be some of the
+old ones. Background that the step lacks is made up by counting
+its own again,
+
+    r = max(0, N_0 (1 - 0.01 |new classes|) / P_0 - 1/2)   overlapped,   N_0 / P_0   else
+
+B being the pixels of the batch that are labeled background and of which the teacher says so too.
+With w_f = sum n_k / (N h w) and w_b = r |B| / (N h w),
+
+    bce  = sum over the new c of (labels[c] + w_f drawn[c] + w_b background[c]) / (1 + w_f + w_b)
+    drawn[c] = mean over the drawn x of log(1 + e^x_c),  background[c] = the same over B
+
+labels[c] is `binary_cross_entropy` of the new channels. (The divisor takes |B| as its mean over the
+step's batches, so that neither accumulation nor several processes change it.) Old features stay
+where the teacher has them,
+
+    pkd  = sum over m (f - f_teacher)^2 / (D sum m)
+
+m being 1 where the label is background and the teacher says an old class, resized to the grid; and
+new classes keep their distance, v_c the direction of the sum of u over the pixels of class c,
+
+    contrast = 1/|new classes| sum over the new c of 1 / min over the old k of |v_c - m_k|
+
+The weights are 5 for pkd and 0.05 for contrast; positive pixels weigh 4 on VOC and 30 on ADE20K.
+After a step N_0 becomes N_0 (1 - 0.01 |new classes|) + P_0 / 2 (overlapped), or N_0 + P_0 and N_k
+becomes N_k + P_k.
+
+What the released implementation does otherwise, and is mended here:
+
+- the noise of later classes is taken about the prototypes of other, older classes: too large;
+- e', the length of a drawn vector, is drawn for each of its channels;
+- drawn features may be negative where a ReLU never is;
+- pkd is 0/0 in a batch without old pixels, and the update is lost; it is 0 here;
+- a class that is absent from the batch has v_c = 0 and adds a constant to contrast; it adds 0 here;
+- old rows, which no loss trains, shrink by weight decay: freeze them.
 """
 
 from __future__ import annotations
@@ -60,7 +102,7 @@ class FeatureMoments:
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """What is kept of each class; see the module.
+    """The statistics of each class; see the module.
 
     Attributes:
         prototype: K,D, of length 1, or 0 for a class without pixels.
@@ -157,13 +199,13 @@ def draw_features(
 
 
 def directions(x: Tensor) -> Tensor:
-    """Vectors ...,D divided by their lengths; one without length has no direction and stays 0."""
+    """Divide vectors ...,D by their lengths; one without length has no direction and stays 0."""
     length = x.norm(dim=-1, keepdim=True)
     return x / torch.where(length > _LEAST_LENGTH, length, 1)
 
 
 def grid_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
-    """Targets N,H,W at the resolution of features: of each cell the one in its middle."""
+    """Return targets N,H,W at the resolution of features: of each cell the one in its middle."""
     rows, columns = (
         (2 * torch.arange(small, device=targets.device) + 1) * large // (2 * small)
         for small, large in zip(size, targets.shape[1:], strict=True)
@@ -174,26 +216,26 @@ def grid_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
 def replay_counts(
     stored: Tensor, seen: Tensor, iterations: int, *, overlapped: bool = True
 ) -> Tensor:
-    """How many features of each old class to draw in an iteration, n_k.
+    """Return how many features of each old class to draw in an iteration, n_k.
 
     Args:
         stored: K, the pixels of the classes in their own steps.
         seen: K, those that the teacher finds in this step.
         iterations: per epoch.
-        overlapped: whether pictures of other steps may come again.
+        overlapped: whether images of other steps may come again.
     """
     lacking = (stored - seen).clamp(min=0) if overlapped else stored
     return (lacking / iterations).long()
 
 
 def background_replay(stored: float, seen: float, num_new: int, *, overlapped: bool) -> float:
-    """How many times over a step's background counts again, r.
+    """Return how many times over a step's background counts again, r.
 
     Args:
         stored: N_0, background pixels of the steps before.
         seen: P_0, those of this step, as labels and teacher agree.
         num_new: new classes.
-        overlapped: whether pictures of other steps may come again.
+        overlapped: whether images of other steps may come again.
     """
     if seen <= 0:
         return 0.0
@@ -203,12 +245,12 @@ def background_replay(stored: float, seen: float, num_new: int, *, overlapped: b
 
 
 def background_count(stored: float, seen: float, num_new: int, *, overlapped: bool) -> float:
-    """N_0 for the next step; in overlapped every other background pixel is taken for a new one."""
+    """Return N_0 for the next step; if overlapped, every other background pixel is a new one."""
     return stored * (1 - 0.01 * num_new) + 0.5 * seen if overlapped else stored + seen
 
 
 def replay_divisor(num_drawn: float, background_pixels: float, num_pixels: float) -> float:
-    """1 + w_f + w_b, which labels, drawn features and background are divided by.
+    """Return 1 + w_f + w_b, which labels, drawn features and background are divided by.
 
     Args:
         num_drawn: features that are drawn for a batch.
@@ -219,7 +261,7 @@ def replay_divisor(num_drawn: float, background_pixels: float, num_pixels: float
 
 
 def sum_of_negatives(logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Binary cross-entropy of logits to 0, summed over pixels and channels.
+    """Return the binary cross-entropy of logits to 0, summed over pixels and channels.
 
     Args:
         logits: of any shape.
@@ -233,7 +275,7 @@ def sum_of_negatives(logits: Tensor, mask: Tensor | None = None) -> Tensor:
 def masked_feature_distance(
     features: Tensor, old_features: Tensor, mask: Tensor, *, total: Tensor | None = None
 ) -> Tensor:
-    """Mean square distance of features where a mask says so, pkd.
+    """Return the mean square distance of features where a mask says so, pkd.
 
     Args:
         features: the student's, N,D,h,w.
@@ -250,13 +292,13 @@ def masked_feature_distance(
 
 
 def grid_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
-    """A mask N,H,W at the resolution of features: bilinear between the pixels in the middle."""
+    """Return a mask N,H,W at the resolution of features, bilinear between the middle pixels."""
     wide = mask.float().unsqueeze(1)
     return F.interpolate(wide, size=size, mode="bilinear", align_corners=False).squeeze(1)
 
 
 def direction_sums(features: Tensor, targets: Tensor, first_new: int, num_new: int) -> Tensor:
-    """The sum of the directions of each new class's features, C,D; 0 for a class that is absent.
+    """Return the sum of the directions of each new class's features, C,D; 0 for an absent class.
 
     Args:
         features: the student's, N,D,h,w.
@@ -273,7 +315,7 @@ def direction_sums(features: Tensor, targets: Tensor, first_new: int, num_new: i
 
 
 def prototype_contrast(sums: Tensor, prototypes: Tensor) -> Tensor:
-    """How near new classes are to the nearest old prototypes, contrast.
+    """Return how near new classes are to the nearest old prototypes, contrast.
 
     Args:
         sums: C,D, as `direction_sums` gives them; they add up over batches and processes.

@@ -1,9 +1,20 @@
-"""Any loss of full-resolution logits, straight from low-resolution ones, strip by strip.
+"""Losses straight from low-resolution logits: strips of upsampled rows, and their transpose.
 
-The loss is a readable function such as those of `nacre.losses.reference`; autograd differentiates
-it inside each strip of upsampled rows, and only low-resolution gradients are kept. So logits of
-full resolution never exist, and what is rare (several origins, data sets that label different
-classes) needs no gradient derived by hand. The common losses have one, in `nacre.losses.kernels`.
+Upsampling from h x w to H x W is linear and separable: with two small matrices A (H x h, for the
+rows) and B (W x w, for the columns) a channel x becomes A x B^T, and a gradient G of the upsampled
+channel becomes A^T G B. Neither needs the whole image: a strip of output rows touches only the few
+input rows where its part of A is not zero. So whatever is a sum over pixels is computed strip by
+strip, and full-resolution logits never exist.
+
+`by_strips` does so for any readable loss, such as those of `nacre.losses.reference`: autograd
+differentiates it inside each strip, and only low-resolution gradients are kept, one for each term,
+which the backward pass scales and adds. A kernel with gradients derived by hand can take the place
+of autograd (`sum_strips`; there is one, in `nacre.losses.softmax`).
+
+A strip is the same few rows of one or several images, laid out as lines of pixels, channels,
+columns (L,C,W) where the L lines are all images' first rows, then all images' second rows, and so
+on: sums over channels run along contiguous columns, which is the fastest order on CPUs, and the
+products with A are plain matrix products.
 """
 
 from __future__ import annotations
@@ -12,97 +23,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-StripLoss = Callable[..., list[Tensor]]
-"""Takes the lines of a strip as images of one row: the student's logits L,C,1,W, the teacher's (or
-None), targets L,1,W, and L,... of what is said by image. Returns sums over the pixels."""
-
-
-def sum_strips(
-    loss: StripLoss,
-    logits: Tensor,
-    old_logits: Tensor | None,
-    targets: Tensor,
-    *by_image: Tensor,
-) -> tuple[Tensor, ...]:
-    """Return the sums over all pixels of the terms of a loss.
-
-    Args:
-        loss: what to compute of a strip.
-        logits: the student's, N,C,h,w, in float32 at least.
-        old_logits: the teacher's, N,K,h,w, where the loss has one; no gradient flows into them.
-        targets: N,H,W.
-        by_image: N,... each, what the loss is told of the images.
-    """
-    sums: tuple[Tensor, ...] = _StripSums.apply(loss, logits, old_logits, targets, *by_image)  # type: ignore[no-untyped-call]
-    return sums
-
-
-class _StripSums(torch.autograd.Function):
-    """Sums and gradients in one go; the backward pass only scales what the forward pass found."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        loss: StripLoss,
-        logits: Tensor,
-        old_logits: Tensor | None,
-        targets: Tensor,
-        *by_image: Tensor,
-    ) -> tuple[Tensor, ...]:
-        size = (targets.shape[1], targets.shape[2])
-        student = StripUpsampler(logits, size)
-        teacher = None if old_logits is None else StripUpsampler(old_logits, size)
-        totals: list[Tensor] = []
-        gradients: list[StripGradient] = []
-        # Autocast would take the matrix products to half precision.
-        with torch.autocast(logits.device.type, enabled=False):
-            for strip in student.strips():
-                x = student.lines(strip).unsqueeze(2).requires_grad_(ctx.needs_input_grad[1])
-                z = None if teacher is None else teacher.lines(strip).unsqueeze(2)
-                told = [strip.repeat(one) for one in by_image]
-                with torch.enable_grad():
-                    terms = loss(x, z, strip.lines(targets).unsqueeze(1), *told)
-                totals = totals or [logits.new_zeros(()) for _ in terms]
-                for total, term in zip(totals, terms, strict=True):
-                    total.add_(term.detach())
-                if ctx.needs_input_grad[1]:
-                    gradients = gradients or [StripGradient(student) for _ in terms]
-                    for i, gradient in enumerate(gradients):
-                        keep = i + 1 < len(terms)
-                        (slope,) = torch.autograd.grad(terms[i], x, retain_graph=keep)
-                        gradient.add(slope.squeeze(2).contiguous(), strip)
-            found = [gradient.total() for gradient in gradients]
-        ctx.num_by_image = len(by_image)
-        ctx.save_for_backward(*found)
-        return tuple(totals)
-
-    @staticmethod
-    def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = scale_gradients(ctx.saved_tensors, scales)
-        return None, gradient, None, None, *[None] * ctx.num_by_image
-
-
-def scale_gradients(gradients: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
-    """Return the sum of low-resolution gradients, each times a scale, in a backward pass.
-
-    Raises:
-        RuntimeError: the pass is itself to be differentiated, which the gradients do not allow.
-    """
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "the fused losses cannot be differentiated twice (create_graph=True); "
-            "upsample and use the functions of nacre.losses.reference for that"
-        )
-    total = gradients[0] * scales[0]
-    for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
-        total.addcmul_(gradient, scale)
-    return total
-
+from nacre.losses.reference import at_least_float32
 
 # On CPUs a strip and its few companions should stay in the cache.
 _CPU_STRIP_BYTES = 4 << 20
@@ -113,6 +39,167 @@ _DEVICE_MEMORY_SHARE = 128
 _DEVICE_STRIP_BYTES = 64 << 20
 
 
+def by_strips(
+    loss: Callable[..., dict[str, Tensor]],
+    logits: Tensor,
+    old_logits: Tensor | None,
+    targets: Tensor,
+    *by_image: Tensor | None,
+) -> dict[str, Tensor]:
+    """Return the terms of a loss of upsampled logits, without upsampling all of them.
+
+    Args:
+        loss: Takes a part of the upsampled logits of student and teacher, of the targets and of
+            what is known by image, as images of one row. Returns terms that add up over such
+            parts: means over pixels divide by the number of pixels of the whole batch.
+        logits: The student's, N,C,h,w.
+        old_logits: The teacher's, N,K,h,w, where the loss needs one (h and w may differ from the
+            student's); no gradient flows into them.
+        targets: N,H,W.
+        by_image: N,... each, what is known by image, or None.
+
+    Returns:
+        The terms by name; each may be weighted and added at will, but differentiated only once.
+    """
+    kernel = _Autograd(loss)
+    logits = at_least_float32(logits)
+    if old_logits is not None:
+        old_logits = old_logits.detach().to(logits.dtype)
+    sums = sum_strips(kernel, logits, old_logits, targets, *by_image)
+    return dict(zip(kernel.names, sums, strict=True))
+
+
+class StripKernel(Protocol):
+    """The sums of one or several terms over a strip, and their gradients."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        z: Tensor | None,
+        targets: Tensor,
+        gradients: bool,
+        *by_image: Tensor | None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return a scalar and, if gradients are wanted, a gradient L,C,W for each term.
+
+        Args:
+            x: The student's logits L,C,W; may be overwritten.
+            z: The teacher's logits L,K,W if there are any; may be overwritten.
+            targets: L,W.
+            gradients: Whether gradients are wanted.
+            by_image: What is known by image, for each line.
+        """
+
+
+class _Autograd:
+    """A `StripKernel` that lets autograd differentiate a loss of images of one row."""
+
+    def __init__(self, loss: Callable[..., dict[str, Tensor]]) -> None:
+        self.loss = loss
+        self.names: tuple[str, ...] = ()
+
+    def __call__(
+        self,
+        x: Tensor,
+        z: Tensor | None,
+        targets: Tensor,
+        gradients: bool,
+        *by_image: Tensor | None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        x = x.unsqueeze(2).requires_grad_(gradients)
+        old = None if z is None else z.unsqueeze(2)
+        with torch.enable_grad():
+            terms = self.loss(x, old, targets.unsqueeze(1), *by_image)
+        self.names = tuple(terms)
+        values = list(terms.values())
+        slopes = []
+        for i, value in enumerate(values if gradients else []):
+            (slope,) = torch.autograd.grad(value, x, retain_graph=i + 1 < len(values))
+            slopes.append(slope.squeeze(2).contiguous())
+        return [value.detach() for value in values], slopes
+
+
+def sum_strips(
+    kernel: StripKernel,
+    logits: Tensor,
+    old_logits: Tensor | None,
+    targets: Tensor,
+    *by_image: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Return the sums of a kernel's terms over all pixels, which can be differentiated once.
+
+    Args:
+        kernel: What to compute of a strip.
+        logits: The student's, N,C,h,w, in float32 at least.
+        old_logits: The teacher's, N,K,h,w, of the same type, where the kernel needs them.
+        targets: N,H,W.
+        by_image: N,... each, what is known by image, or None.
+    """
+    sums: tuple[Tensor, ...] = _StripSums.apply(kernel, logits, old_logits, targets, *by_image)  # type: ignore[no-untyped-call]
+    return sums
+
+
+class _StripSums(torch.autograd.Function):
+    """Sums and gradients in one go; the backward pass only scales what the forward pass found."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernel: StripKernel,
+        logits: Tensor,
+        old_logits: Tensor | None,
+        targets: Tensor,
+        *by_image: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        size = (targets.shape[1], targets.shape[2])
+        student = StripUpsampler(logits, size)
+        teacher = None if old_logits is None else StripUpsampler(old_logits, size)
+        totals: list[Tensor] = []
+        gradients: list[StripGradient] = []
+        # Autocast would take the matrix products to half precision.
+        with torch.autocast(logits.device.type, enabled=False):
+            for strip in student.strips():
+                values, slopes = kernel(
+                    student.lines(strip),
+                    None if teacher is None else teacher.lines(strip),
+                    strip.lines(targets),
+                    ctx.needs_input_grad[1],
+                    *[None if one is None else strip.repeat(one) for one in by_image],
+                )
+                totals = totals or [logits.new_zeros(()) for _ in values]
+                gradients = gradients or [StripGradient(student) for _ in slopes]
+                for total, value in zip(totals, values, strict=True):
+                    total.add_(value)
+                for gradient, slope in zip(gradients, slopes, strict=True):
+                    gradient.add(slope, strip)
+            found = [gradient.total() for gradient in gradients]
+        ctx.num_by_image = len(by_image)
+        ctx.save_for_backward(*found)
+        return tuple(totals)
+
+    @staticmethod
+    def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = _scale(ctx.saved_tensors, scales)
+        return None, gradient, None, None, *[None] * ctx.num_by_image
+
+
+def _scale(gradients: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
+    """Return the sum of low-resolution gradients, each times a scale.
+
+    Raises:
+        RuntimeError: The pass is itself to be differentiated, which the gradients do not allow.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "losses by strips cannot be differentiated twice (create_graph=True); "
+            "upsample and use the functions of nacre.losses.reference for that"
+        )
+    total = gradients[0] * scales[0]
+    for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
+        total.addcmul_(gradient, scale)
+    return total
+
+
 @dataclass(frozen=True)
 class Strip:
     """The same rows of some images."""
@@ -121,11 +208,11 @@ class Strip:
     rows: slice
 
     def lines(self, targets: Tensor) -> Tensor:
-        """The strip of labels N,H,W as L,W."""
+        """Return the strip of labels N,H,W as L,W."""
         return targets[self.images, self.rows].transpose(0, 1).flatten(0, 1)
 
     def repeat(self, values: Tensor) -> Tensor:
-        """Values N,... of the images, repeated for every row of the strip as L,..."""
+        """Return values N,... of the images for every row of the strip, L,..."""
         rows = self.rows.stop - self.rows.start
         return values[self.images].repeat(rows, *[1] * (values.ndim - 1))
 
@@ -136,7 +223,7 @@ class Strip:
 
 
 class StripUpsampler:
-    """Low-resolution maps of which upsampled strips can be had one after the other."""
+    """Low-resolution maps that are upsampled one strip after the other."""
 
     def __init__(
         self, maps: Tensor, size: tuple[int, int], inside: tuple[float, float] | None = None
@@ -159,7 +246,7 @@ class StripUpsampler:
         self._wide_source: tuple[slice, slice] | None = None
 
     def strips(self) -> list[Strip]:
-        """Strips of a good size for the device, which together are all rows of all images."""
+        """Return strips of a good size for the device, together all rows of all images."""
         images, rows = self._images_and_rows()
         count = self.maps.shape[1]
         return [
@@ -169,7 +256,7 @@ class StripUpsampler:
         ]
 
     def lines(self, strip: Strip) -> Tensor:
-        """The upsampled maps of a strip, L,C,W, in a buffer that the next call overwrites."""
+        """Return the upsampled maps of a strip, L,C,W; the next call overwrites them."""
         weights, sources = self.weights(strip)
         if self._wide_source != (strip.images, sources):
             self._widen(strip.images, sources)
@@ -179,7 +266,7 @@ class StripUpsampler:
         return self._strip
 
     def weights(self, strip: Strip) -> tuple[Tensor, slice]:
-        """The part of the row matrix that is not zero for a strip, and the input rows it is for."""
+        """Return the part of the row matrix that is not zero for a strip, and its input rows."""
         sources = slice(self._lower[strip.rows.start], self._upper[strip.rows.stop - 1] + 1)
         return self.row_weights[strip.rows, sources], sources
 
@@ -195,7 +282,7 @@ class StripUpsampler:
         self._wide_source = (images, sources)
 
     def _images_and_rows(self) -> tuple[int, int]:
-        """How many images and rows to put into a strip.
+        """Return how many images and rows to put into a strip.
 
         Rows between the same two input rows cost least, so that several images are better than
         more rows than those; few images leave no choice.
@@ -209,7 +296,7 @@ class StripUpsampler:
         return max(1, min(count, lines // rows)), rows
 
     def _spans(self, rows: int) -> list[slice]:
-        """All rows from top to bottom, cut where the input rows change if possible."""
+        """Return all rows from top to bottom, cut where the input rows change if possible."""
         height = self.size[0]
         starts = [0] + [r for r in range(1, height) if self._lower[r] != self._lower[r - 1]]
         spans: list[slice] = []
@@ -248,7 +335,7 @@ class StripGradient:
         self._wide_source = (strip.images, sources)
 
     def total(self) -> Tensor:
-        """The sum of all, N,C,h,w."""
+        """Return the sum of all, N,C,h,w."""
         self._narrow()
         self._wide_source = None
         return self._total.permute(1, 2, 0, 3).contiguous()
@@ -263,7 +350,7 @@ class StripGradient:
 
 
 def _even_parts(begin: int, end: int, most: int) -> list[slice]:
-    """A range cut into as few parts as can be, none larger than allowed."""
+    """Cut a range into as few parts as can be, none larger than allowed."""
     parts = -(-(end - begin) // most)
     cuts = [begin + (end - begin) * part // parts for part in range(parts)] + [end]
     return [slice(*cut) for cut in pairwise(cuts)]
@@ -282,7 +369,7 @@ def _strip_bytes(device: torch.device) -> int:
 def _interpolation(
     inputs: int, outputs: int, dtype: torch.dtype, device: torch.device, inside: float
 ) -> tuple[Tensor, list[int], list[int]]:
-    """The matrix of linear interpolation, and the first and last input that each output touches.
+    """Return the matrix of linear interpolation, and the first and last input of each output.
 
     The outputs cover the first `inside` of the inputs: the rest is padding.
 

@@ -5,10 +5,10 @@ Their loss on the labels is the plain cross-entropy (eq. 2). After step 0 they a
     weight * sum over the old parameters of  omega (theta - theta*)^2
 
 where theta* are the parameters before the step and omega says how important each of them was for
-what had been learnt. The methods differ in how they find omega. It is normalised, tensor by
+what had been learned. The methods differ in how they find omega. It is normalized, tensor by
 tensor, to 0..1:
 
-    normalised(w) = (w - min w) / (max w - min w + 1e-8)
+    normalized(w) = (w - min w) / (max w - min w + 1e-8)
 
 The parameters of the new classes' classifier have no past and are not held.
 
@@ -137,7 +137,7 @@ class _WeightedSquares(torch.autograd.Function):
 
 
 def trainable_parameters(network: Network) -> Table:
-    """Return the parameters that are learnt, without their history."""
+    """Return the parameters that are learned, without their history."""
     return {
         name: parameter.detach()
         for name, parameter in network.named_parameters()

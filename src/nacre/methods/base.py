@@ -45,9 +45,7 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.labels.channels import Growth
-from nacre.losses.fused import fused_losses
-from nacre.losses.kernels import Variant
-from nacre.losses.pseudo_labels import weighted_cross_entropy
+from nacre.losses.softmax import Variant, fused_losses
 from nacre.methods.step import Batch, Judged, Step
 from nacre.models.classifier import Classifier, ExtraRow
 from nacre.models.config import ModelConfig
@@ -186,7 +184,7 @@ class Method:
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
     needs: frozenset[Part] = frozenset()
-    """What it asks of a network beside logits; not every foreign network gives it."""
+    """What it asks of a network beside logits; not every external network gives it."""
     is_usable: bool = False
     """Whether the network is of use already when updates begin (`begin_step`)."""
     judged: Judged | None = None
@@ -326,20 +324,12 @@ def label_cross_entropy(batch: Batch, student: Output) -> dict[str, Tensor]:
 
     Where the data say what their background hides, it is eq. 3 and 4 with these channels.
     """
-    if batch.weights is not None:
-        ce = weighted_cross_entropy(
-            student.logits,
-            batch.targets,
-            batch.weights,
-            may_be=batch.may_be,
-            num_pixels=batch.num_valid_pixels,
-        )
-        return {"ce": ce}
     return fused_losses(
         student.logits,
         batch.targets,
         ce=batch.ce("plain"),
         may_be=batch.may_be,
+        weights=batch.weights,
         num_pixels=batch.num_valid_pixels,
     )
 

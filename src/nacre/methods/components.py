@@ -24,7 +24,6 @@ data's labels.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,26 +31,25 @@ from torch import Tensor, nn
 from nacre.losses.distillations import auxiliary_loss
 from nacre.losses.pseudo_labels import (
     RELEASED_BINS,
-    TeacherView,
-    accepted_share,
-    certain_by_entropy,
+    TeacherPrediction,
+    accept_by_entropy,
+    acceptance_rate,
     median_thresholds,
     pseudo_targets,
     released_scores,
     released_thresholds,
     score_histogram,
-    teacher_view,
+    teacher_predictions,
 )
 from nacre.methods.base import Method, backbone_of, classifier_of, deeplab
 from nacre.methods.step import Batch, Step
 from nacre.models.fusion import fuse_, fusion_factor
-from nacre.models.network import Network, Output, Part
+from nacre.models.network import Network, Output, Part, Shared
 from nacre.models.norm import ABN
 
 BINS = 10_000
 """Of the entropy's histogram; the median is interpolated within one."""
 
-Shared = Literal["nothing", "backbone", "decoder"]
 NORMS = (ABN, nn.modules.batchnorm._BatchNorm)
 
 
@@ -136,13 +134,13 @@ def pseudo_labels(method: Method, step: Step, batch: Batch, teacher: Output | No
     view = _view(method, logits if unknown is None else torch.cat([logits, unknown], 1), batch)
     if isinstance(rule, str):
         assert step.thresholds is not None
-        certain = certain_by_entropy(view, step.thresholds)
+        certain = accept_by_entropy(view, step.thresholds)
     else:
         certain = view.scores >= rule
     targets = pseudo_targets(batch.targets, view.channels, certain, unsure=method.unsure)
     if unknown is not None:  # a teacher that is sure of it names nothing
         targets = targets.masked_fill((batch.targets == 0) & (targets == num_old), 0)
-    weights = accepted_share(batch.targets, certain) if method.weighs_images else None
+    weights = acceptance_rate(batch.targets, certain) if method.weighs_images else None
     may_be = batch.may_be
     if may_be is not None and method.unsure == "ignored":
         # What is background still is so in the eyes of a teacher that knows the old classes.
@@ -153,14 +151,14 @@ def pseudo_labels(method: Method, step: Step, batch: Batch, teacher: Output | No
     )
 
 
-def _view(method: Method, old_logits: Tensor, batch: Batch) -> TeacherView:
+def _view(method: Method, old_logits: Tensor, batch: Batch) -> TeacherPrediction:
     """Return what a teacher takes each pixel for, and how sure of it the rule makes it."""
     size = (batch.targets.shape[-2], batch.targets.shape[-1])
     rule = method.config.pseudo_labels
     if not isinstance(rule, str):
         score = "sigmoid" if method.config.has_sigmoids else "probability"
-        return teacher_view(old_logits, size, score)  # type: ignore[arg-type]
-    view = teacher_view(old_logits, size, "entropy")
+        return teacher_predictions(old_logits, size, score)  # type: ignore[arg-type]
+    view = teacher_predictions(old_logits, size, "entropy")
     if rule == "released":
         num_old, num_new = method.num_old, method.growth.num_new
         view = view._replace(scores=released_scores(view.scores, num_old, num_new))

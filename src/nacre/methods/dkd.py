@@ -27,7 +27,8 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.losses.distillations import decomposed_distillation
-from nacre.losses.sigmoid import fused_split_binary_losses
+from nacre.losses.reference import binary_cross_entropy, binary_distillation, pixel_count
+from nacre.losses.strips import by_strips
 from nacre.methods.base import (
     Batch,
     Freeze,
@@ -92,7 +93,7 @@ class SigmoidMethod(Method):
             silence_background(step.network)
         elif not is_background_silent(step.network):
             raise NacreError(
-                f"{self.name} has no background channel, and the model has learnt one: learn step "
+                f"{self.name} has no background channel, and the model has learned one: learn step "
                 f"0 with {self.name} too"
             )
         super().prepare(step)
@@ -100,6 +101,33 @@ class SigmoidMethod(Method):
     def begin_step(self, step: Step) -> None:
         """Keep the step: losses need the classifiers' rows."""
         self.step = step
+
+    def logit_losses(
+        self, batch: Batch, student: Output, teacher: Output | None, positive_weight: float
+    ) -> dict[str, Tensor]:
+        """Return `bce` of the new classes and, with a teacher, `kd` of the old ones."""
+        first_new = self.growth.first_new
+        first = first_new if teacher is None else 1
+        labeled = pixel_count(student.logits, batch.targets, batch.num_valid_pixels)
+
+        def terms(
+            x: Tensor, z: Tensor | None, y: Tensor, hidden: Tensor | None
+        ) -> dict[str, Tensor]:
+            bce = binary_cross_entropy(
+                x[:, first_new - first :],
+                y,
+                first=first_new,
+                positive_weight=positive_weight,
+                hidden=hidden,
+                num_pixels=labeled,
+            )
+            if z is None:
+                return {"bce": bce}
+            return {"bce": bce, "kd": binary_distillation(x, z, num_pixels=batch.targets.numel())}
+
+        hidden = None if batch.hidden is None else batch.hidden[:, first_new:]
+        old_logits = None if teacher is None else teacher.logits[:, 1:]
+        return by_strips(terms, student.logits[:, first:], old_logits, batch.targets, hidden)
 
 
 class Dkd(SigmoidMethod):
@@ -120,7 +148,7 @@ class Dkd(SigmoidMethod):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learnt, with the weight of its positive pixels."""
+        """Say how step 0 is learned, with the weight of its positive pixels."""
         assert isinstance(config, DkdConfig)
         return f"{super().step_0_of(config)}, positives x {config.base_positive_weight:g}"
 
@@ -135,19 +163,11 @@ class Dkd(SigmoidMethod):
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy of new classes and the distillations of old ones."""
         config, num_old = self.config, self.num_old
-        seen = require_teacher(teacher) if num_old else None
-        losses = fused_split_binary_losses(
-            student.logits[:, 1:],
-            batch.targets,
-            None if seen is None else seen.logits[:, 1:],
-            first_new=self.growth.first_new,
-            positive_weight=config.positive_weight if num_old else config.base_positive_weight,
-            hidden=None if batch.hidden is None else batch.hidden[:, 1:],
-            num_pixels=batch.num_valid_pixels,
-        )
-        if seen is None:
-            return losses
-        positive, negative = self._decomposed(student, seen)
+        if not num_old:
+            return self.logit_losses(batch, student, None, config.base_positive_weight)
+        teacher = require_teacher(teacher)
+        losses = self.logit_losses(batch, student, teacher, config.positive_weight)
+        positive, negative = self._decomposed(student, teacher)
         return {
             "bce": losses["bce"],
             "kd": config.weight * losses["kd"],

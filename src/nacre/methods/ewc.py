@@ -4,15 +4,15 @@ The importance is the diagonal of the empirical Fisher information, as a running
 iterations with the gradient g of the cross-entropy (the penalty's is not in it):
 
     F <- 0.9 g^2 + 0.1 F
-    omega = normalised(F)   of the step before
+    omega = normalized(F)   of the step before
     loss = cross-entropy + weight * sum of omega (theta - theta*)^2
-    normalised(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
+    normalized(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
 
 F goes on from step to step and is 1 for parameters that are new; theta* are the parameters at the
 end of the step before. The original has a factor 1/2 in the penalty, the paper's released
 implementation has none, nor has this one.
 
-Memory on the device after step 0: three times the parameters (F, normalised(F), theta*); in step
+Memory on the device after step 0: three times the parameters (F, normalized(F), theta*); in step
 0 once (F). A finished step keeps F.
 """
 

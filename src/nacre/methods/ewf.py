@@ -1,12 +1,12 @@
 """Endpoint weight fusion (EWF): after a step, old and new weights in one.
 
-A step is learnt as `mib` learns it, with the old rows of the classifier frozen, and then
+A step is learned as `mib` learns it, with the old rows of the classifier frozen, and then
 
     W = (1 - a) W_old + a W_new,     a = sqrt(N / (O + N))
 
 for everything the old network had: weights, batch norm with its running statistics, old rows. O are
-the old channels, background included, N the new ones, whose rows stay as they were learnt. It takes
-no time and no memory in training. A single step of one class hardly learns, as a is small:
+the old channels, background included, N the new ones, whose rows stay as they were learned. It
+takes no time and no memory in training. A single step of one class hardly learns, as a is small:
 `fusion` can be a number.
 
 MiB's weight is 10 also in VOC 15-1, 100 in ADE20K's 100-10 and 100-5, as in the released scripts.

@@ -1,7 +1,7 @@
 """Learning without forgetting (LwF): cross-entropy and distillation of the old channels.
 
 With the student's softmax q over all channels, the teacher's p over the old channels Y, and q^ the
-student's softmax over Y alone, a pixel labelled y has the loss (eq. 2, 5, 6)
+student's softmax over Y alone, a pixel labeled y has the loss (eq. 2, 5, 6)
 
     -log q[y]  -  weight * 1/|Y| * sum over c in Y of p[c] log q^[c]
 

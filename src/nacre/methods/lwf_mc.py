@@ -15,18 +15,22 @@ every pixel's loss is a sum over channels. Step 0 of all three variants, and the
 The background belongs to both worlds: `lwf-mc` takes it from the labels and from the teacher,
 -d (distillation) from the teacher alone, -c (classification) from the labels alone; -c and -d
 differ in that channel only and have nothing to weigh. The paper gives the sums no formula; they
-are those of its released implementation. Step 0 is learnt with sigmoids too, so it cannot be
+are those of its released implementation. Step 0 is learned with sigmoids too, so it cannot be
 shared with methods that use a softmax.
 """
 
-from abc import abstractmethod
 from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses.fused import fused_binary_losses
-from nacre.losses.kernels import OldTargets
+from nacre.losses.reference import (
+    binary_cross_entropy,
+    binary_distillation,
+    binary_mixed,
+    pixel_count,
+)
+from nacre.losses.strips import by_strips
 from nacre.methods.base import Batch, Method, MethodConfig, require_teacher
 from nacre.models.network import Output
 
@@ -57,25 +61,40 @@ class LwfMcDConfig(_SigmoidConfig):
 
 
 class _Binary(Method):
-    """What the three have in common: the teacher, and step 0."""
+    """One sigmoid per channel in every step.
+
+    Attributes:
+        background: Whose target the background has after step 0: the labels' and the teacher's, in
+            two sums, or that of one of them, in one sum.
+    """
 
     uses_teacher = True
     step_0 = "binary cross-entropy"
+    background: ClassVar[Literal["both", "labels", "teacher"]] = "both"
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the binary cross-entropy in step 0, later the variant's losses."""
-        if self.num_old:
-            return self.later_losses(batch, student, require_teacher(teacher))
-        return fused_binary_losses(
-            student.logits,
-            batch.targets,
-            hidden=batch.hidden,
-            num_pixels=batch.num_valid_pixels,
-        )
+        old_logits = require_teacher(teacher).logits if self.num_old else None
+        labeled = pixel_count(student.logits, batch.targets, batch.num_valid_pixels)
+        every = batch.targets.numel()
 
-    @abstractmethod
-    def later_losses(self, batch: Batch, student: Output, teacher: Output) -> dict[str, Tensor]:
-        """Return the losses after step 0."""
+        def terms(
+            x: Tensor, z: Tensor | None, y: Tensor, hidden: Tensor | None
+        ) -> dict[str, Tensor]:
+            if z is None:
+                return {"bce": binary_cross_entropy(x, y, hidden=hidden, num_pixels=labeled)}
+            if self.background == "both":
+                return {
+                    "bce": binary_cross_entropy(x, y, hidden=hidden, num_pixels=labeled),
+                    "kd": binary_distillation(x, z, num_pixels=every),
+                }
+            of_label = self.background == "labels"
+            mixed = binary_mixed(
+                x, y, z, labeled_background=of_label, hidden=hidden, num_pixels=labeled
+            )
+            return {"bce": mixed}
+
+        return by_strips(terms, student.logits, old_logits, batch.targets, batch.hidden)
 
 
 class LwfMc(_Binary):
@@ -87,47 +106,23 @@ class LwfMc(_Binary):
     tunable = ("weight",)
     config: LwfMcConfig
 
-    def later_losses(self, batch: Batch, student: Output, teacher: Output) -> dict[str, Tensor]:
+    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return both sums, the teacher's weighted."""
-        losses = fused_binary_losses(
-            student.logits,
-            batch.targets,
-            teacher.logits,
-            distil=True,
-            hidden=batch.hidden,
-            num_pixels=batch.num_valid_pixels,
-        )
-        return {"bce": losses["bce"], "kd": self.config.weight * losses["kd"]}
+        losses = super().losses(batch, student, teacher)
+        return losses | ({"kd": self.config.weight * losses["kd"]} if self.num_old else {})
 
 
-class _Mixed(_Binary):
-    """One sum, whose targets are the teacher's for old channels and the labels' for new ones."""
-
-    old_targets: ClassVar[OldTargets]
-
-    def later_losses(self, batch: Batch, student: Output, teacher: Output) -> dict[str, Tensor]:
-        """Return the sum over all channels."""
-        return fused_binary_losses(
-            student.logits,
-            batch.targets,
-            teacher.logits,
-            old_targets=self.old_targets,
-            hidden=batch.hidden,
-            num_pixels=batch.num_valid_pixels,
-        )
-
-
-class LwfMcC(_Mixed):
+class LwfMcC(_Binary):
     """The background's target is the label's."""
 
     name = "lwf-mc-c"
     Config = LwfMcCConfig
-    old_targets = "teacher_but_background"
+    background = "labels"
 
 
-class LwfMcD(_Mixed):
+class LwfMcD(_Binary):
     """The background's target is the teacher's."""
 
     name = "lwf-mc-d"
     Config = LwfMcDConfig
-    old_targets = "teacher"
+    background = "teacher"

@@ -1,7 +1,7 @@
-"""Modeling the Background (MiB): the two unbiased losses and the initialisation (eq. 1, 3 to 9).
+"""Modeling the Background (MiB): the two unbiased losses and the initialization (eq. 1, 3 to 9).
 
 With the student's softmax q, the teacher's p, b the background, Y the old channels with b and C the
-new ones with b, a pixel labelled y has the loss
+new ones with b, a pixel labeled y has the loss
 
     -log q~[y]  -  weight * 1/|Y| * sum over c in Y of p[c] log q^[c]
     q~[b] = sum of q over Y,   q~[c] = q[c] for new c    (eq. 3, 4)
@@ -10,7 +10,7 @@ new ones with b, a pixel labelled y has the loss
 and the classifiers of b and of every new class begin with b's old weights and, so that together
 they are as probable as b was, with its bias - log |C| (eq. 8, 9).
 
-A pixel labelled background may be any old class, so the cross-entropy compares background with
+A pixel labeled background may be any old class, so the cross-entropy compares background with
 the sum of all that is old. What the teacher calls background may be any new class, so the
 distillation compares it with the sum of all that is new. Each part can be switched off: with all
 three off and the weight 100 this is `lwf`.

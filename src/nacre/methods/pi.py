@@ -6,15 +6,15 @@ before; a step ends with a score that is added to those of the steps before:
 
     d <- d + g (theta_prev - theta)
     score <- score + max(0, d / ((theta - theta_start)^2 + 1e-20))
-    omega = normalised(score)   of the step before
+    omega = normalized(score)   of the step before
     loss = cross-entropy + weight * sum of omega (theta - theta_start)^2
-    normalised(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
+    normalized(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
 
 d is 0 when a step begins, and theta_start are the parameters then. 1e-20 as in the paper's
 released implementation; the original damps the quotient far more.
 
 Memory on the device after step 0: four times the parameters (theta_start, theta_prev, d,
-normalised(score)), and once more in the CPU's memory (score); in step 0 three times. A finished
+normalized(score)), and once more in the CPU's memory (score); in step 0 three times. A finished
 step keeps the score.
 """
 

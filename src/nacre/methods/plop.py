@@ -13,7 +13,7 @@ the whole map, its quarters and its sixteenths (`nacre.losses.distillations`):
 with T all channels and N the new ones; for the logits the new channels are added to the
 background's. New rows start from the background's (eq. 8, 9).
 
-The threshold of a class is the median of the teacher's normalised entropy over the class's pixels.
+The threshold of a class is the median of the teacher's normalized entropy over the class's pixels.
 What PLOP's implementation computes instead (an entropy divided once too often and a median that
 adds bin numbers), and what its published figures are for, is `pseudo_labels=released`: on
 ADE20K it accepts every pixel. Its factors are 0.01 for features and 0.0005 for logits on VOC, 0.001

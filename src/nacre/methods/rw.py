@@ -7,16 +7,16 @@ penalty's is not in it) and theta_prev of ten iterations before:
     s <- s + g (theta_prev - theta) / (F (theta - theta_prev)^2 / 2 + 1e-8)
     F <- 0.9 g^2 + 0.1 F
     score <- (score + max(0, s)) / 2   at the end of a step
-    omega = normalised(F) + normalised(score)   of the step before
+    omega = normalized(F) + normalized(score)   of the step before
     loss = cross-entropy + weight * sum of omega (theta - theta*)^2
-    normalised(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
+    normalized(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
 
 s is 0 when a step begins, F goes on from step to step, in every iteration and after s, and is 1
 for parameters that are new; the first score of a parameter is max(0, s). theta* are the
 parameters at the end of the step before.
 
 Memory on the device after step 0: five times the parameters (F, s, theta_prev, the sum of the
-normalised two, theta*), and once in the CPU's memory (score); in step 0 three times. A finished
+normalized two, theta*), and once in the CPU's memory (score); in step 0 three times. A finished
 step keeps F and the score.
 """
 

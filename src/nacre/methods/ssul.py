@@ -1,6 +1,6 @@
 """SSUL: a frozen network, one sigmoid per class, and a row for what is unknown.
 
-A pixel labelled background is *unknown* u: it may be any class that is not learnt yet. (SSUL's rule
+A pixel labeled background is *unknown* u: it may be any class that is not learned yet. (SSUL's rule
 for ADE20K. On VOC it asks an external network which background is salient; with a folder of such
 maps, `saliency`, background that is not salient is background.) With logits
 x, the target y and the teacher's sigmoids s over background, unknown and old classes,
@@ -34,7 +34,9 @@ from torch import Tensor
 
 from nacre.data.saliency import split_salient
 from nacre.errors import NacreError
-from nacre.losses.sigmoid import NOT_COUNTED, fused_split_binary_losses, unknown_targets
+from nacre.labels.channels import IGNORE_INDEX, ignore_value
+from nacre.losses.reference import binary_cross_entropy, pixel_count
+from nacre.losses.strips import by_strips
 from nacre.methods.base import (
     Batch,
     Freeze,
@@ -45,6 +47,12 @@ from nacre.methods.base import (
     classifier_of,
 )
 from nacre.models.network import Network, Output
+
+NO_CHANNEL = -1
+"""The target of a pixel that is none of the channels."""
+
+NOT_COUNTED = -2
+"""What `unknown_targets` makes of a pixel that does not count."""
 
 
 class SsulConfig(MethodConfig):
@@ -91,7 +99,7 @@ class Ssul(Method):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learnt; branches are there from then on."""
+        """Say how step 0 is learned; branches are there from then on."""
         assert isinstance(config, SsulConfig)
         how = [super().step_0_of(config)]
         how += ["branches"] if config.branches else []
@@ -127,19 +135,53 @@ class Ssul(Method):
         """Return the binary cross-entropy over background, unknown and new classes."""
         assert student.unknown is not None
         first_new = self.growth.first_new
-        logits = [student.logits[:, :1], student.unknown, student.logits[:, first_new:]]
-        return fused_split_binary_losses(
-            torch.cat(logits, 1),
-            unknown_targets(batch.targets, first_new, salient=batch.salient),
-            first_new=0,
-            hidden=self._hidden(batch, first_new),
-            num_background=2,
-            num_pixels=batch.num_valid_pixels,
-            ignore_index=NOT_COUNTED,
-        )
+        channels = [student.logits[:, :1], student.unknown, student.logits[:, first_new:]]
+        labeled = pixel_count(student.logits, batch.targets, batch.num_valid_pixels)
+
+        def terms(x: Tensor, _: None, y: Tensor, hidden: Tensor | None) -> dict[str, Tensor]:
+            bce = binary_cross_entropy(
+                x,
+                y,
+                hidden=hidden,
+                num_background=2,
+                num_pixels=labeled,
+                ignore_index=NOT_COUNTED,
+            )
+            return {"bce": bce}
+
+        targets = unknown_targets(batch.targets, first_new, salient=batch.salient)
+        hidden = self._hidden(batch, first_new)
+        return by_strips(terms, torch.cat(channels, 1), None, targets, hidden)
 
     def _hidden(self, batch: Batch, first_new: int) -> Tensor | None:
         """Return which of background, unknown and the new classes hide: never the first two."""
         if batch.hidden is None:
             return None
         return F.pad(batch.hidden[:, first_new:], (2, 0), value=False)
+
+
+def unknown_targets(
+    targets: Tensor,
+    num_old: int,
+    *,
+    salient: Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
+) -> Tensor:
+    """Return targets over background 0, unknown 1 and the new classes.
+
+    Args:
+        targets: N,H,W, numbers over all channels; pseudo-labels may be among them.
+        num_old: old channels, background included; 1 in step 0.
+        salient: N,H,W, where background is unknown; everywhere if not given.
+        ignore_index: the target of pixels that do not count.
+
+    Returns:
+        N,H,W, int32: the second new class is 3, old classes are `NO_CHANNEL`, pixels that do not
+        count are `NOT_COUNTED`, whatever the type of the targets.
+    """
+    ignored = targets == ignore_value(targets, ignore_index)
+    numbers = targets.to(torch.int32)
+    found = torch.where((numbers >= num_old) & ~ignored, numbers - num_old + 2, NO_CHANNEL)
+    unknown = 1 if salient is None else salient.to(torch.int32)
+    found = torch.where(numbers == 0, unknown, found)
+    return torch.where(ignored, NOT_COUNTED, found).to(torch.int32)

@@ -1,16 +1,16 @@
-"""STAR: statistics of old classes' features take the place of old pictures.
+"""STAR: statistics of old classes' features take the place of old images.
 
 One sigmoid per class, without a background channel (its logit is the constant 0). After its own
 step a class leaves a prototype, its noise, the mean and deviation of its features' lengths and a
 number of pixels, about 2 D + 3 numbers (`nacre.losses.statistics`). Later steps draw as
-many features of it as their own pictures lack, and count their background again where they lack
+many features of it as their own images lack, and count their background again where they lack
 that (`nacre.losses.statistics`):
 
     loss = (labels + drawn features as negatives + background as negatives) / their weights
          + 5 * distance of old classes' features to the teacher's
          + 0.05 * 1 / distance of new classes' directions to old prototypes
 
-Only the rows of new classes are learnt from labels; old rows and batch norm are frozen after step
+Only the rows of new classes are learned from labels; old rows and batch norm are frozen after step
 0. The backbone's rate is a tenth (in the presets `paper` and `small`) and that of new rows ten
 times the decoder's, as released.
 
@@ -32,8 +32,7 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.labels.channels import Growth
-from nacre.losses.pseudo_labels import teacher_view
-from nacre.losses.sigmoid import fused_split_binary_losses
+from nacre.losses.pseudo_labels import teacher_predictions
 from nacre.losses.statistics import (
     FeatureMoments,
     FeatureStatistics,
@@ -129,7 +128,7 @@ class Star(SigmoidMethod):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learnt, with the weight of its positive pixels."""
+        """Say how step 0 is learned, with the weight of its positive pixels."""
         assert isinstance(config, StarConfig)
         return f"{super().step_0_of(config)}, positives x {config.positive_weight:g}"
 
@@ -155,7 +154,7 @@ class Star(SigmoidMethod):
     def survey(self, step: Step) -> None:
         """Count the pixels of each old class and of none, on the grid, as far as there are any.
 
-        Background is what the teacher takes it for; where old pictures are kept, some are labelled.
+        Background is what the teacher takes it for; where old images are kept, some are labeled.
         """
         if not self.num_old:
             return
@@ -177,15 +176,8 @@ class Star(SigmoidMethod):
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy of new classes, with background again, and the two distances."""
-        first_new = self.growth.first_new
-        labeled = fused_split_binary_losses(
-            student.logits[:, first_new:],
-            batch.targets,
-            first_new=first_new,
-            positive_weight=self.config.positive_weight,
-            hidden=None if batch.hidden is None else batch.hidden[:, first_new:],
-            num_pixels=batch.num_valid_pixels,
-        )["bce"]
+        first_new, weight = self.growth.first_new, self.config.positive_weight
+        labeled = self.logit_losses(batch, student, None, weight)["bce"]
         if not self.num_old:
             return {"bce": labeled}
         seen = require_teacher(teacher)
@@ -284,7 +276,7 @@ class Star(SigmoidMethod):
 
     def _hold_features(self, batch: Batch, student: Output, teacher: Output) -> Tensor:
         height, width = batch.targets.shape[-2:]
-        view = teacher_view(teacher.logits[:, 1:], (height, width), "sigmoid")
+        view = teacher_predictions(teacher.logits[:, 1:], (height, width), "sigmoid")
         is_old = view.scores > _SURE_SIGMOID
         mask = is_old & (batch.data_targets == 0)
         features = student.decoder_features

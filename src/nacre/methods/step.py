@@ -9,7 +9,7 @@ from torch import Tensor
 from nacre.data.dataset import TrainDataset, UnionDataset, plain_batches, train_batches
 from nacre.data.sampler import StepSampler
 from nacre.labels.channels import Channels, Growth, ignore_value
-from nacre.losses.kernels import Variant
+from nacre.losses.softmax import Variant
 from nacre.models.network import Network
 from nacre.utils.device import count_workers
 from nacre.utils.distributed import Distributed

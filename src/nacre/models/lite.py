@@ -224,10 +224,15 @@ def same_conv(
 class DilatedDepthwiseConv2d(nn.Conv2d):
     """A depthwise convolution of stride 1 that keeps the size: odd kernel, no bias.
 
+    On CPUs torch computes the gradient of the input of a dilated depthwise convolution by a slow
+    path: thirty times the forward pass (1,152 channels of 10 x 10, kernel 5, dilation 2). With
+    stride 1 that gradient is the same convolution with the kernel turned by 180 degrees, and so the
+    fast path serves.
+
     Args:
-        channels: how many.
-        kernel: side of the kernel, odd.
-        dilation: distance of its values.
+        channels: How many.
+        kernel: Side of the kernel, odd.
+        dilation: Distance of its values.
     """
 
     def __init__(self, channels: int, kernel: int, dilation: int) -> None:

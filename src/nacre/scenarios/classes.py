@@ -15,7 +15,7 @@ StepLabels = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ClassSchedule:
-    """Which classes are learnt in which step, and so which class is which channel.
+    """Which classes are learned in which step, and so which class is which channel.
 
     Attributes:
         space: What the labels mean.
@@ -36,24 +36,24 @@ class ClassSchedule:
             for label in labels:
                 name = self.space.names[self.space.label_of(label)]
                 if label in learned:
-                    raise NacreError(f"class {name!r} is learnt twice; step {step} repeats it")
+                    raise NacreError(f"class {name!r} is learned twice; step {step} repeats it")
                 learned.add(label)
         _ = self._channels
 
     def new(self, step: int) -> tuple[int, ...]:
-        """Labels learnt in this step."""
+        """Labels learned in this step."""
         return self.steps[step]
 
     def old(self, step: int) -> tuple[int, ...]:
-        """Labels learnt before this step."""
+        """Labels learned before this step."""
         return tuple(label for labels in self.steps[:step] for label in labels)
 
     def seen(self, step: int) -> tuple[int, ...]:
-        """Labels learnt up to and with this step, in channel order (channel 1 first)."""
+        """Labels learned up to and with this step, in channel order (channel 1 first)."""
         return self.old(step) + self.new(step)
 
     def future(self, step: int) -> tuple[int, ...]:
-        """Labels learnt after this step."""
+        """Labels learned after this step."""
         return tuple(label for labels in self.steps[step + 1 :] for label in labels)
 
     @cached_property

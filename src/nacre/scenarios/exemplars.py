@@ -1,11 +1,11 @@
-"""Exemplars: which pictures of learnt classes are kept for later steps, where any are.
+"""Exemplars: which images of learned classes are kept for later steps, where any are.
 
-A picture is kept with the labels of the step it came from, and with no others: what later steps
+An image is kept with the labels of the step it came from, and with no others: what later steps
 know of it is not written into it, so that their classes may hide in its background.
 
-The rule is SSUL's: round after round, each class in random order gets one more picture that holds
+The rule is SSUL's: round after round, each class in random order gets one more image that holds
 it and is not kept yet, until the memory is full or nothing is left. So rare classes are as frequent
-as common ones, as far as there are pictures of them.
+as common ones, as far as there are images of them.
 """
 
 import csv
@@ -22,10 +22,10 @@ from nacre.scenarios.scenario import ImageLists
 
 @dataclass(frozen=True)
 class Exemplar:
-    """A picture that is kept.
+    """An image that is kept.
 
     Attributes:
-        name: The picture.
+        name: The image.
         step: The step it came from, whose labels it has.
     """
 
@@ -39,13 +39,13 @@ Memory = tuple[Exemplar, ...]
 def keep_exemplars(
     classes: ClassSchedule, index: LabelIndex, lists: ImageLists, size: int, *, seed: int
 ) -> tuple[Memory, ...]:
-    """Choose after each step what is kept, of its own pictures and of what was kept before.
+    """Choose after each step what is kept, of its own images and of what was kept before.
 
     Args:
         classes: Which step learns what.
         index: The labels of the training images.
         lists: The training images of each step.
-        size: How many pictures are kept at most.
+        size: How many images are kept at most.
         seed: Of the choice.
 
     Returns:
@@ -66,7 +66,7 @@ def keep_exemplars(
 
 
 def by_step(memory: Memory) -> dict[int, list[str]]:
-    """Return the names of a memory's pictures by the step they came from, in order."""
+    """Return the names of a memory's images by the step they came from, in order."""
     found: dict[int, list[str]] = {}
     for one in sorted(memory, key=lambda one: (one.step, one.name)):
         found.setdefault(one.step, []).append(one.name)
@@ -74,7 +74,7 @@ def by_step(memory: Memory) -> dict[int, list[str]]:
 
 
 def memory_lines(memories: Iterable[Memory]) -> str:
-    """Return a list for people and programs: which step learns from which old pictures."""
+    """Return a list for people and programs: which step learns from which old images."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["step", "image", "labels_of_step"])
@@ -86,15 +86,15 @@ def memory_lines(memories: Iterable[Memory]) -> str:
 def choose_exemplars(
     labels: Mapping[str, Collection[int]], size: int, *, seed: int
 ) -> tuple[str, ...]:
-    """Choose pictures so that all classes have about as many.
+    """Choose images so that all classes have about as many.
 
     Args:
         labels: For each candidate the classes that it is known to hold, without background. These
-            are the step's own pictures and those kept before, each with what was labelled (or
-            pseudo-labelled) in its own step: what the current step knows of old pictures is not
+            are the step's own images and those kept before, each with what was labeled (or
+            pseudo-labeled) in its own step: what the current step knows of old images is not
             among it.
-        size: How many pictures to keep at most.
-        seed: Of the choice; the same candidates and seed give the same pictures.
+        size: How many images to keep at most.
+        seed: Of the choice; the same candidates and seed give the same images.
 
     Returns:
         Their names in the order of choice, so that the first n are a smaller memory.

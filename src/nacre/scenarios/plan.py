@@ -1,4 +1,4 @@
-"""The plan of a scenario: what each step sees, before anything is learnt.
+"""The plan of a scenario: what each step sees, before anything is learned.
 
 For every step: its classes, its images (their number and the sha256 of their sorted names joined
 by newline) and what its background hides: classes of earlier and later steps whose pixels are

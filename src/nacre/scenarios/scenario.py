@@ -60,7 +60,7 @@ class Scenario:
         name: As the user wrote it.
         data: Name of the data set.
         setup: Which images a step gets.
-        classes: Which class is learnt when.
+        classes: Which class is learned when.
         partition_as: The finer steps of the partition rule, see `NamedTask`.
         groups: The steps of the original task; those of `classes` unless they were merged.
     """

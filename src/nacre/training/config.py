@@ -121,7 +121,7 @@ class Recipe(Config):
 
     def measured_under(self) -> ConfigValues:
         """Return every convention that a figure depends on, for the metrics files."""
-        images = {"crop_size", "augmentation", "eval_mode", "mirror", "edges"}
+        images = {"crop_size", "crop", "eval_mode", "mirror", "edges"}
         labels = self.labels.model_dump(include={"border", "unseen"})
         return labels | self.images.model_dump(include=images)
 

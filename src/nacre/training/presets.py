@@ -56,7 +56,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # (docs/conventions.md); methods add theirs, such as `average` of a distillation.
     "text": {
         **PAPER,
-        "images": {**PAPER["images"], "augmentation": "deeplab"},
+        "images": {**PAPER["images"], "crop": "deeplab"},
         "train": {**PAPER["train"], "nesterov": False},
     },
     "small": SMALL,

@@ -39,7 +39,7 @@ def memory_layout(device: torch.device) -> torch.memory_format:
     """Return how images and weights lie in memory on a device.
 
     Convolutions are faster with the channels of a pixel side by side, on CPUs and on CUDA. On
-    Apple's MPS the backward pass of batch normalisation is wrong for that layout in torch 2.13
+    Apple's MPS the backward pass of batch normalization is wrong for that layout in torch 2.13
     (pytorch #175189).
     """
     return torch.contiguous_format if device.type == "mps" else torch.channels_last
@@ -133,7 +133,7 @@ def sizes_vary(vary: bool) -> Iterator[None]:
 
 
 def count_workers(wanted: int | str, device: torch.device) -> int:
-    """Return how many processes load pictures for this one.
+    """Return how many processes load images for this one.
 
     ``auto`` takes the cores that this machine has for each training process, up to 8. Where the
     processor learns as well they would only take its cores from it: there it is none.

@@ -1,6 +1,6 @@
 """Signals: a wish to stop that is heard where it is safe to stop, and whom it reaches.
 
-A run has helpers (processes that load pictures, runs of a grid). A signal often reaches all of
+A run has helpers (processes that load images, runs of a grid). A signal often reaches all of
 them at once: a terminal, SLURM and systemd signal whole groups. Only who can save may listen.
 """
 

@@ -124,7 +124,7 @@ def test_two_pictures_of_one_name(root: Path) -> None:
 def test_no_pictures(root: Path) -> None:
     for path in (root / "images").iterdir():
         path.unlink()
-    with pytest.raises(NacreError, match=r"images holds no pictures; they end in \.jpg"):
+    with pytest.raises(NacreError, match=r"images holds no images; they end in \.jpg"):
         _open(root)
 
 

@@ -90,7 +90,7 @@ class Ade20k(FileSource):
                 raise NacreError(
                     f"the folder {folder} is missing; ADE20K must lie like this:\n{LAYOUT}"
                 )
-        # A picture without a mask, or the other way round, is found by the index.
+        # An image without a mask, or the other way round, is found by the index.
         names = {path.stem for path in images.glob("*.jpg")}
         names |= {path.stem for path in masks.glob("*.png")}
         if not names:

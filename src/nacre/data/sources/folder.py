@@ -1,4 +1,4 @@
-"""Your own pictures: ``images/``, ``masks/`` and ``classes.yaml`` in one folder.
+"""Your own images: ``images/``, ``masks/`` and ``classes.yaml`` in one folder.
 
 ``classes.yaml`` says what the label values in the masks mean (see ``classes_yaml``). A mask has the
 name of its image and ends in ``.png``. ``train.txt`` and ``val.txt``, in the folder or in
@@ -32,7 +32,7 @@ _LONGEST = 100
 
 
 class FolderConfig(DataConfig):
-    """Where your own pictures are."""
+    """Where your own images are."""
 
     name: Literal["folder"] = Field("folder", description="the data set: your own folder")
     root: Path = Field(
@@ -46,10 +46,10 @@ class FolderConfig(DataConfig):
 
 
 class Folder(FileSource):
-    """Source of pictures from a folder."""
+    """Source of images from a folder."""
 
     def __init__(self, config: FolderConfig) -> None:
-        """Read which classes, images and masks there are; no picture is opened."""
+        """Read which classes, images and masks there are; no image is opened."""
         self.config = config
         self.root = expand_user(config.root)
         images, masks = self.root / "images", self.root / "masks"
@@ -61,7 +61,7 @@ class Folder(FileSource):
                 )
         self._images, self._masks = _files(images, IMAGE_SUFFIXES), _files(masks, (".png",))
         if not self._images:
-            raise NacreError(f"{images} holds no pictures; they end in {', '.join(IMAGE_SUFFIXES)}")
+            raise NacreError(f"{images} holds no images; they end in {', '.join(IMAGE_SUFFIXES)}")
 
     @cached_property
     def space(self) -> LabelSpace:
@@ -86,7 +86,7 @@ class Folder(FileSource):
     def _splits(self) -> dict[Split, list[str]]:
         train, val = self._list_file("train"), self._list_file("val")
         if train is None and val is None:
-            # A picture without a mask or the other way round is found by the index.
+            # An image without a mask or the other way round is found by the index.
             names = sorted(self._images.keys() | self._masks.keys())
             tests = {name for name in names if is_for_testing(name)}
             return {

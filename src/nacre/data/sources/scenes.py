@@ -1,18 +1,18 @@
 """Generated scenes: a small world of sea things that needs no files.
 
 A scene is a function of ``(seed, stream, index)`` alone: the same three numbers give the
-same picture in every process, in any order, and the same arrangement at every size. Every
+same image in every process, in any order, and the same arrangement at every size. Every
 scene draws its things from all classes together, so the classes a step does not name (the
-old ones and the future ones) stand unlabelled in its background: the paper's background
+old ones and the future ones) stand unlabeled in its background: the paper's background
 shift.
 
 How a scene is made, in the order of the code below:
 
-1. a background: two colours mixed by smooth noise and a grating of any direction;
+1. a background: two colors mixed by smooth noise and a grating of any direction;
 2. a few things, drawn back to front so that later ones hide parts of earlier ones. A thing
-   has local coordinates ``(u, v)``: the picture's, moved to its centre, turned by its angle
+   has local coordinates ``(u, v)``: the image's, moved to its center, turned by its angle
    and divided by its radius. Its class owns an *outline* ``f(u, v)``, positive inside and
-   close to a distance, and a *texture* ``g(u, v)`` in [-1, 1] that mixes its two colours;
+   close to a distance, and a *texture* ``g(u, v)`` in [-1, 1] that mixes its two colors;
 3. grain over everything.
 
 Colours are drawn from one distribution for all classes and the background: they say nothing
@@ -44,7 +44,7 @@ FEWEST, MOST = 2, 4
 """How many things a scene is given (some end up hidden behind others)."""
 
 SMALLEST, LARGEST = 0.18, 0.36
-"""Radius of a thing as a share of the picture's side."""
+"""Radius of a thing as a share of the image's side."""
 
 TEXTURE_RADIUS = 0.24
 """Radius at which a thing shows its texture as written: larger ones show more of it."""
@@ -198,7 +198,7 @@ def render(seed: int, index: int, size: int, stream: int = 0) -> tuple[Bytes, By
 
 
 def _background(rng: np.random.Generator, size: int) -> Floats:
-    """Two colours mixed by smooth noise and a grating."""
+    """Two colors mixed by smooth noise and a grating."""
     first, second = _two_colors(rng.random(6, dtype=np.float32))
     cells = int(rng.integers(3, 9))
     noise = rng.random((cells, cells), dtype=np.float32) * 2 - 1
@@ -226,7 +226,7 @@ def _draw(image: Floats, mask: Bytes, kind: int, thrown: Floats) -> None:
     texture = _KINDS[kind].texture(u * zoom, v * zoom, rho * zoom, theta)
     cover = np.clip(outline * np.float32(radius) + 0.5, 0, 1)
     first, second = _two_colors(thrown[6:12])
-    # A slope of light across the thing, so that its colours are not flat.
+    # A slope of light across the thing, so that its colors are not flat.
     surface = _mixed(first, second, texture) * (1 + (light - 0.5) * local[0] * 0.5)[..., None]
     patch = image[rows, columns]
     patch += (surface - patch) * cover[..., None]
@@ -247,7 +247,7 @@ def _local_coordinates(
 
 
 def _two_colors(thrown: Floats) -> tuple[Floats, Floats]:
-    """Two colours that differ enough for a texture between them to be seen."""
+    """Two colors that differ enough for a texture between them to be seen."""
     first = 30 + 195 * thrown[:3]
     second = 30 + 195 * thrown[3:6]
     # Push the darker and the lighter one apart where their brightness is nearly the same.
@@ -257,13 +257,13 @@ def _two_colors(thrown: Floats) -> tuple[Floats, Floats]:
 
 
 def _mixed(first: Floats, second: Floats, mix: Floats) -> Floats:
-    """Colour per pixel: ``first`` where ``mix`` is -1, ``second`` where it is 1."""
+    """Color per pixel: ``first`` where ``mix`` is -1, ``second`` where it is 1."""
     return (first + second) / 2 + mix[..., None] * ((second - first) / 2)
 
 
 @lru_cache(maxsize=64)
 def _upsampling(cells: int, size: int) -> Floats:
-    """The matrix (size, cells) that interpolates linearly between cell centres."""
+    """The matrix (size, cells) that interpolates linearly between cell centers."""
     place = np.clip((np.arange(size) + 0.5) * cells / size - 0.5, 0, cells - 1)
     distance = np.abs(place[:, None] - np.arange(cells)[None])
     return np.clip(1 - distance, 0, None).astype(np.float32)
@@ -285,7 +285,7 @@ class Scenes:
         return _index(self.config, split)
 
     def image(self, split: Split, name: str) -> Image.Image:
-        """Return a scene's picture."""
+        """Return a scene's image."""
         return Image.fromarray(_scene(self.config, split, name)[0])
 
     def mask(self, split: Split, name: str) -> Mask:

@@ -2,7 +2,7 @@
 
 Training is on ``train_aug``: VOC's own images with those that the Semantic Boundaries Dataset
 (SBD) annotates, whose masks lie in ``SegmentationClassAug``. Label 0 is the background, 255 the
-border of objects. The colour of label c has bit 7-j of red, green and blue from the bits 3j,
+border of objects. The color of label c has bit 7-j of red, green and blue from the bits 3j,
 3j+1 and 3j+2 of c.
 """
 
@@ -46,7 +46,7 @@ _PLAIN, _AUGMENTED = "SegmentationClass", "SegmentationClassAug"
 
 
 def voc_color(label: int) -> tuple[int, int, int]:
-    """Return the colour of a label in VOC's palette."""
+    """Return the color of a label in VOC's palette."""
     red = green = blue = 0
     for j in range(8):
         red |= (label >> 3 * j & 1) << 7 - j
