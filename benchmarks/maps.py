@@ -25,7 +25,7 @@ from torch import nn
 from measuring import Row, apart, command, peaks_of
 from nacre.api.model import Model
 from nacre.export.onnx_file import noise_picture
-from nacre.models.foreign.adapter import Adapter
+from nacre.models.adapter import Adapter
 from nacre.models.io import ModelInfo
 from nacre.predict.files import predict_all
 from nacre.predict.rasters import has_rasterio

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from measuring import PAGE, Row, apart, command, peak_of_process, take_turns
 from methods import NEW, OLD, make_batch, trainer_of
-from nacre.models.build import KINDS
-from nacre.models.kinds.base import ForeignConfig, Kind, adapt
+from nacre.models.build import KINDS, Kind
+from nacre.models.config import AdapterConfig
+from nacre.models.external import adapt
 from nacre.utils.system import keep_freed_memory
 
 
@@ -51,7 +52,7 @@ class Encoder(nn.Module):
         return scores
 
 
-class EncoderConfig(ForeignConfig):
+class EncoderConfig(AdapterConfig):
     """The network as a config names it."""
 
     kind: str = "encoder"
@@ -116,7 +117,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     size = f"{batch} x {crop} x {crop}, {OLD + NEW} classes"
     rows = [
         Row(
-            f"update by {name} of a foreign network, {size}: time against the network alone",
+            f"update by {name} of an external network, {size}: time against the network alone",
             seconds[name] / seconds["alone"],
             None,
             "most",
@@ -131,7 +132,8 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
         used = apart(memory, name, width, crop, batch)
         rows.append(
             Row(
-                f"update by {name} of a foreign network, {size}: memory against the network alone",
+                f"update by {name} of an external network, {size}: "
+                "memory against the network alone",
                 used / own,
                 None,
                 "most",

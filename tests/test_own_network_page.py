@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import nacre
-from models.foreign.small_networks import Small
-from models.foreign.test_odd_networks import Unet
+from models.small_networks import Small
+from models.test_odd_networks import Unet
 from nacre.api.model import _new_folder
 from nacre.errors import NacreError
-from nacre.models.foreign.adapter import Adapter
-from nacre.models.foreign.scores import scores_of
+from nacre.models.adapter import Adapter
 from nacre.models.io import load_model
+from nacre.models.probe import scores_of
 from noise_data import noise_folder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-network.md"
@@ -118,7 +118,7 @@ def test_a_network_of_transformers_is_built_again_from_its_file() -> None:
     start = segformer(id2label={0: "background", 1: "road", 2: "car"})
     model = nacre.learn("cracks", start=start, out="taught", config=SHORT)
     assert model.classes == ("background", "road", "car", "crack")
-    assert model.info.model["kind"] == "hf"
+    assert model.info.model["library"] == "transformers"
     assert isinstance(model.network.model, type(start))
     before, after = start.base_model.state_dict(), model.network.model.base_model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items()), "it is frozen"

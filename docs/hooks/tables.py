@@ -73,8 +73,7 @@ def config() -> Iterator[str]:
             continue
         yield from section(name, field.annotation)
     for kind, network in KINDS.items():
-        if kind != "object":  # which no config can name
-            yield from section("model", network.config, f" of kind {kind}")
+        yield from section("model", network.config, f" of kind {kind}")
     for data, row in DATASETS.items():
         yield from section("data", row.config, f" of {data}")
     for name, method in METHODS.items():

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from nacre.api.run import run
     from nacre.errors import NacreError
     from nacre.evaluation.forgetting import report_forgetting
-    from nacre.models.foreign.teacher import Teacher
-    from nacre.models.foreign.widen import widen
+    from nacre.models.widen import Teacher, widen
     from nacre.predict.prediction import Prediction
 
 __all__ = [
@@ -49,8 +48,8 @@ _HOMES = {
     "load": "nacre.api.model",
     "merge": "nacre.api.model",
     # For a training loop of one's own
-    "Teacher": "nacre.models.foreign.teacher",
-    "widen": "nacre.models.foreign.widen",
+    "Teacher": "nacre.models.widen",
+    "widen": "nacre.models.widen",
     "report_forgetting": "nacre.evaluation.forgetting",
 }
 

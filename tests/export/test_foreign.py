@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.foreign.small_networks import CLASSES
-from models.foreign.test_odd_networks import Patches, Unet, Vit
+from models.small_networks import CLASSES
+from models.test_odd_networks import Patches, Unet, Vit
 from nacre.errors import NacreError
 from nacre.export.onnx_file import export_onnx
-from nacre.models.foreign.adapter import Adapter
+from nacre.models.adapter import Adapter
 from nacre.models.io import ModelInfo
 
 

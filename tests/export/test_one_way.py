@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from export.page.browser import Browser, find_browser
 from local_server import send, serving
-from models.foreign.test_odd_networks import Patches
+from models.test_odd_networks import Patches
 from nacre.api.model import Model, load
 from nacre.data.dataset import EvalDataset
 from nacre.data.sources.folder import Folder, FolderConfig
@@ -33,9 +33,9 @@ from nacre.export.onnx_file import export_onnx, noise_picture
 from nacre.export.onnx_model import OnnxModel
 from nacre.export.page import PageModel, web_runtime, write_page
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests
+from nacre.models.adapter import Adapter
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.foreign.adapter import Adapter
 from nacre.models.io import ModelInfo
 from nacre.models.network import Network
 from nacre.predict.files import predict_all
@@ -197,7 +197,7 @@ def test_every_way_gives_the_class_map_of_predict(
     predicted = by_predict(model, images, tmp_path / "seen")
     check_same(by_tests(model, predicted, images, tmp_path / "data"), predicted)
     check_same({path.name: model.predict(path).mask for path in images.iterdir()}, predicted)
-    export_onnx(model.network, model.info, tmp_path / "model.onnx")
+    assert model.export(tmp_path / "model.onnx") == tmp_path / "model.onnx"
     onnx = OnnxModel(tmp_path / "model.onnx", threads=1)
     pixels = {path.name: np.asarray(Image.open(path)) for path in images.iterdir()}
     check_same({name: onnx.classify(one) for name, one in pixels.items()}, predicted)

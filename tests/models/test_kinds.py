@@ -17,8 +17,8 @@ from models.kinds_of_networks import MODELS
 from nacre.errors import NacreError
 from nacre.methods import METHODS
 from nacre.models.build import build_network, read_model_config
+from nacre.models.config import ExternalConfig
 from nacre.models.io import find_model, load_model
-from nacre.models.kinds.hf import HfConfig
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
@@ -28,7 +28,10 @@ from one_and_two import assert_equal_runs, learn_by_one_and_two
 
 LEARN = Path(__file__).with_name("learn_kinds.py")
 SIDE = 64
-FROZEN = ["hf, frozen", "smp, frozen", "torchvision, frozen"]
+TRANSFORMERS = {"kind": "external", "library": "transformers"}
+SMP = {"kind": "external", "library": "smp"}
+PYTHON = {"kind": "external", "library": "python"}
+FROZEN = ["transformers, frozen", "smp, frozen", "torchvision, frozen"]
 NAMES = [name for name in MODELS if name != "deeplab"] + FROZEN
 LARGE = [name for name in NAMES if name.startswith("smp")]
 BY_TWO = [name for name in NAMES if not name.startswith("deeplab")]
@@ -59,10 +62,10 @@ def config_of(name: str) -> RunConfig:
 
 def is_there(name: str) -> bool:
     """Tell whether the library of a kind is installed."""
-    kind = MODELS[name.partition(", ")[0]].get("kind", "deeplab")
-    if kind == "hf":
+    whose = name.partition(", ")[0]
+    if whose == "transformers":
         return find_spec("transformers") is not None
-    return kind not in ("timm", "smp", "torchvision") or import_foreign()
+    return whose not in ("timm", "smp", "torchvision") or import_foreign()
 
 
 def need(name: str) -> None:
@@ -154,10 +157,22 @@ def test_the_new_classes_begin_as_shares_of_the_background(name: str) -> None:
     assert network.num_classes == 5
 
 
+@pytest.mark.parametrize(("decoder", "stride"), [("aspp", 32), ("light", 16), ("stages", 16)])
+def test_a_backbone_of_timm_takes_every_decoder(decoder: str, stride: int) -> None:
+    need("timm")
+    config = read_model_config(
+        {"backbone": "timm/resnet10t", "decoder": decoder, "decoder_channels": 8}
+    )
+    network = build_network(config, 3, SIDE).eval()
+    images = torch.randint(0, 256, (2, 3, SIDE, 2 * SIDE), dtype=torch.uint8)
+    assert network.stride == stride
+    assert network(images).logits.shape == (2, 3, SIDE // stride, 2 * SIDE // stride)
+
+
 def test_dropout_and_drop_path_resume_bit_for_bit(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     random = {"drop_path_rate": 0.3, "classifier_dropout_prob": 0.3}
-    values = deep_merge(values_of("hf"), {"model": {"options": random}})
+    values = deep_merge(values_of("transformers"), {"model": {"options": random}})
     config = build_config(overrides=values)
     run_scenario(config, tmp_path / "whole")
     interrupt(config, RunFolder(tmp_path / "cut"))
@@ -196,7 +211,7 @@ def test_a_folder_named_as_a_model_type_is_not_in_its_way(
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "segformer").mkdir()
-    config = read_model_config({"kind": "hf", "name": "segformer", "weights": "none"})
+    config = read_model_config({**TRANSFORMERS, "name": "segformer", "weights": "none"})
     assert build_network(config, 3).num_classes == 3
 
 
@@ -217,7 +232,7 @@ def test_a_folder_that_transformers_does_not_take(
     pytest.importorskip("transformers")
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    config = read_model_config({"kind": "hf", "name": str(tmp_path)})
+    config = read_model_config({**TRANSFORMERS, "name": str(tmp_path)})
     with pytest.raises(NacreError, match=message):
         build_network(config, 3)
 
@@ -225,16 +240,16 @@ def test_a_folder_that_transformers_does_not_take(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"kind": "hff"}, r"unknown model.kind 'hff' \(did you mean 'hf'\?\)"),
-        ({"kind": "hf", "name": "segformer"}, "is a model type and has no weights"),
-        (
-            {"kind": "hf", "name": "segformr", "weights": "none"},
-            "neither a model type",
-        ),
+        ({"kind": "extern"}, r"unknown model.kind 'extern' \(did you mean 'external'\?\)"),
+        ({**TRANSFORMERS, "name": "segformer"}, "is a model type and has no weights"),
+        ({**TRANSFORMERS, "name": "segformr", "weights": "none"}, "neither a model type"),
         ({"kind": "python", "factory": "os:system"}, "unknown model.kind 'python'"),
-        ({"kind": "object", "type": "my.Network"}, "no config can name one"),
-        ({"kind": "hf"}, "name: missing"),
-        ({"kind": "timm", "backbone": "x", "name": "y"}, "backbone: unknown key"),
+        ({**PYTHON, "name": "my.Network"}, "no config can name one"),
+        (TRANSFORMERS, "name: missing"),
+        ({"kind": "external", "name": "x"}, "library: missing"),
+        ({**PYTHON, "name": "x", "options": {"a": 1}}, "python takes no options"),
+        ({"backbone": "timm/no_such_net"}, "timm has no network 'no_such_net'"),
+        ({**SMP, "name": "resnet34"}, "give architecture and encoder, such as Unet/resnet34"),
     ],
 )
 def test_mistakes_are_sentences(
@@ -248,7 +263,7 @@ def test_mistakes_are_sentences(
 @pytest.mark.parametrize(
     ("kind", "package", "extra"),
     [
-        ("hf", "transformers", "hf"),
+        ("transformers", "transformers", "hf"),
         ("timm", "timm", "timm"),
         ("smp", "segmentation_models_pytorch", "smp"),
         ("torchvision", "torchvision", "torchvision"),
@@ -266,13 +281,13 @@ def test_a_folder_of_transformers_is_started_from_with_its_weights_and_pixels(
     tmp_path: Path,
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    settings = transformers.SegformerConfig(num_labels=7, **MODELS["hf"]["options"])
+    settings = transformers.SegformerConfig(num_labels=7, **MODELS["transformers"]["options"])
     torch.manual_seed(0)
     model = transformers.SegformerForSemanticSegmentation(settings)
     model.save_pretrained(tmp_path / "mine")
     about = {"do_rescale": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
     (tmp_path / "mine" / "preprocessor_config.json").write_text(json.dumps(about))
-    network = build_network(HfConfig(name=str(tmp_path / "mine")), 4)
+    network = build_network(ExternalConfig(library="transformers", name=str(tmp_path / "mine")), 4)
     ours, theirs = network.state_dict(), model.state_dict()
     for key, value in theirs.items():
         if not key.startswith("decode_head.classifier"):

@@ -52,13 +52,13 @@ def smp_state() -> dict[str, Tensor]:
 
 LIBRARIES = {
     "timm": Library(
-        {"kind": "timm", "name": "test_resnet", "decoder_channels": 8, "weights": "imagenet"},
+        {"backbone": "timm/test_resnet", "decoder_channels": 8, "weights": "imagenet"},
         lambda: "/timm/test_resnet.r160_in1k/resolve/main/model.safetensors",
         timm_state,
         lambda network: network.backbone.model,
     ),
     "smp": Library(
-        {"kind": "smp", "encoder": "mobilenet_v2", "weights": "imagenet"},
+        {"kind": "external", "library": "smp", "name": "Unet/mobilenet_v2"},
         smp_place,
         smp_state,
         lambda network: network.model.encoder,

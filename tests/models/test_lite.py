@@ -13,8 +13,7 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.models.lite import Lite, SameConv2d, dilate, from_package_name
-from nacre.models.pretrained import imagenet_file
-from nacre.models.weights import load_backbone, read_weights
+from nacre.models.weights import imagenet_file, load_backbone, read_weights
 
 SIZES = (0, 1, 2)
 CHANNELS = {0: 320, 1: 320, 2: 352}

@@ -18,8 +18,7 @@ from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.deeplab import DeepLab
-from nacre.models.kinds.deeplab import NORMS
+from nacre.models.deeplab import NORMS, DeepLab
 from nacre.models.network import Output
 from nacre.models.norm import ABN, InPlaceABN
 

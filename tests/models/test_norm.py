@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from nacre.errors import NacreError
 from nacre.models import norm as norms
-from nacre.models.foreign.adapter import Adapter
+from nacre.models.adapter import Adapter
 from nacre.models.norm import ABN, Activation, InPlaceABN, synchronize_batch_norm
 
 NORMS: dict[str, type[ABN] | type[InPlaceABN]] = {"abn": ABN, "iabn": InPlaceABN}

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 
 from nacre.errors import NacreError
 from nacre.export.graph import ImageToClasses
+from nacre.models.backbone import Tiny
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.models.stage_grid import StageGrid
-from nacre.models.tiny import Tiny
 
 
 def on_stages(backbone: str = "tiny", crop: int = 64, **values: Any) -> tuple[DeepLab, StageGrid]:

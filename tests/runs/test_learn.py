@@ -170,12 +170,12 @@ def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped(ima
         (None, {"decoder": "stages"}, "ledger"),
         (None, {"backbone": "tiny"}, "mib"),
         (None, {"weights": "none"}, "mib"),
-        (None, {"kind": "timm", "name": "convnext_tiny", "weights": "pretrained"}, "mib"),
-        (None, {"kind": "hf", "name": "x"}, "mib"),
+        (None, {"backbone": "timm/convnext_tiny", "weights": "imagenet"}, "duo"),
+        (None, {"kind": "external", "library": "smp", "name": "x"}, "mib"),
         ({"decoder": "stages", "grid_stride": 16}, {}, "ledger"),
         ({"decoder": "light", "grid_stride": 8}, {}, "duo"),
         ({"decoder": "light", "grid_stride": None}, {}, "mib"),
-        ({"kind": "hf"}, {}, "mib"),
+        ({"kind": "external"}, {}, "mib"),
     ],
 )
 def test_a_step_is_learned_by_what_fits_the_features_it_builds_on(start, model, method):

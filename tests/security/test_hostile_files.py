@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from models.file_server import Site, serving
-from security.world import AUTO_MAP, OURS, REMOTE, SEGFORMER, World, headers
+from security.world import AUTO_MAP, OURS, REMOTE, SEGFORMER, TRANSFORMERS, World, headers
 
 pytest.importorskip("transformers")
 # A minute of computing, in one fixture, on a busy machine too
@@ -175,10 +175,10 @@ def of_configs(ground: Range) -> list[dict[str, Any]]:
     """Return jobs that build what a user's own config says."""
     trap = str(ground.world.traps / "folder")
     configs: list[dict[str, Any]] = [
-        {"kind": "hf", "name": "far/repo"},
-        {"kind": "hf", "name": "far/repo", "options": {"trust_remote_code": True}},
-        {"kind": "hf", "name": trap, "options": {"trust_remote_code": True}},
-        {"kind": "hf", "name": trap},
+        {**TRANSFORMERS, "name": "far/repo"},
+        {**TRANSFORMERS, "name": "far/repo", "options": {"trust_remote_code": True}},
+        {**TRANSFORMERS, "name": trap, "options": {"trust_remote_code": True}},
+        {**TRANSFORMERS, "name": trap},
         {**SEGFORMER, "options": {"auto_map": AUTO_MAP}},
         {**SEGFORMER, "options": {"_attn_implementation": "evil/kernel"}},
         {**OURS, "options": {"x": 1}},

@@ -17,8 +17,9 @@ from nacre.models.io import ModelInfo, save_model
 from noise_data import noise_folder
 
 OURS: dict[str, Any] = {"kind": "deeplab", "backbone": "tiny", "decoder_channels": 8}
+TRANSFORMERS = {"kind": "external", "library": "transformers"}
 SEGFORMER: dict[str, Any] = {
-    "kind": "hf",
+    **TRANSFORMERS,
     "name": "segformer",
     "weights": "none",
     "options": {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16},
@@ -135,7 +136,10 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
         """Return the header of the sound file, with more options: its tensors fit."""
         return {**SEGFORMER, "options": SEGFORMER["options"] | options, **more}
 
-    hf = {"kind": "hf", "weights": "none"}
+    hf = {**TRANSFORMERS, "weights": "none"}
+    python = {"kind": "external", "library": "python", "weights": "none"}
+    smp = {"kind": "external", "library": "smp", "weights": "none"}
+    tv = {"kind": "external", "library": "torchvision", "weights": "none"}
     trust = {"trust_remote_code": True}
     add(
         "python",
@@ -150,12 +154,12 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
     add(
         "object or unknown kind",
         "ours",
-        {"kind": "object", "type": "os.system"},
-        {"kind": "object", "type": "evil_factory.make", "shapes": "x"},
+        {**python, "name": "os.system"},
+        {**python, "name": "evil_factory.make", "shapes": "x"},
         {"kind": "os.system"},
         {"kind": "evil_factory"},
-        {"kind": ["hf"]},
-        {"kind": {"hf": 1}},
+        {"kind": ["external"]},
+        {"kind": {"external": 1}},
         {"kind": "../../evil_factory"},
         {"kind": None},
     )
@@ -248,18 +252,18 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
         {**hf, "name": "data2vec-vision", "options": {"vocab_size": 10**18}},
         {**hf, "name": "dpt", "options": {"hidden_size": 4096, "num_hidden_layers": 96}},
         {**hf, "name": "mobilenet_v2", "options": {"depth_multiplier": 4000.0}},
-        {"kind": "timm", "name": "eva_giant_patch14_560"},
-        {"kind": "timm", "name": "vit_7b_patch16_dinov3"},
-        {"kind": "timm", "name": "resnet10t", "decoder_channels": 8192},
-        {"kind": "smp", "architecture": "Unet", "encoder": "mit_b5"},
-        {"kind": "smp", "architecture": "Unet", "encoder": "resnext101_32x48d"},
-        {"kind": "smp", "options": {"encoder_depth": 3, "decoder_channels": [16, 10**9, 8]}},
-        {"kind": "torchvision", "name": "deeplabv3_resnet101"},
+        {**OURS, "backbone": "timm/eva_giant_patch14_560"},
+        {**OURS, "backbone": "timm/vit_7b_patch16_dinov3"},
+        {**OURS, "backbone": "timm/resnet10t", "decoder_channels": 8192},
+        {**smp, "name": "Unet/mit_b5"},
+        {**smp, "name": "Unet/resnext101_32x48d"},
+        {**smp, "name": "Unet/resnet18", "options": {"encoder_depth": 3}},
+        {**tv, "name": "deeplabv3_resnet101"},
         {**OURS, "decoder_channels": 8192},
         {**OURS, "decoder_channels": 10**9},
         {**OURS, "backbone": "resnet101"},
     )
-    timm = {"kind": "timm", "name": "resnet10t", "decoder_channels": 8}
+    timm = {**OURS, "backbone": "timm/resnet10t"}
     overlays = [{"file": bomb}, {"url": f"{address}/x"}, {"hf_hub_id": "evil/repo"}]
     add(
         "timm",
@@ -267,36 +271,41 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
         {**timm, "options": {"checkpoint_path": bomb}},
         {**timm, "options": {"pretrained": True}},
         *({**timm, "options": {"pretrained": True, "pretrained_cfg_overlay": o}} for o in overlays),
-        {**timm, "options": {"pretrained": True, "cache_dir": str(world.root / "escaped")}},
         {**timm, "pretrained": True},
         {**timm, "checkpoint_path": bomb},
         *({**timm, "weights": weights} for weights in (bomb, "imagenet", "evil/repo", folder)),
-        *({**timm, "name": f"{scheme}:{folder}"} for scheme in ("local-dir", "hf-hub", "hf_hub")),
-        *({**timm, "name": name} for name in ("hf-hub:evil/repo", "evil/resnet10t", bomb, "", ".")),
-        *({**timm, "name": name} for name in ("resnet10t.evil", "resnet10t.evil/repo", "resnet18")),
+        *(
+            {**timm, "backbone": f"timm/{name}"}
+            for name in (
+                *(f"{scheme}:{folder}" for scheme in ("local-dir", "hf-hub", "hf_hub")),
+                *("hf-hub:evil/repo", "evil/resnet10t", bomb, "", "."),
+                *("resnet10t.evil", "resnet10t.evil/repo", "resnet18"),
+            )
+        ),
     )
-    smp = {"kind": "smp", "architecture": "Unet", "encoder": "mobilenet_v2"}
+    net = {**smp, "name": "Unet/mobilenet_v2"}
     add(
         "smp",
         "ours",
-        *({**smp, "encoder": f"tu-{name}"} for name in ("hf-hub:evil/repo", f"local-dir:{folder}")),
         *(
-            {**smp, "encoder": name}
-            for name in ("tu-evil/resnet18", "tu-", "../resnet18", "resnet18")
+            {**smp, "name": f"Unet/{encoder}"}
+            for encoder in (
+                *("tu-hf-hub:evil/repo", f"tu-local-dir:{folder}", "tu-evil/resnet18", "tu-"),
+                *("../resnet18", "resnet18", ""),
+            )
         ),
-        {**smp, "encoder": "tu-resnet18", "options": {"checkpoint_path": bomb}},
-        {**smp, "encoder": "tu-resnet18", "options": {"pretrained_cfg_overlay": {"file": bomb}}},
-        {**smp, "options": {"encoder_weights": "imagenet"}},
-        *({**smp, "weights": weights} for weights in ("imagenet", bomb, "evil/repo")),
-        *({**smp, "architecture": name} for name in ("evil_factory", "__class__", folder)),
+        {**smp, "name": "Unet/tu-resnet18", "options": {"checkpoint_path": bomb}},
+        {**net, "options": {"encoder_weights": "imagenet"}},
+        *({**net, "weights": weights} for weights in ("imagenet", bomb, "evil/repo")),
+        *({**smp, "name": f"{n}/mobilenet_v2"} for n in ("evil_factory", "__class__", folder)),
     )
-    tv = {"kind": "torchvision", "name": "lraspp_mobilenet_v3_large"}
+    lraspp = {**tv, "name": "lraspp_mobilenet_v3_large"}
     add(
         "torchvision",
         "ours",
-        tv,
-        {**tv, "weights": "imagenet"},
-        {**tv, "options": {"weights_backbone": "DEFAULT"}},
+        lraspp,
+        {**lraspp, "weights": "imagenet"},
+        {**lraspp, "options": {"weights_backbone": "DEFAULT"}},
         *(
             {**tv, "name": name}
             for name in ("resnet18", "evil_factory", folder, "quantized_resnet18")

@@ -101,6 +101,7 @@ def test_the_output_of_kept_maps_is_that_of_the_images(decoder: Any) -> None:
         kept = network(images, kept=network.read_maps(images))
         torch.testing.assert_close(kept.logits, network(images).logits, rtol=0, atol=0)
         again = network.decode_again(kept)
+    assert again is not None
     torch.testing.assert_close(again.logits, kept.logits, rtol=0, atol=0)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from nacre.errors import NacreError
+from nacre.models.adapter import Adapter
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.foreign.adapter import Adapter
 from nacre.training.optim import (
     OptimConfig,
     load_optimizer_state,

@@ -16,9 +16,7 @@ from nacre.export.hub import push
 from nacre.export.onnx_file import Form, export_onnx
 from nacre.export.onnx_model import OnnxModel
 from nacre.export.page import PageModel, web_runtime, write_page
-from nacre.models.foreign.adapter import Adapter
-from nacre.models.foreign.start import save_start
-from nacre.models.io import ModelInfo, find_model, load_model
+from nacre.models.io import ModelInfo, find_model, load_model, save_start
 from nacre.models.network import Network
 from nacre.predict.prediction import AnyImage, Prediction, predict_image
 from nacre.predict.writers import Legend
@@ -308,7 +306,7 @@ def learn(
     set_progress_bar(progress_bar)
     config = config or {}
     out = _new_folder(_paths(data)) if out is None else Path(out)
-    network = _given(start) if isinstance(start, Model) else None
+    network = start.network.given if isinstance(start, Model) else None
     if isinstance(start, nn.Module):
         start, network = _save_network(start, out, old, background, config)
     elif old is not None or background != 0:
@@ -348,7 +346,7 @@ def _save_network(
     """
     path = out.with_name(f"{out.name}-start.safetensors")
     crop = (config.get("images") or {}).get("crop_size", 512)
-    about = config.get("model") or {}  # head, stages and pixels
+    about = config.get("model") or {}  # scoring_layers, stages and pixels
     needed = save_start(path, network, old=old, background=background, crop=crop, **about)
     return path, needed
 
@@ -359,14 +357,6 @@ def _start_path(start: "str | Path | Model | None") -> Path | None:
     if start.path is None:
         raise NacreError("start: this model was not loaded from a file; give nacre.load(…)")
     return start.path
-
-
-def _given(model: Model) -> nn.Module | None:
-    """Return the network that a model's file cannot build; None if it can."""
-    if model.info.model.get("kind") != "object":
-        return None
-    assert isinstance(model.network, Adapter)
-    return model.network.model
 
 
 def _paths(given: Paths) -> list[Path]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import NOT_FINITE, Predictor
-from nacre.models.foreign.scoring_layers import undisturbed
+from nacre.models.probe import undisturbed
 from nacre.utils.device import FLOAT32, Precision
 from nacre.utils.distributed import Distributed
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from nacre.evaluation.confusion import confusion_matrix, iou_by_class
 from nacre.evaluation.predictor import check_finite
 from nacre.evaluation.upsampling import predict_classes, whole_maps
-from nacre.models.foreign.scores import scores_of
-from nacre.models.foreign.scoring_layers import undisturbed
 from nacre.models.network import Output
+from nacre.models.probe import scores_of, undisturbed
 
 Scorer = nn.Module | Callable[[Tensor], Any]
 

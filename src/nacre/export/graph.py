@@ -25,8 +25,8 @@ from nacre.evaluation.predictor import (
     smaller,
     window_starts,
 )
+from nacre.models.adapter import Adapter
 from nacre.models.decoders import WindowPool
-from nacre.models.foreign.adapter import Adapter
 from nacre.models.lite import SameConv2d
 from nacre.models.network import Network
 from nacre.utils.system import import_extra

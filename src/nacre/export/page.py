@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from nacre.errors import NacreError
 from nacre.export.onnx_model import Metadata
-from nacre.models.download import download
+from nacre.models.weights import download
 from nacre.utils.io import save, save_text
 from nacre.utils.system import user_cache
 

@@ -184,7 +184,7 @@ class Method:
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
     needs: frozenset[Part] = frozenset()
-    """What it asks of a network beside logits; not every foreign network gives it."""
+    """What it asks of a network beside logits; not every external network gives it."""
     is_usable: bool = False
     """Whether the network is of use already when updates begin (`begin_step`)."""
     judged: Judged | None = None

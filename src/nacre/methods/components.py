@@ -24,7 +24,6 @@ data's labels.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,13 +44,12 @@ from nacre.losses.pseudo_labels import (
 from nacre.methods.base import Method, backbone_of, classifier_of, deeplab
 from nacre.methods.step import Batch, Step
 from nacre.models.fusion import fuse_, fusion_factor
-from nacre.models.network import Network, Output, Part
+from nacre.models.network import Network, Output, Part, Shared
 from nacre.models.norm import ABN
 
 BINS = 10_000
 """Of the entropy's histogram; the median is interpolated within one."""
 
-Shared = Literal["nothing", "backbone", "decoder"]
 NORMS = (ABN, nn.modules.batchnorm._BatchNorm)
 
 

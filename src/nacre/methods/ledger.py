@@ -43,7 +43,7 @@ from nacre.losses.reference import upsample
 from nacre.losses.ridge import Sums, from_products, join, solve
 from nacre.methods.base import Batch, Freeze, Method, MethodConfig, Step, deeplab
 from nacre.models.classifier import Classifier
-from nacre.models.config import DeepLabConfig, HeadConfig, ModelConfig
+from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
@@ -111,13 +111,8 @@ class Ledger(Method):
 
     def with_grid(self, model: ModelConfig, **changes: str) -> ModelConfig:
         """Return a network with a grid of its stages."""
-        if not isinstance(model, HeadConfig):
-            return model  # `needs` refuses it, with what it lacks
         if not isinstance(model, DeepLabConfig):
-            raise NacreError(
-                f"method {self.name!r} reads the stages of nacre's own backbones, not of kind "
-                f"{model.kind!r}; leave out model.kind, or use another method"
-            )
+            return model  # `needs` refuses it, with what it lacks
         stride = self.config.grid_stride or self.default_stride
         return model.model_copy(update={"grid_stride": stride, **changes})
 

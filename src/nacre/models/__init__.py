@@ -1,4 +1,4 @@
-"""Networks: backbones, normalisation, the DeepLabv3 head and the classifier that grows.
+"""Networks: ours, those of other libraries, their norms, weights and model files.
 
 Nothing is imported here, so that `nacre.models.config` can be read without torch.
 """

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 NormName = Literal["bn", "abn", "iabn"]
 
+TIMM = "timm/"
+"""What the names of timm's backbones begin with (`nacre.models.timm_backbone`)."""
+
 
 @dataclass(frozen=True)
 class Published:
@@ -108,7 +111,7 @@ def _lite(size: int, sha256: str) -> BackboneRow:
 
 BACKBONES: dict[str, BackboneRow] = {
     "tiny": BackboneRow(
-        "nacre.models.tiny:Tiny", strides=None, note="for generated scenes, stride 8"
+        "nacre.models.backbone:Tiny", strides=None, note="for generated scenes, stride 8"
     ),
     "resnet18": _resnet(18, "f37072fd"),
     "resnet34": _resnet(34, "b627a593"),

@@ -1,32 +1,56 @@
 """Making a network from its config: the table of kinds, and those of installed packages.
 
 A kind from another package joins through the entry point group ``nacre.models`` (name = the kind,
-object = a `nacre.models.kinds.base.Kind`). It is imported when it is asked for by name: one that is
-broken breaks only itself.
+object = a `Kind`). It is imported when it is asked for by name: one that is broken breaks only
+itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from nacre.errors import check, unknown_name
-from nacre.models.config import HeadConfig, ModelConfig
-from nacre.models.kinds import deeplab, hf, object, smp, timm, torchvision
-from nacre.models.kinds.base import Kind
+from nacre.models import deeplab, external
+from nacre.models.config import DeepLabConfig, ExternalConfig, ModelConfig
 from nacre.models.network import Network
 from nacre.utils.system import load_registered, registered
 
 OWN = "deeplab"
 """The kind of our own networks, and what a config means that names none."""
 
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of network; an entry point of the group ``nacre.models`` is one too.
+
+    Attributes:
+        config: what can be said about it.
+        build: makes it, from its config, the channels of each step that has been learned (step 0's
+            with the background), the side of the training crops, and whether to load its weights.
+            The network's `config` says how to build it again without files or downloads.
+        summary: for people.
+        make: for a network in an adapter: makes the library's module alone, of so many classes,
+            with random weights and without running it. `build` puts an adapter around it.
+    """
+
+    config: type[ModelConfig]
+    build: Callable[[Any, Sequence[int], int | None, bool], Network]
+    summary: str
+    make: Callable[[Any, int], nn.Module] | None = None
+
+
 KINDS: dict[str, Kind] = {
-    OWN: deeplab.KIND,
-    "hf": hf.KIND,
-    "timm": timm.KIND,
-    "smp": smp.KIND,
-    "torchvision": torchvision.KIND,
-    "object": object.KIND,
+    OWN: Kind(DeepLabConfig, deeplab.build, "ours: a backbone, a decoder and growing rows"),
+    "external": Kind(
+        ExternalConfig,
+        external.build,
+        "a network for segmentation of transformers, smp or torchvision",
+        external.make,
+    ),
 }
 
 
@@ -49,7 +73,7 @@ def find_kind(name: str) -> Kind:
 
 def is_own_network(raw: Mapping[str, Any]) -> bool:
     """Whether plain config values describe a network of ours: any backbone, our decoder, rows."""
-    return issubclass(model_config_type(raw), HeadConfig)
+    return issubclass(model_config_type(raw), DeepLabConfig)
 
 
 def model_config_type(raw: Mapping[str, Any]) -> type[ModelConfig]:
@@ -73,9 +97,9 @@ def build_network(
 
     Args:
         config: which network.
-        classes_per_step: channels of each step that has been learnt, step 0's with the background;
+        classes_per_step: channels of each step that has been learned, step 0's with the background;
             or of step 0 alone.
-        crop: side of the training crops in pixels, the window of the head's pooling at test
+        crop: side of the training crops in pixels, the window of the decoder's pooling at test
             time; None pools over the whole image.
         load: whether to start from `config.weights`; without, the network is random.
     """

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nacre.losses.reference import at_least_float32
 from nacre.models.backbone import Backbone
+from nacre.models.backbones import BACKBONES, TIMM, NormName
 from nacre.models.classifier import Classifier
+from nacre.models.config import DeepLabConfig
 from nacre.models.decoders import AsppDecoder, LightDecoder
 from nacre.models.ledger import LedgerHead
-from nacre.models.network import Init, Network, Output, Part
-from nacre.models.norm import fuse_norms_
-from nacre.models.stage_grid import StageGrid
+from nacre.models.network import Init, Network, Output, Part, Shared
+from nacre.models.norm import ABN, InPlaceABN, NormFactory, fuse_norms_
+from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
+from nacre.models.timm_backbone import make_backbone
+from nacre.models.weights import load_backbone
 
 Decoder = AsppDecoder | LightDecoder | StageGrid
 
@@ -114,11 +119,19 @@ class DeepLab(Network):
         output.kept = kept
         return output
 
-    def decode_again(self, output: Output) -> Output:
-        """Return the output that follows from what another network with this backbone read."""
-        if output.kept:
-            return self.decode_kept(output.kept)
-        return self.decode(output.features.detach(), tuple(one.detach() for one in output.stages))
+    def shared_parts(self, shared: Shared) -> list[nn.Module]:
+        """Return the modules that a teacher has together with its student."""
+        number = ("nothing", "backbone", "decoder").index(shared)
+        return [self.backbone, self.decoder][:number]
+
+    def decode_again(self, output: Output, shared: Shared = "backbone") -> Output | None:
+        """Return the output that follows from what another network with these parts read."""
+        features, stages = output.features.detach(), tuple(one.detach() for one in output.stages)
+        if shared == "nothing":
+            return None
+        if shared == "decoder":
+            return self.classify(output.decoder_features.detach(), features, stages)
+        return self.decode_kept(output.kept) if output.kept else self.decode(features, stages)
 
     def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
         """Return the output that follows from the backbone's features."""
@@ -168,3 +181,39 @@ class DeepLab(Network):
         if self.ledger is not None:
             self.ledger = None
             self.config = self.config.model_copy(update={"grid_stride": None})
+
+
+NORMS: dict[NormName, NormFactory] = {
+    "bn": partial(ABN, activation="relu"),
+    "abn": partial(ABN, activation="leaky_relu", slope=0.01),
+    "iabn": partial(InPlaceABN, activation="leaky_relu", slope=0.01),
+}
+
+
+def build(
+    config: DeepLabConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
+) -> DeepLab:
+    """Make our network."""
+    weights, steps = config.weights if load else "none", list(classes_per_step)
+    of_timm = config.backbone.startswith(TIMM)
+    if of_timm:
+        backbone: Backbone = make_backbone(config.backbone, config.output_stride, weights)
+    else:
+        row = BACKBONES[config.backbone]
+        backbone = row.make(config.output_stride or 16, NORMS[config.norm])
+        load_backbone(backbone, config.backbone, weights)
+    decoder, ledger = _make_decoder(backbone, config, crop), None
+    classifier = Classifier(decoder.channels, steps)
+    if config.grid_stride and config.decoder != "stages":
+        grid = StageGrid(backbone, stride=config.grid_stride, crop=crop)
+        ledger = LedgerHead(grid, steps, decoder.stride)
+    network = DeepLab(backbone, decoder, classifier, ledger)
+    network.config, network.uses_all_parameters = config, not of_timm
+    return network
+
+
+def _make_decoder(backbone: Backbone, config: DeepLabConfig, crop: int | None) -> Decoder:
+    if config.decoder == "stages":
+        return StageGrid(backbone, stride=config.grid_stride or DEFAULT_STRIDE, crop=crop)
+    make = LightDecoder if config.decoder == "light" else AsppDecoder
+    return make(backbone, width=config.decoder_channels, crop=crop, norm=NORMS[config.norm])

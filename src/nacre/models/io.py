@@ -7,6 +7,7 @@ lies beside it for people to read.
 """
 
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +19,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from torch import nn
 
 from nacre.errors import NacreError, check, describe_errors, shown
-from nacre.labels.channels import Channels
+from nacre.labels.channels import Channels, distinct_colors
 from nacre.labels.space import BACKGROUND
 from nacre.models.build import read_model_config
-from nacre.models.hub import ADDRESS, hub_model
+from nacre.models.external import adapt, describe_given, is_given
 from nacre.models.network import Network
 from nacre.models.rebuild import rebuild
+from nacre.models.weights import ADDRESS, hub_model
+from nacre.models.widen import check_type
 from nacre.utils.io import save_json
 from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 
@@ -222,3 +225,70 @@ def _step_number(path: Path) -> int:
 
 def _under(prefix: str, tensors: Tensors) -> Tensors:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+# A network of one's own as the model that a step starts from
+
+
+def save_start(
+    path: Path,
+    model: nn.Module,
+    *,
+    old: Sequence[str] | None = None,
+    background: int | None = 0,
+    crop: int = 512,
+    **options: Any,
+) -> nn.Module | None:
+    """Write a network as a model file that `learn_step` can start from.
+
+    Args:
+        path: the file.
+        model: any module from images to class scores; it is copied and stays as it is.
+        old: names of its classes in the order of its channels, without the background; None takes
+            those in a transformers config.
+        background: the channel of the background; None if there is none.
+        crop: side of the images that it is taught with.
+        options: `scoring_layers`, `stages` and `pixels`, as in `nacre.models.config.AdapterConfig`.
+
+    Returns:
+        What `load_model` needs to open the file: the network, or None if the file says it all.
+
+    Raises:
+        NacreError: the names do not fit the network.
+    """
+    check_type(model)
+    config = describe_given(model).model_copy(update={"background": background})
+    config = type(config).model_validate({**config.model_dump(), **options})
+    network = adapt(copy.deepcopy(model), config, [0])
+    names = _own_names(model, background) if old is None else list(old)
+    count = network.num_classes
+    _check_names(names, count - 1)
+    info = ModelInfo(
+        classes=[BACKGROUND, *names],
+        colors=list(distinct_colors(count)),
+        labels=list(range(count)),
+        steps=[count],
+        lineage=[{"step": 0, "classes": names, "images": 0, "data": [], "method": "given"}],
+        model={},
+        crop=crop,
+        predict_mode="crop",
+        config={},
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_model(path, network, info, {})
+    return model if is_given(config) else None
+
+
+def _check_names(names: list[str], num_old: int) -> None:
+    if len(names) != num_old or len({*names, BACKGROUND}) != num_old + 1:
+        raise NacreError(
+            f"old: the network scores {num_old} classes beside the background, and {len(names)} "
+            f"names were given ({', '.join(names)}): one per channel, all different"
+        )
+
+
+def _own_names(model: nn.Module, background: int | None) -> list[str]:
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(names, dict):
+        raise NacreError("old: name the classes of the network in the order of its channels")
+    return [str(name) for i, name in sorted(names.items()) if i != background]

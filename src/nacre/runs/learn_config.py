@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, create_model
 from nacre.errors import NacreError, describe_errors, shown
 from nacre.methods import find_method
 from nacre.models.build import OWN, is_own_network, model_config_type
-from nacre.models.config import HeadConfig
+from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo
 from nacre.training.automatic import Choice, Ground
 from nacre.training.config import (
@@ -52,7 +52,7 @@ def ground_of(start: Mapping[str, Any] | None, model: Mapping[str, Any]) -> Grou
     if start is not None:
         return "own" if is_own_network(start) else "other"
     kind = model_config_type(model)
-    if not issubclass(kind, HeadConfig):
+    if not issubclass(kind, DeepLabConfig):
         return "nothing"
     is_chosen = "backbone" in model or "kind" in model
     usual = kind.model_fields["weights"].default if is_chosen else "imagenet"

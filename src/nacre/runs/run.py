@@ -12,7 +12,7 @@ from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.evaluation.predictor import cut_predictor
 from nacre.methods import Step, find_method
-from nacre.models.pretrained import find_model_weights
+from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
 from nacre.runs.scenario_data import open_scenario, step_sampler
 from nacre.runs.step_cache import StepCache, digest_masks, step_keys

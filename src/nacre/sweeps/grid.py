@@ -13,7 +13,7 @@ from pydantic import Field
 
 from nacre.errors import NacreError, check
 from nacre.methods import find_method
-from nacre.models.pretrained import find_model_weights
+from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
 from nacre.runs.records import StepMetrics, read_record
 from nacre.runs.scenario_data import open_scenario, step_sampler

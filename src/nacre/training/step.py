@@ -17,12 +17,11 @@ from nacre.data.dataset import EvalDataset, EvalSample, UnionDataset, eval_batch
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
-from nacre.methods.components import Shared, needs_of, shared_part
+from nacre.methods.components import needs_of, shared_part
 from nacre.methods.step import Mapper, until_stopped
 from nacre.models.build import build_network
-from nacre.models.deeplab import DeepLab
 from nacre.models.fusion import check_fusible
-from nacre.models.network import Network
+from nacre.models.network import Network, Shared
 from nacre.training.config import TrainConfig
 from nacre.training.events import Iterated, StepJudged, StepLearned
 from nacre.training.loop import learn_by_gradient, step_began
@@ -109,7 +108,7 @@ def _grow(method: Method, step: Step) -> None:
         step.network = _new_network(method, step)
         return
     _check_needs(method, network)
-    if isinstance(network, DeepLab) and "sums" not in method.persistent_state:
+    if "sums" not in method.persistent_state:
         network.drop_ledger()  # without its sums it could not learn the new classes
     if method.config.fusion != "off":
         state = network.state_dict()
@@ -146,7 +145,7 @@ def _check_needs(method: Method, network: Network) -> None:
     if not missing:
         return
     if "classifier" in missing:
-        reason = "its parameters must keep their shapes, and a foreign scoring layer is widened"
+        reason = "its parameters must keep their shapes, and an external scoring layer is widened"
     elif "backbone" in missing:
         reason = (
             "a module `base_model`, `backbone` or `encoder` is wanted, which does not hold the "
@@ -162,12 +161,9 @@ def _check_needs(method: Method, network: Network) -> None:
 
 def make_teacher(network: Network, shared: Shared) -> Network:
     """Return a frozen copy of a network; what the student will not change is not copied."""
-    kept = [] if shared == "nothing" else [network.pretrained_part]
-    if shared == "decoder":
-        assert isinstance(network, DeepLab), "of other networks nobody knows the decoder"
-        kept.append(network.decoder)
+    kept = network.shared_parts(shared)
     teacher = copy.deepcopy(network, {id(module): module for module in kept}).eval()
-    shared_parameters = {id(one) for module in kept if module for one in module.parameters()}
+    shared_parameters = {id(one) for module in kept for one in module.parameters()}
     for parameter in teacher.parameters():
         if id(parameter) not in shared_parameters:
             parameter.requires_grad_(False)

@@ -20,7 +20,6 @@ from nacre.errors import NacreError, ReportedElsewhere
 from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
 from nacre.methods.components import shared_part
-from nacre.models.deeplab import DeepLab
 from nacre.models.network import Output
 from nacre.models.norm import synchronize_batch_norm
 from nacre.training.config import TrainConfig
@@ -243,13 +242,8 @@ class Trainer:
         if teacher is None:
             return None
         with torch.no_grad(), self._mixed():
-            if shared == "nothing" or not isinstance(teacher, DeepLab):
-                return teacher(images, with_stages=self.method.uses_stages)
-            if shared == "backbone":
-                return teacher.decode_again(student)
-            stages = tuple(stage.detach() for stage in student.stages)
-            decoded, features = student.decoder_features.detach(), student.features.detach()
-            return teacher.classify(decoded, features, stages)
+            again = teacher.decode_again(student, shared)
+            return again or teacher(images, with_stages=self.method.uses_stages)
 
     def _mixed(self) -> contextlib.AbstractContextManager[object]:
         return self.precision.mixed(self.dist.device)

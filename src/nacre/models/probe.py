@@ -11,11 +11,24 @@ output of each layer with as many rows as there are classes is shifted by d[c]:
 
 What is equal for all classes does not change a softmax: scores may be log-probabilities. g is 1 in
 nearly all networks, 2 where a layer is used twice, 1 / T where scores are divided by T.
+
+A segmentation network of any library gives N,C,h,w scores, one channel per class. It may give the
+tensor itself or keep it in something larger:
+
+    tensor                       smp, most networks of one's own
+    output.logits                transformers
+    output["out"]                torchvision
+    output["logits"]             others
+    output[any other key]        a dictionary with one such tensor of two channels or more
+    output[0]                    a tuple or list, the scores first
+
+Other N,C,h,w tensors of as many channels beside it are auxiliary scores.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +38,6 @@ import torch
 from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean
-from nacre.models.foreign.scores import auxiliary_scores, scores_of, tensors_in
 
 Summands = dict[str, float]
 """Names of the layers whose outputs add up to scores, and by which factor each counts."""
@@ -55,14 +67,14 @@ class ScoringLayers:
 
 
 def find_scoring_layers(
-    model: nn.Module, images: Tensor, head: str | Sequence[str] | None = None
+    model: nn.Module, images: Tensor, scoring_layers: str | Sequence[str] | None = None
 ) -> ScoringLayers:
     """Find the scoring layers of a network.
 
     Args:
-        model: gives N,C,h,w class scores in one of the forms of `nacre.models.foreign.scores`.
+        model: gives N,C,h,w class scores in one of the forms of the module's docstring.
         images: a batch that it takes.
-        head: the names of its scoring layers, auxiliary ones too, where they cannot be found.
+        scoring_layers: their names, auxiliary ones too, where they cannot be found.
 
     Raises:
         NacreError: there are none, or the scores are not those of a softmax over classes.
@@ -72,14 +84,15 @@ def find_scoring_layers(
         scores = scores_of(output)
         _check_scores(scores)
         num_classes = scores.shape[1]
-        candidates = _find_named(model, head) if head else _with_rows(model, num_classes)
+        named = scoring_layers
+        candidates = _find_named(model, named) if named else _with_rows(model, num_classes)
         probe = _Probe(model, images, output, scores)
         found = {name: probe(layer) for name, layer in candidates.items()}
-    main, auxiliary = _group(found, bool(head))
+    main, auxiliary = _group(found, bool(named))
     if not main:
         raise NacreError(
             f"no layer of {type(model).__name__} was found that alone decides its {num_classes} "
-            "scores; name it: head='...'" + _list(candidates)
+            "scores; name it: scoring_layers='...'" + _list(candidates)
         )
     return ScoringLayers(num_classes, main, auxiliary)
 
@@ -137,7 +150,7 @@ def example_images(model: nn.Module) -> Tensor:
             with undisturbed(model):
                 model(images)
             return images
-        except Exception as error:  # whatever a foreign network says to a size it does not take
+        except Exception as error:  # whatever an external network says to a size it does not take
             problem = error
     reason = " ".join(str(problem).split())[:200]
     raise NacreError(
@@ -163,7 +176,7 @@ def find_divisor(model: nn.Module, images: Tensor) -> int | None:
                     size = (high + count * step, wide + (count + 1) * step)
                     scores_of(model(noise((1, 3, *size), model)))
             return step
-        except Exception:  # whatever a foreign network says to a size it does not take
+        except Exception:  # whatever an external network says to a size it does not take
             continue
     return None
 
@@ -286,17 +299,17 @@ def _with_rows(model: nn.Module, count: int) -> dict[str, ScoringLayer]:
     return {name: layer for name, layer in layers.items() if num_rows(layer) == count}
 
 
-def _find_named(model: nn.Module, head: str | Sequence[str]) -> dict[str, ScoringLayer]:
+def _find_named(model: nn.Module, names: str | Sequence[str]) -> dict[str, ScoringLayer]:
     modules = dict(model.named_modules())
     layers: dict[str, ScoringLayer] = {}
-    for name in [head] if isinstance(head, str) else head:
+    for name in [names] if isinstance(names, str) else names:
         layer = modules.get(name)
         if not isinstance(layer, ScoringLayer):
             known = [key for key, one in modules.items() if isinstance(one, ScoringLayer)]
             what = f"is {type(layer).__name__}" if name in modules else "is not there"
             raise NacreError(
-                f"head={name!r} {what}{did_you_mean(name, known)}: a scoring layer is a Conv2d, "
-                "ConvTranspose2d or Linear of the network"
+                f"scoring_layers={name!r} {what}{did_you_mean(name, known)}: a scoring layer is a "
+                "Conv2d, ConvTranspose2d or Linear of the network"
             )
         layers[name] = layer
     return layers
@@ -306,3 +319,93 @@ def _list(candidates: Mapping[str, nn.Module]) -> str:
     if not candidates:
         return " (no Conv2d, ConvTranspose2d or Linear has as many outputs)"
     return f" (layers with as many outputs: {', '.join(list(candidates)[-5:])})"
+
+
+# Class scores in what a network of any library puts out
+
+_KEYS = ("out", "logits")
+_QUERY_KEYS = ("class_queries_logits", "pred_masks")
+
+
+def scores_of(output: Any) -> Tensor:
+    """Return the class scores in what a network put out.
+
+    Raises:
+        NacreError: there are none, or they are not one map per class.
+    """
+    if any(_has(output, key) for key in _QUERY_KEYS):
+        raise NacreError(
+            "this network scores queries (a class and a mask each, with 'no object'), not pixels: "
+            "a background that may hide classes is not defined for it, so it cannot be widened"
+        )
+    scores = _find(output)
+    if scores is None:
+        raise NacreError(
+            f"the network put out {_describe(output)}: nacre finds scores in a tensor, in .logits, "
+            'in ["out"], in ["logits"], first in a tuple, or as the only map in a dictionary'
+        )
+    if scores.ndim != 4 or not scores.is_floating_point():
+        raise NacreError(
+            f"the network's scores are {_describe(scores)}: they must be of images x classes x "
+            "height x width"
+        )
+    return scores
+
+
+def auxiliary_scores(output: Any) -> list[Tensor]:
+    """Return further scores beside the main ones: N,C,h,w of as many channels."""
+    scores = scores_of(output)
+    shape = scores.shape[:2]
+    return [
+        one
+        for one in tensors_in(output)
+        if one is not scores and one.ndim == 4 and one.shape[:2] == shape
+    ]
+
+
+def _find(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    found = getattr(output, "logits", None)
+    if found is None and isinstance(output, Mapping):
+        found = next((output[key] for key in _KEYS if key in output), _only_map(output))
+    if found is None and isinstance(output, tuple | list) and output:
+        found = output[0]
+    return found if isinstance(found, Tensor) else None
+
+
+def _only_map(output: Mapping[Any, Any]) -> Tensor | None:
+    maps = [
+        value
+        for value in output.values()
+        if isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] > 1
+    ]
+    return maps[0] if len(maps) == 1 else None
+
+
+def _has(output: Any, key: str) -> bool:
+    if isinstance(output, Mapping):
+        return key in output
+    return getattr(output, key, None) is not None
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield every tensor in what a network put out."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value)
+    elif isinstance(output, tuple | list):
+        for value in output:
+            yield from tensors_in(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        yield from tensors_in(vars(output))
+
+
+def _describe(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"a tensor of {' x '.join(map(str, output.shape))}, {output.dtype}"
+    if isinstance(output, Mapping):
+        return f"{type(output).__name__} of {', '.join(map(str, output)) or 'nothing'}"
+    return type(output).__name__

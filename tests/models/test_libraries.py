@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.losses.reference import unbiased_cross_entropy, unbiased_distillation, upsample
-from nacre.models.foreign.adapter import Adapter, pixels_of
-from nacre.models.foreign.scores import scores_of
-from nacre.models.foreign.scoring_layers import scoring_layer
-from nacre.models.foreign.teacher import Teacher
-from nacre.models.foreign.widen import widen
+from nacre.models.adapter import Adapter, pixels_of
+from nacre.models.probe import scores_of, scoring_layer
+from nacre.models.widen import Teacher, widen
 
 CLASSES = 4
 SIZE = 64
@@ -162,31 +160,20 @@ def its_backbone_is_told_apart(network: nn.Module) -> None:
     assert not torch.allclose(adapter(images()).logits, before), "scores are made of it"
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_the_backbone_of_transformers_is_told_apart(name: str) -> None:
-    pytest.importorskip("transformers")
-    its_backbone_is_told_apart(trained(TRANSFORMERS[name]))
-
-
-@pytest.mark.usefixtures("foreign_libraries")
-@pytest.mark.parametrize("name", NEED_TORCHVISION)
-def test_the_backbone_of_smp_and_torchvision_is_told_apart(name: str) -> None:
-    its_backbone_is_told_apart(trained(NEED_TORCHVISION[name]))
-
-
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_transformers(name: str) -> None:
-    pytest.importorskip("transformers")
-    network = trained(TRANSFORMERS[name])
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *NEED_TORCHVISION])
+def test_it_learns_without_forgetting_at_once_and_its_backbone_is_told_apart(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    if name in TRANSFORMERS:
+        pytest.importorskip("transformers")
+    else:
+        request.getfixturevalue("foreign_libraries")
+    network = trained({**TRANSFORMERS, **NEED_TORCHVISION}[name])
     learns_without_forgetting_at_once(network)
-    assert network.config.num_labels == CLASSES + 2  # type: ignore[union-attr]
-    assert network.config.id2label[CLASSES + 1] == "rust"  # type: ignore[union-attr]
-
-
-@pytest.mark.usefixtures("foreign_libraries")
-@pytest.mark.parametrize("name", NEED_TORCHVISION)
-def test_smp_and_torchvision(name: str) -> None:
-    learns_without_forgetting_at_once(trained(NEED_TORCHVISION[name]))
+    its_backbone_is_told_apart(network)
+    if name in TRANSFORMERS:
+        assert network.config.num_labels == CLASSES + 2  # type: ignore[union-attr]
+        assert network.config.id2label[CLASSES + 1] == "rust"  # type: ignore[union-attr]
 
 
 def test_transformers_own_loss_takes_the_new_classes() -> None:

@@ -14,7 +14,9 @@ scaled to it, and the scores back).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,24 +24,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nacre.errors import NacreError, shown
+from nacre.errors import NacreError, did_you_mean, shown
 from nacre.losses.reference import upsample
-from nacre.models.foreign.features import as_map, captured, check_names
-from nacre.models.foreign.rows import Init, fit_layers
-from nacre.models.foreign.scores import scores_of
-from nacre.models.foreign.scoring_layers import (
+from nacre.models.network import Network, Output, Part
+from nacre.models.norm import keep_digits
+from nacre.models.probe import (
     example_images,
     find_divisor,
     find_scoring_layers,
     noise,
     num_rows,
+    scores_of,
     scoring_layer,
+    tensors_in,
     undisturbed,
 )
-from nacre.models.foreign.widen import check_type, widen
-from nacre.models.network import Network, Output, Part
-from nacre.models.norm import keep_digits
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
+from nacre.models.widen import Init, check_type, fit_layers, widen
 
 NEVER = -1e4
 """The score of a background that a network does not have: its probability is 0 in float32."""
@@ -86,12 +87,12 @@ def _color(processor: Any, key: str) -> Color:
 
 
 class Adapter(Network):
-    """A foreign network between nacre's images and nacre's outputs.
+    """An external network between nacre's images and nacre's outputs.
 
     Args:
-        model: any module from images to class scores, as `nacre.models.foreign.scores` finds them.
+        model: any module from images to class scores, as `nacre.models.probe` finds them.
         background: the channel of the background; None if there is none.
-        head: names of the scoring layers, auxiliary ones too, where they cannot be found.
+        scoring_layers: their names, auxiliary ones too, where they cannot be found.
         pixels: what it expects of its pixels.
         stages: names of modules whose output methods may compare, from the first to the last.
         images: a batch that it takes, normalised; None tries noise of several sizes.
@@ -116,7 +117,7 @@ class Adapter(Network):
         model: nn.Module,
         *,
         background: int | None = 0,
-        head: str | Sequence[str] | None = None,
+        scoring_layers: str | Sequence[str] | None = None,
         pixels: Pixels | None = None,
         stages: Sequence[str] = (),
         images: Tensor | None = None,
@@ -136,7 +137,7 @@ class Adapter(Network):
         self.alignment = self.divisor if ALIGNMENT % self.divisor else ALIGNMENT
         if self.fixed_size is not None:
             self.alignment = 1
-        self.layers = find_scoring_layers(model, images, head)
+        self.layers = find_scoring_layers(model, images, scoring_layers)
         if background is not None and not 0 <= background < self.layers.num_classes:
             raise NacreError(
                 f"background={background}: the network has {self.layers.num_classes} channels"
@@ -165,6 +166,11 @@ class Adapter(Network):
         named: list[Part] = ["features", "stages"] if self.stages else []
         apart: list[Part] = ["backbone"] if self.pretrained_part is not None else []
         return frozenset(named + apart)
+
+    @property
+    def given(self) -> nn.Module | None:
+        """The network itself, if it was given in Python."""
+        return self.model if getattr(self.config, "library", None) == "python" else None
 
     @property
     def pretrained_part(self) -> nn.Module | None:
@@ -219,12 +225,12 @@ class Adapter(Network):
         self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
     ) -> None:
         """Give the network channels for new classes, which all split from the background."""
-        assert not any(new_origins or ()), "rows of a foreign network start as the background's"
+        assert not any(new_origins or ()), "rows of an external network start as the background's"
         widened = widen(
             self.model,
             num_new,
             background=self.background,
-            head=self.layers.names,
+            scoring_layers=self.layers.names,
             images=noise(self._shape, self.model),
             init=init,
         )
@@ -290,3 +296,80 @@ class Adapter(Network):
             ],
             1,
         )
+
+
+# Feature maps from inside a network, taken by hooks that last for one forward pass: a copy of a
+# network then never reports to the original.
+
+
+@contextlib.contextmanager
+def captured(
+    model: nn.Module, outputs: Sequence[str], inputs: Sequence[str] = ()
+) -> Iterator[dict[str, Tensor]]:
+    """Collect what modules put out and take in while the network runs in this context.
+
+    Args:
+        model: the network.
+        outputs: names of the modules whose output is wanted; the last, if they run several times.
+        inputs: names of the modules whose first input is wanted, under their name with ` input`.
+    """
+    found: dict[str, Tensor] = {}
+    handles = []
+
+    def keep(key: str, value: Any) -> None:
+        tensor = next(tensors_in(value), None)
+        if tensor is not None:
+            found[key] = tensor
+
+    for name in outputs:
+        handles.append(
+            model.get_submodule(name).register_forward_hook(
+                lambda module, args, output, name=name: keep(name, output)
+            )
+        )
+    for name in inputs:
+        handles.append(
+            model.get_submodule(name).register_forward_pre_hook(
+                lambda module, args, name=name: keep(f"{name} input", args)
+            )
+        )
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_names(model: nn.Module, names: Sequence[str]) -> None:
+    """Refuse names of modules that the network does not have.
+
+    Raises:
+        NacreError: with the nearest name that it has.
+    """
+    known = [name for name, _ in model.named_modules()]
+    for name in names:
+        if name not in known:
+            raise NacreError(
+                f"{type(model).__name__} has no module {name!r}{did_you_mean(name, known)}"
+            )
+
+
+def as_map(value: Tensor, size: tuple[int, int]) -> Tensor | None:
+    """Return features as N,C,h,w; None if they are no map of the image.
+
+    Args:
+        value: N,C,h,w, or N,L,C as transformers have them, L being the pixels of a map of the
+            image's proportions, perhaps after a token of its own for the whole image.
+        size: of the image.
+    """
+    if value.ndim == 4:
+        return value
+    if value.ndim != 3:
+        return None
+    for extra in (0, 1):
+        length = value.shape[1] - extra
+        height = round(math.sqrt(length * size[0] / size[1]))
+        if height and length % height == 0 and height * size[1] == length // height * size[0]:
+            tokens = value[:, extra:].transpose(1, 2)
+            return tokens.reshape(*tokens.shape[:2], height, length // height)
+    return None

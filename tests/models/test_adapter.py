@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.foreign.small_networks import CLASSES, NETWORKS, Small, conv, make
+from models.small_networks import CLASSES, NETWORKS, Small, conv, make
 from nacre.errors import NacreError
 from nacre.losses.reference import distillation, upsample
 from nacre.losses.softmax import fused_losses
-from nacre.models.foreign.adapter import Adapter, Pixels, pixels_of
-from nacre.models.foreign.features import as_map
-from nacre.models.foreign.scores import scores_of
+from nacre.models.adapter import Adapter, Pixels, as_map, pixels_of
+from nacre.models.probe import scores_of
 
 IMAGES = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
 EXAMPLE = torch.randn(2, 3, 16, 16)

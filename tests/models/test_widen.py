@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from models.foreign.small_networks import CLASSES, NETWORKS, Fcn, Logits, Small, conv, make
+from models.small_networks import CLASSES, NETWORKS, Fcn, Logits, Small, conv, make
 from nacre.errors import NacreError
 from nacre.losses.reference import unbiased_distillation
-from nacre.models.foreign.rows import fit_layers
-from nacre.models.foreign.scores import scores_of
-from nacre.models.foreign.teacher import Teacher
-from nacre.models.foreign.widen import widen
+from nacre.models.probe import scores_of
+from nacre.models.widen import Teacher, fit_layers, widen
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 
@@ -176,10 +174,10 @@ class Chain(Logits):
 
 def test_names_help_where_layers_are_mistaken() -> None:
     network = Chain()
-    message = r"does not run .* auxiliary_head\.0, .*name the ones that score the classes, head="
+    message = r"does not run .* auxiliary_head\.0, .*ones that score the classes, scoring_layers="
     with pytest.raises(NacreError, match=message):
         widen(network, 1)
-    layers = widen(network, 1, head=["score", "auxiliary_head.2"]).layers
+    layers = widen(network, 1, scoring_layers=["score", "auxiliary_head.2"]).layers
     assert layers.main == {"score": 1}
     assert layers.auxiliary == ({"auxiliary_head.2": 1},)
     assert network(IMAGES, torch.full((2, 16, 16), CLASSES)).loss.isfinite()
@@ -191,18 +189,18 @@ def test_a_border_that_no_layer_scores_breaks_the_promise() -> None:
             return nn.functional.pad(self.scores(images), (1, 1, 1, 1))
 
     network = Padded(conv())
-    with pytest.raises(NacreError, match=r"head='...' \(layers with as many outputs: score\)"):
+    with pytest.raises(NacreError, match=r"'...' \(layers with as many outputs: score\)"):
         widen(network, 1)
     # of 5 equal classes in the border there are 6 now, and two are the background: 2/6 for 1/5
     with pytest.raises(NacreError, match=r"probabilities changed by a factor of up to 1\.67"):
-        widen(network, 1, head="score")
+        widen(network, 1, scoring_layers="score")
 
 
 def test_a_named_layer_must_be_there() -> None:
-    with pytest.raises(NacreError, match=r"head='scor' is not there \(did you mean 'score'\?\)"):
-        widen(make("tensor"), 1, head="scor")
-    with pytest.raises(NacreError, match="head='body' is Sequential"):
-        widen(make("tensor"), 1, head="body")
+    with pytest.raises(NacreError, match=r"='scor' is not there \(did you mean 'score'\?\)"):
+        widen(make("tensor"), 1, scoring_layers="scor")
+    with pytest.raises(NacreError, match="scoring_layers='body' is Sequential"):
+        widen(make("tensor"), 1, scoring_layers="body")
 
 
 def test_the_wrong_layer_is_refused_and_the_network_left_as_it_was() -> None:
@@ -210,7 +208,7 @@ def test_the_wrong_layer_is_refused_and_the_network_left_as_it_was() -> None:
     network.num_classes = CLASSES  # type: ignore[assignment]
     before, parameters = state_of(network), list(network.parameters())
     with pytest.raises(NacreError, match=r"does not run with more classes.*between"):
-        widen(network, 2, head="between")
+        widen(network, 2, scoring_layers="between")
     assert_equal(state_of(network), before)
     assert all(one is other for one, other in zip(network.parameters(), parameters, strict=True))
     assert network.between.out_channels == network.num_classes == CLASSES

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nacre.models.tiny import Tiny
+from nacre.models.backbone import Tiny
 
 
 @pytest.mark.parametrize("chosen", [{}, {"widths": (4, 6, 10)}], ids=["its own", "chosen"])
@@ -24,7 +24,7 @@ def test_every_parameter_gets_a_gradient() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_normalisation_fits_the_scenes() -> None:
+def test_normalization_fits_the_scenes() -> None:
     from nacre.data.sources.scenes import render
 
     drawn = torch.stack([torch.from_numpy(render(0, index, 32)[0]) for index in range(60)])

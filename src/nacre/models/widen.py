@@ -1,14 +1,23 @@
 """New classes for a network that is already there: its scoring layers get rows, in place.
 
-The network stays the user's own class and its forward pass stays its own. How the new rows start
-(eq. 8 and 9) stands in `nacre.models.foreign.rows`; what it is for is this. With the new classes
-folded into the background, every probability is what it was.
+The network stays the user's own class and its forward pass stays its own. With b the background,
+n new classes and w, beta the rows and biases of a scoring layer:
+
+    eq. 8   w[c] = w_old[b]                          for every new c
+    eq. 9   beta[c] = beta_old[b] - log(n + 1)       for every new c and for b
+
+With the new classes folded into the background, every probability is what it was. Where several
+layers add up to the scores, each gets the rows and one of them the logarithm.
 
 A network without a background (`background=None`: Cityscapes, ADE20K) has no class that hid the new
-ones: a pixel that nobody labelled may be any old class. There the new classes together begin as one
-class of average score among K old ones. The mean of logits is at most their log-sum-exp - log K, so
-the new classes together are nowhere more probable than 1 / (K + 1), the predicted class is what it
-was, and so is every probability given that a pixel is of an old class.
+ones: a pixel that nobody labeled may be any old class. There
+
+    w[c] = mean of w_old,   beta[c] = mean of beta_old - log(n)
+
+and the new classes together begin as one class of average score among K old ones. The mean of
+logits is at most their log-sum-exp - log K, so the new classes together are nowhere more probable
+than 1 / (K + 1), the predicted class is what it was, and so is every probability given that a pixel
+is of an old class.
 
 Both are checked on a batch before the network is handed back; if they do not hold, the network is
 left as it was.
@@ -17,26 +26,31 @@ left as it was.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nacre.errors import NacreError
-from nacre.models.foreign.rows import Init, count_rows, widen_sum
-from nacre.models.foreign.scores import auxiliary_scores, scores_of
-from nacre.models.foreign.scoring_layers import (
+from nacre.models.probe import (
     ScoringLayer,
     ScoringLayers,
+    Summands,
+    auxiliary_scores,
     example_images,
     find_scoring_layers,
+    num_rows,
+    scores_of,
     scoring_layer,
     undisturbed,
 )
+
+Init = Literal["background", "random"]
 
 _WRAPPERS = (DataParallel, DistributedDataParallel, torch.jit.ScriptModule)
 # attributes in which networks keep the number of their classes
@@ -70,7 +84,7 @@ def widen(
     new: int | Sequence[str],
     *,
     background: int | None = 0,
-    head: str | Sequence[str] | None = None,
+    scoring_layers: str | Sequence[str] | None = None,
     images: Tensor | None = None,
     init: Init = "background",
 ) -> Widened:
@@ -79,10 +93,10 @@ def widen(
     An optimiser made before does not know the new parameters: make it afterwards.
 
     Args:
-        model: any module from images to class scores, as `nacre.models.foreign.scores` finds them.
+        model: any module from images to class scores, as `nacre.models.probe` finds them.
         new: how many classes are new, or their names (a transformers config keeps them).
         background: the channel of the background; None if there is none.
-        head: names of the scoring layers, auxiliary ones too, where they cannot be found.
+        scoring_layers: their names, auxiliary ones too, where they cannot be found.
         images: a batch that the network takes; None tries noise of several sizes.
         init: `background`: as above; `random`: as torch draws them.
 
@@ -93,7 +107,7 @@ def widen(
     check_type(model)
     if images is None:
         images = example_images(model)
-    layers = find_scoring_layers(model, images, head)
+    layers = find_scoring_layers(model, images, scoring_layers)
     _check_layers(model, layers, background)
     before = _run(model, images)
     with _undone_on_error(model, layers):
@@ -146,7 +160,7 @@ def _check(
     if after[0].shape[1] != num_old + num_new:
         raise NacreError(
             f"the network puts out {after[0].shape[1]} classes instead of {num_old + num_new}; "
-            "name the layers that score them: head='...'"
+            "name the layers that score them: scoring_layers='...'"
         )
     worst = 0.0
     for old, new in zip(before, after, strict=False):
@@ -160,7 +174,7 @@ def _check(
         raise NacreError(
             "with the new classes folded in, the old probabilities changed by a factor of up to "
             f"{math.exp(min(worst, 50)):.3g}; the network is as it was: name the layers that score "
-            "the classes, head='...'"
+            "the classes, scoring_layers='...'"
         )
     return worst
 
@@ -174,12 +188,12 @@ def _run(model: nn.Module, images: Tensor) -> list[Tensor]:
 def _run_widened(model: nn.Module, images: Tensor, layers: ScoringLayers) -> list[Tensor]:
     try:
         return _run(model, images)
-    except Exception as error:  # whatever goes wrong inside a foreign network
+    except Exception as error:  # whatever goes wrong inside an external network
         reason = " ".join(str(error).split())[:200]
         raise NacreError(
             f"{type(model).__name__} does not run with more classes ({reason}); its layers "
             f"{', '.join(layers.names)} were widened and set back: name the ones that score the "
-            "classes, head='...'"
+            "classes, scoring_layers='...'"
         ) from error
 
 
@@ -280,3 +294,150 @@ def _check_layer(name: str, layer: ScoringLayer, owners: dict[int, list[str]]) -
         others = [one for one in owners.get(id(value), ()) if one != f"{name}.{key}"]
         if others:
             raise NacreError(f"{name}.{key} is shared with {others[0]}: it cannot be widened")
+
+
+# Rows of scoring layers: one per class, whatever the layer's type
+
+
+def widen_sum(
+    model: nn.Module, summands: Summands, num_new: int, background: int | None, init: Init
+) -> None:
+    """Add rows to the layers that add up to one tensor of scores."""
+    layers = {name: scoring_layer(model, name) for name in summands}
+    # eq. 9 needs a bias: where no layer has one, the first gets it
+    taker = next((name for name, one in layers.items() if one.bias is not None), next(iter(layers)))
+    if layers[taker].bias is None:
+        zeros = layers[taker].weight.new_zeros(num_rows(layers[taker]))
+        layers[taker].bias = nn.Parameter(zeros)
+    log = math.log(num_new if background is None else num_new + 1)
+    for name, layer in layers.items():
+        weight, bias = rows_of(layer)
+        if init == "random":
+            weight, bias = random_rows(weight, bias, num_new)
+        else:
+            share = log / summands[name] if name == taker else 0.0
+            weight, bias = start_rows(weight, bias, num_new, background=background, share=share)
+        set_rows(layer, weight, bias)
+
+
+def start_rows(
+    weight: Tensor, bias: Tensor | None, num_new: int, *, background: int | None, share: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return weights and biases with new rows, eq. 8 and 9 or their counterpart without background.
+
+    Args:
+        weight: C,... with a row per class.
+        bias: C; None where the layer has none.
+        num_new: rows to add.
+        background: the row that the new ones are like; None takes the mean of all.
+        share: what is taken from the biases of the new rows and of the background.
+    """
+    like = weight.mean(0) if background is None else weight[background]
+    weight = torch.cat([weight, like.expand(num_new, *like.shape)])
+    if bias is None:
+        return weight, None
+    bias = bias.clone()
+    if background is None:
+        start = bias.mean() - share
+    else:
+        bias[background] -= share
+        start = bias[background]
+    return weight, torch.cat([bias, start.expand(num_new)])
+
+
+def random_rows(weight: Tensor, bias: Tensor | None, num_new: int) -> tuple[Tensor, Tensor | None]:
+    """Return weights and biases with new rows as torch draws those of a new layer."""
+    bound = 1 / math.sqrt(weight[0].numel())
+
+    def drawn(like: Tensor) -> Tensor:
+        return nn.init.uniform_(like.new_empty(num_new, *like.shape[1:]), -bound, bound)
+
+    wider = torch.cat([weight, drawn(weight)])
+    return wider, None if bias is None else torch.cat([bias, drawn(bias)])
+
+
+def rows_of(layer: ScoringLayer) -> tuple[Tensor, Tensor | None]:
+    """Return a layer's weights with the classes first, and its biases."""
+    weight = layer.weight.detach()
+    if isinstance(layer, nn.ConvTranspose2d):
+        weight = weight.transpose(0, 1)
+    return weight, None if layer.bias is None else layer.bias.detach()
+
+
+def set_rows(layer: ScoringLayer, weight: Tensor, bias: Tensor | None) -> None:
+    """Replace a layer's weights, given with the classes first, and its biases."""
+    if isinstance(layer, nn.ConvTranspose2d):
+        weight = weight.transpose(0, 1)
+    layer.weight = nn.Parameter(weight.contiguous(), layer.weight.requires_grad)
+    if bias is not None:
+        wants = layer.weight if layer.bias is None else layer.bias
+        layer.bias = nn.Parameter(bias, wants.requires_grad)
+    count_rows(layer)
+
+
+def count_rows(layer: ScoringLayer) -> None:
+    """Let a layer say how many rows its weights have."""
+    count = len(rows_of(layer)[0])
+    if isinstance(layer, nn.Linear):
+        layer.out_features = count
+    else:
+        layer.out_channels = count
+
+
+def fit_layers(model: nn.Module, names: Sequence[str], state: dict[str, Tensor]) -> None:
+    """Give scoring layers the shapes that they have in a state, so that it can be loaded.
+
+    Args:
+        model: the network as it is built, before it was widened.
+        names: of its scoring layers.
+        state: of the widened network.
+    """
+    for name in names:
+        layer = scoring_layer(model, name)
+        for key in ("weight", "bias"):
+            if f"{name}.{key}" in state:
+                shape = state[f"{name}.{key}"].shape
+                setattr(layer, key, nn.Parameter(layer.weight.new_empty(shape)))
+        count_rows(layer)
+
+
+# The network as it was before it learns on
+
+
+class Teacher:
+    """A frozen copy of a network, for a training loop of one's own.
+
+    It is no `nn.Module`: as an attribute of one, its parameters are neither trained nor saved.
+
+        teacher = Teacher(model)
+        widen(model, 2)
+        ...
+        loss = unbiased_distillation(model(images), teacher(images))
+
+    Args:
+        model: copied as it is now; later changes of it do not change the teacher.
+
+    Raises:
+        NacreError: the network cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        try:
+            self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        except (RuntimeError, TypeError) as error:
+            raise NacreError(
+                f"{type(model).__name__} cannot be copied ({error}): make the teacher before the "
+                "network is wrapped or compiled and outside of a forward pass"
+            ) from error
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the scores, N,C,h,w, for what the network would be called with.
+
+        The copy follows the first tensor that it is given to its device.
+        """
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        own = next(self.model.parameters(), None)
+        if tensors and own is not None and own.device != tensors[0].device:
+            self.model.to(tensors[0].device)
+        return scores_of(self.model(*args, **kwargs))

@@ -12,14 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.foreign.small_networks import CLASSES, Small, conv
+from models.small_networks import CLASSES, Small, conv
 from nacre.errors import NacreError
 from nacre.losses import fused_losses
-from nacre.models.foreign.adapter import Adapter
-from nacre.models.foreign.scoring_layers import find_scoring_layers
-from nacre.models.foreign.start import save_start
-from nacre.models.foreign.widen import widen
-from nacre.models.io import load_model
+from nacre.models.adapter import Adapter
+from nacre.models.io import load_model, save_start
+from nacre.models.probe import find_scoring_layers
+from nacre.models.widen import widen
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 

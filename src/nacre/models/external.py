@@ -1,0 +1,212 @@
+"""Networks of other libraries, and those that a Python program has, as a config names them.
+
+model: {kind: external, library: transformers, name: nvidia/mit-b0}
+model: {kind: external, library: smp, name: Unet/resnet34}
+model: {kind: external, library: torchvision, name: lraspp_mobilenet_v3_large, weights: none}
+
+All of them are put into an `Adapter`. A network that was given to `nacre.learn` in Python cannot be
+built from a name: a file that was learned from one says which class it is of, and the program that
+opens the file brings such a network (`nacre.load(path, network=…)`), with the classes that it had
+before it was taught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from nacre.errors import NacreError, did_you_mean, shown
+from nacre.models import transformers
+from nacre.models.adapter import Adapter, Pixels
+from nacre.models.config import AdapterConfig, ExternalConfig, ModelConfig, PixelsConfig
+from nacre.models.timm_backbone import check_name
+from nacre.models.weights import hub_file
+from nacre.utils.system import import_extra
+
+_SMP_DIVISOR = 32
+
+
+def build(
+    config: ExternalConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
+) -> Adapter:
+    """Make a network of another library in an adapter."""
+    num_classes = num_outputs(config, classes_per_step)
+    load = load and config.weights != "none"
+    again, pixels = config.model_copy(update={"weights": "none"}), None
+    if config.library == "transformers":
+        model, again, pixels = transformers.build(config, num_classes, load)
+    elif config.library == "smp":
+        model = _make_smp(config, num_classes, load)
+    elif config.library == "torchvision":
+        model = _make_torchvision(config, num_classes, load)
+    else:
+        raise NacreError(
+            "model.library='python' stands in files of networks that were given to nacre.learn in "
+            "Python, and no config can name one"
+        )
+    divisor = _SMP_DIVISOR if config.library == "smp" else None
+    return adapt(model, again, classes_per_step, pixels=pixels, divisor=divisor)
+
+
+def make(config: ExternalConfig, num_classes: int) -> nn.Module:
+    """Make the library's module alone, with random weights and without running it."""
+    if config.library == "transformers":
+        return transformers.make(config, num_classes)
+    make_module = _make_smp if config.library == "smp" else _make_torchvision
+    return make_module(config, num_classes, False)
+
+
+def num_outputs(config: AdapterConfig, classes_per_step: Sequence[int]) -> int:
+    """Return how many classes the network itself scores in step 0."""
+    return classes_per_step[0] - (config.background is None)
+
+
+def adapt(
+    model: nn.Module,
+    config: AdapterConfig,
+    classes_per_step: Sequence[int],
+    *,
+    pixels: Pixels | None = None,
+    divisor: int | None = None,
+) -> Adapter:
+    """Put a network between nacre's images and outputs, as large as its steps made it.
+
+    Args:
+        model: with the channels of step 0; it becomes one of float32 if it is of another precision.
+        config: what is said about it; the network's own says how to build it again.
+        classes_per_step: channels of each step that has been learned.
+        pixels: what it expects of its pixels, if the config does not say so.
+        divisor: sides of images must be multiples of it; None tries which sizes it takes.
+    """
+    if any(one.is_floating_point() and one.dtype != torch.float32 for one in model.parameters()):
+        # Losses and updates are of float32; train.precision computes in half.
+        model = model.float()
+    if config.pixels is not None:
+        pixels = Pixels(config.pixels.mean, config.pixels.std)
+    pixels = pixels or Pixels()
+    adapter = Adapter(
+        model,
+        background=config.background,
+        scoring_layers=config.scoring_layers or None,
+        pixels=pixels,
+        stages=config.stages,
+        divisor=divisor,
+    )
+    found = PixelsConfig(mean=pixels.mean, std=pixels.std)
+    adapter.config = config.model_copy(update={"pixels": found})
+    for num_new in classes_per_step[1:]:
+        adapter.grow(num_new, "random")
+    return adapter
+
+
+def is_given(config: ModelConfig) -> bool:
+    """Whether a network was given in Python, and cannot be built."""
+    return isinstance(config, ExternalConfig) and config.library == "python"
+
+
+def describe_given(model: nn.Module) -> ExternalConfig:
+    """Return what files say about a network that is given: by its library, or by its class."""
+    settings = getattr(model, "config", None)
+    if type(model).__module__.startswith("transformers.") and hasattr(settings, "model_type"):
+        found = transformers.describe_model(model)
+        if found is not None:
+            return found
+    name = f"{type(model).__module__}.{type(model).__qualname__}"[:300]
+    return ExternalConfig(library="python", name=name, weights="none")
+
+
+def check_given(config: ModelConfig, given: nn.Module | None) -> None:
+    """Refuse a file of a network given in Python without it, and one of another with one.
+
+    Raises:
+        NacreError: it says what to do.
+    """
+    if isinstance(config, ExternalConfig) and config.library == "python" and given is None:
+        raise NacreError(
+            f"it was learned from a {config.name} that a Python program made: build one of the "
+            "classes that it had then and open the file by nacre.load(path, network=…)"
+        )
+    if given is not None and not is_given(config):
+        raise NacreError(
+            f"its header says how to build its network (kind {config.kind!r}): leave out network=…"
+        )
+
+
+def _make_torchvision(config: ExternalConfig, num_classes: int, load: bool) -> nn.Module:
+    import_extra("torchvision", "torchvision")
+    models = import_extra("torchvision.models", "torchvision")
+    known = models.list_models(models.segmentation)
+    if config.name not in known:
+        raise NacreError(
+            f"model.name={shown(config.name)}: torchvision has no such segmentation network"
+            f"{did_you_mean(config.name, known)}; known: {', '.join(known)}"
+        )
+    if config.weights not in ("pretrained", "imagenet", "none"):
+        raise NacreError(f"model.weights={config.weights!r}: give 'pretrained' or 'none'")
+    weights = "IMAGENET1K_V1" if load else None
+    try:
+        model: nn.Module = models.get_model(
+            config.name, weights=None, weights_backbone=weights, num_classes=num_classes
+        )
+    except Exception as error:  # such as weights that cannot be had
+        raise NacreError(
+            f"torchvision cannot make {config.name}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return model
+
+
+def _make_smp(config: ExternalConfig, num_classes: int, load: bool) -> nn.Module:
+    smp = import_extra("segmentation_models_pytorch", "smp")
+    architecture, _, encoder = config.name.partition("/")
+    if encoder.startswith("tu-"):
+        check_name(import_extra("timm", "timm"), encoder.removeprefix("tu-"))
+    elif encoder not in smp.encoders.encoders:
+        hint = did_you_mean(encoder, smp.encoders.encoders)
+        raise NacreError(
+            f"model.name={shown(config.name)}: smp has no encoder {shown(encoder)}{hint}; give "
+            "architecture and encoder, such as Unet/resnet34"
+        )
+    weights = "imagenet" if config.weights == "pretrained" else config.weights
+    of_timm = encoder.startswith(("tu-", "timm-"))
+    try:
+        model: nn.Module = smp.create_model(
+            architecture,
+            encoder_name=encoder,
+            encoder_weights=weights if load and of_timm else None,
+            classes=num_classes,
+        )
+    except Exception as error:  # wrong names, weights that cannot be had
+        reason = " ".join(str(error).split())[:300]
+        raise NacreError(
+            f"smp cannot make {shown(architecture)} with the encoder {encoder!r} and "
+            f"weights {config.weights!r}: {reason}"
+        ) from error
+    if load and not of_timm:
+        _load_encoder(model, encoder, weights)
+    return model
+
+
+def _load_encoder(model: nn.Module, encoder: str, weights: str) -> None:
+    """Load what smp publishes of an encoder, from the cache or the hub, checked.
+
+    Raises:
+        NacreError: there are no such weights, or they cannot be had.
+    """
+    smp = import_extra("segmentation_models_pytorch", "smp")
+    known = smp.encoders.encoders[encoder]["pretrained_settings"]
+    if weights not in known:
+        raise NacreError(
+            f"model.weights={weights!r}: smp has no such weights of {encoder!r}; it "
+            f"has {', '.join(known)}"
+        )
+    where = known[weights]
+    path = hub_file(where["repo_id"], "model.safetensors", revision=where["revision"])
+    try:
+        model.get_submodule("encoder").load_state_dict(load_file(path))
+    except (RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise NacreError(f"{path} does not fit the encoder {encoder!r}: {reason}") from error

@@ -1,1 +1,0 @@
-"""Others' networks: finding what scores their classes, widening it, and learning with them."""
