@@ -411,7 +411,7 @@ def test_test_folders_judge_what_they_label(pets, data, tmp_path):
         ({"share": {"cars": 0.5}}, "--share cars=0.5: no data folder has this name"),
         ({"share": {"birds": 0.5}}, "together they must be 1"),
         ({"method": {"name": "joint"}}, "'joint' learns all classes at once"),
-        ({"images": {"crop_size": 64}}, "images.crop_size: 64, but the start model learnt from"),
+        ({"images": {"crop_size": 64}}, "images.crop_size: 64, but the start model learned from"),
         ({"model": {"backbone": "resnet18"}}, "model.backbone: 'resnet18', but the start model's"),
     ],
 )
