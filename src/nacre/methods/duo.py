@@ -147,6 +147,7 @@ class Duo(Ledger):
     @torch.no_grad()
     def fit(self, step: Step) -> None:
         """Find what the decoder has learned; the ledger is solved for by then."""
+        assert self.sums is not None
         network, ledger = deeplab(step.network), _ledger(step.network)
         put_head(network, self._judging, self.config.ridge)
         first, learned = ledger.learned.clone(), self._learned(step)
