@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nacre.importers.files import (
-    File,
-    Finder,
-    agrees,
-    clean_parts,
-    split_in_name,
-    split_of,
-)
+from nacre.importers.files import File, Finder, agrees, clean_parts, split_in_name, split_of
 from nacre.importers.folder import plan_lists, plan_names, safe_part, written_suffix
 from nacre.importers.problems import Unusable
 from nacre.importers.reading import Image

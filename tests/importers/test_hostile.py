@@ -264,7 +264,7 @@ def test_giant_sizes_are_believed_only_of_the_image_itself(tmp_path: Path) -> No
         refused(tmp_path / name, tmp_path, "another size|damaged|integer overflow")
 
 
-def test_a_image_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
+def test_an_image_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
     content = coco_content(["a", "b"])
     save_json(tmp_path / "x" / "c.json", content)
     save_image(tmp_path / "x" / "b.jpg", SIZES["b"])
@@ -289,7 +289,7 @@ def test_files_that_are_no_images(data: bytes, tmp_path: Path) -> None:
     refused(tmp_path / "x", tmp_path, "the image cannot be used")
 
 
-def test_a_image_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_an_image_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
     coco_rle(tmp_path / "x")
     path = tmp_path / "x" / "images" / "a.jpg"
     path.write_bytes(path.read_bytes()[:-60])

@@ -29,16 +29,6 @@ def cvat_task(root: Path, color: tuple[int, int, int], name: str) -> None:
         save_image(root / "JPEGImages" / f"{stem}.JPG", SIZE)
 
 
-def test_two_tasks_of_cvat_in_one_folder(tmp_path: Path) -> None:
-    cvat_task(tmp_path / "x" / "task 1", (250, 50, 83), "crack")
-    cvat_task(tmp_path / "x" / "task 2", (0, 200, 0), "Röhre")
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["crack", "Röhre"]
-    assert len(got.images()) == 4
-    labels = [set(np.unique(got.mask(name)).tolist()) for name in sorted(got.images())]
-    assert sorted(map(sorted, labels)) == [[0], [0], [0, 1], [0, 2]]
-
-
 def supervisely_project(root: Path, title: str) -> None:
     save_json(root / "meta.json", {"classes": [{"title": title, "color": "#00FF00"}], "tags": []})
     outline = {"exterior": corners(BOX), "interior": []}
@@ -50,13 +40,30 @@ def supervisely_project(root: Path, title: str) -> None:
     save_image(root / "ds1" / "img" / "IMG 0001.JPG", SIZE)
 
 
-def test_two_projects_of_supervisely_in_one_folder(tmp_path: Path) -> None:
-    for title in ("cat", "dog"):
-        supervisely_project(tmp_path / "x" / title, title)
+def yolo_set(root: Path, names: str) -> None:
+    save_text(root / "data.yaml", f"train: ../train/images\nnc: 1\nnames: {names}\n")
+    points = (x / s for point in corners(BOX) for x, s in zip(point, SIZE, strict=True))
+    save_text(root / "train" / "labels" / "a.txt", f"0 {' '.join(map(str, points))}\n")
+    save_image(root / "train" / "images" / "a.jpg", SIZE)
+
+
+@pytest.mark.parametrize(
+    ("write", "one", "two", "empty"),
+    [
+        (cvat_task, ((250, 50, 83), "cat"), ((0, 200, 0), "dog"), 2),
+        (supervisely_project, ("cat",), ("dog",), 0),
+        (yolo_set, ("[cat, dog]",), ("[dog]",), 0),
+    ],
+)
+def test_two_exports_in_one_folder_number_their_classes_apart(
+    write: Any, one: tuple[Any, ...], two: tuple[Any, ...], empty: int, tmp_path: Path
+) -> None:
+    write(tmp_path / "x" / "one", *one)
+    write(tmp_path / "x" / "two", *two)
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names == ["cat", "dog"]
-    masks = {name: set(np.unique(got.mask(name)).tolist()) for name in got.images()}
-    assert sorted(map(sorted, masks.values())) == [[0, 1], [0, 2]]
+    found = [np.unique(got.mask(name)).tolist() for name in got.images()]
+    assert sorted(found) == [*[[0]] * empty, [0, 1], [0, 2]]
 
 
 def test_annotations_of_supervisely_without_their_project(tmp_path: Path) -> None:
@@ -65,21 +72,6 @@ def test_annotations_of_supervisely_without_their_project(tmp_path: Path) -> Non
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names == ["cat"]
     np.testing.assert_array_equal(got.mask(*got.images()), filled(SIZE, (*BOX, 1)))
-
-
-def test_two_sets_of_yolo_number_their_classes_apart(tmp_path: Path) -> None:
-    for folder, names in (("one", "[cat, dog]"), ("two", "[dog]")):
-        root = tmp_path / "x" / folder
-        save_text(root / "data.yaml", f"train: ../train/images\nnc: 1\nnames: {names}\n")
-        outline = " ".join(
-            str(x / s) for point in corners(BOX) for x, s in zip(point, SIZE, strict=True)
-        )
-        save_text(root / "train" / "labels" / "a.txt", f"0 {outline}\n")
-        save_image(root / "train" / "images" / "a.jpg", SIZE)
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["cat", "dog"]
-    found = [set(np.unique(got.mask(name)).tolist()) for name in sorted(got.images())]
-    assert sorted(map(sorted, found)) == [[0, 1], [0, 2]]
 
 
 def test_cityscapes_layout_with_classes_of_ones_own(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_boxes_and_lines_of_coco_are_counted_not_painted(segmentation: Any, tmp_
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
-def test_a_image_with_boxes_only_is_not_taken_as_empty(tmp_path: Path) -> None:
+def test_an_image_with_boxes_only_is_not_taken_as_empty(tmp_path: Path) -> None:
     coco_of(tmp_path / "x", {"bbox": [1, 1, 5, 5]})
     with pytest.raises(NacreError, match="it has boxes, no outlines"):
         Imported(tmp_path / "x", tmp_path / "y")
@@ -666,7 +666,7 @@ def test_bitmasks_and_the_short_form_of_label_studio(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
-def test_a_image_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) -> None:
+def test_an_image_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) -> None:
     value = {"points": [[0, 0], [50, 0], [50, 100]], "polygonlabels": ["cat"]}
     label_studio_of(tmp_path / "x", {"type": "polygonlabels", "value": value, "image_rotation": 90})
     with pytest.raises(NacreError, match=r"was turned in Label Studio .by 90 degrees"):

@@ -107,7 +107,7 @@ def test_a_tiff_that_pillow_turns_by_itself(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), np.rot90(filled(STORED, (*BOX, 1)), -1))
 
 
-def test_a_image_of_another_size_is_left_out(tmp_path: Path) -> None:
+def test_an_image_of_another_size_is_left_out(tmp_path: Path) -> None:
     turned_export(tmp_path / "x", {"p": (1, (40, 20)), "q": (1, STORED)})
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.images() == {"q"}
@@ -236,7 +236,7 @@ def test_in_coco_the_smaller_lies_on_top_unless_z_order_says_else(
 # Images without labels, and what does not count
 
 
-def test_a_image_without_mask_is_empty_only_if_the_export_lists_it(tmp_path: Path) -> None:
+def test_an_image_without_mask_is_empty_only_if_the_export_lists_it(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_image(tmp_path / "x" / "JPEGImages" / "unlisted.jpg", (9, 9))
     got = Imported(tmp_path / "x", tmp_path / "y")

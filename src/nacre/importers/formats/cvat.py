@@ -17,14 +17,7 @@ from nacre.importers.files import File, split_of
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.rasterize import fill_ellipse, rectangle
 from nacre.importers.reading import Reading, as_layer, color_of, size_of
-from nacre.importers.shapes import (
-    Area,
-    check_runs,
-    decode_rows,
-    numbers_of,
-    points_of,
-    ring_of,
-)
+from nacre.importers.shapes import Area, check_runs, decode_rows, numbers_of, points_of, ring_of
 
 _PAIRS = re.compile(r"[^,;]+,[^,;]+(;[^,;]+,[^,;]+)*")
 _KINDS = {"polygon": "polygons", "box": "boxes", "ellipse": "ellipses", "mask": "masks (RLE)"}

@@ -16,15 +16,7 @@ from typing import Any
 
 from nacre.errors import NacreError
 from nacre.importers.documents import load_json, load_lines, load_text
-from nacre.importers.files import (
-    Export,
-    File,
-    Finder,
-    clean_parts,
-    is_inside,
-    outermost,
-    split_of,
-)
+from nacre.importers.files import Export, File, Finder, clean_parts, is_inside, outermost, split_of
 from nacre.importers.masks import (
     Kind,
     MaskFile,
@@ -35,15 +27,7 @@ from nacre.importers.masks import (
     shown_color,
 )
 from nacre.importers.problems import Unusable, brief
-from nacre.importers.reading import (
-    BACKGROUND,
-    IGNORED,
-    Color,
-    Reading,
-    as_dict,
-    as_list,
-    color_of,
-)
+from nacre.importers.reading import BACKGROUND, IGNORED, Color, Reading, as_dict, as_list, color_of
 
 Meaning = tuple[dict[int, str], Kind]
 """Class by value, and whether the values are labels or colors."""

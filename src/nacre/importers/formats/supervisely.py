@@ -10,15 +10,7 @@ from typing import Any
 from nacre.importers.documents import load_json
 from nacre.importers.files import File, Finder, is_inside, split_of
 from nacre.importers.problems import DAMAGED, Unusable, brief
-from nacre.importers.reading import (
-    Image,
-    Reading,
-    as_dict,
-    as_list,
-    as_text,
-    color_of,
-    size_of,
-)
+from nacre.importers.reading import Image, Reading, as_dict, as_list, as_text, color_of, size_of
 from nacre.importers.shapes import (
     Area,
     box_of,
