@@ -302,7 +302,6 @@ def fake_device(kind: str = "cuda", memory: int = 24 << 30) -> Iterator[FakeDevi
         torch._C._set_only_lift_cpu_tensors(True)
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         # What is kept from one call to the next belongs to one device.
-        for forget in (strips.forget_matrices,):
-            forget()
-            stack.callback(forget)
+        strips._interpolation.cache_clear()
+        stack.callback(strips._interpolation.cache_clear)
         yield stack.enter_context(mode)

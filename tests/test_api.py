@@ -7,10 +7,14 @@ import torch
 from PIL import Image, ImageOps
 
 import nacre
+from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
+from nacre.evaluation.confusion import confusion_matrix, iou_by_class
+from nacre.export.page import WebRuntime
 from nacre.models.io import load_model, save_model
 from nacre.predict.prediction import Prediction
 from nacre.runs.evaluate import evaluate_checkpoint
+from partial_data import LABELS, write_folder
 
 MASK = np.array([[0, 1], [1, 2]], np.uint8)
 SEEN = Prediction(MASK, ("background", "cat", "dog"), ((0, 0, 0), (255, 0, 0), (0, 255, 0)))
@@ -43,6 +47,7 @@ def test_paths_images_and_arrays_are_the_same_picture(model, tmp_path):
         model.predict(one)
         for one in (tmp_path / "a.png", str(tmp_path / "a.png"), Image.fromarray(pixels), pixels)
     ]
+    seen += model.predict([pixels, torch.from_numpy(pixels).permute(2, 0, 1)])
     assert all(np.array_equal(one.mask, seen[0].mask) for one in seen)
     assert seen[0].mask.shape == (50, 70)
     assert seen[0].classes == model.classes
@@ -66,6 +71,59 @@ def test_arrays_of_another_form_are_refused(model, shape, dtype):
         nacre.NacreError, match="an array must be uint8 or uint16 of height x width x 3"
     ):
         model.predict(np.zeros(shape, dtype))
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(1, 3, 8, 8).byte(), torch.zeros(3, 8, 8), torch.zeros(8, 8, 3).byte()]
+)
+def test_tensors_of_another_form_are_refused(model, tensor):
+    with pytest.raises(NacreError, match="a tensor must be uint8 of 3 x height x width, not"):
+        model.predict(tensor)
+
+
+@pytest.mark.parametrize("window", [None, 32])
+def test_scores_are_the_probabilities_of_the_mask(model, window):
+    pixels = np.random.default_rng(1).integers(0, 255, (50, 70, 3), np.uint8)
+    plain, scored = (model.predict(pixels, window=window, scores=one) for one in (False, True))
+    assert plain.scores is None
+    assert scored.scores.shape == (len(model.classes), 50, 70)
+    assert np.allclose(scored.scores.sum(0), 1, atol=1e-5)
+    assert (scored.scores.argmax(0) == scored.mask).all()
+    assert (scored.mask == plain.mask).mean() > 0.999
+
+
+@pytest.mark.parametrize("window", [31, 65_537])
+def test_windows_that_make_no_sense_are_refused(model, window):
+    with pytest.raises(NacreError, match=f"windows of {window} pixels: give 32 to 65,536"):
+        model.predict(np.zeros((8, 8, 3), np.uint8), window=window)
+
+
+def test_a_model_of_any_run_is_tested_on_a_folder(model, tmp_path):
+    world = ScenesConfig(train=16, val=16, size=32, seed=5)
+    folder = write_folder(tmp_path / "data", [*model.classes[1:3]], world=world, lists=True)
+    found = model.to("cpu").evaluate(folder)
+    names = (folder / "val.txt").read_text().split()
+    labels = [0] + [LABELS[name] for name in model.classes[1:]]
+    counts = torch.zeros(len(labels), len(labels), dtype=torch.int64)
+    for name in names:
+        seen = model.predict(folder / "images" / f"{name}.png").mask
+        truth = np.asarray(Image.open(folder / "masks" / f"{name}.png"))
+        targets = np.select([truth == one for one in labels], range(len(labels)), 255)
+        # What the folder does not label may be in its background
+        seen = np.where(seen > 2, 0, seen)
+        counts += confusion_matrix(torch.from_numpy(targets), torch.from_numpy(seen), len(labels))
+    assert found.images == len(names)
+    wanted = dict(zip(model.classes[1:3], iou_by_class(counts)[1:3], strict=True))
+    assert {name: found.iou[name] for name in wanted} == wanted
+
+
+@pytest.mark.slow
+def test_a_model_becomes_a_page(model, tmp_path, monkeypatch):
+    runtime = WebRuntime(b"script", b"glue", b"wasm")
+    monkeypatch.setattr("nacre.api.model.web_runtime", lambda: runtime)
+    page = model.export(tmp_path / "model.html").read_text()
+    assert model.classes[1] in page
+    assert [path.name for path in tmp_path.iterdir()] == ["model.html"]
 
 
 @pytest.mark.parametrize("content", [None, b"not a picture"])

@@ -12,7 +12,9 @@ import typer.main
 import yaml
 
 from nacre.cli import app, main
+from nacre.cli.app import PANELS
 from nacre.models.io import find_model, load_model
+from nacre.version import __version__
 from tiny_runs import TINY
 
 
@@ -44,10 +46,65 @@ def config(tmp_path_factory):
     return path
 
 
-def test_help_teaches_by_example(nacre):
-    assert "nacre demo" in nacre("--help").stdout
-    for command in typer.main.get_command(app).commands:
-        assert "Example" in nacre(command, "--help").stdout, command
+def test_help_has_three_panels_and_teaches_by_example(nacre):
+    shown = nacre("--help").stdout
+    assert "nacre demo" in shown
+    places = [shown.index(title) for title in PANELS]
+    assert places == sorted(places)
+    commands = typer.main.get_command(app).commands
+    assert set(commands) == {name for names in PANELS.values() for name in names}
+    for command in commands.values():
+        assert command.epilog.startswith("Example"), command.name
+        assert f"nacre {command.name} " in f"{command.epilog} ", command.name
+        assert all(one.help for one in command.params), command.name
+
+
+def test_the_version_is_that_of_the_package(nacre):
+    assert nacre("--version").stdout == f"nacre {__version__}\n"
+
+
+def contains(config, values):
+    """Return True if plain values are in a config, section by section."""
+    if not isinstance(values, dict):
+        return config == values
+    return all(key in config and contains(config[key], value) for key, value in values.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (["run", "scenes/4-2-2/overlapped", "--method", "mib", "--preset", "small"],
+         {"scenario": "scenes/4-2-2/overlapped", "method": {"name": "mib"},
+          "images": {"crop_size": 160}}),
+        (["tune", "scenes/4-4/overlapped", "--method", "lwf", "--seed", "7"],
+         {"method": {"name": "lwf"}, "seed": 7}),
+        (["grid", "--scenarios", "scenes/4-4/overlapped", "--methods", "ft",
+          "--set", "data.train=24", "--set", "train.batch_size=2"],
+         {"methods": ["ft"], "config": {"train": {"batch_size": 2}}}),
+        (["demo", "--seed", "3"], {"seeds": [3], "preset": "demo"}),
+        (["learn", "pets", "--set", "train.iterations=100"], {"train": {"iterations": 100}}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_the_config_of_a_command_is_printed_and_nothing_is_run(
+    nacre, pets, tmp_path, arguments, values
+):
+    config = yaml.safe_load(nacre("config", *arguments).stdout)
+    assert contains(config, values)
+    assert {path.name for path in tmp_path.iterdir()} == {"pets"}
+
+
+def test_a_printed_config_is_one_that_the_command_reads(nacre, tmp_path):
+    given = ["run", "scenes/4-4/overlapped", "--method", "mib", "--set", "train.batch_size=7"]
+    path = tmp_path / "mine.yaml"
+    path.write_text(printed := nacre("config", *given).stdout)
+    assert nacre("config", "run", "--config", path).stdout == printed
+
+
+def test_data_are_checked_by_their_path_or_by_the_name_of_a_data_set(nacre, pets):
+    assert "every file can be used" in nacre("data", pets).stdout
+    report = nacre("data", pets, "--json").stdout
+    assert nacre("data", "folder", "--root", pets, "--json").stdout == report
 
 
 def test_the_list_of_methods_does_not_load_torch():
@@ -79,6 +136,11 @@ def test_help_and_import_do_not_load_torch():
         (["eval", "nothing"], "no model at nothing"),
         (["tune", "scenes/4-4/overlapped", "--method", "ft"], "'ft' has no weight to choose"),
         (["methods", "mibb"], "did you mean 'mib'?"),
+        (["config", "run", "voc/15-5/overlaped"], "did you mean 'overlapped'?"),
+        (["config", "learn"], "no data: give one or more folders"),
+        (["config", "predict"], "nacre predict has no config; commands with one: learn, run"),
+        (["data", "nowhere"], "nowhere"),
+        (["data", "voc"], "the data set 'voc' is in files: give --root FOLDER"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(

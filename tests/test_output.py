@@ -9,8 +9,7 @@ import pytest
 from rich.table import Table
 
 from nacre.errors import NacreError, user_message
-from nacre.report.tables.cells import Cell, Column, ResultTable, TableRow
-from nacre.report.tables.render import to_csv, to_markdown
+from nacre.report.tables import Cell, Column, ResultTable, TableRow, to_csv, to_markdown
 from nacre.terminal.console import PlainConsole
 
 NACRE = [sys.executable, "-m", "nacre"]

@@ -41,7 +41,7 @@ def test_wheel_and_sdist_hold_the_package_and_nothing_else(built):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"nacre", "nacre_seg"}
     for needed in (
         "py.typed",
-        "report/page/templates/style.css",
+        "report/templates/style.css",
         "scenarios/files/camvid-6-5.yaml",
     ):
         assert f"nacre/{needed}" in names

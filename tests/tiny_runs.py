@@ -20,6 +20,16 @@ def tiny_config(**changes: Any) -> RunConfig:
     return build_config(overrides=deep_merge(TINY, changes))
 
 
+def set_options(values: dict[str, Any]) -> list[str]:
+    """Return sections of a config as the options of a command."""
+    return [
+        part
+        for section, keys in values.items()
+        for key, value in keys.items()
+        for part in ("--set", f"{section}.{key}={value}")
+    ]
+
+
 class StopAfter:
     """Asks to stop when it has been asked so many times."""
 

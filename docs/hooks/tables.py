@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from nacre.cli.app import app
+from nacre.cli.app import PANELS, app
 from nacre.data import DATASETS
 from nacre.methods import METHODS
 from nacre.methods.table import ROWS
@@ -33,8 +33,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Yield a part per command, with its options as a table."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    """Yield a part per command, with its options as a table, in the order of the help."""
+    known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in ((name, known[name]) for names in PANELS.values() for name in names):
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         usage = " ".join(map(_usage, arguments))
         yield f"\n## nacre {name}\n\n{command.help}\n\n```\nnacre {name} {usage}\n```\n"

@@ -1,5 +1,6 @@
 """Boundary IoU: judged by outlines, whatever the size of the images and the number of processes."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -37,6 +38,27 @@ def test_a_shifted_square_loses_more_of_its_boundary_than_of_its_area():
     assert found < area
     shared = (boundary(squares(10) == 1, width) & boundary(squares(11) == 1, width)).sum()
     assert found == int(shared) / (2 * ring - int(shared))
+
+
+@pytest.mark.parametrize(("size", "width"), [((10, 12), 1), ((20, 200), 4), ((200, 20), 4)])
+def test_the_width_is_a_share_of_the_diagonal_and_a_pixel_at_least(
+    size: tuple[int, int], width: int
+) -> None:
+    truth, found = (torch.zeros(1, *size, dtype=torch.uint8) for _ in range(2))
+    truth[:, 1:-1, 1:-1], found[:, 1:-1, 2:-1] = 1, 1
+    metric = BoundaryIoU(2, CPU)
+    metric.update(truth, found)
+    one, other = boundary(truth == 1, width), boundary(found == 1, width)
+    assert metric.compute()[1] == int((one & other).sum()) / int((one | other).sum())
+
+
+def test_a_class_that_is_never_found_and_one_that_is_found_elsewhere_count() -> None:
+    metric = BoundaryIoU(3, CPU)
+    truth, found = squares(10), squares(10)
+    found[found == 1] = 2
+    metric.update(truth, found)
+    metric.update(found, truth)
+    assert metric.compute()[1:] == [0.0, 0.0]
 
 
 def test_ignored_pixels_and_classes_that_the_truth_never_contains_do_not_count():

@@ -13,6 +13,7 @@ from nacre.evaluation.forgetting import report_forgetting
 from nacre.evaluation.predictor import Predictor
 from nacre.models.network import Output
 from nacre.utils.device import FLOAT32, Precision
+from nacre.utils.distributed import Distributed
 
 CPU = torch.device("cpu")
 
@@ -94,7 +95,10 @@ def test_scores_that_are_no_numbers_in_any_batch_are_said_at_the_end():
     def damaged(images):
         output = forward(images)
         seen.append(len(images))
-        return Output(output.logits * (torch.nan if len(seen) == 2 else 1), *[output.features] * 2)
+        logits = output.logits.clone()
+        if len(seen) == 2:
+            logits[0, 0, 3, 4] = torch.nan  # one pixel of one image is enough
+        return Output(logits, *[output.features] * 2)
 
     network.forward = damaged
     with pytest.raises(NacreError, match="not finite numbers"):
@@ -113,6 +117,23 @@ def test_a_gpu_counts_in_several_matrices_what_a_cpu_counts_in_one(copies):
         counter.count_on_device(truth, predicted)
         expected += confusion_matrix(truth, predicted, 3)
     assert torch.equal(counter.counts(), expected)
+
+
+@pytest.mark.parametrize("copies", [1, 5])
+def test_what_two_processes_count_adds_up(copies):
+    both, mine, other = (ConfusionMatrix(3, CPU) for _ in range(3))
+    mine._counts = torch.zeros(copies, 11, dtype=torch.int64)
+    for seed, counter in enumerate((mine, other)):
+        truth = colored(seed)[1]
+        for one in (counter, both):
+            one.count_on_device(truth, truth.roll(2, 1).clamp(max=2))
+
+    class Two(Distributed):
+        def sum(self, values: Tensor) -> Tensor:
+            return values + other._counts
+
+    mine.merge(Two(rank=0, world_size=2, device=CPU))
+    assert torch.equal(mine.counts(), both.counts())
 
 
 @pytest.mark.parametrize("target", [3, 7, 254])
@@ -163,3 +184,7 @@ def test_a_report_of_forgetting_leaves_frozen_batch_norm_frozen():
         True,
         False,
     ]
+    assert not after[1].running_mean.any()
+    after[1].train()
+    report_forgetting(before, after, [(images.float(), truth)])
+    assert not after[1].running_mean.any(), "it was looked at in eval mode"

@@ -59,3 +59,22 @@ def test_forgetting_is_best_earlier_minus_last():
     assert summary["forgetting"] == {"background": pytest.approx(-0.2), "a": pytest.approx(0.5)}
     assert summary["mean_forgetting_without_background"] == pytest.approx(0.5)
     assert summary["iou_by_step_and_class"][0] == [0.8, 0.8, None, None]
+
+
+def test_three_steps_are_told_apart():
+    three = ClassSchedule(TABLE.space, ((1,), (2,), (3,)))
+    eyes = [torch.eye(size, dtype=torch.int64) for size in (2, 3, 4)]
+    steps = [compute_metrics(three, three.steps, i, eye) for i, eye in enumerate(eyes)]
+    for i, values in enumerate(((0.5,), (0.9, 0.8), (0.3, 0.6, 0.7))):
+        steps[i]["iou"] |= dict(zip("abc", values, strict=False))
+    summary = summarize(steps)
+    found = {name: summary["forgetting"][name] for name in summary["classes"][1:3]}
+    assert found == {"a": pytest.approx(0.6), "b": pytest.approx(0.2)}
+    assert "c" not in summary["forgetting"]
+    assert summary["iou_by_step_and_class"][2] == [1.0, 0.3, 0.6, 0.7]
+    matrix = torch.diag(torch.tensor([4, 4, 0, 2]))
+    matrix[2, 0] = 4  # b is never found
+    means = compute_metrics(three, three.steps, 2, matrix)["mean_iou"]
+    assert means["old_without_background"] == pytest.approx(0.5)
+    assert means["new_without_background"] == 1.0
+    assert means["all_without_background"] == pytest.approx(2 / 3)

@@ -111,6 +111,20 @@ def test_each_window_decides_where_it_is_alone(network) -> None:
     assert torch.equal(found[..., :alone], left[..., :alone])
 
 
+def test_windows_add_up_their_probabilities(network) -> None:
+    """Against every window by itself, several rows and columns of them."""
+    images, wanted = image((75, 101)), torch.zeros(1, 4, 75, 101)
+    for top, left in itertools.product(*(window_starts(side, 32).tolist() for side in (75, 101))):
+        place = (..., slice(top, top + 32), slice(left, left + 32))
+        wanted[place] += Predictor(network).scores(images[place]).softmax(1)
+    predictor = Predictor(network, "sliding", 32)
+    assert torch.allclose(predictor.scores(images), wanted, atol=1e-5)
+    shares = predictor.probabilities(images)
+    assert torch.allclose(shares, wanted / wanted.sum(1, keepdim=True), atol=1e-5)
+    whole = Predictor(network).probabilities(images)
+    assert torch.allclose(whole, Predictor(network).scores(images).softmax(1))
+
+
 def test_windows_look_at_the_scale_that_the_model_learned_at(network) -> None:
     images = image((64, 240))
     scaled = F.interpolate(images.float(), (32, 120), mode="bilinear", antialias=True)
@@ -195,6 +209,13 @@ def test_edge_aware_upsampling_is_joint_bilateral(network) -> None:
             weight = torch.exp(-far / (2 * DISTANCE**2) - other / (2 * COLOR**2))
             weights, total = weights + weight, total + weight * low[:, inner_i, inner_j]
         assert torch.allclose(found[:, y, x].double(), total / weights, atol=1e-4)
+
+
+def test_edges_are_followed_strip_by_strip(network, monkeypatch) -> None:
+    pixels, predictor = image((40, 48)), Predictor(network, edges=True)
+    whole = predictor.scores(pixels)
+    monkeypatch.setattr("nacre.evaluation.upsampling._STRIP_BYTES", 4 * 9 * 48 * 7)
+    assert torch.allclose(predictor.scores(pixels), whole, atol=1e-5)
 
 
 def test_a_pixel_of_a_color_that_no_cell_has_takes_the_nearest(network) -> None:

@@ -197,7 +197,7 @@ def test_every_way_gives_the_class_map_of_predict(
     predicted = by_predict(model, images, tmp_path / "seen")
     check_same(by_tests(model, predicted, images, tmp_path / "data"), predicted)
     check_same({path.name: model.predict(path).mask for path in images.iterdir()}, predicted)
-    export_onnx(model.network, model.info, tmp_path / "model.onnx")
+    assert model.export(tmp_path / "model.onnx") == tmp_path / "model.onnx"
     onnx = OnnxModel(tmp_path / "model.onnx", threads=1)
     pixels = {path.name: np.asarray(Image.open(path)) for path in images.iterdir()}
     check_same({name: onnx.classify(one) for name, one in pixels.items()}, predicted)

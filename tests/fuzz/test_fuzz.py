@@ -118,7 +118,7 @@ def try_option(world: World, rng: random.Random) -> tuple[str, str]:
 def _arguments(command: Any, wanted: str | None, value: str, world: World) -> list[str]:
     """Return a command line with one bad value, and something in all required places."""
     usual = {"scenario": SCENES, "name": "folder", "root": world.data, "runs": world.run}
-    usual |= {"model": world.run, "pictures": world.root / "picture.png", "to": "imported"}
+    usual |= {"model": world.run, "images": world.root / "picture.png", "to": "imported"}
     usual |= {"file": world.root / "grid.yaml", "data": world.data, "export": world.data}
     takes = {parameter.name for parameter in command.params}
     arguments = [*SMALL] if "set_" in takes and command.name != "learn" else []

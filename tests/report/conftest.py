@@ -12,7 +12,7 @@ from nacre.evaluation.metrics import compute_metrics, summarize
 from nacre.methods import find_method
 from nacre.models.build import build_network
 from nacre.models.io import ModelInfo, save_model
-from nacre.report.results import deviations
+from nacre.report.published import ALL_IMAGES, TEST_IMAGES, released_lists
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder
 from nacre.scenarios.scenario import Scenario, make_scenario, read_scenario
@@ -63,8 +63,8 @@ def write_run(
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     images = {"images": 3, "sha256": "0" * 64}
-    learnt = {**images, "classes": {"1": "a class"}}
-    some = {"background": 0, "steps": [learnt], "tests": [images]}
+    learned = {**images, "classes": {"1": "a class"}}
+    some = {"background": 0, "steps": [learned], "tests": [images]}
     folder.bind_config(config, fingerprint or some)
     folder.append_start({"device": "cpu", "seed": seed, "precision": "float32: no GPU"})
     _write_events(folder, config, len(scenario.classes.steps))
@@ -141,9 +141,9 @@ def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, ste
 def released_images(scenario: str, *, joint: bool = False) -> dict[str, Any]:
     """Return the fingerprint of a run on the released images of a scenario."""
     data, task, setup = scenario.split("/")
-    lists = deviations.ALL_IMAGES[data] if joint else None
-    steps = {0: lists} if lists else deviations._released_lists()[data, task, setup]
-    tests = deviations.TEST_IMAGES[data]
+    lists = ALL_IMAGES[data] if joint else None
+    steps = {0: lists} if lists else released_lists()[data, task, setup]
+    tests = TEST_IMAGES[data]
     return {
         "background": 0,
         "steps": [{**_images(steps[step]), "classes": {"1": "a class"}} for step in sorted(steps)],

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nacre.report.page.learn import write_learn_page
 from PIL import Image
 
 import nacre
@@ -113,6 +114,9 @@ def test_every_image_is_tested_whole_and_at_its_own_size_as_predict_sees_it(worl
 def test_the_same_model_on_the_same_folder_has_the_same_iou_in_every_command(world, tmp_path):
     own = json.loads((world / "model" / "metrics.json").read_text())["iou"]
     assert evaluate_checkpoint(world / "model", {})["iou"] == own
+    assert nacre.load(world / "model").evaluate(world / "pets").iou == own
+    page = write_learn_page(world / "model", tmp_path / "report").read_text()
+    assert all(f"{100 * own[name]:.1f}" in page for name in ("cat", "dog"))
     at_pets = {"data": {"root": str(world / "pets")}}
     assert evaluate_checkpoint(world / "model", at_pets)["iou"] == own
     nacre.learn(

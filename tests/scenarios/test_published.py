@@ -1,7 +1,7 @@
 """The image lists of every step are those that were published, name for name.
 
 `facts/` holds the label values in every training mask of Pascal VOC 2012 (train_aug) and ADE20K,
-`nacre/report/results/released_lists.csv` the sizes and digests of the lists that were released: all
+`nacre/report/released_lists.csv` the sizes and digests of the lists that were released: all
 42 of the paper's, and 90 of later papers.
 """
 

@@ -17,7 +17,7 @@ from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import run_grid
 from nacre.utils.io import locked
 from nacre.utils.signals import PARENT
-from tiny_runs import TINY, tiny_config
+from tiny_runs import TINY, set_options, tiny_config
 
 VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
 SCENARIO = "scenes/4-4/overlapped"
@@ -160,10 +160,7 @@ def test_a_run_that_cannot_be_started_fails_with_a_sentence(tmp_path, monkeypatc
 
 def test_two_grids_do_not_work_in_one_folder(tmp_path):
     with locked(tmp_path, "grid"):
-        options = ["--scenarios", SCENARIO, "--methods", "ft", "--out", str(tmp_path)]
-        sets = ["data.train=48", "data.val=12", "data.size=32", "train.batch_size=2"]
-        values = [part for value in sets for part in ("--set", value)]
-        done = CliRunner().invoke(app, ["grid", *options, *values])
+        done = CliRunner().invoke(app, ["grid", *OPTIONS, "--out", str(tmp_path)])
     assert isinstance(done.exception, NacreError)
     assert "is in use: another `nacre grid` works in it" in str(done.exception)
 
@@ -207,12 +204,8 @@ def test_the_runs_of_a_killed_grid_save_and_end():
             assert said.read() == "saved\n"
 
 
-OPTIONS = [
-    "--scenarios", SCENARIO, "--methods", "ft,mib", "--set", "data.train=48",
-    "--set", "data.val=12", "--set", "data.size=32", "--set", "model.backbone=tiny",
-    "--set", "model.decoder_channels=8", "--set", "images.crop_size=32",
-    "--set", "images.crop=plain", "--set", "train.batch_size=8", "--set", "train.epochs=30",
-]  # fmt: skip
+OPTIONS = ["--scenarios", SCENARIO, "--methods", "ft,mib", *set_options(VALUES)]
+OPTIONS += ["--set", "train.epochs=30"]
 
 
 @pytest.mark.slow

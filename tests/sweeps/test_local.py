@@ -40,27 +40,37 @@ def started(engine):
     return {place: given for place, (given, _) in engine.places.items()}
 
 
-def test_each_run_has_a_gpu_of_its_own_and_a_share_of_the_cores(make):
-    engine = Local(gpus=["0", "GPU-5a", "2"])
-    assert engine.capacity == 3
+@pytest.mark.parametrize(
+    ("gpus", "options", "used"),
+    [
+        (["0", "GPU-5a", "2"], {}, ["0", "GPU-5a", "2"]),
+        (["0", "1", "2", "3", "4"], {"gpus_per_run": 2}, ["0,1", "2,3"]),
+        (["0", "1"], {"jobs": 4}, ["0", "1", "0", "1"]),
+        (["0", "1"], {"gpus_per_run": 0}, ["", ""]),
+        ([], {}, [None]),
+    ],
+    ids=["one each", "two each", "shared", "hidden", "none there"],
+)
+def test_runs_have_gpus_and_an_equal_part_of_the_cores(make, monkeypatch, gpus, options, used):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    engine = Local(gpus=gpus, **options)
+    assert engine.capacity == len(used)
+    for at in range(len(used)):
+        engine.submit(make(f"run-{at}"))
+    tasks = list(started(engine).values())
+    assert [task.environment().get("CUDA_VISIBLE_DEVICES") for task in tasks] == used
+    assert {task.cores for task in tasks} == {max(1, usable_cores() // len(used))}
+    wanted = options.get("gpus_per_run", 1)
+    assert all((f"--nproc-per-node={wanted}" in task.command()) == (wanted > 1) for task in tasks)
+
+
+def test_a_run_that_ended_frees_its_place_and_its_gpu(make):
+    engine = Local(gpus=["0", "1", "2"])
     names = [engine.submit(make(f"run-{at}")) for at in range(3)]
-    assert [given.gpus for given in started(engine).values()] == [("0",), ("GPU-5a",), ("2",)]
-    assert {given.cores for given in started(engine).values()} == {max(1, usable_cores() // 3)}
     engine.places[1][1].code = 2
     assert engine.poll(names[1]).state == "failed"
     again = engine.submit(make("run-3"))
-    assert started(engine)[int(again)].gpus == ("GPU-5a",), "the one that is free"
-
-
-def test_a_run_may_have_several_gpus_and_a_process_for_each(make):
-    engine = Local(gpus=["0", "1", "2", "3", "4"], gpus_per_run=2)
-    assert engine.capacity == 2
-    for at in range(2):
-        engine.submit(make(f"run-{at}"))
-    assert [one.gpus for one in started(engine).values()] == [("0", "1"), ("2", "3")]
-    first = started(engine)[0]
-    assert first.environment()["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert "--nproc-per-node=2" in first.command()
+    assert started(engine)[int(again)].gpus == ("1",)
 
 
 def test_more_gpus_than_there_are_is_a_sentence():
@@ -68,56 +78,31 @@ def test_more_gpus_than_there_are_is_a_sentence():
         Local(gpus=["0"], gpus_per_run=2)
 
 
-def test_more_runs_than_gpus_share_them(make):
-    engine = Local(4, gpus=["0", "1"])
-    for at in range(4):
-        engine.submit(make(f"run-{at}"))
-    assert [one.gpus for one in started(engine).values()] == [("0",), ("1",), ("0",), ("1",)]
+@pytest.mark.parametrize(("given", "found"), [("3, 5", ["3", "5"]), ("", []), ("-1", [])])
+def test_gpus_that_are_hidden_from_the_grid_stay_hidden(monkeypatch, given, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert visible_gpus() == found
 
 
-def test_a_run_without_gpus_sees_none(make):
-    engine = Local(gpus=["0", "1"], gpus_per_run=0)
-    engine.submit(make("run"))
-    assert started(engine)[0].environment()["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_without_gpus_there_is_one_run_at_a_time_and_nothing_is_hidden(make, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    engine = Local(gpus=[])
-    assert engine.capacity == 1
-    engine.submit(make("run"))
-    assert "CUDA_VISIBLE_DEVICES" not in started(engine)[0].environment()
-
-
-def test_gpus_that_are_hidden_from_the_grid_stay_hidden(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert visible_gpus() == ["3", "5"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus() == []
-
-
-def test_a_run_uses_its_share_of_the_cores(monkeypatch):
+def test_a_run_uses_its_part_of_the_cores(monkeypatch):
     monkeypatch.setenv(system.CORES, "1")
     assert usable_cores() == 1
     monkeypatch.setenv(system.CORES, "100000")
     assert usable_cores() <= (os.cpu_count() or 1)
 
 
-@pytest.mark.parametrize(("said", "threads"), [(None, "2"), ("1", "1")])
-def test_a_run_has_threads_for_its_cores_unless_a_user_says_fewer(make, monkeypatch, said, threads):
+@pytest.mark.parametrize(
+    ("cores", "processes", "given", "threads"),
+    [(2, 1, None, "2"), (2, 1, "1", "1"), (6, 2, None, "3")],
+)
+def test_a_process_has_threads_for_its_cores_unless_a_user_says_fewer(
+    tmp_path, monkeypatch, cores, processes, given, threads
+):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if said:
-        monkeypatch.setenv("OMP_NUM_THREADS", said)
-    monkeypatch.setattr(engines, "usable_cores", lambda: 2)
-    engine = Local(1, gpus=[])
-    engine.submit(make("run"))
-    assert started(engine)[0].environment()["OMP_NUM_THREADS"] == threads
-
-
-def test_the_processes_of_a_run_divide_its_cores(tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    given = Task(("run",), tmp_path / "run", tmp_path, processes=2, cores=6)
-    assert given.environment()["OMP_NUM_THREADS"] == "3"
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    task = Task(("run",), tmp_path / "run", tmp_path, processes=processes, cores=cores)
+    assert task.environment()["OMP_NUM_THREADS"] == threads
 
 
 def test_a_run_on_a_cluster_does_not_begin_while_its_last_process_still_saves(

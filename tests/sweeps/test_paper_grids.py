@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nacre.report.results.aggregate import load_results
-from nacre.report.results.published import published
-from nacre.report.tables.kinds import NUMBERS, make_tables
+from nacre.report.kinds import NUMBERS, make_tables
+from nacre.report.published import published
+from nacre.report.results import load_results
 from nacre.runs.run import run_scenario
 from nacre.sweeps.grid import check_grid, make_jobs, read_grid
 from nacre.training.config import deep_merge

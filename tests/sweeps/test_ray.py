@@ -11,14 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from nacre.cli.app import app
 from nacre.errors import NacreError
 from nacre.sweeps import engines, launch
 from nacre.sweeps.engines import Ray
 from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import open_engine, run_grid
 from ray_nodes import PATIENT, Nodes
-from tiny_runs import TINY
+from tiny_runs import TINY, set_options
 
 VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
 GRID = {"scenarios": ["scenes/4-4/overlapped"], "methods": ["ft", "joint"], "config": VALUES}
@@ -163,6 +165,22 @@ def test_tasks_save_and_end_when_the_grid_stops(ray, tmp_path, monkeypatch):
     assert [one.result.state for one in ray.tasks] == ["lost"] * 2
 
 
+def test_what_ray_prints_does_not_get_into_the_json(ray, tmp_path, monkeypatch):
+    """Ray reports the death of a node on stdout."""
+
+    class Failed(Process):
+        def poll(self):
+            print("(raylet) The node died")
+            return 2
+
+    monkeypatch.setattr(engines, "start", Failed)
+    words = ["grid", *OPTIONS, "--methods", "ft", "--out", str(tmp_path), "--engine", "ray"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    (run,) = json.loads(done.stdout)
+    assert run["state"] == "failed"
+    assert "(raylet)" in done.stderr
+
+
 def test_without_a_cluster_it_says_how_to_make_one(ray, tmp_path):
     ray.is_there = False
     with pytest.raises(NacreError, match=r"there is no Ray cluster here .*`ray start --head`"):
@@ -175,12 +193,8 @@ def test_without_ray_it_names_the_extra(tmp_path, monkeypatch):
         Ray()
 
 
-OPTIONS = [
-    "--scenarios", "scenes/4-4/overlapped", "--methods", "ft,mib,lwf-mc,joint", "--set",
-    "data.train=48", "--set", "data.val=12", "--set", "data.size=32", "--set",
-    "model.backbone=tiny", "--set", "model.decoder_channels=8", "--set", "images.crop_size=32",
-    "--set", "images.crop=plain", "--set", "train.batch_size=8", "--set", "train.epochs=30",
-]  # fmt: skip
+OPTIONS = ["--scenarios", "scenes/4-4/overlapped", "--methods", "ft,mib,lwf-mc,joint"]
+OPTIONS += [*set_options(VALUES), "--set", "train.epochs=30"]
 
 
 def grid(out, *more, **env):
@@ -197,7 +211,7 @@ def test_a_grid_on_ray_loses_one_of_two_nodes_and_ends_with_the_same_figures(tmp
     whole, out = tmp_path / "whole", tmp_path / "ray"
     said, _ = grid(whole).communicate()
     assert [run["state"] for run in json.loads(said)] == ["done"] * 4
-    nodes = Nodes()
+    nodes, driver = Nodes(), None
     try:
         nodes.start()
         second = nodes.start()
@@ -207,6 +221,8 @@ def test_a_grid_on_ray_loses_one_of_two_nodes_and_ends_with_the_same_figures(tmp
         said, _ = driver.communicate(timeout=2400)
     finally:
         nodes.close()
+        if driver is not None and driver.poll() is None:
+            driver.kill()
     runs = json.loads(said)
     assert [run["state"] for run in runs] == ["done"] * 4
     starts = [len(json.loads(path.read_text())["starts"]) for path in out.rglob("run.json")]

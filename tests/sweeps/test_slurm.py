@@ -20,7 +20,7 @@ from nacre.sweeps import launch
 from nacre.sweeps.engines import RemoteRun, Slurm, Task
 from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import cancel_submitted, open_engine, run_grid
-from tiny_runs import TINY
+from tiny_runs import TINY, set_options
 
 if importlib.util.find_spec("submitit") is None:
     pytest.skip(
@@ -157,12 +157,8 @@ def test_submitits_local_executor_carries_out_a_grid(tmp_path, monkeypatch):
     assert json.loads(jobs[1].folder.metrics.read_text()) == whole
 
 
-OPTIONS = [
-    "--scenarios", "scenes/4-4/overlapped", "--methods", "ft", "--gpus-per-run", "0",
-    *(part for section, values in VALUES.items() for key, value in values.items()
-      for part in ("--set", f"{section}.{key}={value}")),
-    "--set", "train.epochs=30",
-]  # fmt: skip
+OPTIONS = ["--scenarios", "scenes/4-4/overlapped", "--methods", "ft", "--gpus-per-run", "0"]
+OPTIONS += [*set_options(VALUES), "--set", "train.epochs=30"]
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def _finish(runs: "list[Job]", out: Path, json: bool, console: Console) -> None:
             echo(f"failed: {job.name}: {job.problem}", err=True)
     done = [job.folder.path for job in runs if job.state == "done"]
     if done:
-        from nacre.report.page.page import write_report
+        from nacre.report.page import write_report
 
         console.print("report:", str(write_report(done, out)), soft_wrap=True)
     if json:

@@ -270,7 +270,7 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
 
 
 def _class_row(metrics: dict[str, Any], name: str) -> list[str | Text]:
-    from nacre.report.numbers import percent
+    from nacre.report.results import percent
 
     was, now = metrics["iou_before"].get(name), metrics["iou"].get(name)
     change = f"{100 * (now - was):+.1f}" if was is not None and now is not None else ""
@@ -283,7 +283,7 @@ def _class_row(metrics: dict[str, Any], name: str) -> list[str | Text]:
 
 def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None) -> RenderableType:
     """Return the steps that made a model as a table."""
-    from nacre.report.numbers import percent
+    from nacre.report.results import percent
 
     table = Table(title=Text(f"{path}: {len(info.classes) - 1} classes"), title_justify="left")
     for column in ("step", "learned", "from", "images", "method", "when"):

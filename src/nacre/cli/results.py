@@ -14,7 +14,7 @@ from nacre.cli.app import command, echo, make_console, print_json
 from nacre.cli.options import Json, ModelPath, Root, Set, config_values
 
 if TYPE_CHECKING:
-    from nacre.report.tables.cells import ResultTable
+    from nacre.report.tables import ResultTable
 
 PADDING = 3
 """Characters beside a column of a table."""
@@ -76,9 +76,9 @@ def table(
 ) -> None:
     """Make the paper's tables from finished runs, or show the paper's own."""
     from nacre.errors import NacreError, unknown_name
-    from nacre.report.results.aggregate import load_results
-    from nacre.report.tables.kinds import make_tables
-    from nacre.report.tables.render import to_csv, to_latex, to_markdown
+    from nacre.report.kinds import make_tables
+    from nacre.report.results import load_results
+    from nacre.report.tables import to_csv, to_latex, to_markdown
 
     if format_ not in FORMATS:
         raise unknown_name("format", format_, FORMATS)
@@ -107,19 +107,19 @@ def report(
     paper: Annotated[bool, typer.Option("--paper", help="Add the paper's results.")] = False,
 ) -> None:
     """Write one page about finished runs, or about a learned step: tables, charts, images."""
-    from nacre.report.page.learn import is_learn_folder, write_learn_page
-    from nacre.report.page.page import write_report
+    from nacre.report.learn_page import is_learn_folder, write_learn_page
+    from nacre.report.page import write_report
 
     if len(runs) == 1 and is_learn_folder(runs[0]):
-        page = write_learn_page(runs[0], out, pictures=images)
+        page = write_learn_page(runs[0], out, images=images)
     else:
-        page = write_report(runs, out, pictures=images, paper=paper, notify=_notify)
+        page = write_report(runs, out, images=images, paper=paper, notify=_notify)
     make_console().print("report:", str(page), soft_wrap=True)
 
 
 def class_table(metrics: dict[str, Any]) -> RenderableType:
     """Return the IoU of each class and the means, with and without the background."""
-    from nacre.report.numbers import percent
+    from nacre.report.results import percent
 
     table = Table(
         title=f"after step {metrics['step']}, {metrics['images']:,} test images",

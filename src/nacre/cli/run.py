@@ -166,8 +166,8 @@ def demo(
     """Train on generated scenes in three steps with ft, lwf, mib and joint; write a page."""
     from nacre.cli.grid import GridDisplay
     from nacre.cli.results import print_table
-    from nacre.report.results.aggregate import load_results
-    from nacre.report.tables.cells import steps_table
+    from nacre.report.results import load_results
+    from nacre.report.tables import steps_table
     from nacre.sweeps.demo import ABOUT, demo_grid, run_demo, write_demo_page
     from nacre.utils.signals import StopSignal
 
@@ -187,7 +187,7 @@ def demo(
 
 def _print_trial(console: Console, tuning: "Tuning") -> None:
     """Print the last trial of a search once it is measured."""
-    from nacre.report.numbers import percent
+    from nacre.report.results import percent
     from nacre.sweeps.tune import verdict
 
     trial = tuning.trials[-1] if tuning.trials else None

@@ -119,7 +119,7 @@ def scan(
     seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
     workers = workers or usable_cores()
     if workers == 1 or seconds < _POOL_PAYS_SECONDS:
-        yield from _reporting(map(examine, rest), report, done, len(pairs))
+        yield from _with_progress(map(examine, rest), report, done, len(pairs))
         return
     # Large enough that processes seldom wait for more work, small enough that all end together.
     most = math.ceil(len(rest) / (4 * workers))
@@ -127,7 +127,7 @@ def scan(
     chunks = [rest[i : i + size] for i in range(0, len(rest), size)]
     with worker_pool(workers, lambda forked: None, "reads masks", cancel=True) as pool:
         results = chain.from_iterable(pool.map(partial(_examine_all, examine), chunks))
-        yield from _reporting(results, report, done, len(pairs))
+        yield from _with_progress(results, report, done, len(pairs))
 
 
 def _examine_all(examine: Examine, pairs: Sequence[Pair]) -> list[Contents | Problem]:
@@ -169,7 +169,7 @@ def _missing(pair: Pair) -> Problem:
     return Problem("missing mask", name, f"the mask {where} is missing")
 
 
-def _reporting(
+def _with_progress(
     results: Iterable[Contents | Problem], report: Progress, before: int, total: int
 ) -> Iterator[Contents | Problem]:
     for done, result in enumerate(results, start=before + 1):

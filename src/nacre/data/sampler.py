@@ -96,7 +96,7 @@ class StepSampler:
         return self._epoch_batches(start) if self._drops_rest else self._endless_batches(start)
 
     def _epoch_batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Whole batches of each epoch; the images left over are dropped."""
+        """Yield whole batches of each epoch; the images left over are dropped."""
         order = self._order(start // self._per_epoch)
         for iteration in range(start, self.iterations):
             epoch, i = divmod(iteration, self._per_epoch)
@@ -106,14 +106,14 @@ class StepSampler:
             yield [(epoch, int(image)) for image in order[first : first + self.batch_size]]
 
     def _endless_batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Batches over the borders of epochs."""
+        """Yield batches over the borders of epochs."""
         stream = _Stream(self.num_images, lambda epoch: self._order(epoch))
         for iteration in range(start, self.iterations):
             first = iteration * self.batch_size
             yield [stream[i] for i in range(first, first + self.batch_size)]
 
     def _shared_batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Batches of which every data set has its share, in a random order."""
+        """Yield batches of which every data set has its share, in a random order."""
         assert self.shares is not None
         streams, offset = [], 0
         for number, (count, share) in enumerate(self.shares):

@@ -388,8 +388,3 @@ def _interpolation(
     matrix[output, lower] += 1 - fraction
     matrix[output, upper] += fraction
     return matrix.to(device), lower.tolist(), upper.tolist()
-
-
-def forget_matrices() -> None:
-    """Free the matrices that are kept."""
-    _interpolation.cache_clear()

@@ -197,7 +197,7 @@ def silence_background(network: Network) -> None:
 
 
 def is_background_silent(network: Network) -> bool:
-    """Whether the logit of channel 0 is the constant 0."""
+    """Return whether the logit of channel 0 is the constant 0."""
     rows, first = classifier_of(network), slice(0, 1)
     return bool((rows.weight(first) == 0).all() & (rows.bias(first) == 0).all())
 

@@ -152,10 +152,12 @@ class DeepLab(Network):
         )
         return Output(logits, features, decoder_features, stages, unknown, auxiliary)
 
-    def fit(self, state: dict[str, Tensor]) -> None:
+    def match_state(self, state: dict[str, Tensor]) -> None:
         """Get the rows and branches that the classifier of a saved state has."""
         prefix = "classifier."
-        self.classifier.fit(name.removeprefix(prefix) for name in state if name.startswith(prefix))
+        self.classifier.match_state(
+            name.removeprefix(prefix) for name in state if name.startswith(prefix)
+        )
 
     def grow(
         self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
@@ -177,7 +179,7 @@ class DeepLab(Network):
         return fused
 
     def drop_ledger(self) -> None:
-        """Go on without the ledger beside the head, if there is one."""
+        """Go on without the ledger beside the decoder, if there is one."""
         if self.ledger is not None:
             self.ledger = None
             self.config = self.config.model_copy(update={"grid_stride": None})

@@ -1,1 +1,1 @@
-"""What runs show, for people: tables, charts, pictures and one page that holds them all."""
+"""Reports of finished runs: results, tables, charts, images and the HTML page."""

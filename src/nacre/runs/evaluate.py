@@ -85,7 +85,8 @@ def evaluate_on_folder(network: Network, info: ModelInfo, folder: Path) -> dict[
 
     It is seen as `nacre predict` sees it, and labels count as in its own tests.
     """
-    kept = {key: info.config[key] for key in ("images", "labels", "train") if key in info.config}
+    sections = ("images", "labels", "train")
+    kept: dict[str, Any] = {key: info.config[key] for key in sections if key in info.config}
     seen = {"eval_mode": info.predict_mode, "crop_size": info.crop}
     place = {"device": next(network.parameters()).device.type}
     changed = deep_merge(kept, {"images": seen, "train": place})

@@ -103,7 +103,7 @@ class ClassSchedule:
         return mapping_for_tests(self.channels(step), self.space, policy, labeled, never)
 
     def merged(self) -> "ClassSchedule":
-        """All classes in one step, for joint training."""
+        """Return all classes in one step, for joint training."""
         return ClassSchedule(self.space, (self.seen(len(self.steps) - 1),))
 
 

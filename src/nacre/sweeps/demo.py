@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nacre.errors import NacreError
-from nacre.report.page.page import write_report
+from nacre.report.page import write_report
 from nacre.sweeps.engines import Local
 from nacre.sweeps.grid import GridConfig, Job, make_jobs
 from nacre.sweeps.launch import run_grid

@@ -1,1 +1,1 @@
-"""Everything that is shown on a terminal with rich."""
+"""The console and progress bars, with rich."""

@@ -65,7 +65,7 @@ def _check(value: Any, allow_bool: bool) -> None:
 
 
 def _mentions(annotation: Any, kinds: tuple[Any, ...]) -> bool:
-    """Whether a type is one of these kinds, or made of one."""
+    """Return whether a type is one of these kinds, or made of one."""
     if annotation in kinds:
         return True
     if get_origin(annotation) in (Union, types.UnionType, tuple, list, dict):

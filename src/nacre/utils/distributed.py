@@ -54,7 +54,7 @@ class Distributed:
         return values
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Whether each flag is set in any of the processes."""
+        """Return whether each flag is set in any of the processes."""
         if self.world_size == 1:
             return flags
         return tuple(bool(count) for count in self.sum(torch.tensor(flags, dtype=torch.int64)))
@@ -91,11 +91,6 @@ class Distributed:
             raise ReportedElsewhere(problem)
         result: T = value
         return result
-
-    def barrier(self) -> None:
-        """Wait until all processes are here."""
-        if self.world_size > 1:
-            dist.barrier()
 
 
 def init_distributed(device: str) -> Distributed:

@@ -107,7 +107,7 @@ def save_json(path: Path, content: Any) -> None:
 def read_bytes(path: Path, what: str, limit: int = MAX_TEXT) -> bytes:
     """Read a regular file of at most so many bytes, or say in one sentence why that cannot be."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise OSError(0, "it is not a regular file")
@@ -122,7 +122,7 @@ def read_bytes(path: Path, what: str, limit: int = MAX_TEXT) -> bytes:
     return content
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """Open a file; a pipe that nobody writes to does not hold up the program."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
@@ -151,7 +151,7 @@ def parse_json(text: str) -> Any:
         ValueError: It is not JSON, nested too deeply, or holds NaN or half a character.
     """
     try:
-        content = json.loads(text, parse_constant=_refuse)
+        content = json.loads(text, parse_constant=_reject_constant)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     _check_tree(content)
@@ -159,11 +159,11 @@ def parse_json(text: str) -> Any:
 
 
 def has_surrogate(text: str) -> bool:
-    """Whether a text holds half a character, which cannot be written as UTF-8."""
+    """Return whether a text holds half a character, which cannot be written as UTF-8."""
     return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not a number")
 
 
@@ -245,7 +245,7 @@ def locked(path: Path, work: str) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process works in a folder now."""
+    """Return whether a process works in a folder now."""
     from filelock import FileLock, Timeout
 
     if not (path / LOCK_NAME).exists():

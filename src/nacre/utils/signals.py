@@ -59,7 +59,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def __call__(self) -> bool:
-        """Whether a stop was asked for."""
+        """Return whether a stop was asked for."""
         self.is_heard = True
         return self.requested is not None
 

@@ -66,7 +66,7 @@ class ScenesConfig(DataConfig):
 
 
 def _smaller(*fields: Floats) -> Floats:
-    """The outline of what lies inside all of the given outlines."""
+    """Return the outline of what lies inside all of the given outlines."""
     smallest = fields[0]
     for field in fields[1:]:
         smallest = np.minimum(smallest, field)
@@ -168,7 +168,7 @@ CLASS_NAMES = tuple(kind.name for kind in _KINDS)
 
 
 def scene_name(index: int) -> str:
-    """The name of a scene, as it stands in an index or on a page: ``scene-00012``."""
+    """Return the name of a scene, as it stands in an index or on a page: ``scene-00012``."""
     return f"scene-{index:05d}"
 
 
@@ -236,7 +236,7 @@ def _draw(image: Floats, mask: Bytes, kind: int, thrown: Floats) -> None:
 def _local_coordinates(
     rows: slice, columns: slice, x: float, y: float, radius: float, angle: float, stretch: float
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """The coordinates ``u, v, rho, theta`` of a thing at the pixels of its box."""
+    """Return the coordinates ``u, v, rho, theta`` of a thing at the pixels of its box."""
     right = (np.arange(columns.start, columns.stop, dtype=np.float32) + (0.5 - x))[None]
     below = (np.arange(rows.start, rows.stop, dtype=np.float32) + (0.5 - y))[:, None]
     wide = radius * (0.85 + 0.3 * stretch)
@@ -257,13 +257,13 @@ def _two_colors(thrown: Floats) -> tuple[Floats, Floats]:
 
 
 def _mixed(first: Floats, second: Floats, mix: Floats) -> Floats:
-    """Color per pixel: ``first`` where ``mix`` is -1, ``second`` where it is 1."""
+    """Return the color per pixel: ``first`` where ``mix`` is -1, ``second`` where it is 1."""
     return (first + second) / 2 + mix[..., None] * ((second - first) / 2)
 
 
 @lru_cache(maxsize=64)
 def _upsampling(cells: int, size: int) -> Floats:
-    """The matrix (size, cells) that interpolates linearly between cell centers."""
+    """Return the matrix (size, cells) that interpolates linearly between cell centers."""
     place = np.clip((np.arange(size) + 0.5) * cells / size - 0.5, 0, cells - 1)
     distance = np.abs(place[:, None] - np.arange(cells)[None])
     return np.clip(1 - distance, 0, None).astype(np.float32)

@@ -147,7 +147,7 @@ class Voc(FileSource):
 
 
 def _leads_outside(written: str) -> bool:
-    """Whether a list names a file elsewhere: paths may begin with a stroke, but go down only."""
+    """Return whether a list names a file elsewhere: paths may begin with a slash, but go down."""
     return ".." in Path(written).parts or "\0" in written
 
 

@@ -1,1 +1,0 @@
-"""Charts as inline SVG."""

@@ -1,0 +1,396 @@
+"""The images of a page: predictions of every method, and the background shift on the data.
+
+Test images are chosen by rule and never by hand: half are those in which the methods disagree
+most, half are drawn at random; both from a random sample of the test images where there are
+many. The disagreement of an image is the fraction of its tested pixels that the incremental methods
+do not all put into the same class.
+
+For the background shift each step has the training image, out of a random sample of the step's, in
+which the smaller of two fractions is largest: that of the step's new classes and that of what its
+background hides. So both can be seen in it.
+"""
+
+import io
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from nacre.data.dataset import EvalDataset
+from nacre.data.image_io import Mask
+from nacre.data.step_data import ScenarioData
+from nacre.data.transforms import eval_sample
+from nacre.errors import NacreError
+from nacre.evaluation.predictor import Predictor, cut_predictor
+from nacre.labels.channels import IGNORE_INDEX, WIDE_IGNORE_INDEX, ignore_value
+from nacre.labels.mapping import LabelPolicy
+from nacre.models.io import load_model
+from nacre.report.results import Row, ScenarioResults, percent
+from nacre.runs.folder import RunFolder, read_config
+from nacre.runs.scenario_data import open_scenario
+from nacre.utils.device import choose_device
+
+Pixels = npt.NDArray[np.uint8]
+Color = tuple[int, int, int]
+
+BATCH = 16
+UNTESTED = 215
+"""Gray of pixels that are not tested."""
+DIFFERENT, RANDOM = "methods differ most", "drawn at random"
+MIN_CANDIDATES, MAX_CANDIDATES = 24, 200
+"""Test images among which to look for disagreement: fewer of large ones, which take long."""
+SHIFT_SAMPLE = 60
+"""Images of a step among which one is chosen."""
+VISIBLE, OLD, FUTURE = 0, 1, 2
+"""What the background hides at a pixel: nothing, an old class, a future class."""
+OLD_COLOR, FUTURE_COLOR = (196, 132, 226), (72, 190, 220)
+MAX_SMALL = 128
+"""Images up to this side are enlarged pixel by pixel."""
+
+
+@dataclass(frozen=True)
+class TestImage:
+    """A test image.
+
+    Attributes:
+        name: Its name.
+        pixels: H,W,3, as it is tested.
+        truth: Channel by pixel, 255 where it is not tested.
+    """
+
+    __test__ = False
+
+    name: str
+    pixels: Pixels
+    truth: Pixels
+
+    @property
+    def tested(self) -> npt.NDArray[np.bool_]:
+        """The mask of the tested pixels."""
+        tested: npt.NDArray[np.bool_] = self.truth != ignore_value(self.truth)
+        return tested
+
+
+@dataclass(frozen=True)
+class PredictedImage:
+    """An image of a sheet and its predictions.
+
+    Attributes:
+        image: The image and its truth.
+        masks: Channel by pixel, one mask per method.
+        disagreement: Fraction of the tested pixels on which incremental methods disagree.
+        why: The reason why it was chosen.
+    """
+
+    image: TestImage
+    masks: tuple[Pixels, ...]
+    disagreement: float
+    why: str
+
+    def accuracy(self, column: int) -> float:
+        """Return the fraction of the tested pixels that a mask has right."""
+        hits = (self.masks[column] == self.image.truth) & self.image.tested
+        return float(hits.sum() / max(int(self.image.tested.sum()), 1))
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Images in rows, predictions in columns.
+
+    Attributes:
+        columns: The methods.
+        classes: Class name by channel.
+        colors: RGB by channel.
+        images: The rows.
+        candidates: Number of test images that were looked at to choose from.
+    """
+
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    colors: tuple[Color, ...]
+    images: tuple[PredictedImage, ...]
+    candidates: int
+
+    @property
+    def has_untested(self) -> bool:
+        """True if any truth has ignored pixels."""
+        return any(bool((~one.image.tested).any()) for one in self.images)
+
+    def shown_classes(self) -> list[int]:
+        """Return the channels that are anywhere on the sheet."""
+        masks = [mask for one in self.images for mask in (*one.masks, one.image.truth)]
+        found: set[int] = set().union(*(np.unique(mask).tolist() for mask in masks))
+        return sorted(found - {IGNORE_INDEX, WIDE_IGNORE_INDEX})
+
+    def legend(self) -> list[tuple[str, str]]:
+        """Return name and color of the classes that are anywhere on the sheet."""
+        shown = self.shown_classes()
+        return [(self.classes[i], "rgb({}, {}, {})".format(*self.colors[i])) for i in shown]
+
+
+def open_data(results: ScenarioResults) -> ScenarioData:
+    """Open the data of a scenario by the config of one of its runs, an incremental one if any."""
+    row = (results.incremental or results.rows)[0]
+    return open_scenario(read_config(row.runs[0].path))
+
+
+def comparison_sheet(
+    results: ScenarioResults, data: ScenarioData, count: int = 8, seed: int = 0
+) -> Sheet:
+    """Return the predictions of every method of a scenario after the last step.
+
+    Args:
+        results: The rows; of each, the first run is shown.
+        data: The data of the scenario.
+        count: Number of images.
+        seed: Seed of the random sample.
+    """
+    step = data.num_steps - 1
+    dataset, classes = data.eval_dataset(step), data.scenario.classes
+    names, rng = classes.names(step), np.random.default_rng(seed)
+    size = MAX_CANDIDATES * 128**2 // data.config.crop_size**2
+    size = int(np.clip(size, MIN_CANDIDATES, MAX_CANDIDATES))
+    images = read_images(dataset, np.sort(rng.permutation(len(dataset))[:size]).tolist())
+    masks = [predict_masks(_last_predictor(row, names, data), images) for row in results.rows]
+    compared = [masks[i] for i, row in enumerate(results.rows) if not row.is_joint]
+    scores = [_disagreement(image, i, compared) for i, image in enumerate(images)]
+    rows = tuple(
+        PredictedImage(images[i], tuple(one[i] for one in masks), scores[i], why)
+        for i, why in _choose(scores, count, rng)
+    )
+    columns = tuple(row.name for row in results.rows)
+    return Sheet(columns, names, classes.channels(step).colors, rows, len(images))
+
+
+def _last_predictor(row: Row, classes: Sequence[str], data: ScenarioData) -> Predictor:
+    """Load the network after the last step of a row's first run."""
+    run = row.runs[0]
+    path = RunFolder(run.path).model(len(run.steps) - 1)
+    network, info, _ = load_model(path, choose_device("auto"))
+    if tuple(info.classes) != tuple(classes):
+        raise NacreError(f"{path} has the classes {', '.join(info.classes)}, not those of its data")
+    return cut_predictor(network, data.config)
+
+
+def _disagreement(image: TestImage, i: int, compared: Sequence[Sequence[Pixels]]) -> float:
+    """Return the fraction of an image's tested pixels on which methods disagree."""
+    differ = np.zeros_like(image.tested)
+    for masks in compared[1:]:
+        differ |= masks[i] != compared[0][i]
+    return float((differ & image.tested).sum() / max(int(image.tested.sum()), 1))
+
+
+def _choose(scores: Sequence[float], count: int, rng: np.random.Generator) -> list[tuple[int, str]]:
+    """Return places of images and why: the largest scores, then others at random."""
+    order = np.argsort(-np.asarray(scores), kind="stable")
+    count = min(count, len(order))
+    first = (count + 1) // 2
+    others = rng.permutation(np.sort(order[first:]))[: count - first]
+    chosen = [(int(i), DIFFERENT) for i in order[:first]]
+    return chosen + [(int(i), RANDOM) for i in others]
+
+
+def read_images(data: EvalDataset, places: Sequence[int]) -> list[TestImage]:
+    """Read test images by their places in the list."""
+    images = []
+    for i in places:
+        pixels, truth = data[i]
+        images.append(TestImage(data.names[i], pixels.permute(1, 2, 0).numpy(), truth.numpy()))
+    return images
+
+
+@torch.inference_mode()
+def predict_masks(predictor: Predictor, images: Sequence[TestImage]) -> list[Pixels]:
+    """Return the channel of every pixel of images."""
+    device = next(predictor.network.parameters()).device
+    masks: list[Pixels] = []
+    for group in _batches(images):
+        batch = torch.stack([torch.from_numpy(image.pixels) for image in group])
+        batch = batch.permute(0, 3, 1, 2).to(device)
+        masks += list(predictor.classes(batch).cpu().numpy())
+    return masks
+
+
+def _batches(images: Sequence[TestImage]) -> Iterator[list[TestImage]]:
+    """Yield neighboring images of the same size together."""
+    group: list[TestImage] = []
+    for image in images:
+        if group and (len(group) == BATCH or image.pixels.shape != group[0].pixels.shape):
+            yield group
+            group = []
+        group.append(image)
+    if group:
+        yield group
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A training image of a step.
+
+    Attributes:
+        step: The step.
+        name: The image's name.
+        pixels: H,W,3.
+        labels: Channel by pixel in the step's labels.
+        truth: Channel by pixel after the last step.
+        hidden: `OLD` or `FUTURE` at pixels where the background hides such a class.
+    """
+
+    step: int
+    name: str
+    pixels: Pixels
+    labels: Pixels
+    truth: Pixels
+    hidden: Pixels
+
+    def share(self, kind: int) -> float:
+        """Return the fraction of the step's background that hides an old or future class."""
+        background = self.labels == 0
+        return float((self.hidden == kind).sum() / max(int(background.sum()), 1))
+
+
+def background_shift(data: ScenarioData, seed: int = 0) -> list[Shift]:
+    """Return one training image for each step."""
+    return [_shift(data, step, seed) for step in range(data.num_steps)]
+
+
+def _shift(data: ScenarioData, step: int, seed: int) -> Shift:
+    images, classes = data.image_lists[step], data.scenario.classes
+    rng = np.random.default_rng([seed, step])
+    sample = sorted(images[i] for i in rng.permutation(len(images))[:SHIFT_SAMPLE])
+    names = [data.train_index.names[i] for i in sample]
+
+    def visibility(name: str) -> float:
+        mask = data.source.mask("train", name)
+        new = np.isin(mask, list(classes.new(step)))
+        return float(min(new.mean(), (_hidden(data, step, mask) != VISIBLE).mean()))
+
+    best = max(names, key=visibility)
+    image, mask = data.source.image("train", best), data.source.mask("train", best)
+    pixels, mask = eval_sample(image, mask, data.config)
+    return Shift(
+        step=step,
+        name=best,
+        pixels=np.ascontiguousarray(pixels.transpose(1, 2, 0)),
+        labels=classes.training_mapping(step, data.policy).apply(mask),
+        truth=classes.testing_mapping(data.num_steps - 1, LabelPolicy(unseen="background")).apply(
+            mask
+        ),
+        hidden=_hidden(data, step, mask),
+    )
+
+
+def _hidden(data: ScenarioData, step: int, mask: Mask) -> Pixels:
+    classes = data.scenario.classes
+    found = np.full(mask.shape, VISIBLE, np.uint8)
+    found[np.isin(mask, classes.old(step))] = OLD
+    found[np.isin(mask, classes.future(step))] = FUTURE
+    return found
+
+
+def colorize(
+    mask: Pixels, colors: Sequence[Color], pixels: Pixels, strength: float = 0.8
+) -> Pixels:
+    """Return a mask in its colors over the faint gray image; untested pixels are light."""
+    # Untested pixels are 255, or -1 where there are more classes: the last row in both cases.
+    table = np.full((max(256, len(colors) + 1), 3), UNTESTED, np.float32)
+    table[: len(colors)] = np.asarray(colors, np.float32)
+    gray = pixels.astype(np.float32).mean(2, keepdims=True)
+    flat = table[mask]
+    mixed = flat * strength + gray * (1 - strength)
+    # The background's black would hide the image, so that one is only dimmed there.
+    mixed = np.where((mask == 0)[..., None], flat * 0.7 + gray * 0.3, mixed)
+    return mixed.round().clip(0, 255).astype(np.uint8)
+
+
+def colorize_hidden(shift: Shift, colors: tuple[Color, Color]) -> Pixels:
+    """Return the image in gray, with what the background hides in two colors: old and future."""
+    gray = shift.pixels.astype(np.float32).mean(2, keepdims=True).repeat(3, 2) * 0.5
+    for kind, color in zip((OLD, FUTURE), colors, strict=True):
+        is_kind = shift.hidden == kind
+        gray[is_kind] = gray[is_kind] * 0.4 + np.asarray(color, np.float32) * 0.8
+    gray[shift.labels == ignore_value(shift.labels)] = UNTESTED
+    return gray.round().clip(0, 255).astype(np.uint8)
+
+
+def data_uri(pixels: Pixels, side: int) -> str:
+    """Return an image as text for a page, its longer side at most ``side``."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    # Small images are shown enlarged, where the artifacts of lossy coding would be visible.
+    image.save(file, "WEBP", quality=82, method=4, lossless=max(image.size) <= 128)
+    return "data:image/webp;base64," + b64encode(file.getvalue()).decode("ascii")
+
+
+@dataclass(frozen=True)
+class PageTile:
+    """An image as text, its text alternative, and the line below."""
+
+    uri: str
+    about: str
+    below: str = ""
+
+
+@dataclass(frozen=True)
+class PageGrid:
+    """Tiles in rows.
+
+    Attributes:
+        heads: A name above each column.
+        rows: A name and the tiles of each row; None leaves a place empty.
+        small: True if the images are to be enlarged pixel by pixel.
+    """
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[PageTile | None, ...]], ...]
+    small: bool
+
+
+def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
+    """Return the sheet: the image, one column per method, the truth."""
+    rows = []
+    for one in sheet.images:
+        name, pixels = one.image.name, one.image.pixels
+
+        def colorized(mask: Pixels, under: Pixels = pixels) -> str:
+            return data_uri(colorize(mask, sheet.colors, under), side)
+
+        tiles = [PageTile(data_uri(pixels, side), f"test image {name}")]
+        for i, mask in enumerate(one.masks):
+            right = f"{percent(one.accuracy(i), 0)} %"
+            about = f"{sheet.columns[i]} on {name}: {right} of the pixels right"
+            tiles.append(PageTile(colorized(mask), about, right))
+        tiles.append(PageTile(colorized(one.image.truth), f"truth of {name}"))
+        rows.append((f"{name}\n{one.why}", tuple(tiles)))
+    small = _are_small([one.image.pixels for one in sheet.images])
+    return PageGrid(("image", *sheet.columns, "truth"), tuple(rows), small)
+
+
+def shift_grid(shifts: Sequence[Shift], colors: Sequence[Color], side: int) -> PageGrid:
+    """Return each step's labels beside the truth, a row per step."""
+    rows = []
+    for shift in shifts:
+        shares = (("old", shift.share(OLD)), ("future", shift.share(FUTURE)))
+        parts = ", ".join(f"{percent(share, 0)} % {name}" for name, share in shares if share)
+        name = f"{shift.name} in step {shift.step}"
+        labels, truth = (colorize(one, colors, shift.pixels) for one in (shift.labels, shift.truth))
+        hidden = colorize_hidden(shift, (OLD_COLOR, FUTURE_COLOR))
+        about = f"what the background hides in {name}: {parts or 'nothing'}"
+        tiles = (
+            PageTile(data_uri(shift.pixels, side), f"training image {shift.name}"),
+            PageTile(data_uri(labels, side), f"the step's labels of {name}"),
+            PageTile(data_uri(truth, side), f"truth of {name}"),
+            PageTile(data_uri(hidden, side), about, parts),
+        )
+        rows.append((f"step {shift.step}\n{shift.name}", tiles))
+    heads = ("image", "the step's labels", "truth", "hidden in its background")
+    return PageGrid(heads, tuple(rows), _are_small([shift.pixels for shift in shifts]))
+
+
+def _are_small(images: Sequence[Pixels]) -> bool:
+    return max((max(pixels.shape[:2]) for pixels in images), default=0) <= MAX_SMALL

@@ -1,0 +1,481 @@
+"""The kinds of tables: after every step, after the last, by class, and the paper's own.
+
+A table is made of blocks of neighboring columns: the class groups of one scenario after its last
+step. A group is a range of places in the order of learning (``1-15``, ``20``), ``all``, or one
+class by its name; names are the user's own, ``3`` and ``all`` among them, so that a group stores
+its kind. ADE20K comes in several class orders: a block then has all of them, and a number is the
+mean over the orders, seed by seed.
+
+With the paper's results, each of our rows is followed by the paper's row and the difference,
+always named as such. Methods of the paper that were not run here have the paper's row alone;
+without any runs the tables are the paper's. A row of ours that is not run as the paper has a star
+beside the paper's, and the caption says where it differs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from nacre.errors import NacreError, unknown_name
+from nacre.evaluation.confusion import mean_of
+from nacre.labels.space import BACKGROUND
+from nacre.report.published import (
+    FULL,
+    Place,
+    PublishedTable,
+    deviations,
+    later,
+    later_sources,
+    place_of,
+    published,
+    published_name,
+)
+from nacre.report.results import Row, ScenarioResults, seed_of
+from nacre.report.tables import (
+    Cell,
+    Column,
+    ResultTable,
+    TableRow,
+    caption_of,
+    mark_best,
+    steps_table,
+)
+
+KINDS = {
+    "steps": "old, new and all classes after every step, a table per scenario",
+    "last": "groups of classes after the last step, all scenarios side by side",
+    "classes": "every class after the last step, a table per scenario",
+    "voc": "the paper's Table 1: Pascal VOC",
+    "ade20k": "the paper's Table 2: ADE20K, the mean of its two class orders",
+    "ablation": "the paper's Table 3: what each part of MiB adds",
+    "lwf-mc": "the supplement's variants of LwF-MC",
+    "later": "methods since 2020: background counted in old and all, as their papers do",
+}
+NUMBERS = {"voc": ("1",), "ade20k": ("2",), "ablation": ("3",), "lwf-mc": ("S1", "S2")}
+"""The paper's tables that a kind is made of."""
+TITLES = {
+    "1": "Pascal VOC 2012, after the last step",
+    "2": "ADE20K, after the last step",
+    "3": "What each part adds, Pascal VOC 2012",
+    "S1": "Variants of LwF-MC, Pascal VOC 2012",
+    "S2": "Variants of LwF-MC, ADE20K",
+    "voc": "Pascal VOC 2012, methods since 2020",
+    "ade20k": "ADE20K, methods since 2020",
+}
+ALL = "all"
+ORDERS = ("a", "b")
+"""The class orders of ADE20K that the paper averages."""
+DEVIATES = "*"
+"""Suffix of the name of a row that is not the method as the paper has it."""
+MAX_GROUPS = 7
+"""Steps with a column each; of more, the later ones share one."""
+
+
+@dataclass(frozen=True)
+class ClassGroup:
+    """The classes of a column.
+
+    Attributes:
+        title: The column's title.
+        first: Place of its first class in the order of learning, from 1; None for all classes.
+        last: Place of its last class.
+        is_class: True for one class under its own name, which is no mean.
+    """
+
+    title: str
+    first: int | None = None
+    last: int | None = None
+    is_class: bool = False
+
+    def names(self, results: ScenarioResults) -> tuple[str, ...]:
+        """Return the names of its classes."""
+        if self.first is None:
+            return results.classes
+        return results.classes[self.first - 1 : self.last]
+
+
+def places(title: str) -> ClassGroup:
+    """Return the group of ``1-15``, ``20`` or ``all``."""
+    if title == ALL:
+        return ClassGroup(ALL)
+    first, _, last = title.partition("-")
+    return ClassGroup(title, int(first), int(last or first))
+
+
+@dataclass(frozen=True)
+class NamedRow:
+    """A row with the paper's name of its method, and where it differs from the paper's row."""
+
+    row: Row
+    method: str
+    deviations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighboring columns: a scenario in one or more class orders.
+
+    Attributes:
+        heading: The heading above them.
+        orders: The scenario, once per class order; none if only the paper's results are shown.
+        groups: The columns.
+        place: The key of its published results, if there are any.
+        ablation: True if rows are named as in the paper's ablation.
+        beside: The methods whose published rows are shown too.
+    """
+
+    heading: str
+    orders: tuple[ScenarioResults, ...]
+    groups: tuple[ClassGroup, ...]
+    place: Place | None
+    ablation: bool = False
+    beside: frozenset[str] = frozenset()
+
+    @cached_property
+    def rows(self) -> tuple[dict[str, NamedRow], ...]:
+        """The rows of each order by their names in the table."""
+        return tuple(self._rows_by_name(results) for results in self.orders)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The paper's name of each row's method, by the row's name."""
+        return {name: named.method for rows in self.rows for name, named in rows.items()}
+
+    def members(self, name: str) -> list[NamedRow]:
+        """Return the rows of a name, one per order."""
+        return [rows[name] for rows in self.rows if name in rows]
+
+    def about(self, group: ClassGroup) -> str:
+        """Return the classes of a column, if they are known."""
+        return ", ".join(group.names(self.orders[0])) if self.orders else ""
+
+    def _rows_by_name(self, results: ScenarioResults) -> dict[str, NamedRow]:
+        """Return rows by the paper's names; by their own names where those are not unique."""
+        found: dict[str, list[NamedRow]] = {}
+        for row in results.rows:
+            method = published_name(row)
+            method = FULL if self.ablation and method == "MiB" else method
+            differences = deviations(row.runs[0]) if method in self.beside else ()
+            name = method + (DEVIATES if differences else "")
+            found.setdefault(name, []).append(NamedRow(row, method, differences))
+        return {
+            (name if len(rows) == 1 else one.row.name + (DEVIATES if one.deviations else "")): one
+            for name, rows in found.items()
+            for one in rows
+        }
+
+    def values(self, name: str, group: ClassGroup, background: bool) -> tuple[float, ...]:
+        """Return a number per seed, averaged over the class orders that were run."""
+        found = []
+        for results, rows in zip(self.orders, self.rows, strict=True):
+            # One class alone is no mean for the background to be in.
+            extra = (BACKGROUND,) if background and not group.is_class else ()
+            classes = (*extra, *group.names(results))
+            if name in rows and (seeds := _by_seed(rows[name].row, classes)):
+                found.append(seeds)
+        return _over_orders(found)
+
+
+def _by_seed(row: Row, names: Sequence[str]) -> dict[tuple[Any, ...], float]:
+    found = {seed_of(run): mean_of([run.last.iou.get(name) for name in names]) for run in row.runs}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _over_orders(orders: Sequence[dict[tuple[Any, ...], float]]) -> tuple[float, ...]:
+    """Return the mean over the orders for each seed; without common seeds, one mean of all."""
+    if not orders:
+        return ()
+    seeds = [seed for seed in orders[0] if all(seed in found for found in orders)]
+    if seeds:
+        return tuple(sum(found[seed] for found in orders) / len(orders) for seed in seeds)
+    mean = mean_of([mean_of(list(found.values())) for found in orders])
+    return () if mean is None else (mean,)
+
+
+def own_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
+    """Return a scenario's block: with the paper's groups if it has them, else one per step."""
+    place = _place(results)
+    for layout in (published()["1"], published()["2"]):
+        if place in layout.groups:
+            groups = tuple(map(places, layout.groups[place]))
+            return Block(results.scenario, (results,), groups, place, beside=beside)
+    return Block(results.scenario, (results,), _groups(results), place, beside=beside)
+
+
+def class_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
+    """Return a block with a column for every class, then the groups."""
+    others = own_block(results).groups
+    titles = {group.title for group in others}
+    classes = [
+        # A class with the title of a group must not be taken for it.
+        ClassGroup(f"“{name}”" if name in titles else name, place, place, is_class=True)
+        for place, name in enumerate(results.classes, start=1)
+    ]
+    groups = (*classes, *others)
+    return Block(results.scenario, (results,), groups, _place(results), beside=beside)
+
+
+def published_blocks(
+    results: Sequence[ScenarioResults],
+    layout: PublishedTable,
+    beside: frozenset[str] = frozenset(),
+) -> Iterator[Block]:
+    """Yield the blocks of one of the paper's tables for which there are runs; all without runs."""
+    found = [(place_of(one), one) for one in results]
+    for place in layout.places:
+        orders = tuple(one for key, one in found if key and key[0] == place and key[1] in ORDERS)
+        if orders or not results:
+            groups = tuple(
+                places(title)
+                if title == ALL or title[0].isdigit()
+                else ClassGroup(title, is_class=True)
+                for title in layout.groups[place]
+            )
+            heading = f"{place.task} {place.setup}"
+            yield Block(heading, orders, groups, place, FULL in layout.methods, beside)
+
+
+def _place(results: ScenarioResults) -> Place | None:
+    found = place_of(results)
+    return found[0] if found else None
+
+
+def _groups(results: ScenarioResults) -> tuple[ClassGroup, ...]:
+    sizes = [len(names) for names in results.groups]
+    if len(sizes) > MAX_GROUPS:
+        sizes = [sizes[0], sum(sizes[1:])]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    spans = [(end - size + 1, end) for end, size in zip(ends, sizes, strict=True)]
+    named = [f"{a}-{b}" if a < b else f"{a}" for a, b in spans]
+    return tuple(map(places, (*named, ALL) if len(named) > 1 else (ALL,)))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Specification of a table.
+
+    Attributes:
+        title: Its title.
+        blocks: Its columns.
+        order: The methods that come first, in this order.
+        closed: True if no other methods are shown.
+        paper: The published results to show, if any.
+        background: Include the background in every mean.
+        is_later: True for later papers' results, with the background in all means but those of
+            new classes.
+    """
+
+    title: str
+    blocks: tuple[Block, ...]
+    order: tuple[str, ...] = ()
+    closed: bool = False
+    paper: tuple[PublishedTable, ...] = ()
+    background: bool = False
+    is_later: bool = False
+
+    def counts_background(self, group: ClassGroup) -> bool:
+        """Return True if the mean of a group includes the background."""
+        return self.background and not (self.is_later and group.first not in (None, 1))
+
+
+def make_tables(
+    results: Sequence[ScenarioResults],
+    kind: str = "steps",
+    *,
+    paper: bool = False,
+    background: bool = False,
+) -> list[ResultTable]:
+    """Return the tables of a kind.
+
+    Args:
+        results: The finished runs by scenario.
+        kind: One of `KINDS`.
+        paper: Add the paper's results.
+        background: Include the background in every mean.
+    """
+    if kind not in KINDS:
+        raise unknown_name("kind of table", kind, KINDS)
+    if paper and background and kind != "later":
+        raise NacreError(
+            "--paper and --background cannot be combined: the paper excludes the background"
+        )
+    if paper and kind == "steps":
+        others = ", ".join(name for name in KINDS if name != "steps")
+        raise NacreError(f"the paper has no figures after every step; tables with some: {others}")
+    if not results and not paper:
+        raise NacreError(f"no runs for the table {kind!r}: name run folders, or show the paper's")
+    if kind == "steps":
+        return [steps_table(one, background=background) for one in results]
+    if kind in ("last", "classes"):
+        return _own_tables(results, kind, paper, background)
+    layouts = list(later().values()) if kind == "later" else [published()[n] for n in NUMBERS[kind]]
+    return _published_tables(results, kind, layouts, paper, background)
+
+
+def _own_tables(
+    results: Sequence[ScenarioResults], kind: str, paper: bool, background: bool
+) -> list[ResultTable]:
+    """Return one table of all scenarios after the last step, or one per scenario by class."""
+    numbers = ("1", "2") if kind == "last" else ("S per class",)
+    figures = tuple(published()[number] for number in numbers) if paper else ()
+    beside = _beside(figures)
+    alone = [block for layout in figures for block in published_blocks([], layout)]
+    if kind == "last":
+        blocks = [own_block(one, beside) for one in results] if results else alone
+        plans = [("After the last step", tuple(blocks))]
+    elif results:
+        plans = [(f"{one.scenario}, by class", (class_block(one, beside),)) for one in results]
+    else:
+        plans = [(f"Pascal VOC 2012, {one.heading}, by class", (one,)) for one in alone]
+    return [
+        _build(_Plan(title, blocks, paper=figures, background=background))
+        for title, blocks in plans
+    ]
+
+
+def _published_tables(
+    results: Sequence[ScenarioResults],
+    kind: str,
+    layouts: Sequence[PublishedTable],
+    paper: bool,
+    background: bool,
+) -> list[ResultTable]:
+    is_later = kind == "later"
+    tables = []
+    for layout in layouts:
+        figures = (layout,) if paper else ()
+        blocks = tuple(published_blocks(results, layout, _beside(figures)))
+        if blocks:
+            plan = _Plan(
+                TITLES[layout.name],
+                blocks,
+                layout.methods,
+                closed=kind in ("ablation", "lwf-mc"),
+                paper=figures,
+                background=background or is_later,
+                is_later=is_later,
+            )
+            tables.append(_build(plan))
+    if not tables:
+        keys = dict.fromkeys(place for layout in layouts for place in layout.places)
+        needed = ", ".join(f"{one.data}/{one.task}/{one.setup}" for one in keys)
+        raise NacreError(f"no run fits the table {kind!r}; it is made of the scenarios {needed}")
+    return tables
+
+
+def _beside(figures: Sequence[PublishedTable]) -> frozenset[str]:
+    """Return the methods whose published rows a table shows."""
+    return frozenset(name for table in figures for name in table.methods)
+
+
+def _build(plan: _Plan) -> ResultTable:
+    """Return the table of a specification."""
+    columns = tuple(
+        Column(block.heading, group.title, block.about(group))
+        for block in plan.blocks
+        for group in block.groups
+    )
+    rows = [row for method, names in _names(plan).items() for row in _rows(plan, method, names)]
+    rows.sort(key=lambda row: row.is_bound)
+    members = [one.row for block in plan.blocks for rows in block.rows for one in rows.values()]
+    caption = " ".join([caption_of(members, plan.background), *_notes(plan)])
+    return ResultTable(plan.title, caption, columns, tuple(mark_best(rows)))
+
+
+def _names(plan: _Plan) -> dict[str, list[str]]:
+    """Return the names of our rows by method, the methods in the order of the table."""
+    ours: dict[str, dict[str, None]] = {}
+    for block in plan.blocks:
+        for name, method in block.names.items():
+            ours.setdefault(method, {})[name] = None
+    theirs = dict.fromkeys(name for table in plan.paper for name in table.methods)
+    known = [name for name in plan.order or theirs if name in ours or name in theirs]
+    others = [] if plan.closed else [name for name in ours if name not in known]
+    return {method: sorted(ours.get(method, {})) for method in (*known, *others)}
+
+
+def _rows(plan: _Plan, method: str, names: Sequence[str]) -> list[TableRow]:
+    """Return our rows of a method, the paper's, and the differences, without empty ones."""
+    columns = [(block, group) for block in plan.blocks for group in block.groups]
+    theirs = tuple(Cell(_theirs(plan, block, method, group)) for block, group in columns)
+    mark = "published" if plan.is_later else "paper's"
+    ours, differences, is_bound = [], [], method == "Joint"
+    for name in names:
+        members = [one.row for block in plan.blocks for one in block.members(name)]
+        is_bound = is_bound or any(row.is_joint for row in members)
+        cells = tuple(
+            Cell(block.values(name, group, plan.counts_background(group)))
+            for block, group in columns
+        )
+        gaps = tuple(_gap(one, other) for one, other in zip(cells, theirs, strict=True))
+        ours.append(TableRow(name, cells, max(len(row.runs) for row in members)))
+        differences.append(TableRow(f"{name}, ours − {mark}", gaps, 0, source="difference"))
+    rows = [*ours, TableRow(f"{method}, {mark}", theirs, 0, source="paper"), *differences]
+    filled = [row for row in rows if any(cell.values for cell in row.cells)]
+    return [replace(row, is_bound=is_bound) for row in filled]
+
+
+def _theirs(plan: _Plan, block: Block, name: str, group: ClassGroup) -> tuple[float, ...]:
+    for table in plan.paper:
+        if block.place is not None and (block.place, name, group.title) in table.figures:
+            return (table.figures[block.place, name, group.title],)
+    return ()
+
+
+def _gap(ours: Cell, theirs: Cell) -> Cell:
+    if ours.mean is None or theirs.mean is None:
+        return Cell(())
+    return Cell((ours.mean - theirs.mean,), signed=True)
+
+
+def _notes(plan: _Plan) -> list[str]:
+    notes = ["After the last step; classes are numbered in the order of learning."]
+    notes += [note for block in plan.blocks for one in block.orders for note in one.notes]
+    if any(len(block.orders) > 1 for block in plan.blocks):
+        notes.append("Mean of the class orders a and b.")
+    for block in plan.blocks:
+        alone = [name for name in block.names if len(block.members(name)) == 1]
+        is_ade20k = block.place is not None and block.place.data == "ade20k"
+        if len(block.orders) > 1 and alone:
+            notes.append(f"One order alone in {block.heading}: {', '.join(alone)}.")
+        elif plan.paper and not plan.is_later and is_ade20k and alone:
+            notes.append(f"{block.heading} is one class order; the paper's is the mean of two.")
+    return [*notes, *_published_notes(plan), *_deviation_notes(plan)]
+
+
+def _published_notes(plan: _Plan) -> Iterator[str]:
+    """Yield notes about published results."""
+    if plan.is_later:
+        yield "The background is in the means of old and of all classes."
+    if plan.paper and plan.is_later:
+        yield "Rows named “published” are copied from papers and repositories, not run here."
+        yield "; ".join(later_sources(plan.paper[0].name)) + "."
+        yield "No preset has the whole protocol of a later paper."
+    elif plan.paper:
+        yield "Rows named “paper's” are copied from the paper, not run here."
+        alone = [block.place for block in plan.blocks if not block.orders and block.place]
+        if any(place.data == "ade20k" for place in alone):
+            yield "The paper's figures on ADE20K are means of two class orders."
+
+
+def _deviation_notes(plan: _Plan) -> Iterator[str]:
+    """Yield where the marked rows differ from the paper, what is common to all first."""
+    where: dict[str, dict[str, None]] = {}
+    marked: dict[str, None] = {}
+    for block in plan.blocks:
+        for name in block.names:
+            row = f"{name} ({block.heading})" if len(plan.blocks) > 1 else name
+            found = [one for member in block.members(name) for one in member.deviations]
+            marked |= dict.fromkeys([row] if found else [])
+            for one in found:
+                where.setdefault(one, {})[row] = None
+    if not marked:
+        return
+    yield f"Rows with {DEVIATES} are not run as the paper: they differ from the preset `paper`."
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for one, rows in where.items():
+        groups.setdefault(tuple(rows), []).append(one)
+    for names, differences in sorted(groups.items(), key=lambda group: -len(group[0])):
+        who = f"All {DEVIATES}" if len(names) == len(marked) else ", ".join(names)
+        yield f"{who}: {'; '.join(differences)}."

@@ -1,0 +1,177 @@
+"""The page of one step of `nacre learn`: every class before and after it, with images of both.
+
+The images are chosen by rule: of the step's test images (the training images if it has none)
+those in which the two models differ most, and as many in which they differ least among those with
+a class: what changed, and what stayed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nacre.data.learn_data import LearnData
+from nacre.errors import NacreError
+from nacre.evaluation.predictor import whole_predictor
+from nacre.models.io import load_model, read_info
+from nacre.report.images import (
+    Color,
+    Pixels,
+    TestImage,
+    colorize,
+    data_uri,
+    predict_masks,
+    read_images,
+)
+from nacre.report.page import render
+from nacre.report.results import percent
+from nacre.runs.folder import read_learn_config
+from nacre.runs.learn import open_learn_data
+from nacre.runs.records import LearnMetrics, read_record
+from nacre.utils.device import choose_device
+from nacre.utils.io import save_text
+
+MAX_CANDIDATES = 96
+"""Images to choose from."""
+SIDE = 256
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """An image with the predictions of the start model, if there is one, and of the new one."""
+
+    image: TestImage
+    before: Pixels | None
+    after: Pixels
+
+    @property
+    def change(self) -> float:
+        """Fraction of the pixels that are predicted as something else now."""
+        if self.before is None:
+            return float((self.after > 0).mean())
+        return float((self.before != self.after).mean())
+
+
+@dataclass(frozen=True)
+class StepImages:
+    """The chosen images of a step, with names and colors of the classes."""
+
+    images: tuple[BeforeAfter, ...] = ()
+    classes: tuple[str, ...] = ()
+    colors: tuple[Color, ...] = ()
+
+    def tiles(self) -> list[dict[str, Any]]:
+        """Return the images as text."""
+        found = []
+        for one in self.images:
+            image = one.image
+            masks = {"before": one.before, "after": one.after, "labels": image.truth}
+            uris = {
+                name: None
+                if mask is None
+                else data_uri(colorize(mask, self.colors, image.pixels), SIDE)
+                for name, mask in masks.items()
+            }
+            uris["image"] = data_uri(image.pixels, SIDE)
+            found.append({"name": image.name, "change": one.change, **uris})
+        return found
+
+    def legend(self) -> list[tuple[str, str]]:
+        """Return name and color of the classes."""
+        colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in self.colors]
+        return list(zip(self.classes, colors, strict=True))[1:]
+
+
+def is_learn_folder(path: Path) -> bool:
+    """Return True for a folder of `nacre learn`: a step's model and its tests."""
+    files = ("model.safetensors", "resume.safetensors", "before.npz")
+    is_run = any(path.glob("step-*"))
+    has_step = any((path / name).is_file() for name in files)
+    return (path / "config.yaml").is_file() and has_step and not is_run
+
+
+def write_learn_page(folder: Path, out: Path, *, images: int = 8) -> Path:
+    """Write the page of a step; return its path."""
+    if not (folder / "metrics.json").is_file():
+        raise NacreError(f"{folder} is not finished: resume it with  nacre learn --out {folder}")
+    metrics = read_record(LearnMetrics, folder / "metrics.json")
+    info = read_info(folder / "model.safetensors")
+    missing, chosen = "", StepImages()
+    try:
+        chosen = choose_images(folder, images) if images else chosen
+    except NacreError as error:
+        missing = str(error)  # the data or the start model are not here any more
+    points = "{:+.1f}".format
+    text = render(
+        "learn.html.j2",
+        {
+            "percent": percent,
+            "points": lambda value: "" if value is None else points(100 * value),
+        },
+        title=folder.resolve().name,
+        metrics=metrics,
+        rows=class_rows(metrics),
+        lineage=info.lineage,
+        tiles=chosen.tiles(),
+        legend=chosen.legend(),
+        missing=missing,
+    )
+    page = out / "index.html"
+    save_text(page, text)
+    return page
+
+
+def choose_images(folder: Path, count: int) -> StepImages:
+    """Predict images of a step with its start model and its own, and choose some."""
+    config = read_learn_config(folder)
+    device = choose_device("auto")
+    network, info, _ = load_model(folder / "model.safetensors", device)
+    start = load_model(config.start, device) if config.start else None
+    data = open_learn_data(config, start[1].channels if start else None)
+    images = _read_some(data)
+    after = predict_masks(whole_predictor(network, config.images), images)
+    before: Sequence[Pixels | None] = [None] * len(images)
+    if start:
+        before = predict_masks(whole_predictor(start[0], config.images), images)
+    found = [BeforeAfter(*one) for one in zip(images, before, after, strict=True)]
+    by_change = sorted(found, key=lambda one: (-one.change, one.image.name))
+    changed, rest = by_change[: (count + 1) // 2], by_change[(count + 1) // 2 :]
+    rest.sort(key=lambda one: (not (one.after > 0).any(), one.change))
+    chosen = (*changed, *rest[: count - len(changed)])
+    colors = tuple((c[0], c[1], c[2]) for c in info.colors)
+    return StepImages(chosen, tuple(info.classes), colors)
+
+
+def _read_some(data: LearnData) -> list[TestImage]:
+    """Read images of every data set of a step, spread evenly, the same ones every time."""
+    images: list[TestImage] = []
+    each = max(1, MAX_CANDIDATES // len(data.sets))
+    for part in (part for part in data.seen_parts() if part.is_new):
+        dataset = data.eval_dataset(part, data.channels)
+        places = np.unique(np.linspace(0, len(dataset) - 1, min(each, len(dataset))).round())
+        images += read_images(dataset, [int(place) for place in places])
+    return images
+
+
+def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row per class: its IoU before and after, agreement, and its tests."""
+    agreement = (metrics["agreement"] or {}).get("iou", {})
+    rows = []
+    for name in metrics["classes"][1:]:
+        before, after = metrics["iou_before"].get(name), metrics["iou"].get(name)
+        both = before is not None and after is not None
+        rows.append(
+            {
+                "name": name,
+                "is_new": name in metrics["new"],
+                "before": before,
+                "after": after,
+                "change": after - before if both else None,
+                "agreement": agreement.get(name),
+                "verdict": metrics.get("verdicts", {}).get(name, {}),
+                "tests": [test["name"] for test in metrics["tests"] if name in test["iou"]],
+            }
+        )
+    return rows

@@ -1,1 +1,0 @@
-"""The page: what it says, its template."""

@@ -1,1 +1,0 @@
-"""Reading run folders: results, rows over seeds, published figures."""

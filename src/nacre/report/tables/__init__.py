@@ -1,1 +1,0 @@
-"""Tables: cells, columns, kinds, and the forms they are written in."""

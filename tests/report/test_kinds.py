@@ -1,0 +1,336 @@
+"""Tables of every kind: the paper's forms, its figures beside ours, and averaged orders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nacre.data.sources.voc import CLASS_NAMES
+from nacre.errors import NacreError
+from nacre.report.kinds import KINDS, make_tables, places
+from nacre.report.published import later, later_sources, published
+from nacre.report.results import Row, RunResult, ScenarioResults, StepResult, load_results
+from nacre.report.tables import ResultTable, TableRow, to_csv, to_latex, to_markdown
+
+ABLATION = (
+    "lwf",
+    {"name": "mib", "kd": "plain", "init": "random"},
+    {"name": "mib", "init": "random"},
+    "mib",
+)
+
+
+def row(table: ResultTable, name: str) -> TableRow:
+    return next(one for one in table.rows if one.name == name)
+
+
+def cell(table: ResultTable, name: str, heading: str, group: str) -> Any:
+    i = [(one.heading, one.group) for one in table.columns].index((heading, group))
+    return row(table, name).cells[i]
+
+
+def last_iou(path: Path, step: int) -> dict[str, float]:
+    content: dict[str, float] = json.loads((path / f"step-{step}/metrics.json").read_text())["iou"]
+    return content
+
+
+def mean(values: Any) -> float:
+    numbers = list(values)
+    return float(sum(numbers) / len(numbers))
+
+
+def test_the_papers_figures_are_whole() -> None:
+    tables = published()
+    assert set(tables) == {"1", "2", "3", "S1", "S2", "S per class"}
+    assert len(tables["1"].figures) == 9 * 6 * 3
+    methods = ("FT", "PI", "EWC", "RW", "LwF", "LwF-MC", "ILT", "MiB", "Joint")
+    assert tables["1"].methods == methods
+    (place,) = [p for p in tables["1"].places if (p.task, p.setup) == ("15-5", "overlapped")]
+    assert tables["1"].figures[place, "MiB", "all"] == pytest.approx(0.690)
+    assert tables["1"].groups[place] == ("1-15", "16-20", "all")
+
+
+def test_the_papers_classes_are_ours() -> None:
+    table = published()["S per class"]
+    for groups in table.groups.values():
+        assert groups[:20] == CLASS_NAMES
+
+
+def test_table_1_groups_the_classes_of_all_later_steps(make_run: Any) -> None:
+    paths = [
+        make_run("a", "mib", scenario="voc/15-1/overlapped"),
+        make_run("b", "ft", scenario="voc/15-5/disjoint"),
+        make_run("c", "joint", scenario="voc/15-1/overlapped"),
+    ]
+    (table,) = make_tables(load_results(paths), "voc")
+    # The order is the paper's, not that of the runs.
+    assert table.headings() == [("15-5 disjoint", 3), ("15-1 overlapped", 3)]
+    assert [one.name for one in table.rows] == ["FT", "MiB", "Joint"]
+    iou = last_iou(paths[0], 5)
+    later = mean(iou[name] for name in CLASS_NAMES[15:])
+    assert cell(table, "MiB", "15-1 overlapped", "16-20").mean == pytest.approx(later)
+    assert cell(table, "MiB", "15-5 disjoint", "all").text == ""
+    assert row(table, "Joint").is_bound
+    assert "background left out" in table.caption
+
+
+def test_the_papers_figures_stand_beside_ours_and_are_marked(make_paper_run: Any) -> None:
+    path = make_paper_run("a", "mib", "voc/15-5/overlapped")
+    (table,) = make_tables(load_results([path]), "voc", paper=True)
+    ours = cell(table, "MiB", "15-5 overlapped", "all")
+    theirs = cell(table, "MiB, paper's", "15-5 overlapped", "all")
+    gap = cell(table, "MiB, ours − paper's", "15-5 overlapped", "all")
+    assert theirs.text == "69.0"
+    assert gap.mean == pytest.approx(ours.mean - 0.69)
+    assert gap.text[0] in "+−"
+    # Methods that were not run here stand there with the paper's figures only.
+    names = [one.name for one in table.rows]
+    assert "EWC, paper's" in names
+    assert "EWC" not in names
+    assert all((", paper's" in one.name) == (one.source == "paper") for one in table.rows)
+    assert "copied from the paper" in table.caption
+    assert "*MiB, paper's*" in to_markdown(table)
+    latex = to_latex(table)
+    assert "\\textit{MiB, paper's}" in latex
+    assert latex.isascii()
+    lines = to_csv([table]).splitlines()
+    assert sum(",paper," in line for line in lines) == 9 * 3
+
+
+def test_ablation_names_its_four_rows(make_run: Any) -> None:
+    paths = [
+        make_run(f"run{i}", method, scenario="voc/19-1/overlapped")
+        for i, method in enumerate((*ABLATION, "ft"))
+    ]
+    (table,) = make_tables(load_results(paths), "ablation", paper=True)
+    ours = [one.name for one in table.rows if one.source == "ours"]
+    assert ours == ["LwF*", "LwF + CE*", "LwF + CE + KD*", "MiB (CE + KD + init)*"]
+    assert len(table.rows) == 12
+    expected = mean(last_iou(paths[1], 1)[name] for name in CLASS_NAMES)
+    assert cell(table, "LwF + CE*", "19-1 overlapped", "all").mean == pytest.approx(expected)
+
+
+def test_table_1_has_the_whole_method_as_mib_beside_its_ablation(make_run: Any) -> None:
+    paths = [
+        make_run(f"run{i}", method, scenario="voc/19-1/overlapped")
+        for i, method in enumerate(ABLATION)
+    ]
+    (table,) = make_tables(load_results(paths), "voc", paper=True)
+    expected = mean(last_iou(paths[3], 1)[name] for name in CLASS_NAMES)
+    assert cell(table, "MiB*", "19-1 overlapped", "all").mean == pytest.approx(expected)
+
+
+def test_orders_of_ade20k_are_averaged_seed_by_seed(make_run: Any) -> None:
+    paths = {
+        (order, seed): make_run(
+            f"{order}{seed}", "mib", seed, scenario=f"ade20k/50-50{order}/partition"
+        )
+        for order in ("", "b")
+        for seed in (1, 2)
+    }
+    results = load_results(list(paths.values()))
+    (table,) = make_tables(results, "ade20k", paper=True)
+    assert table.headings() == [("50-50 partition", 4)]
+    expected = []
+    for seed in (1, 2):
+        both = []
+        for i, order in enumerate(("", "b")):
+            names = places("51-100").names(results[i])
+            both.append(mean(last_iou(paths[order, seed], 2)[name] for name in names))
+        expected.append(mean(both))
+    found = cell(table, "MiB*", "50-50 partition", "51-100")
+    assert found.values == pytest.approx(expected)
+    assert "Mean of the class orders a and b." in table.caption
+
+
+def test_one_order_alone_is_said_to_be_one(make_run: Any) -> None:
+    paths = [
+        make_run("a", "mib", scenario="ade20k/50-50/partition"),
+        make_run("b", "mib", scenario="ade20k/50-50b/partition"),
+        make_run("c", "lwf", scenario="ade20k/50-50b/partition"),
+        make_run("d", "ft", scenario="ade20k/50-50c/partition"),
+    ]
+    (table,) = make_tables(load_results(paths), "ade20k")
+    assert "One order alone in 50-50 partition: LwF." in table.caption
+    # The third published order is not part of the paper's mean.
+    assert "FT" not in [one.name for one in table.rows]
+    (alone,) = make_tables(load_results(paths[:1]), "ade20k", paper=True)
+    assert "one class order; the paper's is the mean of two" in alone.caption
+
+
+def test_last_puts_all_scenarios_side_by_side(make_run: Any) -> None:
+    paths = [
+        make_run("a", "mib"),
+        make_run("b", "mib", scenario="scenes/4-1/disjoint"),
+        make_run("c", "mib", scenario="voc/15-1/disjoint"),
+    ]
+    (table,) = make_tables(load_results(paths), "last", paper=True)
+    assert table.headings() == [
+        ("scenes/4-2-2/overlapped", 4),
+        ("scenes/4-1/disjoint", 6),
+        ("voc/15-1/disjoint", 3),
+    ]
+    groups = [one.group for one in table.columns]
+    assert groups == [
+        *["1-4", "5-6", "7-8", "all"],
+        *["1-4", "5", "6", "7", "8", "all"],
+        "1-15",
+        "16-20",
+        "all",
+    ]
+    theirs = cell(table, "MiB, paper's", "voc/15-1/disjoint", "all")
+    assert theirs.text == "37.9"
+    assert cell(table, "MiB, paper's", "scenes/4-1/disjoint", "all").text == ""
+
+
+def test_classes_have_a_column_each(make_run: Any) -> None:
+    path = make_run("a", "mib", scenario="voc/15-5/overlapped")
+    (table,) = make_tables(load_results([path]), "classes", paper=True)
+    assert [one.group for one in table.columns] == [*CLASS_NAMES, "1-15", "16-20", "all"]
+    heading = "voc/15-5/overlapped"
+    assert cell(table, "MiB*", heading, "person").mean == last_iou(path, 1)["person"]
+    expected = published()["S per class"].figures
+    theirs = next(
+        v
+        for (p, m, c), v in expected.items()
+        if (p.task, p.setup, m, c) == ("15-5", "overlapped", "MiB", "person")
+    )
+    assert cell(table, "MiB, paper's", heading, "person").mean == theirs
+
+
+def test_background_counts_in_means_but_not_in_classes(make_run: Any) -> None:
+    path = make_run("a", "mib")
+    (table,) = make_tables(load_results([path]), "classes", background=True)
+    iou = last_iou(path, 2)
+    heading = "scenes/4-2-2/overlapped"
+    assert cell(table, "MiB", heading, "all").mean == pytest.approx(mean(iou.values()))
+    name = next(name for name in iou if name != "background")
+    assert cell(table, "MiB", heading, name).mean == iou[name]
+    assert "background counted" in table.caption
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_can_be_made(kind: str, make_run: Any) -> None:
+    paths = [
+        make_run("a", "mib", scenario="voc/15-5/overlapped"),
+        make_run("b", "mib", scenario="ade20k/50-50/partition"),
+    ]
+    assert make_tables(load_results(paths), kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("voc", ["1"]),
+        ("ade20k", ["2"]),
+        ("ablation", ["3"]),
+        ("lwf-mc", ["S1", "S2"]),
+        ("classes", ["S per class"]),
+        ("last", ["1", "2"]),
+    ],
+)
+def test_without_runs_the_tables_are_the_papers_whole(kind: str, numbers: list[str]) -> None:
+    tables = make_tables([], kind, paper=True)
+    expected = [value for number in numbers for value in published()[number].figures.values()]
+    shown = [one.mean for table in tables for line in table.rows for one in line.cells]
+    assert sorted(value for value in shown if value is not None) == sorted(expected)
+    for table in tables:
+        assert {line.source for line in table.rows} == {"paper"}
+        assert "copied from the paper, not run here" in table.caption
+        assert to_latex(table).isascii()
+
+
+def test_without_runs_methods_since_2020_are_shown_as_published() -> None:
+    tables = make_tables([], "later", paper=True)
+    shown = [one.mean for table in tables for line in table.rows for one in line.cells]
+    expected = [value for table in later().values() for value in table.figures.values()]
+    assert sorted(value for value in shown if value is not None) == sorted(expected)
+
+
+def test_what_cannot_be_shown_is_refused(make_run: Any) -> None:
+    results = load_results([make_run("a")])
+    with pytest.raises(NacreError, match=r"no run fits the table 'voc'.*voc/19-1/disjoint"):
+        make_tables(results, "voc")
+    with pytest.raises(NacreError, match="no runs for the table 'voc'"):
+        make_tables([], "voc")
+    with pytest.raises(NacreError, match="did you mean 'ablation'"):
+        make_tables(results, "ablatoin")
+    with pytest.raises(NacreError, match="no figures after every step"):
+        make_tables(results, "steps", paper=True)
+    with pytest.raises(NacreError, match="the paper excludes the background"):
+        make_tables(results, "last", paper=True, background=True)
+
+
+def test_published_figures_of_later_methods_are_marked_and_count_as_their_papers_do(
+    make_run: Any,
+) -> None:
+    path = make_run("a", "plop", scenario="voc/15-1/overlapped")
+    (table,) = make_tables(load_results([path]), "later", paper=True)
+    iou = last_iou(path, 5)
+    old = mean(iou[name] for name in ("background", *CLASS_NAMES[:15]))
+    new = mean(iou[name] for name in CLASS_NAMES[15:])
+    assert cell(table, "PLOP*", "15-1 overlapped", "1-15").mean == pytest.approx(old)
+    assert cell(table, "PLOP*", "15-1 overlapped", "16-20").mean == pytest.approx(new)
+    assert cell(table, "PLOP, published", "15-1 overlapped", "all").text == "54.6"
+    names = [one.name for one in table.rows]
+    assert {"SSUL-M, published", "STAR, published", "LGKD, published"} <= set(names)
+    assert all(("published" in one.name) != (one.name == "PLOP*") for one in table.rows)
+    assert "not run here" in table.caption
+    assert "SSUL-M: stores 100 images" in table.caption
+
+
+def test_ewf_on_plop_stands_beside_its_own_published_row(make_run: Any) -> None:
+    method = {"name": "plop", "fusion": "sqrt", "freeze": ["old_rows"]}
+    path = make_run("a", method, scenario="voc/15-1/overlapped")
+    (table,) = make_tables(load_results([path]), "later", paper=True)
+    names = [one.name for one in table.rows]
+    ours = next(name for name in names if "published" not in name)
+    assert names.index("PLOP + EWF, published") - names.index(ours) in (-1, 1)
+
+
+def test_every_published_figure_of_later_methods_has_a_source_and_adds_up() -> None:
+    for data, count in {"voc": 20, "ade20k": 150}.items():
+        table, sentences = later()[data], later_sources(data)
+        assert all(any(one.startswith(f"{name}: ") for one in sentences) for name in table.methods)
+        for place, groups in table.groups.items():
+            first = int(place.task.partition("-")[0])
+            for method in table.methods:
+                found = [table.figures.get((place, method, group)) for group in groups]
+                if None in found:
+                    continue
+                old, new, every = (value or 0 for value in found)
+                means = [((first + b) * old + (count - first) * new) / (count + b) for b in (0, 1)]
+                # Within what rounding and means of several runs may do.
+                assert min(abs(every - one) for one in means) < 0.006, (place, method)
+
+
+def test_class_names_are_not_taken_for_columns(tmp_path: Path) -> None:
+    groups = (("3", "1"), ("all", "1-2"), ("2",))
+    iou = {"background": 0.9, "3": 0.1, "1": 0.2, "all": 0.3, "1-2": 0.4, "2": 0.5}
+    results = results_of(groups, iou, tmp_path)
+    (last,) = make_tables([results], "last")
+    assert [(one.group, one.about) for one in last.columns] == [
+        ("1-2", "3, 1"),
+        ("3-4", "all, 1-2"),
+        ("5", "2"),
+        ("all", "3, 1, all, 1-2, 2"),
+    ]
+    assert [cell.text for cell in last.rows[0].cells] == ["15.0", "35.0", "50.0", "30.0"]
+    (classes,) = make_tables([results], "classes")
+    names = ["3", "1", "“all”", "“1-2”", "2", "1-2", "3-4", "5", "all"]
+    assert [one.group for one in classes.columns] == names
+    texts = [cell.text for cell in classes.rows[0].cells]
+    assert texts == ["10.0", "20.0", "30.0", "40.0", "50.0", "15.0", "35.0", "50.0", "30.0"]
+
+
+def results_of(
+    groups: tuple[tuple[str, ...], ...], iou: dict[str, float], path: Path
+) -> ScenarioResults:
+    """Return the results of one run, which has these IoUs after its last step."""
+    step = StepResult(2, tuple(iou), dict(iou), {}, 1)
+    conventions = {"unseen": "ignored"}
+    run = RunResult(
+        path, "mine.yaml", "mib", 1, groups, conventions, (step,) * 3, {}, (), {}, {}, {}, ()
+    )
+    return ScenarioResults("mine.yaml", groups, (Row("MiB", (run,)),))
