@@ -122,7 +122,8 @@ class DeepLab(Network):
     def shared_parts(self, shared: Shared) -> list[nn.Module]:
         """Return the modules that a teacher has together with its student."""
         number = ("nothing", "backbone", "decoder").index(shared)
-        return [self.backbone, self.decoder][:number]
+        parts: list[nn.Module] = [self.backbone, self.decoder]
+        return parts[:number]
 
     def decode_again(self, output: Output, shared: Shared = "backbone") -> Output | None:
         """Return the output that follows from what another network with these parts read."""
