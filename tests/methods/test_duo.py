@@ -20,6 +20,7 @@ from nacre.models.io import find_model, load_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
 from nacre.runs.learn import plan_learning
 from nacre.runs.run import open_scenario, run_scenario
+from nacre.training import step as learn_one_step
 from nacre.training.events import Iterated, StepUsable
 from nacre.utils.signals import Interrupted
 from partial_data import write_folder
@@ -72,8 +73,9 @@ def step_of(batches, num_classes=OLD, held_out=(), **values):
     return method, step
 
 
-def test_the_decoder_is_that_of_mib_and_the_sums_are_those_of_the_ledger(tmp_path):
-    """Without held-out images: steps of fewer than 50."""
+def test_the_decoder_is_that_of_mib_and_the_sums_are_those_of_the_ledger(tmp_path, monkeypatch):
+    """Without held-out images."""
+    monkeypatch.setattr(DUO, "holds_out", False)
     recipe = {"data": {"train": 40}, "scenario": "scenes/4-4/overlapped"}
     methods = {
         "duo": {"name": "duo"},
@@ -180,7 +182,18 @@ def test_updates_that_gain_nothing_on_held_out_images_are_not_kept():
         assert torch.equal(value, before[key]), key
 
 
-def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_path):
+def test_a_step_of_few_images_leaves_the_decoder_as_it_is(learned):
+    before, after = (nacre.load(learned(*names)) for names in (("pearl",), ("pearl", "starfish")))
+    assert after.info.lineage[1]["judged"]["classes"] == []
+    head = before.network.decoder.state_dict()
+    for key, value in after.network.decoder.state_dict().items():
+        assert torch.equal(value, head[key]), key
+    assert not after.network.ledger.learned.any()
+
+
+def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(learn_one_step, "FEWEST_TO_HOLD_OUT", 2)
+
     def learn(out, should_stop=lambda: False, observers=()):
         recipe = {**RECIPE, "method": {"name": "duo"}}
         plan = plan_learning([folders["pearl"]], None, values=recipe)

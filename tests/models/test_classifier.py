@@ -92,7 +92,7 @@ def test_a_classifier_takes_the_form_of_a_saved_one(branches: bool) -> None:
     saved = with_row("unknown", branches)
     saved.grow_from("unknown", 2)
     fresh = Classifier(4, saved.classes_per_step)
-    fresh.fit(saved.state_dict())
+    fresh.match_state(saved.state_dict())
     fresh.load_state_dict(saved.state_dict())
     assert torch.equal(fresh.eval()(features()), saved.eval()(features()))
 

@@ -31,7 +31,7 @@ SIDE = 64
 TRANSFORMERS = {"kind": "external", "library": "transformers"}
 SMP = {"kind": "external", "library": "smp"}
 PYTHON = {"kind": "external", "library": "python"}
-FROZEN = ["transformers, frozen", "smp, frozen", "torchvision, frozen"]
+FROZEN = ["transformers, frozen"]
 NAMES = [name for name in MODELS if name != "deeplab"] + FROZEN
 LARGE = [name for name in NAMES if name.startswith("smp")]
 BY_TWO = [name for name in NAMES if not name.startswith("deeplab")]

@@ -211,7 +211,7 @@ def test_a_grid_on_ray_loses_one_of_two_nodes_and_ends_with_the_same_figures(tmp
     whole, out = tmp_path / "whole", tmp_path / "ray"
     said, _ = grid(whole).communicate()
     assert [run["state"] for run in json.loads(said)] == ["done"] * 4
-    nodes = Nodes()
+    nodes, driver = Nodes(), None
     try:
         nodes.start()
         second = nodes.start()
@@ -221,6 +221,8 @@ def test_a_grid_on_ray_loses_one_of_two_nodes_and_ends_with_the_same_figures(tmp
         said, _ = driver.communicate(timeout=2400)
     finally:
         nodes.close()
+        if driver is not None and driver.poll() is None:
+            driver.kill()
     runs = json.loads(said)
     assert [run["state"] for run in runs] == ["done"] * 4
     starts = [len(json.loads(path.read_text())["starts"]) for path in out.rglob("run.json")]

@@ -15,8 +15,9 @@ has hardly seen a rare class vetoes it: a new class whose IoU on them is not gre
 logit than by the background's has not been learned by the decoder, takes the background's (eq. 8 at
 inference), and the ledger alone decides between the two. And where their mean IoU has not grown by
 the updates, the decoder becomes again what it was before them. Classes that these images do not
-show, and steps of fewer than 50 images, are judged by the images learned from, which favors the
-decoder. The sums are those of all images.
+show are judged by the images learned from, which favors the decoder. In a step of fewer than 50
+images none is held out, and no update is made: on ten images a decoder learns by heart what it is
+judged by. The sums are those of all images.
 """
 
 import math
@@ -147,6 +148,7 @@ class Duo(Ledger):
     @torch.no_grad()
     def fit(self, step: Step) -> None:
         """Find what the decoder has learned; the ledger is solved for by then."""
+        assert self.sums is not None
         network, ledger = deeplab(step.network), _ledger(step.network)
         put_head(network, self._judging, self.config.ridge)
         first, learned = ledger.learned.clone(), self._learned(step)

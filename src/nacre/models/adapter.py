@@ -2,13 +2,13 @@
 
     Output = adapter(images in 0..255)
 
-Around the network, which stays what it is, the adapter normalises pixels, finds the scores, puts
+Around the network, which stays what it is, the adapter normalizes pixels, finds the scores, puts
 the background's channel first and collects feature maps. A network without a background gets a
 constant first channel that is never probable: background then means "no class of the network",
-which no pixel is ever predicted to be, and a pixel that nobody labelled is any of the old classes.
+which no pixel is ever predicted to be, and a pixel that nobody labeled is any of the old classes.
 
 Many networks take only some sizes. Which ones is tried out: sides that are multiples of something
-(pictures are continued by their last pixels and the scores cut), or one size alone (pictures are
+(images are continued by their last pixels and the scores cut), or one size alone (images are
 scaled to it, and the scores back).
 """
 
@@ -57,7 +57,7 @@ class Pixels:
 
     Attributes:
         mean: subtracted from RGB in 0..1; None leaves pixels in 0..255, for a network that
-            normalises them itself.
+            normalizes them itself.
         std: what they are divided by.
     """
 
@@ -95,7 +95,7 @@ class Adapter(Network):
         scoring_layers: their names, auxiliary ones too, where they cannot be found.
         pixels: what it expects of its pixels.
         stages: names of modules whose output methods may compare, from the first to the last.
-        images: a batch that it takes, normalised; None tries noise of several sizes.
+        images: a batch that it takes, normalized; None tries noise of several sizes.
         divisor: sides of images must be multiples of it; None tries which sizes the network takes.
 
     Attributes:
@@ -217,7 +217,7 @@ class Adapter(Network):
         return F.pad(x, (0, right, 0, bottom), mode="replicate") if bottom or right else x
 
     def _fitted(self, size: Sequence[int]) -> tuple[int, int]:
-        """Return the size that pictures of a size are brought to."""
+        """Return the size that images of a size are brought to."""
         height, width = (-(-side // self.divisor) * self.divisor for side in size)
         return self.fixed_size or (height, width)
 
@@ -236,7 +236,7 @@ class Adapter(Network):
         )
         self.layers = replace(widened.layers, num_classes=widened.num_classes)
 
-    def fit(self, state: dict[str, Tensor]) -> None:
+    def match_state(self, state: dict[str, Tensor]) -> None:
         """Take the shapes of a state of this adapter that was saved after growing."""
         inner = {
             name.removeprefix("model."): value
@@ -252,7 +252,7 @@ class Adapter(Network):
         return next(iter(self.layers.main))
 
     def _score(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the scores of normalised pixels, and what hooks found."""
+        """Return the scores of normalized pixels, and what hooks found."""
         with captured(self.model, [*self.stages, self._first], [self._first]) as found:
             scores = scores_of(self.model(x))
         return found[self._first] if self.upsamples else scores, found

@@ -51,7 +51,7 @@ class BackboneRow:
         place: ``module:Class``.
         options: what its class is called with, beside stride and norm.
         norms: the norms that it can have.
-        own_norm: whether it has the norm that its weights were trained with, whatever the head's.
+        own_norm: whether it has the norm of its weights, whatever the decoder's.
         strides: the output strides it can have; None if it has but one.
         imagenet: its published ImageNet weights.
         note: for people.

@@ -206,7 +206,7 @@ class Classifier(nn.Module):
         _bias(conv).copy_(bias)
         self.rows.append(rows)
 
-    def fit(self, names: Iterable[str]) -> None:
+    def match_state(self, names: Iterable[str]) -> None:
         """Take the form of a saved classifier, given the names of its tensors."""
         names = list(names)
         if "rows.0.score.weight" in names and not self.has_branches:

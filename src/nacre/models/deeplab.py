@@ -122,7 +122,8 @@ class DeepLab(Network):
     def shared_parts(self, shared: Shared) -> list[nn.Module]:
         """Return the modules that a teacher has together with its student."""
         number = ("nothing", "backbone", "decoder").index(shared)
-        return [self.backbone, self.decoder][:number]
+        parts: list[nn.Module] = [self.backbone, self.decoder]
+        return parts[:number]
 
     def decode_again(self, output: Output, shared: Shared = "backbone") -> Output | None:
         """Return the output that follows from what another network with these parts read."""
@@ -152,10 +153,12 @@ class DeepLab(Network):
         )
         return Output(logits, features, decoder_features, stages, unknown, auxiliary)
 
-    def fit(self, state: dict[str, Tensor]) -> None:
+    def match_state(self, state: dict[str, Tensor]) -> None:
         """Get the rows and branches that the classifier of a saved state has."""
         prefix = "classifier."
-        self.classifier.fit(name.removeprefix(prefix) for name in state if name.startswith(prefix))
+        self.classifier.match_state(
+            name.removeprefix(prefix) for name in state if name.startswith(prefix)
+        )
 
     def grow(
         self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
@@ -177,7 +180,7 @@ class DeepLab(Network):
         return fused
 
     def drop_ledger(self) -> None:
-        """Go on without the ledger beside the head, if there is one."""
+        """Go on without the ledger beside the decoder, if there is one."""
         if self.ledger is not None:
             self.ledger = None
             self.config = self.config.model_copy(update={"grid_stride": None})

@@ -1,12 +1,12 @@
-"""Fusion of the weights of two steps (EWF): the old network and the one learnt from it, in one.
+"""Fusion of the weights of two steps (EWF): the old network and the one learned from it, in one.
 
     W = (1 - a) W_old + a W_new,     a = sqrt(N / (O + N))   or a number of one's own
 
-for everything that the old network had: weights, the affine parameters of the normalisation and its
+for everything that the old network had: weights, the affine parameters of the normalization and its
 running statistics, old rows of the classifier. O are the old channels, background included, N the
-new ones, whose rows stay as they were learnt. What is not a floating-point number stays, too.
+new ones, whose rows stay as they were learned. What is not a floating-point number stays, too.
 
-After MiB's initialisation the background's bias is log(N + 1) below the old one; the fusion leaves
+After MiB's initialization the background's bias is log(N + 1) below the old one; the fusion leaves
 a log(N + 1) of that.
 """
 
@@ -33,10 +33,10 @@ def fusion_factor(num_old: int, num_new: int) -> float:
 
 @torch.no_grad()
 def fuse_(network: nn.Module, old: Mapping[str, Tensor], factor: float) -> None:
-    """Mix a network's tensors with those of the network it was learnt from, in place.
+    """Mix a network's tensors with those of the network it was learned from, in place.
 
     Args:
-        network: what was learnt; it has all that `old` has, and may have grown.
+        network: what was learned; it has all that `old` has, and may have grown.
         old: the old network's `state_dict`. A tensor that has more rows now keeps the new ones.
         factor: a, the share of what is new: 0 gives the old network back, 1 changes nothing.
 

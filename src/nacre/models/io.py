@@ -2,7 +2,7 @@
 
 Both are safetensors files whose header carries plain JSON under the key ``nacre``, so a file is
 whole or not there at all, and opening it runs no code (`nacre.models.rebuild`). The model file says
-which class is which channel, how it was learnt and how to build the network; a copy of that JSON
+which class is which channel, how it was learned and how to build the network; a copy of that JSON
 lies beside it for people to read.
 """
 
@@ -80,8 +80,8 @@ class ModelInfo:
         steps: Channels that each step added, with the background in step 0.
         lineage: For each step that made it: its classes, images, data, method and time.
         model: The config of the network.
-        crop: Side of the pictures it was trained on.
-        predict_mode: How a new picture is shown to it: ``crop`` (its shorter side scaled to the
+        crop: Side of the images it was trained on.
+        predict_mode: How a new image is shown to it: ``crop`` (its shorter side scaled to the
             crop), ``full`` (at its own size) or ``sliding`` (the same through windows of the crop).
         config: The config of the whole run.
     """
@@ -111,7 +111,7 @@ def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tens
     info = replace(info, model=config.model_dump(mode="json"))
     tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
     tensors |= {f"method.{name}": value for name, value in method_state.items()}
-    # The copy first: a step is learnt when the model is there, and nobody comes back to it.
+    # The copy first: a step is learned when the model is there, and nobody comes back to it.
     save_json(path.with_suffix(".json"), {"kind": MODEL, **info.__dict__})
     write_tensors(path, tensors, {"kind": MODEL, **info.__dict__})
 

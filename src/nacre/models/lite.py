@@ -2,7 +2,7 @@
 
 Inverted residual blocks without squeeze-and-excitation, ReLU6, and batch norm with eps 1e-3.
 The ImageNet weights were converted from TensorFlow, so strided convolutions pad as its 'SAME'
-does (more at the end than at the start), and pixels are normalised as (value - 127) / 128.
+does (more at the end than at the start), and pixels are normalized as (value - 127) / 128.
 
 Lite 1 and 2 are Lite 0 deeper and wider: repeats of the inner stages grow by the depth's factor,
 rounded up; channels by the width's, rounded to multiples of 8. The stem is the same in all of them.
@@ -69,7 +69,7 @@ class SameConv2d(nn.Conv2d):
 
     Attributes:
         aligned: Pad by a constant, that of inputs which the stride divides (as it does everywhere
-            in a picture whose sides are multiples of 32), for a graph that is traced once.
+            in an image whose sides are multiples of 32), for a graph that is traced once.
     """
 
     aligned = False
@@ -160,7 +160,7 @@ class Lite(Backbone):
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features of normalised pixels."""
+        """Return the features of normalized pixels."""
         return self.run_blocks(self.blocks, self.bn0(self.conv_stem(x)))
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -38,14 +38,14 @@ class Output:
     Attributes:
         logits: N,C,h,w at the backbone's stride, in float32 at least.
         features: N,K,h,w, the backbone's output.
-        decoder_features: N,K,h,w, the head's output, of which the logits are made.
+        decoder_features: N,K,h,w, the decoder's output, of which the logits are made.
         stages: the backbone's features at the end of each stage, before its last activation, if
             they were asked for.
         unknown: N,1,h,w, logit of what is no class yet, where the network has such a row.
         auxiliary: N,1,h,w, logit of the auxiliary row, where the network has one.
         has_background: whether channel 0 is a background that may hide the new classes.
-        together: N,C,h,w, the logits and a ledger's scores added, where one stands beside the head.
-        kept: what the head read of the backbone, where that was known before (`DeepLab.read_maps`).
+        together: N,C,h,w, the logits and the scores of a ledger beside the decoder added, if any.
+        kept: what the decoder read of the backbone, if known before (`DeepLab.read_maps`).
     """
 
     logits: Tensor
@@ -77,7 +77,7 @@ class Network(nn.Module):
         uses_all_parameters: whether every parameter has a part in the logits.
         takes_channels_last: whether it is known to compute rightly, and faster, in that layout.
         has_background: whether a channel of its own stands for background; without, the first
-            channel is never probable and a pixel that nobody labelled may be any old class.
+            channel is never probable and a pixel that nobody labeled may be any old class.
     """
 
     stride: int
@@ -134,7 +134,7 @@ class Network(nn.Module):
         """Go on without a ledger beside the decoder, if there is one."""
 
     @abstractmethod
-    def fit(self, state: dict[str, Tensor]) -> None:
+    def match_state(self, state: dict[str, Tensor]) -> None:
         """Take the form of a network of as many classes whose state was saved."""
 
     @abstractmethod

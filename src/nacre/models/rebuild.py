@@ -89,7 +89,7 @@ def rebuild(
         network: Network = _from_given(given, config, steps, state, rows)
     else:
         network = _from_config(config, steps, crop, state, rows)
-    network.fit(state)
+    network.match_state(state)
     network.load_state_dict(state)
     return network
 
@@ -124,7 +124,7 @@ def _compare_config(
     make = find_kind(config.kind).make
     if make is None or rows is None:
         network = build_network(config, list(steps), crop, load=False)
-        network.fit(state)
+        network.match_state(state)
         check_shapes(network, state)
     else:
         check_shapes(make(config, rows.first), _inner(state), rows)

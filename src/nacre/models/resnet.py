@@ -4,7 +4,7 @@ Modules are named as torchvision's, so that public weights load. Below stride 32
 stages keep their resolution and dilate their 3x3 convolutions instead. As in the paper's
 network all blocks of such a stage are dilated, the first one too.
 
-The normalisation layer brings the activation: the last one of a block adds the shortcut
+The normalization layer brings the activation: the last one of a block adds the shortcut
 before it activates.
 """
 
@@ -119,7 +119,7 @@ class ResNet(Backbone):
     Args:
         depth: which ResNet.
         stride: output stride.
-        norm: makes the normalisation layers.
+        norm: makes the normalization layers.
         width: channels of the first stage; 64 but in tests.
     """
 
@@ -151,7 +151,7 @@ class ResNet(Backbone):
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features of normalised pixels."""
+        """Return the features of normalized pixels."""
         x = self.maxpool(self.bn1(self.conv1(x)))
         for stage in self._stages():
             x = self.run_blocks(stage, x)

@@ -90,7 +90,7 @@ def widen(
 ) -> Widened:
     """Give a network channels for new classes, in place, after those that it has.
 
-    An optimiser made before does not know the new parameters: make it afterwards.
+    An optimizer made before does not know the new parameters: make it afterwards.
 
     Args:
         model: any module from images to class scores, as `nacre.models.probe` finds them.

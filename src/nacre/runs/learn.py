@@ -39,6 +39,7 @@ from nacre.runs.steps import Metrics, Start, run_steps
 from nacre.training.automatic import Choice, choose, look_at
 from nacre.training.config import read_section, read_written
 from nacre.training.events import Observer
+from nacre.training.step import FEWEST_TO_HOLD_OUT
 from nacre.utils.device import choose_device
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.version import __version__
@@ -175,23 +176,25 @@ def plan_learning(
     config = build_learn_config(
         start=start.info if start else None, automatic=choice, written=written, preset=preset
     )
-    return Plan(config, start, *_reasons(config, start, None if preset else choice))
+    reasons = _reasons(config, num_images, None if preset else choice)
+    return Plan(config, start, _how(config) if start else "", reasons)
 
 
-def _reasons(
-    config: LearnConfig, start: Start | None, choice: Choice | None
-) -> tuple[str, tuple[str, ...]]:
-    """Return by which method a model is continued, and why the config is as it is."""
+def _reasons(config: LearnConfig, num_images: int, choice: Choice | None) -> tuple[str, ...]:
+    """Return why the config is as it is; a person's own values need no reasons."""
     reasons: tuple[str, ...] = choice.reasons if choice and _was_taken(choice, config) else ()
     kind = find_method(config.method.name)
     # The last reason says how many updates are made.
     if not kind.learns_by_gradient:
         reasons = (*reasons[:-1], "one pass over the images, without an update")
+    elif kind.holds_out and num_images < FEWEST_TO_HOLD_OUT:
+        few = f"without updates of its decoder, which fewer than {FEWEST_TO_HOLD_OUT} cannot judge"
+        reasons = (*reasons[:-1], f"the ledger in one pass over the images, {few}")
     elif kind.holds_out and reasons:
         first = "first the ledger in one pass over the images, then its decoder"
         kept = "kept if they gain on held-out images"
         reasons = (*reasons[:-1], f"{first}: {reasons[-1]}; {kept}")
-    return _how(config) if start else "", reasons
+    return reasons
 
 
 def _how(config: LearnConfig) -> str:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 HELD_OUT = 10
 """Of so many images one is held out, where a method judges by such."""
 FEWEST_TO_HOLD_OUT = 50
-"""Images of a step without which none is held out."""
+"""Images of a step without which none is held out, and no update made, which none could judge."""
 
 
 def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
@@ -55,6 +55,8 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
         method.load_state(step.state)
     if method.holds_out and step.num_images >= FEWEST_TO_HOLD_OUT:
         _hold_out(step)
+    elif method.holds_out:
+        step.sampler = replace(step.sampler, total=0)
     _grow(method, step)
     if config.train.passes_on == "ray":
         step.map_elsewhere = _ray_pass(step)
