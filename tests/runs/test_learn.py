@@ -156,6 +156,7 @@ def test_the_length_goes_by_the_images_within_bounds(machine, images):
 def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped(images):
     apart = choose(CPU, images, "other")
     assert apart.values["method"] == {"freeze": ["backbone", "batch_norm"]}
+    assert apart.values["train"]["incremental_lr"] == 0.001
     assert "grad_clip_norm" not in apart.values["train"]
     whole = choose(CPU, images, "other", has_backbone=False)
     assert whole.values["method"] == {"freeze": ["batch_norm"]}

@@ -93,6 +93,7 @@ def choose(
     if not is_frozen:
         train |= {"lr": 0.05, "incremental_lr": 0.01}
     if ground == "other":
+        train["incremental_lr"] = 0.001  # at 0.01 a trained decoder lost an eighth of what it knew
         values["method"] = {"freeze": [*["backbone"] * has_backbone, "batch_norm"]}
         if not has_backbone:
             train["grad_clip_norm"] = 1.0
