@@ -15,6 +15,7 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell --builtin en-GB_to_en-US src docs README.md CONTRIBUTING.md
 	$(BIN)/mypy
 
 slow: $(VENV)/.dev

@@ -1,14 +1,14 @@
 """Images per second from files to training samples against straightforward code, in one run.
 
-    python benchmarks/data_path.py            # pictures of NACRE_TEST_DATA, else generated ones
+    python benchmarks/data_path.py            # images of NACRE_TEST_DATA, else generated ones
     python benchmarks/data_path.py --tiny     # for correctness only
 
-Both sides do the same on one core: decode a picture and its mask, cut a random box, scale it to
-the crop, flip it or not, normalise the picture and map the labels to channels. The other side is
+Both sides do the same on one core: decode an image and its mask, cut a random box, scale it to
+the crop, flip it or not, normalize the image and map the labels to channels. The other side is
 what research code does: Pillow for all of it, and a Python function called for every pixel of
-the mask; nacre normalises on the device, so here into a buffer that is there already.
+the mask; nacre normalizes on the device, so here into a buffer that is there already.
 ``without_mapping`` leaves the mapping of labels out on that side alone, to show what
-the rest gains. Pictures have a long side of 500, as those of Pascal VOC, or of 2000, as those
+the rest gains. Images have a long side of 500, as those of Pascal VOC, or of 2000, as those
 of a camera, where decoding at a smaller scale pays.
 """
 
@@ -45,7 +45,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
             names = write_pictures(root, count, 100 if tiny else long_side)
             seconds = take_turns(_jobs(root, names, crop), rounds)
         speed = {f"{side} images/s": count / spent for side, spent in seconds.items()}
-        what = f"pictures of {long_side} pixels to crops of {crop}: times faster"
+        what = f"images of {long_side} pixels to crops of {crop}: times faster"
         goal = 8 if long_side == 500 else None
         ratios = {side: spent / seconds["nacre"] for side, spent in seconds.items()}
         rows.append(Row(what, ratios["straightforward"], goal, behind=speed))
@@ -55,7 +55,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
 
 
 def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
-    """Write a data folder of pictures of this size, from the part of VOC if it is there."""
+    """Write a data folder of images of this size, from the part of VOC if it is there."""
     voc = TEST_DATA / "voc2012-part" / "VOC2012"
     found = sorted((voc / "SegmentationClassAug").glob("*.png"))[:count]
     rng = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
     python benchmarks/export.py
 
-The same pictures go through torch and through onnxruntime with one thread each. The server answers
+The same images go through torch and through onnxruntime with one thread each. The server answers
 over loopback; its requests are compared with calls in the same process.
 """
 
@@ -46,10 +46,10 @@ def measure_alone(backbone: str, side: int, tiny: bool, rounds: int) -> list[Row
     torch.manual_seed(0)
     config = DeepLabConfig(backbone=backbone, decoder_channels=8 if tiny else 256)
     network = build_network(config, CLASSES, side).eval()
-    picture = noise_picture((side, side))
+    image = noise_picture((side, side))
     with tempfile.TemporaryDirectory() as folder:
         model = OnnxModel(write_file(network, Path(folder)), threads=1)
-        row = against_torch(network, model, picture, rounds)
+        row = against_torch(network, model, image, rounds)
         return [row, *served(model, noise_picture((side // 2, side // 2)), rounds)]
 
 
@@ -64,14 +64,14 @@ def write_file(network: torch.nn.Module, folder: Path) -> Path:
     return file
 
 
-def against_torch(network, model: OnnxModel, picture, rounds: int) -> Row:
-    image = torch.from_numpy(picture).permute(2, 0, 1)[None]
+def against_torch(network, model: OnnxModel, image, rounds: int) -> Row:
+    image = torch.from_numpy(image).permute(2, 0, 1)[None]
 
     @torch.inference_mode()
     def in_torch() -> None:
         Predictor(network).classes(image)
 
-    jobs = {"torch": in_torch, "fp32": lambda: model.classify(picture)}
+    jobs = {"torch": in_torch, "fp32": lambda: model.classify(image)}
     for job in jobs.values():
         job()
     seconds = take_turns(jobs, rounds, time.process_time)
@@ -79,17 +79,17 @@ def against_torch(network, model: OnnxModel, picture, rounds: int) -> Row:
     return Row("torch's time / that of onnxruntime, fp32", ratio, behind=seconds)
 
 
-def served(model: OnnxModel, picture: np.ndarray, rounds: int) -> list[Row]:
+def served(model: OnnxModel, image: np.ndarray, rounds: int) -> list[Row]:
     """Return what requests cost beside calls, one by one, as a batch and four at a time."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     with ModelServer([Served("model", model)], ("127.0.0.1", 0), at_once=2) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         port = server.server_address[1]
         path = f"/classify?height={height}&width={width}"
-        body = picture.tobytes()
+        body = image.tobytes()
         jobs = {
-            "calls": lambda: [model.classify(picture) for _ in range(REQUESTS)],
+            "calls": lambda: [model.classify(image) for _ in range(REQUESTS)],
             "requests": lambda: [ask(port, path, body) for _ in range(REQUESTS)],
             "a batch": lambda: ask(port, f"{path}&count={REQUESTS}", body * REQUESTS),
             "four at a time": lambda: at_once(port, path, body),

@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py
 
-An update of MiB with EfficientNet-Lite0 and two pictures, from images to changed parameters. One
+An update of MiB with EfficientNet-Lite0 and two images, from images to changed parameters. One
 thing grows at a time, from 151 classes (half of them old, in one step) and a crop of 256; steps
 have one class each. Each case has a process of its own, whose peak above its start counts, and
 the shortest of its updates. The figure is the growth from the case before divided by how much

@@ -6,7 +6,7 @@
 A COCO file and a CVAT file of outlines are generated. Fresh processes read each: nacre, which
 keeps the shapes in memory and nothing else, and what is usually written
 (``json.load``, ``ElementTree.parse``). Peaks are those of the process above what it held before.
-Then pictures with masks are painted by one core and by all of them, on the clock.
+Then images with masks are painted by one core and by all of them, on the clock.
 """
 
 import json
@@ -123,7 +123,7 @@ def _measure_kind(
 
 
 def _painting(work: Path, count: int, rounds: int) -> Row:
-    """Compare importing pictures by one core and by all."""
+    """Compare importing images by one core and by all."""
     export = work / "export"
     export.mkdir()
     _write_coco(export, count * SHAPES_PER_PICTURE * CORNERS * 17)
@@ -137,7 +137,7 @@ def _painting(work: Path, count: int, rounds: int) -> Row:
 
     jobs = {"one core": lambda: run(1), "all cores": lambda: run(None)}
     seconds = take_turns(jobs, rounds, time.perf_counter)
-    what = f"import of {len(images)} pictures: times faster on all cores"
+    what = f"import of {len(images)} images: times faster on all cores"
     behind = {f"{name} s": value for name, value in seconds.items()}
     return Row(what, seconds["one core"] / seconds["all cores"], None, "least", behind)
 

@@ -1,4 +1,4 @@
-"""A grid of a thousand runs on ten thousand pictures: to list it, and to watch it.
+"""A grid of a thousand runs on ten thousand images: to list it, and to watch it.
 
     python benchmarks/large_grid.py
 
@@ -48,7 +48,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
         seconds = min(listed(file, out) for _ in range(rounds))
         jobs = make_jobs(check_grid(grid), out)
         share = watched(jobs, 1 if tiny else WATCH_SECONDS)
-    what = f"{len(jobs):,} runs on {images:,} pictures"
+    what = f"{len(jobs):,} runs on {images:,} images"
     return [
         Row(f"{what}: seconds to check and list them", seconds, 10, "most"),
         Row(f"{what}: share of a core to watch them", share, 0.02, "most"),

@@ -3,7 +3,7 @@
     python benchmarks/many_images.py                    # 25,000, then 100,000
     python benchmarks/many_images.py --images 20000 80000
 
-The pictures are hard links to a few small ones, in folders of a thousand. Each part is carried out
+The images are hard links to a few small ones, in folders of a thousand. Each part is carried out
 in a process of its own, whose peak memory counts (that of a process that only imports is told
 too). The index is built once from the masks, and once read from where it is kept.
 """
@@ -33,7 +33,7 @@ MANY = (25_000, 100_000)
 
 
 def generate(root: Path, count: int) -> None:
-    """Write a few pictures and masks, and link them under many names."""
+    """Write a few images and masks, and link them under many names."""
     rng = np.random.default_rng(0)
     for kind in ("images", "masks"):
         (root / kind).mkdir(parents=True)
@@ -131,7 +131,7 @@ def _rows(counts: tuple[int, int], figures: list[tuple[float, ...]], nothing: in
         behind = {
             f"{count:,} images s": one[at] for count, one in zip(counts, figures, strict=True)
         }
-        rows.append(Row(f"{what}: seconds a picture, more / fewer", many[at] / few[at] / times,
+        rows.append(Row(f"{what}: seconds an image, more / fewer", many[at] / few[at] / times,
                         1.3, "most", behind))  # fmt: skip
     for at, what in ((1, "index"), (4, "plan and first batch")):
         behind = {"GB of the imports alone": nothing / 1e9, "GB of fewer": few[at] / 1e9}

@@ -1,10 +1,10 @@
 """Twenty steps of one class each: whether time and memory of a step stay what they were.
 
-    python benchmarks/many_steps.py [--method mib] [--steps 20] [--pictures 64] [--updates 30]
+    python benchmarks/many_steps.py [--method mib] [--steps 20] [--images 64] [--updates 30]
 
 A first model of four classes, then one class a step, by `nacre learn` on folders of generated
-scenes in which nothing but the step's class is labelled. The scenes have eight kinds of things; a
-kind in the left, middle or right third of a picture is a class of its own here: that makes 24.
+scenes in which nothing but the step's class is labeled. The scenes have eight kinds of things; a
+kind in the left, middle or right third of an image is a class of its own here: that makes 24.
 Each step is a process of its own: its processor time, its peak of memory, and the size of the model
 file, which holds what the method keeps. The last line compares the last five steps with the first.
 """
@@ -40,13 +40,13 @@ class Cost:
     file: int
 
 
-def write_step(root: Path, step: int, labels: range, pictures: int) -> Path:
+def write_step(root: Path, step: int, labels: range, images: int) -> Path:
     """Write so many scenes that hold one of the labels, with masks of nothing else."""
     for folder in ("images", "masks"):
         (root / folder).mkdir(parents=True)
     third = np.arange(SIZE) * len(THIRDS) // SIZE * len(CLASS_NAMES)
     index = kept = 0
-    while kept < pictures:
+    while kept < images:
         image, kinds = render(7, index, SIZE, stream=10 + step)
         index += 1
         mask = np.where(kinds > 0, kinds + third, 0)
@@ -81,7 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--method", default="mib", help="which (mib)")
     parser.add_argument("--steps", type=int, default=20, help="steps of one class (20)")
-    parser.add_argument("--pictures", type=int, default=64, help="pictures of a step (64)")
+    parser.add_argument("--images", type=int, default=64, help="images of a step (64)")
     parser.add_argument("--updates", type=int, default=30, help="updates of a step (30)")
     given = parser.parse_args()
     assert 10 <= given.steps <= len(NAMES) - FIRST, f"10 to {len(NAMES) - FIRST} steps"
@@ -92,7 +92,7 @@ def main() -> None:
         start = None
         for step in range(given.steps + 1):
             labels = range(FIRST + step, FIRST + step + 1) if step else range(1, FIRST + 1)
-            data = write_step(Path(folder) / f"data-{step}", step, labels, given.pictures)
+            data = write_step(Path(folder) / f"data-{step}", step, labels, given.images)
             out = Path(folder) / f"model-{step}"
             cost = apart(learn, data, start, out, given.method, given.updates)
             costs.append(cost)

@@ -53,12 +53,12 @@ def see_map(side: int, window: int) -> tuple[int, float]:
     """Return the peak of memory and the seconds of processor time that one map takes."""
     model = make_model(window)
     with tempfile.TemporaryDirectory() as folder:
-        first, picture = write_map(Path(folder) / "first", window), write_map(Path(folder), side)
+        first, image = write_map(Path(folder) / "first", window), write_map(Path(folder), side)
         predictor = model.predictor(window=window)
         predict_all(predictor, model.legend, [str(first)], Path(folder) / "warm")
         began = time.process_time()
         (peak,) = peaks_of(
-            lambda: predict_all(predictor, model.legend, [str(picture)], Path(folder) / "seen")
+            lambda: predict_all(predictor, model.legend, [str(image)], Path(folder) / "seen")
         )
         return peak, time.process_time() - began
 

@@ -4,7 +4,7 @@
     python benchmarks/methods.py --threads 1       # processor time: steadier on a busy machine
 
 An update is everything from images to changed parameters, in the first incremental step of 21
-classes, 16 of them old. MiB is measured with ResNet-50 and 4 pictures of 256 pixels, too, and so
+classes, 16 of them old. MiB is measured with ResNet-50 and 4 images of 256 pixels, too, and so
 are parts that freeze: fine-tuning and MiB with a frozen backbone. Memory is that of the tensors on
 the device which the backward pass keeps, by torch's own count of saved tensors.
 """
@@ -123,7 +123,7 @@ def _noise(crop: int, old: int, first: int, end: int) -> Iterator[Batch]:
 
 
 def make_batch(crop: int, batch: int, classes: int = OLD + NEW, old: int = OLD) -> list[Sample]:
-    """Pictures of noise, half of each background and half new classes."""
+    """Images of noise, half of each background and half new classes."""
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (batch, 3, crop, crop), dtype=torch.uint8, generator=g)
     targets = torch.randint(old, classes, (batch, crop, crop), dtype=torch.int16, generator=g)

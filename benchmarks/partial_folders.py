@@ -4,8 +4,8 @@
            [--train K/N] [--among cat,cow,dog,horse,person,sheep]
 
 OUT/NAME gets images/ (links), masks/ in which every other class is background, classes.yaml and the
-split lists: the pictures of VOC's lists that hold one of the classes, or one of those of `--among`.
-`--train 0/3` takes every third training picture, beginning with the first. It is what
+split lists: the images of VOC's lists that hold one of the classes, or one of those of `--among`.
+`--train 0/3` takes every third training image, beginning with the first. It is what
 docs/results.md was measured with.
 """
 
@@ -47,7 +47,7 @@ def write(
                 os.symlink(image.resolve(), target)
             Image.fromarray(keep[np.asarray(Image.open(mask))]).save(out / "masks" / f"{name}.png")
         (out / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
-        print(f"{out.name} {split}: {len(names)} pictures")
+        print(f"{out.name} {split}: {len(names)} images")
     listed = ", ".join(f"{label}: {name}" for label, name in labels.items())
     (out / "classes.yaml").write_text(f"classes: {{{listed}}}\n")
 

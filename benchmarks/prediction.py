@@ -1,6 +1,6 @@
 """Folding batch norm into the convolutions: time of a forward pass against the network as it is.
 
-    python benchmarks/prediction.py            # lite0, 160 x 160, 1 and 8 pictures
+    python benchmarks/prediction.py            # lite0, 160 x 160, 1 and 8 images
 
 `nacre predict` and exports fold. Testing and training on a CPU do not, for their results are to be
 the same to the bit as ever.

@@ -1,11 +1,11 @@
-"""Where the time of the preset `small` goes in MiB's incremental step on real pictures.
+"""Where the time of the preset `small` goes in MiB's incremental step on real images.
 
     python benchmarks/small_step.py
 
 EfficientNet-Lite0, crops of 160, batches of 16, the second step of voc-animals-4-2 on the part of
-VOC in NACRE_TEST_DATA, or generated scenes where that is missing; pictures are read by the trainer
-itself. A few batches are learnt as in a run, and the parts are timed by the clock. What is not the
-networks' own forward and backward is reading, the losses with their gradients, the optimiser and
+VOC in NACRE_TEST_DATA, or generated scenes where that is missing; images are read by the trainer
+itself. A few batches are learned as in a run, and the parts are timed by the clock. What is not the
+networks' own forward and backward is reading, the losses with their gradients, the optimizer and
 the rest. The same is measured with the C library's usual handling of freed memory.
 """
 
@@ -86,7 +86,7 @@ def learn_a_little(tiny: bool, keep: bool, batches: int) -> dict[str, float]:
     trainer.student = watch.timed("student forward", trainer.network)
     trainer.step.teacher = watch.timed("teacher forward", teacher)  # type: ignore[assignment]
     trainer.method.losses = watch.timed("losses", trainer.method.losses)
-    trainer.scaler.step = watch.timed("optimiser", trainer.scaler.step)
+    trainer.scaler.step = watch.timed("optimizer", trainer.scaler.step)
     backward = watch.timed("backward", torch.autograd.backward)
     start = time.perf_counter()
     with mock.patch.object(torch.autograd, "backward", backward):

@@ -2,7 +2,7 @@
 
     python benchmarks/start.py
 
-The index names the labels of the 10,582 training pictures of the augmented Pascal VOC 2012.
+The index names the labels of the 10,582 training images of the augmented Pascal VOC 2012.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
         seconds = take_turns(jobs, rounds, time.perf_counter)
     return [
         Row("nacre --help: seconds", seconds["--help"], 0.5, "most"),
-        Row(f"nacre plan from {images:,} pictures: seconds", seconds["plan"], 1, "most"),
+        Row(f"nacre plan from {images:,} images: seconds", seconds["plan"], 1, "most"),
     ]
 
 

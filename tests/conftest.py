@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread per process, since they run in several; the real pictures."""
+"""Shared by all tests: one thread per process, since they run in several; the real images."""
 
 import os
 import signal

@@ -6,7 +6,7 @@ devices. Autograd, autocast, the optimisers and the loss scale are the real ones
 
 What would make the program wait until the device has done all that was asked of it is counted, by
 what it is and by the line of nacre that asks. Answers are ones, or what `answer` says. Kernels are
-counted too, with the bytes they read and write, of which a time can be modelled.
+counted too, with the bytes they read and write, of which a time can be modeled.
 
 A build of torch without the device is told, as long as the context lasts,
 

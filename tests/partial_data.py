@@ -23,7 +23,7 @@ def write_folder(
 ) -> Path:
     """Write scenes with masks of some classes; all else is background, as people's masks are.
 
-    Without names, a split gets the scenes that hold one of the labelled classes.
+    Without names, a split gets the scenes that hold one of the labeled classes.
     """
     source = Scenes(world)
     keep = np.zeros(256, np.uint8)

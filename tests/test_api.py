@@ -147,10 +147,10 @@ def test_every_form_of_a_picture_is_the_same_to_the_network(model, tmp_path):
     rgba = rng.integers(0, 256, (40, 60, 4)).astype(np.uint8)
     gray = rng.integers(0, 65536, (40, 60)).astype(np.uint16)
     pictures = {
-        "grey": Image.fromarray(rgba[..., 0]),
+        "gray": Image.fromarray(rgba[..., 0]),
         "16 bit": Image.fromarray(gray),
         "alpha": Image.fromarray(rgba),
-        "grey and alpha": Image.fromarray(rgba[..., :2], "LA"),
+        "gray and alpha": Image.fromarray(rgba[..., :2], "LA"),
         "palette": Image.fromarray(rgba[..., :3]).quantize(16),
     }
     for name, picture in pictures.items():

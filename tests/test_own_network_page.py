@@ -60,7 +60,7 @@ def batches(side: int = SIDE) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def cracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that labels one new class."""
     root = noise_folder(tmp_path / "cracks", 12, (SIDE, SIDE), {1: "crack"})
-    shutil.copy(root / "images" / "p0.png", tmp_path / "picture.png")
+    shutil.copy(root / "images" / "p0.png", tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     return root
 
@@ -80,7 +80,7 @@ def test_one_call_teaches_a_network_of_ones_own(cracks: Path) -> None:
     for name, value in mine.state_dict().items():
         assert torch.equal(value, before[name]), "the network that was given is as it was"
     again = nacre.load("models/with-cracks", "cpu", network=network())
-    assert again.predict("picture.png").mask.shape == (SIDE, SIDE)
+    assert again.predict("image.png").mask.shape == (SIDE, SIDE)
 
 
 def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
@@ -147,7 +147,7 @@ def test_a_network_without_background_is_taught() -> None:
     model = nacre.learn("cracks", start=network(2), old=names, background=None, config=SHORT)
     assert model.classes == ("background", "road", "car", "crack")
     assert not model.network.has_background
-    assert "background" not in model.predict("picture.png").shares(), "no pixel is of no class"
+    assert "background" not in model.predict("image.png").shares(), "no pixel is of no class"
 
 
 @pytest.mark.usefixtures("cracks")
@@ -280,14 +280,14 @@ def test_a_trainer_of_hugging_face_remembers(
     )
     assert saved.config.id2label[3] == "crack"
     with torch.no_grad():
-        old, learnt, again = teacher(images), model.eval()(images), saved(images)
-    torch.testing.assert_close(learnt.logits.cpu(), again.logits)
-    moved = learnt.logits[:, :3].cpu() - old.logits.cpu()
+        old, learned, again = teacher(images), model.eval()(images), saved(images)
+    torch.testing.assert_close(learned.logits.cpu(), again.logits)
+    moved = learned.logits[:, :3].cpu() - old.logits.cpu()
     assert moved.abs().max() > 1e-4  # six updates did something
 
 
 def test_forgetting_is_what_the_labels_say() -> None:
-    """A network that lost class 2 and learnt class 3, on pictures that hold all of them."""
+    """A network that lost class 2 and learned class 3, on images that hold all of them."""
     truth = torch.arange(4).repeat_interleave(4).view(1, 4, 4)
     images = torch.zeros(1, 3, 4, 4)
 

@@ -45,7 +45,7 @@ def test_four_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch):
     from nacre.training.automatic import Choice
     from partial_data import write_folder
 
-    # What fits the machine is chosen for real pictures; here everything is tiny.
+    # What fits the machine is chosen for real images; here everything is tiny.
     tiny = {
         "model": {"backbone": "tiny", "decoder_channels": 8},
         "images": {"crop_size": 32, "crop": "plain"},
@@ -98,7 +98,7 @@ SMALL = (
 
 
 def draw(root: Path, names: list[str], labels: list[str]) -> None:
-    """Annotate pictures in LabelMe's way: one box of each class."""
+    """Annotate images in LabelMe's way: one box of each class."""
     root.mkdir(parents=True, exist_ok=True)
     for i, name in enumerate(names):
         pixels = np.random.default_rng(i).integers(0, 90, (40, 48, 3), np.uint8)
@@ -125,10 +125,10 @@ def test_the_loop_of_the_docs_goes_round(tmp_path, monkeypatch, capsys) -> None:
     """Annotate, import, learn, look, export, the next class: its lines, with a tiny network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    loop = next(block for block in blocks("docs/pictures.md", "sh") if "nacre import" in block)
+    loop = next(block for block in blocks("docs/images.md", "sh") if "nacre import" in block)
     lines = [shlex.split(line, comments=True)[1:] for line in loop.splitlines()]
     assert len(lines) <= 10
-    names = [f"picture {i}" for i in range(8)]
+    names = [f"image {i}" for i in range(8)]
     draw(Path("export"), names, ["cat", "dog"])
     with zipfile.ZipFile("export.zip", "w") as archive:
         for file in sorted(Path("export").iterdir()):
@@ -171,7 +171,7 @@ def test_the_four_commands_of_the_readme_are_those_of_the_loop():
         return [shlex.split(line, comments=True) for line in block.splitlines()]
 
     (four,) = [block for block in blocks("README.md", "sh") if "nacre learn" in block]
-    loop = next(block for block in blocks("docs/pictures.md", "sh") if "nacre import" in block)
+    loop = next(block for block in blocks("docs/images.md", "sh") if "nacre import" in block)
     assert len(commands(four)) == 4
     assert all(command in commands(loop) for command in commands(four))
 

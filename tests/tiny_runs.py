@@ -49,5 +49,5 @@ def learning(run: Path) -> list[list[Any]]:
     """Return what a run's events say of its learning, whatever interrupted it."""
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     keys = ("event", "step", "iteration", "losses", "mean_iou")
-    kept = [line for line in lines if line["event"] in ("train", "learnt", "end")]
+    kept = [line for line in lines if line["event"] in ("train", "learned", "end")]
     return [[line.get(key) for key in keys] for line in kept]

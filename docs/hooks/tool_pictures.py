@@ -1,7 +1,7 @@
-"""Makes the pictures of docs/annotation-tools.md: python docs/hooks/tool_pictures.py
+"""Makes the images of docs/annotation-tools.md: python docs/hooks/tool_pictures.py
 
 A generated scene is annotated as each tool stores it (left), exported in that tool's format, and
-imported by `nacre import` (right, the mask over the picture).
+imported by `nacre import` (right, the mask over the image).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Thing:
 
 
 def scene() -> tuple[np.ndarray, list[Thing]]:
-    """Return a picture and its things, the larger ones first."""
+    """Return an image and its things, the larger ones first."""
     pixels, mask = render(1, SCENE, SIDE)
     rings = [ring for ring in trace_rings(mask) if ring.channel and ring.area > 400]
     things = []
@@ -103,7 +103,7 @@ def cvat(root: Path, things: list[Thing]) -> list[str]:
 
 
 def labelme(root: Path, things: list[Thing]) -> list[str]:
-    """LabelMe's file beside the picture."""
+    """LabelMe's file beside the image."""
     shapes = []
     kinds = ["polygon", "ellipse", "polygon", "polygon"]
     for kind, thing in zip(itertools.cycle(kinds), things, strict=False):
@@ -262,7 +262,7 @@ def annotated(pixels: np.ndarray, things: list[Thing], kinds: list[str]) -> Imag
     return image
 
 
-def picture(tool: str) -> Image.Image:
+def image(tool: str) -> Image.Image:
     """Return what a tool stores beside what was imported."""
     pixels, things = scene()
     with tempfile.TemporaryDirectory() as folder:
@@ -281,10 +281,10 @@ def picture(tool: str) -> Image.Image:
 
 
 def main() -> None:
-    """Write all pictures."""
+    """Write all images."""
     OUT.mkdir(exist_ok=True)
     for tool in TOOLS:
-        picture(tool).save(OUT / f"{tool}.jpg", quality=78, optimize=True)
+        image(tool).save(OUT / f"{tool}.jpg", quality=78, optimize=True)
 
 
 if __name__ == "__main__":

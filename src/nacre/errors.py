@@ -36,7 +36,7 @@ def user_message(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY):
         reason = " ".join(str(error).split())[:200]
         return (
-            f"there is not enough memory{f' ({reason})' if reason else ''}; smaller pictures or "
+            f"there is not enough memory{f' ({reason})' if reason else ''}; smaller images or "
             "crops, a smaller train.batch_size or a train.micro_batch need less"
         )
     if not isinstance(error, NacreError):
@@ -68,7 +68,7 @@ def escape_control(text: str) -> str:
 
 
 def has_control_characters(text: str) -> bool:
-    """Whether a text could do more to a terminal than stand there."""
+    """Return whether a text could do more to a terminal than stand there."""
     return not text.isprintable() and any(_is_control(char) for char in text)
 
 
@@ -117,7 +117,7 @@ def check(model: "type[Model]", content: Any, place: str = "") -> "Model":
 
 
 def describe_errors(error: "ValidationError", model: Any) -> str:
-    """Say the mistakes of a config in one message, each with its place and what is allowed."""
+    """List the mistakes of a config in one message, each with its place and what is allowed."""
     found = error.errors(include_url=False, include_context=False)
     more = len(found) - _MOST_MISTAKES
     rest = f"; and {more:,} more mistakes" if more > 0 else ""

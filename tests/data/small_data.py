@@ -19,7 +19,7 @@ def blocks(height: int, width: int, labels: list[int]) -> NDArray[np.uint8]:
 
 
 def save_mask(path: Path, mask: NDArray[np.integer], mode: str = "P") -> Path:
-    """Write a mask as a palette (P), grey (L) or 16-bit (I;16) PNG."""
+    """Write a mask as a palette (P), gray (L) or 16-bit (I;16) PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(mask.astype(np.uint16 if mode == "I;16" else np.uint8))
     if mode == "P":
@@ -29,7 +29,7 @@ def save_mask(path: Path, mask: NDArray[np.integer], mode: str = "P") -> Path:
 
 
 def save_image(path: Path, height: int = 12, width: int = 16, seed: int = 0) -> Path:
-    """Write a picture of smooth noise."""
+    """Write an image of smooth noise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
     Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(path)
@@ -37,7 +37,7 @@ def save_image(path: Path, height: int = 12, width: int = 16, seed: int = 0) -> 
 
 
 def make_pairs(root: Path, masks: dict[str, NDArray[np.integer]], mode: str = "P") -> list[Pair]:
-    """Write pictures and masks into ``images/`` and ``masks/``."""
+    """Write images and masks into ``images/`` and ``masks/``."""
     return [
         Pair(
             name,

@@ -87,8 +87,8 @@ def test_a_sample_is_a_picture_and_its_channels(scenes):
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_every_test_image_is_tested_once(scenes, test, processes):
     names = scenes.index("val").names
-    pictures = ImagesConfig(crop_size=24, eval_mode=test)
-    data = loading.EvalDataset(scenes, names, TABLE.testing_mapping(0, PAPER), pictures)
+    images = ImagesConfig(crop_size=24, eval_mode=test)
+    data = loading.EvalDataset(scenes, names, TABLE.testing_mapping(0, PAPER), images)
     seen = [
         labels
         for rank in range(processes)
@@ -106,9 +106,9 @@ def test_every_test_image_is_tested_once(scenes, test, processes):
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, processes):
     names = scenes.index("train").names
-    pictures = ImagesConfig(crop_size=24, eval_mode=test)
+    images = ImagesConfig(crop_size=24, eval_mode=test)
     mapping = TABLE.training_mapping(0, PAPER)
-    parts = [TrainDataset(scenes, some, mapping, pictures, 1) for some in (names[:6], names[6:])]
+    parts = [TrainDataset(scenes, some, mapping, images, 1) for some in (names[:6], names[6:])]
     dealt = [
         list(loading.plain_batches(loading.UnionDataset(parts), 4, rank, processes, 0))
         for rank in range(processes)
@@ -118,14 +118,14 @@ def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, proce
     assert [len(images) for images, *_ in batches] == sizes, "a batch is of one data set"
     whose = [int(part) for *_, part in batches]
     assert whose == ([0, 0, 1, 1] if test == "crop" else [0] * 6 + [1] * 7)
-    tested = loading.EvalDataset(scenes, names, mapping, pictures, "train")
+    tested = loading.EvalDataset(scenes, names, mapping, images, "train")
     for part in (0, 1):
         wanted = torch.cat([tested[i][part][None] for i in range(len(names))])
         assert torch.equal(torch.cat([batch[part] for batch in batches]), wanted)
 
 
 class Damaged(Scenes):
-    """Scenes of which no picture can be read."""
+    """Scenes of which no image can be read."""
 
     def image(self, split, name):
         raise NacreError(f"the image {name}.jpg is damaged: it ends too early")
@@ -155,7 +155,7 @@ def test_batches_that_cannot_be_dealt(changes, message):
 
 
 class _Files:
-    """A few pictures, of which reading one mask ends the process that reads it."""
+    """A few images, of which reading one mask ends the process that reads it."""
 
     space = SPACE
 

@@ -1,4 +1,4 @@
-"""Pictures and masks of every kind, and files that are not what they should be."""
+"""Images and masks of every kind, and files that are not what they should be."""
 
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def test_a_truncated_picture_is_named(tmp_path: Path, suffix: str) -> None:
 
 def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
     path = tmp_path / "note.png"
-    path.write_text("not a picture")
+    path.write_text("not an image")
     for read in (open_image, _size):
         with pytest.raises(NacreError, match=r"image .*note\.png is damaged or not an image"):
             read(path)

@@ -18,7 +18,7 @@ NAMES = [f"p{i}" for i in range(6)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Six pictures in two splits."""
+    """Six images in two splits."""
     root = tmp_path / "mine"
     make_pairs(root, {name: blocks(8, 12, [0, 1]) for name in NAMES})
     (root / "classes.yaml").write_text("classes: {1: cat, 2: dog}")

@@ -1,4 +1,4 @@
-"""A learnt tiny model and its ONNX file, shared by the tests of exports."""
+"""A learned tiny model and its ONNX file, shared by the tests of exports."""
 
 import copy
 import sys

@@ -42,8 +42,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_what_is_uploaded_is_a_model(folder: Path, learned: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "README.md"}
-    picture = noise_picture((64, 96))
-    assert (load(folder).predict(picture).mask == load(learned).predict(picture).mask).all()
+    image = noise_picture((64, 96))
+    assert (load(folder).predict(image).mask == load(learned).predict(image).mask).all()
     assert load(folder).info.lineage == load(learned).info.lineage
 
 
@@ -70,8 +70,8 @@ def test_a_model_file_alone_has_a_card_without_figures(learned: Path, tmp_path: 
 
 
 def test_paths_of_this_machine_stay_here() -> None:
-    given = {"data": {"root": "/home/someone/pictures"}, "a": ["C:\\data\\x", "voc/15-5"], "n": 1}
-    assert without_paths(given) == {"data": {"root": "pictures"}, "a": ["x", "voc/15-5"], "n": 1}
+    given = {"data": {"root": "/home/someone/images"}, "a": ["C:\\data\\x", "voc/15-5"], "n": 1}
+    assert without_paths(given) == {"data": {"root": "images"}, "a": ["x", "voc/15-5"], "n": 1}
 
 
 HOSTILE = (
@@ -128,10 +128,10 @@ def test_a_pushed_model_is_loaded_from_the_hub(learned: Path, hub: Hub) -> None:
     assert hub.made == [NAME]
     names = {path.rsplit("/", 1)[1] for path in hub.files}
     assert names == {"model.safetensors", "README.md"}
-    picture = noise_picture((48, 64))
-    wanted = load(learned).predict(picture).mask
+    image = noise_picture((48, 64))
+    wanted = load(learned).predict(image).mask
     for address in (f"hf://{NAME}", Path(f"hf://{NAME}")):
-        assert np.array_equal(load(address).predict(picture).mask, wanted)
+        assert np.array_equal(load(address).predict(image).mask, wanted)
 
 
 @pytest.mark.slow

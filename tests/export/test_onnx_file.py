@@ -22,11 +22,11 @@ from nacre.models.config import DeepLabConfig
 
 @pytest.mark.parametrize("size", [(32, 32), (160, 224), (1, 1), (33, 31), (97, 5), (101, 203)])
 def test_classes_are_those_of_predict(model, exported: Exported, size) -> None:
-    picture = noise_picture(size, seed=5)
-    found = OnnxModel(exported.path).classify(picture)
+    image = noise_picture(size, seed=5)
+    found = OnnxModel(exported.path).classify(image)
     assert found.dtype == np.uint8
     assert found.shape == size
-    assert (found == Model(*model).predict(picture).mask).mean() > 0.999
+    assert (found == Model(*model).predict(image).mask).mean() > 0.999
 
 
 def test_the_file_says_what_it_is(model, exported: Exported) -> None:
@@ -70,7 +70,7 @@ class _Tampered:
 
     def run(self, names, inputs):
         found = self.session.run(names, inputs)
-        if inputs["picture"].shape[1:3] == self.size:
+        if inputs["image"].shape[1:3] == self.size:
             self.change(*found)
         return found
 
@@ -170,7 +170,7 @@ def test_a_graph_that_takes_no_images_is_refused(exported, tmp_path) -> None:
     graph = onnx.load(str(exported.path))
     graph.graph.input[0].name = "other"
     for node in graph.graph.node:
-        node.input[:] = ["other" if one == "picture" else one for one in node.input]
+        node.input[:] = ["other" if one == "image" else one for one in node.input]
     onnx.save(graph, str(tmp_path / "other.onnx"))
     with pytest.raises(NacreError, match=r"other\.onnx does not take images"):
         OnnxModel(tmp_path / "other.onnx")

@@ -41,35 +41,35 @@ def ask(port: int, method: str, path: str, body: bytes | None = None, headers=No
 
 
 def test_raw_pixels_come_back_as_classes(port: int, opened: OnnxModel) -> None:
-    picture = noise_picture((45, 70))
-    status, body, _ = ask(port, "POST", "/classify?model=0&height=45&width=70", picture.tobytes())
+    image = noise_picture((45, 70))
+    status, body, _ = ask(port, "POST", "/classify?model=0&height=45&width=70", image.tobytes())
     assert status == 200
-    assert (np.frombuffer(body, np.uint8).reshape(45, 70) == opened.classify(picture)).all()
+    assert (np.frombuffer(body, np.uint8).reshape(45, 70) == opened.classify(image)).all()
 
 
 def test_a_batch_comes_back_in_its_order(port: int, opened: OnnxModel) -> None:
-    pictures = np.stack([noise_picture((32, 40), seed) for seed in range(3)])
+    images = np.stack([noise_picture((32, 40), seed) for seed in range(3)])
     path = "/classify?height=32&width=40&count=3"
-    _, body, _ = ask(port, "POST", path, pictures.tobytes())
+    _, body, _ = ask(port, "POST", path, images.tobytes())
     found = np.frombuffer(body, np.uint8).reshape(3, 32, 40)
-    assert (found == np.stack([opened.classify(one) for one in pictures])).all()
+    assert (found == np.stack([opened.classify(one) for one in images])).all()
 
 
 def test_an_encoded_picture_comes_back_as_a_palette(port: int, opened: OnnxModel) -> None:
-    picture = noise_picture((50, 60))
+    image = noise_picture((50, 60))
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
+    Image.fromarray(image).save(file, "PNG")
     status, body, answer = ask(port, "POST", "/classify", file.getvalue())
     assert (status, answer.getheader("Content-Type")) == (200, "image/png")
-    assert (np.asarray(Image.open(io.BytesIO(body))) == opened.classify(picture)).all()
+    assert (np.asarray(Image.open(io.BytesIO(body))) == opened.classify(image)).all()
 
 
 def test_concurrent_requests_get_their_own_answers(port: int, opened: OnnxModel) -> None:
     def one(seed: int) -> bool:
-        picture = noise_picture((32, 32 + seed), seed)
+        image = noise_picture((32, 32 + seed), seed)
         path = f"/classify?height=32&width={32 + seed}"
-        _, body, _ = ask(port, "POST", path, picture.tobytes())
-        return bool((np.frombuffer(body, np.uint8) == opened.classify(picture).ravel()).all())
+        _, body, _ = ask(port, "POST", path, image.tobytes())
+        return bool((np.frombuffer(body, np.uint8) == opened.classify(image).ravel()).all())
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(24)))
@@ -103,7 +103,7 @@ def test_no_path_is_ever_opened(port: int, path: str) -> None:
         ("/classify?height=1e3&width=4", b"", 400, "whole number"),
         ("/classify?model=7&height=1&width=1", b"abc", 400, "there are 1, from 0"),
         ("/classify?file=/etc/passwd", b"", 400, "unknown parameter"),
-        ("/classify", b"no picture", 415, "no whole PNG, JPEG or WebP"),
+        ("/classify", b"no image", 415, "no whole PNG, JPEG or WebP"),
         ("/elsewhere", b"", 404, "/classify"),
     ],
 )
@@ -241,11 +241,11 @@ class Slow:
         self.metadata, self.slow_width = like.metadata, slow_width
         self.go, self.seen = threading.Event(), 0
 
-    def classify(self, picture):
+    def classify(self, image):
         self.seen += 1
-        if picture.shape[1] == self.slow_width:
+        if image.shape[1] == self.slow_width:
             self.go.wait(60)
-        return np.zeros(picture.shape[:2], np.uint8)
+        return np.zeros(image.shape[:2], np.uint8)
 
 
 def ask_width(port: int, width: int) -> int:
@@ -303,7 +303,7 @@ def test_what_nobody_waits_for_is_not_computed(opened, capfd) -> None:
 
 def test_a_model_that_fails_is_one_line(opened, capfd) -> None:
     model = Slow(opened, 7)
-    model.classify = lambda picture: [][1]
+    model.classify = lambda image: [][1]
     with serving(model) as port:
         assert ask_width(port, 8) == 500
     assert capfd.readouterr().err == "a request failed: IndexError: list index out of range\n"

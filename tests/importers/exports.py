@@ -363,7 +363,7 @@ def roboflow_masks(root: Path) -> None:
 
 
 def label_studio(root: Path) -> None:
-    """Label Studio's JSON: polygons, a box and brushes; one cancelled and one older annotation."""
+    """Label Studio's JSON: polygons, a box and brushes; one canceled and one older annotation."""
     tasks = []
     for i, name in enumerate(SIZES):
         width, height = SIZES[name]

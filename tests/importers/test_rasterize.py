@@ -1,4 +1,4 @@
-"""The scan line against a slow exact reference: every pixel centre, every edge, in fractions."""
+"""The scan line against a slow exact reference: every pixel center, every edge, in fractions."""
 
 from fractions import Fraction
 
@@ -27,7 +27,7 @@ def whole(patch: Patch, width: int, height: int) -> NDArray[np.bool_]:
 
 
 def reference(ring: NDArray[np.float64], width: int, height: int) -> NDArray[np.bool_]:
-    """Count, for every centre, the edges that a ray to the left crosses, without rounding."""
+    """Count, for every center, the edges that a ray to the left crosses, without rounding."""
     corners = [(Fraction(float(x)), Fraction(float(y))) for x, y in ring]
     edges = list(zip(corners, corners[1:] + corners[:1], strict=True))
     filled = np.zeros((height, width), np.bool_)
@@ -70,7 +70,7 @@ def test_long_outlines_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_crossing_that_rounding_would_misplace_is_exact() -> None:
-    # The edge passes a hair's breadth beside centres; in doubles it seems to go through them.
+    # The edge passes a hair's breadth beside centers; in doubles it seems to go through them.
     ring = np.array([(0.1, 0.0), (np.nextafter(3.1, 4), 3.0), (9.0, 3.0), (9.0, 0.0)])
     ring[:, 0] -= 0.1
     np.testing.assert_array_equal(whole(fill_ring(ring, 10, 3), 10, 3), reference(ring, 10, 3))

@@ -30,7 +30,7 @@ SCRIPT = script()
 
 @pytest.mark.parametrize("tool", SCRIPT.TOOLS)
 def test_the_page_shows_what_is_imported(tool: str) -> None:
-    made = np.asarray(SCRIPT.picture(tool), np.float32)
+    made = np.asarray(SCRIPT.image(tool), np.float32)
     with Image.open(DOCS / "tools" / f"{tool}.jpg") as stored:
         shown = np.asarray(stored, np.float32)
     assert np.abs(made - shown).mean() < 8

@@ -770,7 +770,7 @@ def test_cityscapes_has_nineteen_classes_and_no_background(ids: str, tmp_path: P
     for split in ("train", "val", "test"):
         folder = tmp_path / "x" / "leftImg8bit" / split / "aachen"
         save_image(folder / f"{stem}_{split}_leftImg8bit.png", SIZE)
-    # Road (7, train id 0), car (26, train id 13), unlabelled (0, train id 255), licence plate.
+    # Road (7, train id 0), car (26, train id 13), unlabeled (0, train id 255), license plate.
     values = {"labelIds": (7, 26, 0, 255), "labelTrainIds": (0, 13, 255, 255)}[ids]
     mask = np.array(values, np.uint8)[
         filled(SIZE, (0, 0, 5, 5, 1), (9, 9, 12, 12, 2), (20, 0, 24, 3, 3))

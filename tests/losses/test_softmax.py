@@ -459,8 +459,8 @@ def test_hidden_channels_far_below_the_others_are_still_told_apart() -> None:
 # ---------------------------------------------------------------- a GPU that is not there
 
 
-def modelled(device: Any, loss: Losses, classes: int, batch: int = 24) -> float:
-    """The modelled milliseconds of a loss and its gradient, from stride 16 to 512 x 512."""
+def modeled(device: Any, loss: Losses, classes: int, batch: int = 24) -> float:
+    """The modeled milliseconds of a loss and its gradient, from stride 16 to 512 x 512."""
     num_old = classes * 2 // 3
     on_device = {"device": "cuda"}
     problem: Any = SimpleNamespace(
@@ -482,5 +482,5 @@ def modelled(device: Any, loss: Losses, classes: int, batch: int = 24) -> float:
 @pytest.mark.parametrize("name", ["ft", "lwf", "mib", "lwf-mc", "plop"])
 def test_no_loss_costs_a_gpu_much_more_than_upsampling_first(name: str, classes: int) -> None:
     with fake_device("cuda", memory=80 << 30) as device:
-        found, wanted = (modelled(device, loss, classes) for loss in CASES[name])
+        found, wanted = (modeled(device, loss, classes) for loss in CASES[name])
     assert found <= 1.2 * wanted

@@ -63,7 +63,7 @@ def test_what_is_declared_frozen_does_not_move_by_a_bit(name, part):
     assert keys or part == "its own"
     after = network.state_dict()
     for key in keys:
-        # MiB's initialisation itself lowers the background's bias when the classifier grows.
+        # MiB's initialization itself lowers the background's bias when the classifier grows.
         if key in before and key != "classifier.rows.0.bias":
             assert torch.equal(before[key], after[key]), key
     rest = [key for key in before if key not in keys and before[key].is_floating_point()]

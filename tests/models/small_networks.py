@@ -98,7 +98,7 @@ class LinearHead(Small):
 
 
 class Fcn(Small):
-    """The scores are upsampled by a learnt transposed convolution from scores to scores."""
+    """The scores are upsampled by a learned transposed convolution from scores to scores."""
 
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(6, CLASSES, 1))

@@ -103,7 +103,7 @@ def test_without_background_an_unlabelled_pixel_is_any_old_class() -> None:
     student, old = adapter(IMAGES).logits, teacher(IMAGES).logits
     student = student.detach().requires_grad_()
     labels = torch.zeros(2, 8, 8, dtype=torch.uint8)
-    labels[0] = CLASSES + 2  # the second new class; the rest is not labelled
+    labels[0] = CLASSES + 2  # the second new class; the rest is not labeled
     losses = fused_losses(student, labels, old, ce="unbiased", kd="plain")
     log_q = student.log_softmax(1)
     any_old = log_q[1, 1 : CLASSES + 1].logsumexp(0)

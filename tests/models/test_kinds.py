@@ -51,7 +51,7 @@ def values_of(name: str) -> dict[str, Any]:
     if frozen:
         chosen = {"freeze": ["backbone", "batch_norm"]}
         values = deep_merge(values, {"method": chosen})
-    if model == "smp":  # halved five times: of small pictures too few values are left to normalize
+    if model == "smp":  # halved five times: of small images too few values are left to normalize
         return deep_merge(values, {"data": {"size": 128}, "images": {"crop_size": 128}})
     return values
 
@@ -96,8 +96,8 @@ def test_it_learns_two_steps_and_is_loaded_and_predicts(run: Any) -> None:
     _, out = run
     model = nacre.load(out, device="cpu")
     assert len(model.classes) == 9
-    picture = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
-    seen = model.predict(picture)
+    image = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    seen = model.predict(image)
     assert seen.mask.shape == (50, 70)
     metrics = json.loads((find_model(out).parent / "metrics.json").read_text())
     assert metrics["mean_iou"]

@@ -134,10 +134,10 @@ def test_animals_are_recognized(size: int, voc_part: Path) -> None:
     """Top-1 of 1,000 ImageNet classes, through the features of the backbone."""
     backbone, state = trained(size)
     mean, std = (torch.tensor(c).view(3, 1, 1) for c in (backbone.mean, backbone.std))
-    for picture, expected in PICTURES.items():
-        path = voc_part / f"VOC2012/JPEGImages/{picture}.jpg"
+    for image, expected in PICTURES.items():
+        path = voc_part / f"VOC2012/JPEGImages/{image}.jpg"
         image = Image.open(path).convert("RGB").resize((224, 224))
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
         with torch.no_grad():
             scores = classify(backbone((pixels - mean) / std), state)
-        assert int(scores.argmax()) == expected, picture
+        assert int(scores.argmax()) == expected, image

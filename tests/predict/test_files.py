@@ -1,4 +1,4 @@
-"""`nacre predict` from pictures, folders, maps and videos to results that lie as inputs lay."""
+"""`nacre predict` from images, folders, maps and videos to results that lie as inputs lay."""
 
 import csv
 import json
@@ -43,34 +43,34 @@ def predict_all(
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    root = tmp_path / "pictures"
+def images(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
     for i, name in enumerate(("a/x.png", "b/x.png", "b/x.jpg", "b/deep/y.png")):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise_picture((40 + i, 50), i)).save(root / name)
     return root
 
 
-def test_pictures_of_one_name_keep_their_folders(model, pictures: Path, tmp_path: Path) -> None:
+def test_pictures_of_one_name_keep_their_folders(model, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "seen"
-    summary = predict_all(model, [str(pictures)], out)
+    summary = predict_all(model, [str(images)], out)
     assert (summary.done, summary.failed, summary.stopped) == (4, (), False)
     found = {str(path.relative_to(out)) for path in out.rglob("*.png")}
     assert found == {f"masks/{name}.png" for name in ("a/x", "b/x.png", "b/x.jpg", "b/deep/y")}
     for stem, name in (("a/x", "a/x.png"), ("b/x.jpg", "b/x.jpg")):
         mask = np.asarray(Image.open(out / "masks" / f"{stem}.png"))
-        assert (mask == model.predict(pictures / name).mask).all()
+        assert (mask == model.predict(images / name).mask).all()
     rows = list(csv.DictReader((out / "shares.csv").read_text().splitlines()))
-    assert [row["picture"] for row in rows] == ["a/x.png", "b/deep/y.png", "b/x.jpg", "b/x.png"]
-    shares = model.predict(pictures / "a/x.png").shares()
+    assert [row["image"] for row in rows] == ["a/x.png", "b/deep/y.png", "b/x.jpg", "b/x.png"]
+    shares = model.predict(images / "a/x.png").shares()
     assert all(abs(float(rows[0][name]) - share) < 1e-6 for name, share in shares.items())
 
 
-def test_files_folders_and_globs_are_found_once(pictures: Path, tmp_path: Path) -> None:
-    given = [str(pictures / "b"), str(pictures / "*" / "x.png"), str(pictures / "b/x.jpg")]
+def test_files_folders_and_globs_are_found_once(images: Path, tmp_path: Path) -> None:
+    given = [str(images / "b"), str(images / "*" / "x.png"), str(images / "b/x.jpg")]
     found = find_inputs(given, tmp_path / "seen")
     assert [one.name for one in found] == ["b/deep/y.png", "b/x.jpg", "b/x.png", "a/x.png"]
-    with pytest.raises(NacreError, match="no pictures at"):
+    with pytest.raises(NacreError, match="no images at"):
         find_inputs([str(tmp_path / "none-*.png")], tmp_path / "seen")
 
 
@@ -95,52 +95,52 @@ def test_inputs_on_two_drives_of_windows_have_names_of_their_own() -> None:
 
 
 def test_labelme_names_an_image_on_another_drive_of_windows(
-    model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def relpath(path, start):
         return ntpath.relpath(r"C:\a.png", r"D:\out")
 
     monkeypatch.setattr(os.path, "relpath", relpath)
-    predict_all(model, [str(pictures / "a")], tmp_path / "seen", ("labelme",))
+    predict_all(model, [str(images / "a")], tmp_path / "seen", ("labelme",))
     shown = json.loads((tmp_path / "seen" / "labelme" / "x.json").read_text())["imagePath"]
-    assert shown == str(pictures / "a" / "x.png")
+    assert shown == str(images / "a" / "x.png")
 
 
 def test_two_predictions_at_once_leave_each_others_files(
-    model, pictures: Path, tmp_path: Path
+    model, images: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "seen"
     others = out / "masks" / ".x.png.abcdefgh"
     others.parent.mkdir(parents=True)
     others.touch()
     with locked(out, "predict"):
-        assert predict_all(model, [str(pictures)], out).done == 4
+        assert predict_all(model, [str(images)], out).done == 4
     assert others.exists()
-    predict_all(model, [str(pictures)], out)
+    predict_all(model, [str(images)], out)
     assert not list(out.rglob(".*"))
 
 
-def test_results_within_the_pictures_are_no_pictures(model, pictures: Path) -> None:
-    out = pictures / "seen"
+def test_results_within_the_pictures_are_no_pictures(model, images: Path) -> None:
+    out = images / "seen"
     for _ in range(2):
-        assert predict_all(model, [str(pictures)], out).done == 4
+        assert predict_all(model, [str(images)], out).done == 4
 
 
 def test_results_that_a_glob_finds_are_no_pictures(
-    pictures: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(pictures)
-    (pictures / "seen" / "masks").mkdir(parents=True)
-    result = pictures / "seen" / "masks" / "x.png"
+    monkeypatch.chdir(images)
+    (images / "seen" / "masks").mkdir(parents=True)
+    result = images / "seen" / "masks" / "x.png"
     Image.new("P", (8, 8)).save(result)
     found = find_inputs(["**/*.png"], Path("seen"))
     assert [one.name for one in found] == ["a/x.png", "b/deep/y.png", "b/x.png"]
     assert [one.path for one in find_inputs([str(result)], Path("seen"))] == [result]
 
 
-def test_a_wish_to_stop_loses_nothing(model, pictures: Path, tmp_path: Path) -> None:
+def test_a_wish_to_stop_loses_nothing(model, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "seen"
-    summary = predict_all(model, [str(pictures)], out, ("masks", "coco", "csv"), StopAfter(2))
+    summary = predict_all(model, [str(images)], out, ("masks", "coco", "csv"), StopAfter(2))
     assert (summary.done, summary.stopped) == (2, True)
     assert len(list(out.rglob("*.png"))) == 2
     assert len(json.loads((out / "coco.json").read_text())["images"]) == 2
@@ -148,10 +148,10 @@ def test_a_wish_to_stop_loses_nothing(model, pictures: Path, tmp_path: Path) -> 
 
 
 def test_a_damaged_picture_is_told_and_the_others_are_done(
-    model, pictures: Path, tmp_path: Path
+    model, images: Path, tmp_path: Path
 ) -> None:
-    (pictures / "a/x.png").write_bytes(b"no picture")
-    summary = predict_all(model, [str(pictures)], tmp_path / "seen")
+    (images / "a/x.png").write_bytes(b"no image")
+    summary = predict_all(model, [str(images)], tmp_path / "seen")
     assert summary.done == 3
     assert len(summary.failed) == 1
     assert "a/x.png" in summary.failed[0]
@@ -170,7 +170,7 @@ def test_corrected_polygons_come_back_as_data(
     model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop closes: predictions for LabelMe are an export that `nacre import` reads."""
-    root = tmp_path / "pictures"
+    root = tmp_path / "images"
     root.mkdir()
     Image.fromarray(noise_picture((96, 120), 4)).save(root / "a.png")
     monkeypatch.setattr(files, "TOLERANCE", 0.0)
@@ -187,9 +187,9 @@ def test_corrected_polygons_come_back_as_data(
 
 
 def test_windows_see_what_windows_over_the_whole_see(model, tmp_path: Path) -> None:
-    picture = tmp_path / "large.png"
-    Image.fromarray(noise_picture((150, 190), 2)).save(picture)
-    predict_all(model, [str(picture)], tmp_path / "seen", window=32)
+    image = tmp_path / "large.png"
+    Image.fromarray(noise_picture((150, 190), 2)).save(image)
+    predict_all(model, [str(image)], tmp_path / "seen", window=32)
     mask = np.asarray(Image.open(tmp_path / "seen/masks/large.png"))
     assert mask.shape == (150, 190)
     assert len(np.unique(mask)) > 1
@@ -340,7 +340,7 @@ def test_class_names_are_no_formulas_in_a_csv(model, tmp_path: Path) -> None:
 
 
 def make_video(folder: Path) -> Path:
-    """Write a film of five pictures without loss."""
+    """Write a film of five images without loss."""
     import av
 
     with av.open(str(folder / "film.mkv"), "w") as file:
@@ -382,7 +382,7 @@ def test_without_pyav_a_video_says_what_it_needs(
 
 
 def test_a_fused_model_sees_the_same(model) -> None:
-    picture = noise_picture((48, 65), 3)
-    seen, fused = model.predict(picture).mask, model.fused().predict(picture).mask
+    image = noise_picture((48, 65), 3)
+    seen, fused = model.predict(image).mask, model.fused().predict(image).mask
     assert (seen == fused).mean() > 0.999
     assert model.fused().classes == model.classes

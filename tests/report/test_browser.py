@@ -1,4 +1,4 @@
-"""The page in a real browser: no errors, nothing fetched, charts and pictures with their numbers.
+"""The page in a real browser: no errors, nothing fetched, charts and images with their numbers.
 
 A copy of the page gets a small script that looks at it once it is loaded and writes what it saw
 into the page around it, whose frame has the width to be tested (a browser's own window cannot be
@@ -112,7 +112,7 @@ def results(runs: Path) -> ScenarioResults:
 def check_whole(found: dict[str, Any]) -> None:
     assert found["errors"] == []
     assert found["fetched"] == []
-    # Tables and pictures may be scrolled in their places, the page as a whole may not.
+    # Tables and images may be scrolled in their places, the page as a whole may not.
     assert found["overflow"] <= 0
     assert found["images"]
     assert all(min(sizes) > 0 for sizes in found["images"])

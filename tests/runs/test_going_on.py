@@ -45,7 +45,7 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("kind", ["train", "learnt", "end"])
+@pytest.mark.parametrize("kind", ["train", "learned", "end"])
 def test_no_event_is_lost_when_a_run_is_killed_right_after_it(finished, tmp_path, kind):
     def kill(event):
         if event.kind == kind and event.step == 1:
@@ -59,9 +59,9 @@ def test_no_event_is_lost_when_a_run_is_killed_right_after_it(finished, tmp_path
 
 def test_half_a_last_line_is_passed_over_and_cut_off(tmp_path):
     path = tmp_path / "events.jsonl"
-    whole = '{"time": 1, "event": "learnt", "step": 0, "seconds": 1, "peak_memory_bytes": 2}\n'
+    whole = '{"time": 1, "event": "learned", "step": 0, "seconds": 1, "peak_memory_bytes": 2}\n'
     path.write_bytes((whole + '{"time": 2, "event": "le\x00\x00').encode())
-    assert [event.kind for event in read_events(path)] == ["learnt"]
+    assert [event.kind for event in read_events(path)] == ["learned"]
     EventFile(path, Position(1))(StepLearned(1, 3, 4))
     assert [event.step for event in read_events(path)] == [0, 1]
     assert path.read_text().startswith(whole)
@@ -78,7 +78,7 @@ def test_a_model_is_never_without_its_readable_copy(tmp_path, monkeypatch):
     assert (step / "model.json").exists()
     assert not (step / "model.safetensors").exists()
     monkeypatch.undo()
-    tiny_run(tmp_path / "run", seed=2)  # nothing was learnt: another config is welcome
+    tiny_run(tmp_path / "run", seed=2)  # nothing was learned: another config is welcome
 
 
 def test_what_killed_saves_left_is_cleaned_up(finished, tmp_path):

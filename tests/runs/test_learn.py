@@ -1,4 +1,4 @@
-"""Adding classes to a model that exists, without its pictures and labels."""
+"""Adding classes to a model that exists, without its images and labels."""
 
 import json
 import os
@@ -206,7 +206,7 @@ def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):
 
 
 def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
-    """Where a run has learnt nothing that a step would know of, its config was written over."""
+    """Where a run has learned nothing that a step would know of, its config was written over."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("scenario: scenes/4-4/overlapped\n")
@@ -274,7 +274,7 @@ def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
     assert events[0] == events[1]
     before = (cut / "model.safetensors").stat().st_mtime_ns
     learning(data / "birds", cut, **longer)()
-    assert (cut / "model.safetensors").stat().st_mtime_ns == before, "it is not learnt again"
+    assert (cut / "model.safetensors").stat().st_mtime_ns == before, "it is not learned again"
 
 
 def hidden(step):
@@ -368,7 +368,7 @@ def test_few_pictures_and_one_picture_make_a_step(pets, tmp_path):
         step = learning(folder, tmp_path / f"out-{count}", start=pets)
         metrics = step()
         assert step.num_images == count
-        assert metrics["iou"] == {}, "there is no test picture"
+        assert metrics["iou"] == {}, "there is no test image"
         assert metrics["agreement"]["images"] == count
 
 

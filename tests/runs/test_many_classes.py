@@ -18,7 +18,7 @@ CLASSES = 300
 
 
 def write_many(root, classes):
-    """Pictures of 20 x 20 squares, each of a class of its own."""
+    """Images of 20 x 20 squares, each of a class of its own."""
     for folder in ("images", "masks"):
         (root / folder).mkdir(parents=True)
     rng = np.random.default_rng(1)

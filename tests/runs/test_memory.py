@@ -1,4 +1,4 @@
-"""A memory of old pictures: what is kept, what their labels are, and that nothing leaks."""
+"""A memory of old images: what is kept, what their labels are, and that nothing leaks."""
 
 import csv
 
@@ -48,7 +48,7 @@ def test_a_kept_picture_has_the_labels_of_its_own_step_and_no_others():
             assert seen
             assert seen <= own
             leaked += bool(held[name] & set(classes.new(2)))
-    assert leaked, "some old picture holds a class of the present step, so the test can fail"
+    assert leaked, "some old image holds a class of the present step, so the test can fail"
 
 
 @pytest.mark.parametrize(("method", "old_hide"), [("mib", True), ("ft", False), ("dkd", False)])
@@ -58,8 +58,8 @@ def test_what_a_kept_pictures_step_did_not_label_may_hide_in_it(method, old_hide
     assert told(data, 0, old_hide) is None
     rows = told(data, 2, old_hide)
     expected = [
-        [True] + [old_hide] * 6 + [False] * 2,  # the step's own pictures, as the method has it
-        [True] + [False] * 4 + [True] * 4,  # pictures of step 0, which labelled four classes
+        [True] + [old_hide] * 6 + [False] * 2,  # the step's own images, as the method has it
+        [True] + [False] * 4 + [True] * 4,  # images of step 0, which labeled four classes
         [True] + [True] * 4 + [False] * 2 + [True] * 2,
     ]
     assert rows is not None
@@ -103,7 +103,7 @@ def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
         run_scenario(tiny_config(**MEMORY), out, should_stop=StopAfter(2))
     kept = (out / "exemplars.csv").read_text().splitlines()
     (out / "exemplars.csv").write_text("\n".join(kept[:-1]) + "\n")
-    with pytest.raises(NacreError, match="the pictures that are kept would be others"):
+    with pytest.raises(NacreError, match="the images that are kept would be others"):
         run_scenario(tiny_config(**MEMORY), out)
 
 

@@ -1,4 +1,4 @@
-"""The paper's recipe, unchanged, on generated pictures in VOC folders: it runs."""
+"""The paper's recipe, unchanged, on generated images in VOC folders: it runs."""
 
 import json
 
@@ -16,7 +16,7 @@ SIZE = (500, 375)
 
 
 def make_voc(root):
-    """Write pictures of VOC's size; each holds a class of step 0 and one of step 1."""
+    """Write images of VOC's size; each holds a class of step 0 and one of step 1."""
     rng = np.random.default_rng(1)
     for folder in ("JPEGImages", "SegmentationClassAug", "ImageSets/Segmentation"):
         (root / folder).mkdir(parents=True)
@@ -29,8 +29,8 @@ def make_voc(root):
         mask[150:300, 200:400] = 16 + i % 5
         mask[200:204] = 255
         noise = rng.integers(0, 60, (SIZE[1], SIZE[0], 3))
-        picture = noise + (mask[..., None] * np.array([7, 3, 5])) % 180
-        Image.fromarray(picture.astype(np.uint8)).save(root / "JPEGImages" / f"{name}.jpg")
+        image = noise + (mask[..., None] * np.array([7, 3, 5])) % 180
+        Image.fromarray(image.astype(np.uint8)).save(root / "JPEGImages" / f"{name}.jpg")
         Image.fromarray(mask).save(root / "SegmentationClassAug" / f"{name}.png")
     for split, members in names.items():
         (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text("\n".join(members) + "\n")

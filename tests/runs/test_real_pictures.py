@@ -1,4 +1,4 @@
-"""The shipped scenarios on real pictures, a few of them and small: the whole way is walked."""
+"""The shipped scenarios on real images, a few of them and small: the whole way is walked."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def learn_a_little(scenario, data, tmp_path):
-    """Learn a scenario from eight pictures per step with preset small, at 64 pixels."""
+    """Learn a scenario from eight images per step with preset small, at 64 pixels."""
     values = {
         "scenario": scenario,
         "data": data,

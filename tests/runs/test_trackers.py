@@ -37,7 +37,7 @@ def test_iterations_are_counted_on_after_a_step_that_was_only_tested(tmp_path):
     track = TensorBoard(tmp_path / "run")
     track(BEGAN)
     track(StepSkipped(0, 7))
-    track(StepTested(1, {"all": 0.5, "old": None}))  # learnt before this start
+    track(StepTested(1, {"all": 0.5, "old": None}))  # learned before this start
     track(StepBegan(2, ["a"], 6, 3, 0))
     track(Trained(2, 3, 0.1, {"ce": 1.0}, 10.0))
     track.close()

@@ -104,5 +104,5 @@ def test_labels_of_an_earlier_step_become_targets_of_the_later_ones_width() -> N
     table = classes.training_mapping(0, LATER, at=1).table
     assert table.dtype == classes.training_mapping(1, LATER).table.dtype == np.int16
     assert table[200] == 200
-    assert table[201] == 0, "a class of the later step is background in an earlier one's picture"
+    assert table[201] == 0, "a class of the later step is background in an earlier one's image"
     assert table[1000] == -1

@@ -56,13 +56,13 @@ def command_line(command: str, model: str, out: Path) -> list[str]:
     """Return the arguments of a command that opens a model."""
     learn = ["learn", "data", "--start", model, "--out", out / "new", "--set", "train.iterations=1"]
     known: dict[str, list[Any]] = {
-        "predict": ["predict", model, "picture.png", "--out", out / "seen"],
+        "predict": ["predict", model, "image.png", "--out", out / "seen"],
         "history": ["history", model],
         "export": ["export", model, "--out", out / "model.onnx"],
         "learn": learn,
         "eval": ["eval", model, "--root", "data"],
         "serve": ["serve", model, "--port", "0"],
-        "hub": ["predict", model, "picture.png", "--out", out / "seen"],
+        "hub": ["predict", model, "image.png", "--out", out / "seen"],
     }
     return [str(one) for one in known[command]]
 

@@ -59,7 +59,7 @@ def scontrol(what: str, number: str) -> None:
 
 
 def scancel(number: str) -> None:
-    (STATE / f"{number}.cancelled").touch()
+    (STATE / f"{number}.canceled").touch()
     task = STATE / f"{number}.task"
     if task.exists():
         number = task.read_text()

@@ -70,14 +70,14 @@ def test_jobs_ask_for_what_the_grid_says_and_stay_when_it_stops(slurm, tmp_path,
     for wanted in ("partition=gpu", "time=90", "qos=low", "cpus-per-task=6", "gpus-per-node=2"):
         assert f"#SBATCH --{wanted}\n" in text
     assert "#SBATCH --signal=USR2@" in text
-    assert not list(slurm.glob("*.cancelled"))
+    assert not list(slurm.glob("*.canceled"))
 
     again, engine = make_jobs(grid, out), open_engine("slurm", grid, out)
     assert not run_grid(again, engine, should_stop=stop_after(2))
     assert [job.submitted for job in again] == ["1", "2"], "found, and not submitted again"
     assert len(list(slurm.glob("*.sh"))) == 2
     assert cancel_submitted(make_jobs(grid, out), engine) == 2
-    assert {path.stem for path in slurm.glob("*.cancelled")} == {"1", "2"}
+    assert {path.stem for path in slurm.glob("*.canceled")} == {"1", "2"}
     assert not list(out.rglob("*.job"))
 
 

@@ -1,4 +1,4 @@
-"""What a device is told, and how many processes load pictures for it."""
+"""What a device is told, and how many processes load images for it."""
 
 import pytest
 import torch

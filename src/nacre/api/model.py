@@ -39,7 +39,7 @@ LEAST_WINDOW, MOST_WINDOW = 32, 65_536
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a model does on labeled images.
+    """Measurements of a model on labeled images.
 
     Attributes:
         images: How many were tested.
@@ -55,7 +55,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Model:
-    """A learnt network and what its channels mean.
+    """A learned network and what its channels mean.
 
     Attributes:
         network: The network, in eval mode.
@@ -169,7 +169,7 @@ class Model:
         edges: bool = False,
         scores: bool = False,
     ) -> Prediction | list[Prediction]:
-        """Say what is where in an image, or in each of a list, at its own size.
+        """Predict the class of every pixel of an image, or of each of a list, at its own size.
 
         The network sees it at the scale that it was trained and tested at, which its file tells:
         with the shorter side scaled to the training crops (``crop``), at its own size (``full``),
@@ -201,7 +201,7 @@ class Model:
 
     @property
     def legend(self) -> Legend:
-        """What the channels mean and how they are painted."""
+        """The names and colors of the channels."""
         colors = tuple((red, green, blue) for red, green, blue in self.info.colors)
         return Legend(self.classes, colors)
 

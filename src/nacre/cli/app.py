@@ -92,7 +92,7 @@ _ONLY_CONFIG: ContextVar[bool] = ContextVar("only_config", default=False)
 
 @contextmanager
 def only_config() -> Iterator[None]:
-    """Let commands end at `show_config` instead of doing their work."""
+    """Make commands end at `show_config` instead of doing their work."""
     before = _ONLY_CONFIG.set(True)
     try:
         yield

@@ -74,7 +74,7 @@ class TrainDataset(Dataset[Sample]):
 
     @property
     def mappings(self) -> tuple[LabelMapping, ...]:
-        """How labels become targets, for its one data set."""
+        """The mapping from labels to targets, of its one data set."""
         return (self.mapping,)
 
     def __len__(self) -> int:
@@ -271,7 +271,7 @@ def _begin_worker(trainer: int, worker: int) -> None:
 
 @contextlib.contextmanager
 def explain_worker_crash() -> Iterator[None]:
-    """Say in one sentence that a worker died; torch reports it wherever the trainer is then."""
+    """Explain in one sentence that a worker died; torch reports it wherever the trainer is then."""
     try:
         yield
     except RuntimeError as error:

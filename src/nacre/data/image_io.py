@@ -130,7 +130,7 @@ def open_image(path: Path) -> Image.Image:
 def upright_rgb(image: Image.Image, what: str = "the image") -> Image.Image:
     """Return an opened image as a network sees it: turned as its EXIF data say, 8-bit RGB.
 
-    Grey values of 16 bits are scaled, a palette is looked up, alpha is left out.
+    Gray values of 16 bits are scaled, a palette is looked up, alpha is left out.
 
     Args:
         image: An image that Pillow opened or made.

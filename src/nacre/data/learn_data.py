@@ -45,7 +45,7 @@ class LabeledSet:
 
     @property
     def space(self) -> LabelSpace:
-        """What its label values mean, in its own words."""
+        """The meaning of its label values."""
         return self.source.space
 
     @cached_property
@@ -274,7 +274,7 @@ class LearnData:
 
     @property
     def growth(self) -> Growth:
-        """What the step adds to the model's channels."""
+        """The channels that the step adds to the model."""
         return from_background(len(self.known), len(self.channels))
 
     def training_mapping(self, one: LabeledSet) -> LabelMapping:

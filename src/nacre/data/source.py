@@ -1,4 +1,4 @@
-"""What every data set gives: images, masks of labels, and an index of which labels are where.
+"""The parts of every data set: images, masks of labels, and an index of which labels are where.
 
 A data set in files needs no more than a list of which image belongs to which mask.
 """
@@ -21,7 +21,7 @@ Split = Literal["train", "val"]
 
 
 class DataConfig(Config):
-    """What the configs of all data sets have in common: the data set's name."""
+    """The common part of the configs of all data sets: the name."""
 
     name: str
 
@@ -31,7 +31,7 @@ class Source(Protocol):
 
     @property
     def space(self) -> LabelSpace:
-        """What the values in the masks mean."""
+        """The meaning of the values in the masks."""
 
     def index(self, split: Split) -> LabelIndex:
         """Return which labels each image holds; may read all masks once, with progress."""
@@ -57,7 +57,7 @@ class FileSource(ABC):
     @property
     @abstractmethod
     def space(self) -> LabelSpace:
-        """What the values in the masks mean."""
+        """The meaning of the values in the masks."""
 
     @abstractmethod
     def list_pairs(self, split: Split) -> Sequence[Pair]:

@@ -1,4 +1,4 @@
-"""What the steps of a scenario work on: the images of each, and how their labels are seen."""
+"""The data of a scenario's steps: the images of each, and how their labels become targets."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,7 +66,7 @@ class ScenarioData:
 
     @property
     def num_steps(self) -> int:
-        """How many steps there are."""
+        """The number of steps."""
         return len(self.scenario.classes.steps)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class ScenarioData:
 
     @cached_property
     def memories(self) -> tuple[Memory, ...]:
-        """By step, the images of earlier ones that it learns from besides its own."""
+        """The images of earlier steps that each step learns from besides its own."""
         if not self.memory:
             return ((),) * self.num_steps
         classes, index = self.scenario.classes, self.train_index

@@ -49,7 +49,7 @@ EvalMode = Literal["crop", "full", "sliding"]
 
 
 class ImagesConfig(Config):
-    """How images are cut for training and testing."""
+    """The cut of images for training and testing."""
 
     crop_size: int = Field(512, ge=8, le=8192, description="side of the square crops in pixels")
     crop: Literal["paper", "deeplab", "plain"] = Field(
@@ -89,7 +89,7 @@ class ImagesConfig(Config):
 
     @property
     def predict_mode(self) -> EvalMode:
-        """How a new image is shown to the network: at the scale it was trained and tested at.
+        """The way a new image enters the network: at the scale of training and testing.
 
         Only the crop ``paper`` makes images as large as the crop; ``deeplab`` and ``plain`` train
         at the images' own scale.

@@ -27,7 +27,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What one split holds.
+    """The content of one split.
 
     Attributes:
         split: Its name.
@@ -52,7 +52,7 @@ class SplitReport:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What a data folder holds."""
+    """The content of a data folder."""
 
     root: Path
     space: LabelSpace

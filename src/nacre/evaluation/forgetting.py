@@ -1,4 +1,4 @@
-"""What a network lost and gained: one and the same pictures seen by it before and after.
+"""Losses and gains of a network: the same images predicted before and after a step.
 
 For a training loop of one's own; runs and `nacre learn` measure the same in their own way.
 """
@@ -25,7 +25,7 @@ Scorer = nn.Module | Callable[[Tensor], Any]
 
 @dataclass(frozen=True)
 class Forgetting:
-    """How each class is seen before and after.
+    """The predictions of each class before and after.
 
     Attributes:
         names: Of the channels after.
@@ -63,7 +63,7 @@ def report_forgetting(
         before: The network or teacher of the old classes.
         after: The network of old and new classes, the old channels first.
         data: Batches of images, as both take them, and of targets N,H,W: a channel of `after`, or
-            255 for what nobody labelled.
+            255 for what nobody labeled.
         names: Of the channels of `after`; their numbers if not given.
     """
     own = seen = both = torch.zeros(0, 0, dtype=torch.int64)

@@ -27,7 +27,7 @@ def compute_metrics(
     Args:
         classes: Which class is which channel.
         groups: The classes of each step of the task, also where joint training merged them.
-        step: The last step learnt.
+        step: The last step learned.
         confusion: Of all channels.
     """
     names = classes.names(step)

@@ -68,10 +68,10 @@ class ImageToClasses(nn.Module):
         self.mode, self.crop, self.dtype = mode, crop, dtype
         self.eval()
 
-    def forward(self, picture: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Return classes 1,H,W and scores 1,C,H,W of a uint8 image 1,H,W,3."""
-        height, width = picture.shape[1], picture.shape[2]
-        image = picture[0].permute(2, 0, 1).float()
+        height, width = image.shape[1], image.shape[2]
+        image = image[0].permute(2, 0, 1).float()
         if self.mode == "crop":
             seen = seen_size((height, width), self.mode, self.crop)
             rows, columns = resize_weights(height, seen[0]), resize_weights(width, seen[1])
@@ -146,14 +146,14 @@ def to_onnx(module: ImageToClasses) -> "ModelProto":
     import_extra("onnx")
     import_extra("onnxscript")
     side = 2 * max(module.crop, module.alignment)
-    picture = torch.zeros(1, side + 1, side + module.alignment + 2, 3, dtype=torch.uint8)
+    image = torch.zeros(1, side + 1, side + module.alignment + 2, 3, dtype=torch.uint8)
     free = torch.export.Dim.DYNAMIC
     try:
         with torch.no_grad(), _quiet():
             program = torch.onnx.export(
                 module,
-                (picture,),
-                input_names=["picture"],
+                (image,),
+                input_names=["image"],
                 output_names=["classes", "scores"],
                 dynamic_shapes=({1: free, 2: free},),
                 opset_version=OPSET,
@@ -171,8 +171,8 @@ def to_onnx(module: ImageToClasses) -> "ModelProto":
 
 def _name_sides(graph: "ModelProto") -> None:
     """Call the free sides by their names, where torch writes symbols and formulas."""
-    picture, (classes, scores) = graph.graph.input[0], graph.graph.output
-    for value, rows in ((picture, 1), (classes, 1), (scores, 2)):
+    image, (classes, scores) = graph.graph.input[0], graph.graph.output
+    for value, rows in ((image, 1), (classes, 1), (scores, 2)):
         sides = value.type.tensor_type.shape.dim
         sides[rows].dim_param, sides[rows + 1].dim_param = "height", "width"
 

@@ -37,7 +37,7 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2}
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a graph is from torch.
+    """The distance of a graph from torch.
 
     Attributes:
         sizes: Heights and widths that were compared.
@@ -57,7 +57,7 @@ def sizes_to_compare(crop: int) -> tuple[Size, ...]:
 
 
 def noise_picture(size: Size, seed: int = 0) -> Pixels:
-    """Return a picture of coarse and fine noise, in which every part differs from the others."""
+    """Return an image of coarse and fine noise, in which every part differs from the others."""
     random = np.random.default_rng(seed)
     height, width = size
     coarse = random.integers(0, 256, (height // 16 + 1, width // 16 + 1, 3))
@@ -67,10 +67,10 @@ def noise_picture(size: Size, seed: int = 0) -> Pixels:
 
 
 @torch.inference_mode()
-def torch_scores(predictor: Predictor, picture: Pixels) -> Scores:
+def torch_scores(predictor: Predictor, image: Pixels) -> Scores:
     """Return what torch says: scores C,H,W of an image H,W,3."""
     device = next(predictor.network.parameters()).device
-    image = torch.from_numpy(picture).permute(2, 0, 1)[None].to(device)
+    image = torch.from_numpy(image).permute(2, 0, 1)[None].to(device)
     return predictor.scores(image)[0].float().cpu().numpy()
 
 
@@ -85,9 +85,9 @@ def compare(
     same = total = 0
     worst = 0.0
     for i, size in enumerate(sizes):
-        picture = noise_picture(size, seed=i)
-        classes, scores = session.run(["classes", "scores"], {"picture": picture[None]})
-        wanted = torch_scores(predictor, picture)
+        image = noise_picture(size, seed=i)
+        classes, scores = session.run(["classes", "scores"], {"image": image[None]})
+        wanted = torch_scores(predictor, image)
         if scores[0].shape != wanted.shape:
             raise NacreError(
                 f"the exported graph gives {scores[0].shape} at {_text(size)}, torch {wanted.shape}"

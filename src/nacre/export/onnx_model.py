@@ -42,14 +42,14 @@ Word = Annotated[str, Field(max_length=1000)]
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a file says about its network.
+    """The description of a file's network.
 
     Attributes:
         classes: Class name by channel; channel 0 is the background.
         colors: RGB by channel.
         steps: NumChannels that each step added, with the background in step 0.
         lineage: For each step: its classes and the number of its images.
-        crop: Side of the pictures that the network was trained on.
+        crop: Side of the images that the network was trained on.
         predict_mode: How the graph shows an image to it: ``crop`` (its shorter side scaled to the
             crop), ``full`` (at its own size) or ``sliding`` (through windows of the crop's size).
         form: `fp32` or `fp16`.
@@ -119,7 +119,7 @@ def open_session(graph: bytes | Path, threads: int = 0) -> Any:
 
     Args:
         graph: A file, or its content.
-        threads: How many threads one picture may use; 0 leaves it to onnxruntime.
+        threads: How many threads one image may use; 0 leaves it to onnxruntime.
     """
     ort = import_extra("onnxruntime")
     options = ort.SessionOptions()
@@ -139,7 +139,7 @@ class OnnxModel:
 
     Args:
         path: The ONNX file.
-        threads: How many threads one picture may use; 0 leaves it to onnxruntime.
+        threads: How many threads one image may use; 0 leaves it to onnxruntime.
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
@@ -158,15 +158,15 @@ class OnnxModel:
         if found.dtype != np.uint8 or found.shape != _NOISE.shape[:2]:
             raise NacreError(f"{path} gives no class maps: {found.dtype} of {found.shape}")
 
-    def classify(self, picture: Pixels) -> Pixels:
+    def classify(self, image: Pixels) -> Pixels:
         """Return the channel of each pixel of an image, height x width x RGB.
 
         Raises:
             NacreError: an image of which the network would see too many pixels.
         """
-        size, said = (picture.shape[0], picture.shape[1]), self.metadata
+        size, said = (image.shape[0], image.shape[1]), self.metadata
         check_size(size, seen_size(size, said.predict_mode, said.crop))
-        (classes,) = self.session.run(["classes"], {"picture": picture[None]})
+        (classes,) = self.session.run(["classes"], {"image": image[None]})
         found: Pixels = classes[0]
         if found.max() >= len(self.metadata.classes):
             raise NacreError(

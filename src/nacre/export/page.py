@@ -41,7 +41,7 @@ _POLICY = (
 
 @dataclass(frozen=True)
 class WebRuntime:
-    """What a page needs to run a model: the program, its glue code and the WebAssembly."""
+    """The parts by which a page runs a model: the program, its glue code and the WebAssembly."""
 
     script: bytes
     glue: bytes
@@ -131,9 +131,9 @@ def _render(models: Sequence[PageModel], packed: list[tuple[str, str]] | None) -
     return environment.get_template("page.html.j2").render(
         title=f"What is where: {names}" if len(names) < 90 else f"{len(last.classes) - 1} classes",
         policy=_POLICY.format(connect="'self'" if server else "blob: data:"),
-        place="Pictures are sent to the server that this page came from, and to no other."
+        place="Images are sent to the server that this page came from, and to no other."
         if server
-        else "Everything happens in this page: no picture leaves it, and it works offline.",
+        else "Everything happens in this page: no image leaves it, and it works offline.",
         about=_about(last),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
@@ -146,8 +146,8 @@ def _render(models: Sequence[PageModel], packed: list[tuple[str, str]] | None) -
 def _about(said: Metadata) -> str:
     steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in said.lineage)
     count = f"{len(said.steps)} steps" if len(said.steps) > 1 else "one step"
-    license = f"Licence of the weights: {said.license}. Made with nacre {said.version}."
-    return f"Learnt in {count}: {steps}. {license}"
+    license = f"License of the weights: {said.license}. Made with nacre {said.version}."
+    return f"Learned in {count}: {steps}. {license}"
 
 
 def _pack(content: bytes) -> str:

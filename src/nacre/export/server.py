@@ -69,7 +69,7 @@ _VERSIONS = ("HTTP/1.0", "HTTP/1.1")
 
 
 class BadRequest(Exception):
-    """What is wrong with a request, for whoever sent it."""
+    """A mistake in a request, told to the sender."""
 
     def __init__(self, reason: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(reason)
@@ -98,7 +98,7 @@ class Served:
 
     @property
     def legend(self) -> Legend:
-        """What its channels mean."""
+        """The meaning of its channels."""
         said = self.model.metadata
         return Legend(tuple(said.classes), tuple((r, g, b) for r, g, b in said.colors))
 
@@ -179,7 +179,7 @@ class ModelServer(ThreadingHTTPServer):
             self.connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say in one line what failed; nothing of a client that left."""
+        """Print in one line what failed; nothing of a client that left."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             print(f"a request failed: {type(error).__name__}: {error}"[:300], file=sys.stderr)
@@ -205,7 +205,7 @@ class ModelServer(ThreadingHTTPServer):
 
 
 class _Timed(io.RawIOBase):
-    """What a connection sends, until a moment.
+    """The input of a connection, until a moment.
 
     A limit for every read alone would let a client send a byte now and then for ever.
     """
@@ -366,7 +366,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def version_string(self) -> str:
-        """Say nothing of the software behind the server."""
+        """Return nothing of the software behind the server."""
         return "nacre"
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -166,7 +166,7 @@ def _path(image: Image) -> tuple[str, ...]:
 
 
 def _unique(names: list[str], images: Sequence[Image]) -> list[str]:
-    """Tell apart what would still be one file where case does not count."""
+    """Separate names that would be one file where case does not count."""
     times = Counter(name.casefold() for name in names)
     seen: set[str] = set()
     unique = []

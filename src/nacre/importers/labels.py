@@ -17,7 +17,7 @@ _LARGEST_16_BIT = 65534
 
 @dataclass(frozen=True)
 class ClassOptions:
-    """What a user wants of the classes.
+    """A user's choices for the classes.
 
     Attributes:
         classes: The only ones to import, in this order; all if empty.
@@ -32,7 +32,7 @@ class ClassOptions:
 
 @dataclass(frozen=True)
 class Labels:
-    """What the values in the masks to write mean.
+    """The meaning of the values in the masks to write.
 
     Attributes:
         names: Class name by label; label 1 is the first.
@@ -50,12 +50,12 @@ class Labels:
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.uint16]:
-        """What a mask is stored as."""
+        """The type in which a mask is stored."""
         return np.uint8 if self.ignored < 256 else np.uint16
 
 
 def make_labels(reading: Reading, options: ClassOptions) -> Labels:
-    """Number the classes.
+    """Give each class a number.
 
     Raises:
         NacreError: Two are spelled almost alike, or a name that the user gave is not there.

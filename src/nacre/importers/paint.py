@@ -64,7 +64,7 @@ _TURNS: dict[int, Callable[[LabelMap], LabelMap]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be written.
+    """The masks and images to write.
 
     Attributes:
         images: What there is.
@@ -85,7 +85,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of one image.
+    """The outcome for one image.
 
     Attributes:
         index: Its place.

@@ -1,4 +1,4 @@
-"""What can be wrong with an export, and how it is said.
+"""Problems of an export, and their texts.
 
 A mistake that concerns one image leaves that image out and is counted (`Unusable`). One that
 concerns the export as a whole, or that would make all masks doubtful, ends the import

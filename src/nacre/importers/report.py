@@ -1,4 +1,4 @@
-"""What an import found, wrote and left out, and why: for people and as plain data."""
+"""A report of what an import found, wrote and left out, and why: for people and as plain data."""
 
 import re
 from collections import Counter, defaultdict

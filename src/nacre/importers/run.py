@@ -23,7 +23,7 @@ _WHERE = "say where they are with --images FOLDER"
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """How an export is to be understood.
+    """The choices by which an export is read.
 
     Attributes:
         images: Folder or archive with the images, if the export does not hold them.

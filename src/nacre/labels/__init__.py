@@ -1,1 +1,1 @@
-"""What a label is and which channel it becomes."""
+"""Labels, and the channels that they become."""

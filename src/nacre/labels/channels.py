@@ -77,7 +77,7 @@ class Channels:
 
     @property
     def per_step(self) -> list[int]:
-        """How many channels each step added, the background in step 0."""
+        """The number of channels that each step added, the background in step 0."""
         return [self.step_of.count(step) for step in sorted(set(self.step_of))]
 
     def learned_in(self, step: int) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def first_channels(new: Sequence[str], own: Mapping[str, Color]) -> Channels:
 
 @dataclass(frozen=True)
 class Growth:
-    """What one step adds to the channels of a model: new ones, always after the old.
+    """The channels that one step adds to a model: new ones, always after the old.
 
     Attributes:
         num_old: Channels that were there before the step, the background included; 0 in step 0.
@@ -138,7 +138,7 @@ class Growth:
 
     @property
     def num_new(self) -> int:
-        """How many channels the step adds; in step 0 all of them."""
+        """The number of channels that the step adds; in step 0 all of them."""
         return len(self.origins) - self.num_old
 
     @property
@@ -148,7 +148,7 @@ class Growth:
 
     @property
     def is_from_background(self) -> bool:
-        """Whether all new classes split from the background, as in the paper."""
+        """True if all new classes split from the background, as in the paper."""
         return not any(self.new_origins)
 
 

@@ -41,7 +41,7 @@ Border = Literal["background", "ignored"]
 
 
 class LabelPolicy(Config):
-    """What papers do differently with labels; the defaults are MiB's released implementation's."""
+    """The points on labels in which papers differ; the defaults are MiB's released code's."""
 
     border: Border = Field(
         "background",
@@ -64,7 +64,7 @@ class LabelPolicy(Config):
 
 @dataclass(frozen=True, eq=False)
 class LabelMapping:
-    """How the labels of one data set become channels of one model.
+    """The mapping from the labels of one data set to the channels of one model.
 
     Attributes:
         channels: Of the model.

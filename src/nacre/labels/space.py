@@ -26,7 +26,7 @@ BACKGROUND = "background"
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """What the values in the masks of one data set mean.
+    """The meaning of the values in the masks of one data set.
 
     Attributes:
         names: Name of every class by its label, without the background and the ignored label.

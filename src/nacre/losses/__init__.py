@@ -1,4 +1,4 @@
-"""The maths of the methods: pure functions of tensors, with the paper's equation numbers.
+"""The math of the methods: pure functions of tensors, with the paper's equation numbers.
 
 The functions of `reference` take full-resolution logits and are there to be read. `by_strips`
 computes any of them straight from low-resolution logits; `fused_losses` does so for the losses of

@@ -142,7 +142,7 @@ class _Channel:
 
 
 class _Couplings:
-    """How the pixels of a batch couple the points of a grid.
+    """The coupling of grid points by the pixels of a batch.
 
     Args:
         targets: N,H,W, for the size of the images.

@@ -173,7 +173,7 @@ def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Te
 
 
 def released_scores(entropy: Tensor, num_old: int, num_new: int) -> Tensor:
-    """Return the entropy as PLOP's implementation normalises it: divided by O log T once more."""
+    """Return the entropy as PLOP's implementation normalizes it: divided by O log T once more."""
     return entropy / (num_old * math.log(num_old + num_new))
 
 

@@ -29,7 +29,7 @@ from nacre.errors import NacreError
 
 @dataclass(frozen=True)
 class Sums:
-    """What is kept of the pixels of each class in each step: one row each.
+    """The sums over the pixels of each class in each step: one row each.
 
     Attributes:
         step: R, the step that showed them.
@@ -72,7 +72,7 @@ class Sums:
 
     @property
     def features(self) -> int:
-        """How many features a pixel has."""
+        """The number of features of a pixel."""
         return self.mean.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:

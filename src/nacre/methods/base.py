@@ -1,4 +1,4 @@
-"""What a method is: how the classifier grows, which losses are summed, and what it remembers.
+"""The base of all methods: growing the classifier, the losses, and what is remembered.
 
 `nacre.training.loop` owns everything else. It learns a step in this order:
 
@@ -101,14 +101,14 @@ NewRows = Annotated[
 
 
 class MethodConfig(Config):
-    """What the configs of all methods have in common: a name, and what combines with any method.
+    """The common part of the configs of all methods: a name and the components.
 
     Without a value of its own each of these is off, and changes no bit. `nacre.methods.components`
     carries them out.
     """
 
     has_sigmoids: ClassVar[bool] = False
-    """Whether there is one sigmoid per channel instead of a softmax over all."""
+    """Return whether there is one sigmoid per channel instead of a softmax over all."""
     refused: ClassVar[Mapping[str, str]] = {}
     """The common keys that make no sense for the method, and why."""
 
@@ -169,16 +169,16 @@ class Method:
     train_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The same for the section `train`: where a paper learns with a recipe of its own."""
     learns_by_gradient: ClassVar[bool] = True
-    """Whether it is learned by `losses`, in iterations; else by `fit` alone."""
+    """Return whether it is learned by `losses`, in iterations; else by `fit` alone."""
     holds_out: ClassVar[bool] = False
-    """Whether `fit` judges by images that no update is made from."""
+    """Return whether `fit` judges by images that no update is made from."""
     uses_teacher: ClassVar[bool] = False
     uses_stages: bool = False
-    """Whether `losses` needs the features at the end of the backbone's stages."""
+    """Return whether `losses` needs the features at the end of the backbone's stages."""
     unsure: Literal["ignored", "kept"] = "ignored"
     """What becomes of background that gets no pseudo-label."""
     weighs_images: ClassVar[bool] = False
-    """Whether images weigh by how much of their background got pseudo-labels (PLOP)."""
+    """Return whether images weigh by how much of their background got pseudo-labels (PLOP)."""
     is_joint: ClassVar[bool] = False
     """True for joint training: all classes are learned in one step."""
     step_0: ClassVar[str] = "cross-entropy"
@@ -186,7 +186,7 @@ class Method:
     needs: frozenset[Part] = frozenset()
     """What it asks of a network beside logits; not every external network gives it."""
     is_usable: bool = False
-    """Whether the network is of use already when updates begin (`begin_step`)."""
+    """Return whether the network is of use already when updates begin (`begin_step`)."""
     judged: Judged | None = None
     """What `fit` found the updates to be worth, where it judges them."""
     extra_rows: ClassVar[frozenset[ExtraRow]] = frozenset()
@@ -215,23 +215,23 @@ class Method:
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
-        """Whether its own loss lets old classes stand in the background of a step's images."""
+        """Return whether its own loss lets old classes stand in a step's background."""
         return False
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether there must be a teacher, for the method's losses or for pseudo-labels."""
+        """True if there must be a teacher, for the method's losses or for pseudo-labels."""
         return self.uses_teacher or (bool(self.num_old) and self.config.pseudo_labels != "off")
 
     @property
     def freezes_backbone(self) -> bool:
-        """Whether the backbone does not learn in this step."""
+        """True if the backbone does not learn in this step."""
         config = self.config
         return config.freeze_step_0 or (bool(self.num_old) and "backbone" in config.freeze)
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learned: runs may share it only if that is the same."""
+        """Describe how step 0 is learned: runs may share it only if that is the same."""
         how = [cls.step_0]
         how += ["an auxiliary row"] if config.init == "auxiliary" else []
         how += ["a frozen backbone"] if config.freeze_step_0 else []
@@ -298,17 +298,17 @@ class Method:
         return {}
 
     def begin_step(self, step: Step) -> None:
-        """Called when the network has grown, before the first iteration of a step."""
+        """Begin a step: the network has grown, the first iteration follows."""
 
     def after_backward(self, step: Step) -> None:
-        """Called when the gradients of a batch's `losses` are there, without the penalties'.
+        """Use the gradients of a batch's `losses`, before the penalties' are added.
 
         In float16 on a GPU they are 0 in an update that the loss scale makes impossible: whether it
         does is not asked, as nothing here may wait for the device.
         """
 
     def end_step(self, step: Step) -> None:
-        """Called after the last iteration of a step."""
+        """End a step after its last iteration."""
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that must survive from step to step and through a checkpoint."""

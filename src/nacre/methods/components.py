@@ -1,4 +1,4 @@
-"""What combines with any method: functions that the loop calls by name (`nacre.training.loop`).
+"""Components of any method: functions that `nacre.training.loop` calls by name.
 
     freeze           what does not learn: no backward pass, and the teacher takes it over
     pseudo_labels    background that the teacher is sure of gets the teacher's class
@@ -85,7 +85,7 @@ def freeze(method: Method, step: Step) -> list[nn.Parameter]:
 
 
 def unfreeze(stopped: Iterable[nn.Parameter]) -> None:
-    """Let learn again what `freeze` stopped, and nothing else."""
+    """Unfreeze what `freeze` stopped, and nothing else."""
     for parameter in stopped:
         parameter.requires_grad_(True)
 

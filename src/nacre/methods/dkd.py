@@ -51,7 +51,7 @@ BASE_POSITIVE_WEIGHT = 2.0
 
 
 class SigmoidConfig(MethodConfig):
-    """What is common to the configs of methods with sigmoids and without a background channel."""
+    """The common part of the configs of methods with sigmoids and without a background channel."""
 
     has_sigmoids = True
 
@@ -148,12 +148,12 @@ class Dkd(SigmoidMethod):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learned, with the weight of its positive pixels."""
+        """Describe how step 0 is learned, with the weight of its positive pixels."""
         assert isinstance(config, DkdConfig)
         return f"{super().step_0_of(config)}, positives x {config.base_positive_weight:g}"
 
     def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
-        """Let only new rows decay after step 0."""
+        """Make only new rows decay after step 0."""
         if not self.num_old:
             return groups
         decaying = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}

@@ -94,7 +94,7 @@ class Duo(Ledger):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say that step 0 depends on the ledger's weight too."""
+        """Declare that step 0 depends on the ledger's weight too."""
         assert isinstance(config, DuoConfig)
         return f"{super().step_0_of(config)}, weight {config.ledger_weight}"
 

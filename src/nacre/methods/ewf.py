@@ -57,7 +57,7 @@ class Ewf(Method):
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
-        """Say which cross-entropy it has: MiB's."""
+        """Return whether its cross-entropy is MiB's."""
         return True
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:

@@ -95,14 +95,14 @@ class Ledger(Method):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say that step 0 depends on the method's own values."""
+        """Declare that step 0 depends on the method's own values."""
         assert isinstance(config, SumsConfig)
         stride = config.grid_stride or cls.default_stride
         return f"{cls.step_0}, ridge {config.ridge}, grid of stride {stride}"
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
-        """Say that it leaves out background that the model takes for a known class."""
+        """Declare that it leaves out background that the model takes for a known class."""
         return True
 
     def network_config(self, model: ModelConfig) -> ModelConfig:
@@ -181,7 +181,7 @@ def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
 
 
 def has_grid(network: Network) -> bool:
-    """Whether a network has a grid of stages, as its decoder or beside it."""
+    """Return whether a network has a grid of stages, as its decoder or beside it."""
     return isinstance(network, DeepLab) and (
         network.ledger is not None or isinstance(network.decoder, StageGrid)
     )

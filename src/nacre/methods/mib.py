@@ -98,7 +98,7 @@ class Mib(Method):
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
-        """Say which cross-entropy it has."""
+        """Return whether its cross-entropy is unbiased."""
         assert isinstance(config, MibConfig)
         return config.ce == "unbiased"
 

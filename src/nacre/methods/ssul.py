@@ -56,7 +56,7 @@ NOT_COUNTED = -2
 
 
 class SsulConfig(MethodConfig):
-    """Whether heads have features of their own."""
+    """SSUL's config: among others, whether rows have features of their own."""
 
     has_sigmoids = True
     refused = {"init": "new rows start from the unknown row"}
@@ -99,7 +99,7 @@ class Ssul(Method):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learned; branches are there from then on."""
+        """Describe how step 0 is learned; branches are there from then on."""
         assert isinstance(config, SsulConfig)
         how = [super().step_0_of(config)]
         how += ["branches"] if config.branches else []
@@ -107,7 +107,7 @@ class Ssul(Method):
         return ", ".join(how)
 
     def grow(self, network: Network, num_new: int) -> None:
-        """Let new classes start as what is unknown."""
+        """Make new classes start as what is unknown."""
         if classifier_of(network).unknown is None:
             raise NacreError(
                 "ssul starts new classes from a row for what is unknown, and the model has none: "

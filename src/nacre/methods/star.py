@@ -85,7 +85,7 @@ class StarConfig(SigmoidConfig):
 
 @dataclass(frozen=True)
 class Replay:
-    """What is replayed in each update of a step, see `nacre.losses.statistics`.
+    """The features replayed in each update of a step, see `nacre.losses.statistics`.
 
     Attributes:
         statistics: Of the old classes.
@@ -128,7 +128,7 @@ class Star(SigmoidMethod):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Say how step 0 is learned, with the weight of its positive pixels."""
+        """Describe how step 0 is learned, with the weight of its positive pixels."""
         assert isinstance(config, StarConfig)
         return f"{super().step_0_of(config)}, positives x {config.positive_weight:g}"
 
@@ -143,7 +143,7 @@ class Star(SigmoidMethod):
             )
 
     def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
-        """Let new rows learn faster after step 0."""
+        """Make new rows learn faster after step 0."""
         if not self.num_old:
             return groups
         rows = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
@@ -242,7 +242,7 @@ class Star(SigmoidMethod):
 
     @property
     def _replay(self) -> "Replay":
-        """What is replayed in each update of the step: found once, as it never changes."""
+        """Return what is replayed in each update of the step: found once, as it never changes."""
         if self._known is None:
             per_epoch = self.step.iterations_per_epoch
             numbers = {key: self.tables[key].cpu() for key in _NUMBERS}

@@ -25,7 +25,7 @@ Mapper = Callable[[Callable[[Network, Iterator["Batch"]], Any]], Iterator[Any]]
 
 @dataclass(frozen=True)
 class Batch:
-    """What one call of `losses` sees.
+    """The input of one call of `losses`.
 
     Attributes:
         images: N,3,H,W, uint8 RGB.
@@ -60,7 +60,7 @@ class Batch:
         return usual if self.may_be is None else "unbiased"
 
     def sure_targets(self, first_new: int) -> Tensor:
-        """The data's targets without background in which a new class may hide: it is ignored."""
+        """Return the data's targets, with background ignored in which a new class may hide."""
         targets = self.data_targets
         if self.hidden is None:
             return targets
@@ -75,7 +75,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Judged:
-    """Whether what updates changed was worth keeping.
+    """The judgment on held-out images of whether the updates are kept.
 
     Attributes:
         before: Mean IoU without the updates.
@@ -166,7 +166,7 @@ class Step:
 
     @property
     def num_images(self) -> int:
-        """How many images updates are made from."""
+        """The number of images that updates are made from."""
         return len(self.data)
 
     @property

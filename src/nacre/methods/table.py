@@ -90,7 +90,7 @@ ROWS: dict[str, MethodRow] = {
     "mib": MethodRow(
         "nacre.methods.mib:Mib",
         title="MiB",
-        summary="losses and initialisation that model what the background hides",
+        summary="losses and initialization that model what the background hides",
         regularizes="outputs of old channels, unbiased",
         paper="Cermelli et al. 2020",
     ),

@@ -53,7 +53,7 @@ Color = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Pixels:
-    """What a network expects of its pixels.
+    """The form of pixels that a network expects.
 
     Attributes:
         mean: subtracted from RGB in 0..1; None leaves pixels in 0..255, for a network that
@@ -174,7 +174,7 @@ class Adapter(Network):
 
     @property
     def pretrained_part(self) -> nn.Module | None:
-        """What its library calls base model, backbone or encoder, apart from the scoring layers."""
+        """The base model, backbone or encoder in the library's words, without scoring layers."""
         for name in ("base_model", "backbone", "encoder"):
             found = getattr(self.model, name, None)
             if isinstance(found, nn.Module) and not self._scores_in(found):
@@ -182,7 +182,7 @@ class Adapter(Network):
         return None
 
     def _scores_in(self, module: nn.Module) -> bool:
-        """Whether a module holds one of the scoring layers."""
+        """Return whether a module holds one of the scoring layers."""
         inner = set(module.modules())
         return any(self.model.get_submodule(name) in inner for name in self.layers.names)
 

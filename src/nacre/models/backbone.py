@@ -1,4 +1,4 @@
-"""What all backbones have in common, and the smallest of them."""
+"""The base of all backbones, and the smallest of them."""
 
 from __future__ import annotations
 

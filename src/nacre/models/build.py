@@ -72,7 +72,7 @@ def find_kind(name: str) -> Kind:
 
 
 def is_own_network(raw: Mapping[str, Any]) -> bool:
-    """Whether plain config values describe a network of ours: any backbone, our decoder, rows."""
+    """Return whether plain config values describe a network of ours."""
     return issubclass(model_config_type(raw), DeepLabConfig)
 
 

@@ -24,7 +24,7 @@ _ROWS = 128  # values that a thread adds one after the other
 
 
 def lies_in_rows(x: Tensor) -> bool:
-    """Whether a map is one whose long sums torch gets wrong: float32, channels-last, on a CPU.
+    """Return whether torch gets a map's long sums wrong: float32, channels-last, on a CPU.
 
     (A compiler makes sums of its own, and knows nothing of numbers of threads.)
     """
@@ -45,7 +45,7 @@ def wide_type(x: Tensor) -> torch.dtype:
 
 
 def per_channel(values: Tensor) -> Tensor:
-    """A vector of channel values, shaped to be used with N,C,H,W."""
+    """Return a vector of channel values, shaped to be used with N,C,H,W."""
     return values[:, None, None]
 
 

@@ -56,7 +56,7 @@ def split_rows(
 
 
 def copy_row(weight: Tensor, bias: Tensor, num_new: int) -> tuple[Tensor, Tensor]:
-    """Let every new class start as a copy of one row.
+    """Make every new class start as a copy of one row.
 
     Args:
         weight: the row, of any shape.
@@ -120,7 +120,7 @@ class Classifier(nn.Module):
 
     @property
     def has_branches(self) -> bool:
-        """Whether rows have features of their own."""
+        """True if rows have features of their own."""
         return isinstance(self.rows[0], Branch)
 
     def weight(self, channels: slice) -> Tensor:

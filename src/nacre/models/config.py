@@ -1,4 +1,4 @@
-"""What can be said about a network in a config file. Importing this does not import torch."""
+"""Configs of networks. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nacre.utils.system import import_extra
 
 
 class ModelConfig(Config):
-    """What the configs of all kinds of networks have in common: the kind."""
+    """The common part of the configs of all kinds of networks: the kind."""
 
     kind: str = Field(description="deeplab (ours), external (another library's), or a package's")
     weights: str = Field(default="none", description="what it starts from; `none` is random")
@@ -103,7 +103,7 @@ Channel = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class PixelsConfig(Config):
-    """What a network expects of its pixels."""
+    """The form of pixels that a network expects."""
 
     mean: tuple[float, float, float] | None = Field(
         default=None,
@@ -116,7 +116,7 @@ class PixelsConfig(Config):
 
 
 class AdapterConfig(ModelConfig):
-    """What can be said about any network that is not nacre's."""
+    """The config of any network that is not nacre's."""
 
     background: Channel | None = Field(
         default=0,

@@ -104,7 +104,7 @@ def adapt(
 
 
 def is_given(config: ModelConfig) -> bool:
-    """Whether a network was given in Python, and cannot be built."""
+    """Return whether a network was given in Python, and cannot be built."""
     return isinstance(config, ExternalConfig) and config.library == "python"
 
 

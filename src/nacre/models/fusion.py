@@ -22,7 +22,7 @@ from nacre.errors import NacreError
 
 
 def fusion_factor(num_old: int, num_new: int) -> float:
-    """The share of what is new, by EWF's rule.
+    """Return the share of what is new, by EWF's rule.
 
     Args:
         num_old: old channels, background included.

@@ -44,7 +44,7 @@ NumChannels = Annotated[int, Field(strict=True, ge=1, le=MOST_CLASSES)]
 
 
 class LineageEntry(BaseModel):
-    """What a model file says about a step that made it; more may be said."""
+    """The description in a model file of a step that made it; more keys are allowed."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -71,7 +71,7 @@ Lineage = Annotated[
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model file says about its network.
+    """The description of a model file's network.
 
     Attributes:
         classes: Class name by channel.
@@ -146,7 +146,7 @@ def read_info(path: Path) -> ModelInfo:
 
 @contextlib.contextmanager
 def _in_one_sentence(path: Path) -> Iterator[None]:
-    """Say in one sentence why a file cannot be opened, whichever library finds out."""
+    """Explain in one sentence why a file cannot be opened, whichever library finds out."""
     try:
         yield
     except Exception as error:
@@ -197,7 +197,7 @@ def find_model(path: Path) -> Path:
 
     Args:
         path: The file itself, a step's folder, a run's (its last step), or a model of the Hugging
-            Face hub as ``hf://organisation/name``, which is fetched once.
+            Face hub as ``hf://organization/name``, which is fetched once.
     """
     if str(path).startswith(ADDRESS):
         return hub_model(str(path))

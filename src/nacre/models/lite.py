@@ -253,7 +253,7 @@ class DilatedDepthwiseConv2d(nn.Conv2d):
 
 
 def _is_slow(x: Tensor) -> bool:
-    """Whether torch would take the slow path: where a gradient is wanted, on a CPU, eagerly."""
+    """Return whether torch would take the slow path: with a gradient, on a CPU, eagerly."""
     return (
         x.device.type == "cpu"
         and x.requires_grad

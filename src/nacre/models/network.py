@@ -1,4 +1,4 @@
-"""What the trainer, the methods and the tests ask of a network, whoever made it.
+"""The interface of every network to the trainer, the methods and the tests.
 
     Output = network(images in 0..255)
 
@@ -33,7 +33,7 @@ Shared = Literal["nothing", "backbone", "decoder"]
 
 @dataclass
 class Output:
-    """What a network says of a batch.
+    """The output of a network for a batch.
 
     Attributes:
         logits: N,C,h,w at the backbone's stride, in float32 at least.
@@ -95,7 +95,7 @@ class Network(nn.Module):
     @property
     @abstractmethod
     def gives(self) -> frozenset[Part]:
-        """What a method may ask of it beside logits."""
+        """The parts that a method may ask for beside logits."""
 
     @property
     @abstractmethod

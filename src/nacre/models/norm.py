@@ -116,7 +116,7 @@ class ABN(nn.Module):
         return activate_(y.clone(), self.activation, self.slope), y
 
     def uses_batch(self, x: Tensor) -> bool:
-        """Whether the statistics of a batch are used: in training, unless there is no value."""
+        """Return whether the batch's statistics are used: in training, unless there is no value."""
         return self.training and (x.numel() > 0 or world_size() > 1)
 
     def _normalize(self, x: Tensor) -> Tensor:
@@ -410,7 +410,7 @@ class _InPlace(torch.autograd.Function):
 
 
 def keep_digits(model: nn.Module) -> None:
-    """Let no batch norm of a network lose digits while it learns on a CPU, in place.
+    """Keep every batch norm of a network from losing digits while it learns on a CPU, in place.
 
     Networks that turn tokens into maps (SegFormer's decoder) hand batch norms maps in channels-last
     layout on their own, which are laid out the other way first.
@@ -427,7 +427,7 @@ def _lay_out(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None
 
 
 def synchronize_batch_norm(model: nn.Module) -> None:
-    """Let the batch norms of a network use the batches of all processes, in place.
+    """Make the batch norms of a network use the batches of all processes, in place.
 
     `nn.SyncBatchNorm` refuses CPUs and replaces modules, which loses what a library's own kind of
     batch norm adds (timm's has an activation in it). Here every call of `F.batch_norm` inside a
@@ -454,7 +454,7 @@ def synchronize_batch_norm(model: nn.Module) -> None:
 
 
 def _keeps_statistics(module: nn.Module) -> bool:
-    """Whether it has running statistics of an unknown kind and, unlike frozen ones, parameters."""
+    """Return whether it has running statistics of an unknown kind, and parameters."""
     known = isinstance(module, _BatchNorm | ABN | nn.modules.instancenorm._InstanceNorm)
     has_mean = isinstance(module._buffers.get("running_mean"), Tensor)
     return not known and has_mean and next(module.parameters(recurse=False), None) is not None
@@ -489,7 +489,7 @@ class _JoinedBatchNorm(TorchFunctionMode):
 
 
 class Activate(nn.Module):
-    """What remains of a norm: adds the shortcut of a residual block if there is one, activates."""
+    """The remainder of a norm: adds the shortcut of a residual block if there is one, activates."""
 
     def __init__(self, norm: ABN) -> None:
         super().__init__()

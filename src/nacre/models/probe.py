@@ -190,7 +190,7 @@ def noise(shape: Sequence[int], model: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What shifting a layer's output did.
+    """The effect of shifting a layer's output.
 
     Attributes:
         main: the factor with which the shift arrived in the scores; None if it did not.
@@ -236,7 +236,7 @@ class _Probe:
         return [gain_of(new - old, shift) for old, new in pairs]
 
     def _is_a_dead_end(self, layer: nn.Module) -> bool:
-        """Whether the layer is used and yet decides nothing: it scores for the network's loss."""
+        """Return whether the layer is used and decides nothing: it scores for a loss."""
         output, calls = self._run(layer, lambda value: value + torch.randn_like(value))
         pairs = zip(self.everything, tensors_in(output), strict=True)
         return calls > 0 and all(torch.equal(old, new) for old, new in pairs)

@@ -170,7 +170,7 @@ def check_shapes(network: nn.Module, state: State, rows: Rows | None = None) -> 
 
 
 def _is_widened(found: Sequence[int], wanted: Sequence[int], rows: Rows) -> bool:
-    """Whether a shape is another one with the rows of new classes."""
+    """Return whether a shape is another one with the rows of new classes."""
     differing = [(a, b) for a, b in zip(found, wanted, strict=False) if a != b]
     return len(found) == len(wanted) and differing == [(rows.now, rows.first)]
 

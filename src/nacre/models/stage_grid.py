@@ -71,7 +71,7 @@ class StageGrid(nn.Module):
         return torch.cat(self._on_grid(list(stages), self.strides, like), dim=1)
 
     def covers(self, stages: tuple[Tensor, ...]) -> bool:
-        """Whether the mean of the last stage is one for the whole image."""
+        """Return whether the mean of the last stage is one for the whole image."""
         window = self.pool.window
         return window is None or max(stages[-1].shape[-2:]) <= window
 

@@ -185,7 +185,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_one_sentence(config: ExternalConfig) -> Iterator[None]:
-    """Say in one sentence what transformers does not take."""
+    """Explain in one sentence what transformers does not take."""
     try:
         yield
     except NacreError:

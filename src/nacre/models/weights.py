@@ -274,7 +274,7 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         path: where it is.

@@ -59,7 +59,7 @@ _COUNTS = ("num_classes", "n_classes", "num_labels", "nclass", "n_class", "class
 
 @dataclass(frozen=True)
 class Widened:
-    """What was done to a network.
+    """The change made to a network.
 
     Attributes:
         layers: the scoring layers, with the number of classes before.
@@ -376,7 +376,7 @@ def set_rows(layer: ScoringLayer, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def count_rows(layer: ScoringLayer) -> None:
-    """Let a layer say how many rows its weights have."""
+    """Set a layer's own count of its rows."""
     count = len(rows_of(layer)[0])
     if isinstance(layer, nn.Linear):
         layer.out_features = count

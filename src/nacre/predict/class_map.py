@@ -64,7 +64,7 @@ class StoredMap:
 
 @contextlib.contextmanager
 def make_class_map(size: tuple[int, int], channels: int, folder: Path) -> Iterator[Any]:
-    """Yield a class map to be filled: an array, or for large pictures a file that is then removed.
+    """Yield a class map to be filled: an array, or for large images a file that is then removed.
 
     Args:
         size: Height and width.
@@ -107,7 +107,7 @@ def count_classes(classes: ClassMap, channels: int) -> npt.NDArray[np.int64]:
 
 
 def write_png(file: IO[bytes], classes: ClassMap, palette: bytes) -> None:
-    """Write a class map as a PNG strip by strip: with a palette, or grey where it has 16 bits.
+    """Write a class map as a PNG strip by strip: with a palette, or gray where it has 16 bits.
 
     Args:
         file: Open for writing.
@@ -117,7 +117,7 @@ def write_png(file: IO[bytes], classes: ClassMap, palette: bytes) -> None:
     height, width = classes.shape
     wide = classes.dtype == np.uint16
     file.write(b"\x89PNG\r\n\x1a\n")
-    kind = (16, 0) if wide else (8, 3)  # bits; grey or palette
+    kind = (16, 0) if wide else (8, 3)  # bits; gray or palette
     _chunk(file, b"IHDR", struct.pack(">IIBBBBB", width, height, *kind, 0, 0, 0))
     if not wide:
         _chunk(file, b"PLTE", palette)

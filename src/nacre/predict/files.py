@@ -47,7 +47,7 @@ USUAL_FORMS = ("masks", "overlays", "csv")
 
 @dataclass(frozen=True)
 class Summary:
-    """What was done.
+    """The outcome.
 
     Attributes:
         done: Images, and frames of videos.
@@ -63,7 +63,7 @@ class Summary:
 
 
 class _Results:
-    """Where the results of a call go."""
+    """The destination of a call's results."""
 
     def __init__(self, legend: Legend, out: Path, forms: Sequence[str]) -> None:
         self.legend, self.out, self.forms = legend, out, forms
@@ -127,7 +127,7 @@ def predict_all(
     forms: Sequence[str] = USUAL_FORMS,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
-    """Say what is in images and videos, and write it.
+    """Predict images and videos, and write the results.
 
     Args:
         predictor: How the network sees images; through windows they take bounded memory.

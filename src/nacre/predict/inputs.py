@@ -1,4 +1,4 @@
-"""Which pictures and videos a user means: files, folders, globs."""
+"""The images and videos that a user names: files, folders, globs."""
 
 import glob
 import os
@@ -15,7 +15,7 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 
 @dataclass(frozen=True)
 class Input:
-    """A picture or a video.
+    """An image or a video.
 
     Attributes:
         path: The file.
@@ -29,12 +29,12 @@ class Input:
 
     @property
     def is_video(self) -> bool:
-        """Whether it is a video."""
+        """True if it is a video."""
         return self.path.suffix.lower() in VIDEO_SUFFIXES
 
 
 def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
-    """Return all pictures and videos that files, folders and globs name.
+    """Return all images and videos that files, folders and globs name.
 
     Args:
         given: Files, folders (with all below them) and globs such as ``day-*/*.jpg``.
@@ -70,14 +70,14 @@ def _paths(given: str, out: Path) -> Iterable[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        os.scandir(path).close()  # what may not be read is no folder without pictures
+        os.scandir(path).close()  # what may not be read is no folder without images
         candidates = sorted(path.rglob("*"))
     else:
         candidates = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
     found = [one for one in candidates if _is_input(one) and out not in one.resolve().parents]
     if not found:
         raise NacreError(
-            f"no pictures at {given}: give files, folders or globs of "
+            f"no images at {given}: give files, folders or globs of "
             f"{', '.join(suffix[1:] for suffix in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES))}"
         )
     return found

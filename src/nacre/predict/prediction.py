@@ -1,4 +1,4 @@
-"""What a model sees in an image, and the forms in which an image may come."""
+"""Predictions of a model, and the forms in which an image may come."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from nacre.predict.writers import Legend, overlay, palette_image
 
 AnyImage = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16] | Tensor
 """A file, a Pillow image, an array of height x width (x channels) or a tensor of channels x height
-x width: grey or RGB, with or without alpha, of 8 or 16 bits."""
+x width: gray or RGB, with or without alpha, of 8 or 16 bits."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model sees in an image.
+    """A model's prediction for an image.
 
     Attributes:
         mask: Channel of each pixel, of the image's size.
@@ -96,7 +96,7 @@ def _from_tensor(image: Tensor) -> npt.NDArray[Any]:
 
 
 def _from_array(array: npt.NDArray[np.uint8 | np.uint16]) -> Image.Image:
-    """Return an array as an image: grey, grey and alpha, RGB or RGBA."""
+    """Return an array as an image: gray, gray and alpha, RGB or RGBA."""
     channels = array.shape[2] if array.ndim == 3 else 1
     if array.dtype not in (np.uint8, np.uint16) or array.ndim not in (2, 3) or channels > 4:
         raise NacreError(

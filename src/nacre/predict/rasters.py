@@ -27,20 +27,20 @@ Pixels = npt.NDArray[np.uint8]
 _TIFF = (".tif", ".tiff")
 _ORIENTATION = 274
 _CACHE_MIB = 256
-"""What GDAL may keep of a picture; by default it takes a part of the machine's memory."""
+"""What GDAL may keep of an image; by default it takes a part of the machine's memory."""
 
 PREVIEW = 4096
-"""Longest side of the overlay of a picture that is too large to be shown whole."""
+"""Longest side of the overlay of an image that is too large to be shown whole."""
 
 
 @dataclass(frozen=True)
 class Raster:
-    """A picture of which parts can be read.
+    """An image of which parts can be read.
 
     Attributes:
         size: Height and width.
         read: Returns rows and columns, height x width x RGB.
-        preview: Returns the whole picture with its longer side at most `PREVIEW`.
+        preview: Returns the whole image with its longer side at most `PREVIEW`.
     """
 
     size: tuple[int, int]
@@ -49,7 +49,7 @@ class Raster:
 
 
 def has_rasterio() -> bool:
-    """Whether rasterio is installed."""
+    """Return whether rasterio is installed."""
     return find_spec("rasterio") is not None
 
 
@@ -75,7 +75,7 @@ def _is_turned(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _large_images() -> Iterator[None]:
-    """Let Pillow open what it takes for an attack: the user asked for windows, and knows."""
+    """Make Pillow open what it takes for an attack: the user asked for windows, and knows."""
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         yield
@@ -109,7 +109,7 @@ def _rasterio_open(path: Path) -> Iterator[Any]:
 
     try:
         with warnings.catch_warnings(), rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB):
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain pictures are welcome
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain images are welcome
             # By its content alone GDAL would take it for a description of other files or addresses.
             with rasterio.open(path, driver="GTiff") as file:
                 yield file
@@ -158,7 +158,7 @@ def _palette(file: Any) -> Pixels | None:
 
 
 def is_georeferenced(path: Path) -> bool:
-    """Whether an image says where on Earth it lies, and rasterio is there to read it.
+    """Return whether an image says where on Earth it lies, and rasterio is there to read it.
 
     Raises:
         NacreError: it says so of an image that is to be turned, whose place is then unclear.
@@ -179,7 +179,7 @@ def is_georeferenced(path: Path) -> bool:
 def write_geotiff(
     path: Path, like: Path, legend: Legend
 ) -> Iterator[Callable[[slice, slice, Pixels], None]]:
-    """Write a class map part by part, with the georeference of the picture it is of."""
+    """Write a class map part by part, with the georeference of the image it is of."""
     import rasterio
 
     with _rasterio_open(like) as source:

@@ -1,6 +1,6 @@
-"""What predictions are written as: masks, overlays, LabelMe polygons, COCO JSON, a CSV of shares.
+"""Writers of predictions: masks, overlays, LabelMe polygons, COCO JSON, a CSV of shares.
 
-Masks and overlays are one file per picture and lie where the picture lay. COCO JSON and the CSV are
+Masks and overlays are one file per image and lie where the image lay. COCO JSON and the CSV are
 one file for all: the CSV grows row by row, the JSON is written at the end, also of an interruption.
 """
 
@@ -48,7 +48,7 @@ def palette_image(classes: Part, legend: Legend) -> Image.Image:
     """Return a class map as a palette image, or of 16 bits: its values are channels."""
     image = Image.fromarray(classes)
     if classes.dtype == np.uint16:
-        return image  # a palette has 256 colours
+        return image  # a palette has 256 colors
     image.putpalette([value for color in legend.colors for value in color])
     return image
 
@@ -65,7 +65,7 @@ def write_mask(path: Path, classes: ClassMap, legend: Legend) -> None:
 
 
 def overlay(pixels: Pixels, classes: Part, legend: Legend, strength: float = 0.6) -> Image.Image:
-    """Return a picture with its classes laid over it in colour, all but the background."""
+    """Return an image with its classes laid over it in color, all but the background."""
     colors = np.array(legend.colors, np.float32) * strength
     mixed = np.empty_like(pixels)
     for top in range(0, len(pixels), _STRIP):
@@ -77,18 +77,18 @@ def overlay(pixels: Pixels, classes: Part, legend: Legend, strength: float = 0.6
 
 
 def write_overlay(path: Path, pixels: Pixels, classes: Part, legend: Legend) -> None:
-    """Write a picture with its classes over it as a JPEG."""
+    """Write an image with its classes over it as a JPEG."""
     image = overlay(pixels, classes, legend)
     save(path, lambda file: image.save(file, "JPEG", quality=90))
 
 
-def labelme(classes: ClassMap, legend: Legend, picture: str, tolerance: float) -> dict[str, Any]:
+def labelme(classes: ClassMap, legend: Legend, image: str, tolerance: float) -> dict[str, Any]:
     """Return a class map as the JSON of LabelMe, larger polygons first.
 
     Args:
         classes: Channel of each pixel.
         legend: What the channels mean.
-        picture: Path of the picture, from where the JSON lies.
+        image: Path of the image, from where the JSON lies.
         tolerance: How far, in pixels, a polygon may be from the edge of its region.
     """
     shapes = [
@@ -109,7 +109,7 @@ def labelme(classes: ClassMap, legend: Legend, picture: str, tolerance: float) -
         "version": "5.5.0",
         "flags": {},
         "shapes": shapes,
-        "imagePath": picture,
+        "imagePath": image,
         "imageData": None,
         "imageHeight": height,
         "imageWidth": width,
@@ -166,7 +166,7 @@ def _box(classes: ClassMap, channel: int) -> list[int]:
 
 @dataclass
 class CocoWriter:
-    """Collects the classes found in pictures, one region per picture and class.
+    """Collects the classes found in images, one region per image and class.
 
     Attributes:
         path: The JSON file.
@@ -179,7 +179,7 @@ class CocoWriter:
     annotations: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, name: str, classes: ClassMap) -> None:
-        """Add a picture."""
+        """Add an image."""
         height, width = classes.shape
         number = len(self.images) + 1
         self.images.append({"id": number, "file_name": name, "width": width, "height": height})
@@ -211,17 +211,17 @@ class CocoWriter:
 
 
 class ShareWriter:
-    """Writes which share of each picture each class covers, a row at a time."""
+    """Writes which share of each image each class covers, a row at a time."""
 
     def __init__(self, path: Path, legend: Legend) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.channels = len(legend.classes)
         self.file = path.open("w", newline="", encoding="utf-8")
         self.rows = csv.writer(self.file)
-        self._write(["picture", *map(csv_text, legend.classes)])
+        self._write(["image", *map(csv_text, legend.classes)])
 
     def add(self, name: str, classes: ClassMap) -> None:
-        """Add a picture."""
+        """Add an image."""
         counts = count_classes(classes, self.channels)
         self._write([csv_text(name), *(f"{count / counts.sum():.6f}" for count in counts)])
 
@@ -235,7 +235,7 @@ class ShareWriter:
 
 
 def write_labelme(
-    path: Path, classes: ClassMap, legend: Legend, picture: str, tolerance: float
+    path: Path, classes: ClassMap, legend: Legend, image: str, tolerance: float
 ) -> None:
-    """Write the polygons of a picture for LabelMe."""
-    save_json(path, labelme(classes, legend, picture, tolerance))
+    """Write the polygons of an image for LabelMe."""
+    save_json(path, labelme(classes, legend, image, tolerance))

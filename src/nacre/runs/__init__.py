@@ -1,1 +1,1 @@
-"""What is kept of a run: its folder, its events; the loop over a scenario's steps."""
+"""Runs: the folder, the events, the loop over steps."""

@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is: what is before it stays, what is behind it is done again.
+    """The position of a run: what is before it stays, what is behind it is done again.
 
     Attributes:
         step: The step that is worked on.
@@ -29,7 +29,7 @@ class Position:
     is_learned: bool = False
 
     def is_past(self, event: dict[str, Any]) -> bool:
-        """Whether an event belongs to what stays."""
+        """Return whether an event belongs to what stays."""
         step = event.get("step")
         if not isinstance(step, int) or step < self.step:
             return True

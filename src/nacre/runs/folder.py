@@ -59,7 +59,7 @@ class RunFolder:
     fingerprint_type: ClassVar[type[Record]] = Fingerprint
     metrics_type: ClassVar[type[Record]] = StepMetrics
     keeps_first: ClassVar[bool] = False
-    """Whether a model that is of use before the first update is kept until the step has one."""
+    """Return whether a model usable before the first update is kept until the step has one."""
     path: Path
 
     @property
@@ -74,7 +74,7 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        """What happened, a line an event."""
+        """The events, one per line."""
         return self.path / "events.jsonl"
 
     @property
@@ -84,30 +84,30 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """What all steps together show."""
+        """The summary of all steps."""
         return self.path / "metrics.json"
 
     def model(self, step: int) -> Path:
-        """The network after a step."""
+        """Return the file of the network after a step."""
         return self.path / f"step-{step}" / "model.safetensors"
 
     def step_metrics(self, step: int) -> Path:
-        """How the network tests after a step."""
+        """Return the file of the test figures after a step."""
         return self.path / f"step-{step}" / "metrics.json"
 
     @property
     def fingerprint(self) -> Path:
-        """Which classes are learned from which images, and tested on which."""
+        """The classes and the images that they are learned from and tested on."""
         return self.path / "facts.json"
 
     @property
     def exemplars(self) -> Path:
-        """Which old images each step learns from, where some are kept."""
+        """The old images that each step learns from, where some are kept."""
         return self.path / "exemplars.csv"
 
     @property
     def nothing_learned(self) -> bool:
-        """Whether no step and no part of one is there yet."""
+        """True if no step and no part of one is there yet."""
         return not self.resume.exists() and not any(self.path.glob("step-*/model.safetensors"))
 
     @property
@@ -121,7 +121,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def is_finished(self, step: int) -> bool:
-        """Whether a step is learned and tested."""
+        """Return whether a step is learned and tested."""
         return self.model(step).exists() and self.step_metrics(step).exists()
 
     def sight(self) -> str:
@@ -153,7 +153,7 @@ class RunFolder:
         return read_config(self.path)
 
     def changed_data(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-        """Say where classes or images are not those that the folder began with."""
+        """List where classes or images are not those that the folder began with."""
         return _changed_data(before, now)
 
     def bind_config(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
@@ -225,11 +225,11 @@ class LearnFolder(RunFolder):
     keeps_first = True
 
     def model(self, step: int) -> Path:
-        """The network after the step."""
+        """Return the file of the network after the step."""
         return self.path / "model.safetensors"
 
     def step_metrics(self, step: int) -> Path:
-        """How the network tests after the step."""
+        """Return the file of the test figures after the step."""
         return self.path / "metrics.json"
 
     @property
@@ -239,7 +239,7 @@ class LearnFolder(RunFolder):
 
     @property
     def nothing_learned(self) -> bool:
-        """Whether neither a model nor a part of the way to one is there yet."""
+        """True if neither a model nor a part of the way to one is there yet."""
         return not self.resume.exists() and not self.model(0).exists()
 
     def tidy(self) -> None:
@@ -264,7 +264,7 @@ class LearnFolder(RunFolder):
         return read_learn_config(self.path)
 
     def changed_data(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-        """Say where the start model, classes or images are not those it began with."""
+        """List where the start model, classes or images are not those it began with."""
         changed = differences(
             {key: before.get(key) for key in ("start", "known", "new")},
             {key: now.get(key) for key in ("start", "known", "new")},
@@ -293,7 +293,7 @@ def read_plain_config(folder: Path) -> dict[str, Any]:
 
 
 def _changed_data(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Say where the classes or images of a run are not those that it began with."""
+    """List where the classes or images of a run are not those that it began with."""
     if len(before["steps"]) != len(now["steps"]):
         return [f"steps: {len(before['steps'])} -> {len(now['steps'])}"]
     changed = differences({"background": before["background"]}, {"background": now["background"]})

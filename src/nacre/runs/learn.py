@@ -209,7 +209,7 @@ def _how(config: LearnConfig) -> str:
 
 
 def _was_taken(choice: Choice, config: LearnConfig) -> bool:
-    """Whether what was chosen is what is done: a person's own values need no reasons."""
+    """Return whether what was chosen is what is done: a person's own values need no reasons."""
     plain = config.to_dict()
     sections = {name: values for name, values in choice.values.items() if name != "method"}
     # Of what is frozen `how` speaks.

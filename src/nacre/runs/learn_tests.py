@@ -1,4 +1,4 @@
-"""How a step changed what a model knows: every test set before and after it, and agreement.
+"""The change of a model by a step: every test set before and after it, and agreement.
 
 A test set judges the classes that it labels and no others: where it marks background, a class that
 it does not label may stand, so a prediction of such a class counts as background there.
@@ -70,7 +70,7 @@ class _KeptMaps:
 
 
 class _BesideBefore:
-    """How the start model's class maps fare, and how they agree with another's.
+    """The start model's class maps: their figures, and their agreement with another's.
 
     Args:
         stored: Its maps, in the order of the images.

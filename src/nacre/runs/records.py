@@ -35,7 +35,7 @@ class Record(BaseModel):
 
 
 class StepMetrics(Record):
-    """How a network tests after a step."""
+    """The test figures of a network after a step."""
 
     step: Count
     classes: list[Name] = Field(min_length=1, max_length=65_536)
@@ -55,7 +55,7 @@ class StepMetrics(Record):
 
 
 class Summary(Record):
-    """What all steps of a run together show."""
+    """The summary of all steps of a run."""
 
     scenario: Name
     method: Name
@@ -107,7 +107,7 @@ class LearnedImages(Images):
 
 
 class Fingerprint(Record):
-    """What a run is learned from and tested on."""
+    """The data that a run is learned from and tested on."""
 
     background: int | None
     steps: list[LearnedImages] = Field(min_length=1)
@@ -127,14 +127,14 @@ class NamedData(Record):
 
 
 class LearnFingerprint(Record):
-    """What a step of `nacre learn` is learned from and tested on."""
+    """The data that a step of `nacre learn` is learned from and tested on."""
 
     data: list[NamedData]
     tests: list[NamedData]
 
 
 class TestSet(Record):
-    """How a model tests on a folder of `nacre learn`: by class the IoU and the pixels for it."""
+    """The test figures of a model on a folder of `nacre learn`: by class the IoU and its pixels."""
 
     name: Name
     images: Count
@@ -162,7 +162,7 @@ class Measured(Record):
 
 
 class Agreement(Record):
-    """How much of what the start model saw is still seen."""
+    """The share of the start model's predictions that the new model still makes."""
 
     images: Count
     iou: dict[Name, Share]
@@ -176,7 +176,7 @@ class Verdict(Record):
 
 
 class LearnMetrics(Measured):
-    """How a model of `nacre learn` tests, beside the one it started from."""
+    """The test figures of a model of `nacre learn` beside the one it started from."""
 
     new: list[Name]
     iou_before: dict[Name, Share | None]

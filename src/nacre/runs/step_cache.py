@@ -105,7 +105,7 @@ class StepCache:
         _share(source, self._entry(step))
 
     def release(self) -> None:
-        """Let others learn the step if this run has not."""
+        """Leave the step to others if this run has not."""
         self.held.close()
 
     def _entry(self, step: int) -> Path:

@@ -267,7 +267,7 @@ def _began(steps: Sequence[Step], about: str, start: Start | None) -> RunBegan:
 
 
 def _weights(model: Any) -> str:
-    """Say what the backbone starts from; the paper starts from ImageNet's weights."""
+    """Describe what the backbone starts from; the paper starts from ImageNet's weights."""
     row = BACKBONES.get(model.backbone) if isinstance(model, DeepLabConfig) else None
     if model.weights != "none" or (row is not None and row.imagenet is None):
         return str(model.weights)

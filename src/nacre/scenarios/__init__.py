@@ -1,1 +1,1 @@
-"""Which class is which channel when, and which images a step gets."""
+"""Scenarios: the classes and the images of each step."""

@@ -1,4 +1,4 @@
-"""Which class of a data set is learned in which step, and so which class is which channel when."""
+"""The step in which each class of a data set is learned, and so its channel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ StepLabels = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ClassSchedule:
-    """Which classes are learned in which step, and so which class is which channel.
+    """The classes of each step, and so the channel of each class.
 
     Attributes:
         space: What the labels mean.

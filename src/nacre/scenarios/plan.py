@@ -16,7 +16,7 @@ from nacre.scenarios.scenario import ImageLists, Scenario
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step sees.
+    """The classes and images of one step.
 
     Attributes:
         step: Its number.

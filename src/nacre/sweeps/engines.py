@@ -147,7 +147,7 @@ class RemoteRun:
         return self.task.ended(code)
 
     def stop(self) -> None:
-        """Let the run save, and wait for that."""
+        """Make the run save, and wait for that."""
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.terminate()

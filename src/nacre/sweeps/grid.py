@@ -195,7 +195,7 @@ def check_weights(jobs: Sequence[Job]) -> None:
 
 
 def _share_step_0(group: Sequence[Job]) -> None:
-    """Let the run whose method collects the most for later steps learn step 0 for the others."""
+    """Choose the run that learns step 0 for the others: its method collects the most."""
     for job in group:
         serving = [other for other in group if other.persistent_state >= job.persistent_state]
         best = max(serving, key=lambda other: len(other.persistent_state))  # the first of several

@@ -125,7 +125,7 @@ def _submitted(jobs: Sequence[Job]) -> list[tuple[Job, str]]:
 
 
 def _stop(jobs: Sequence[Job], engine: Engine) -> None:
-    """Let the runs save, and wait for that; those that survive the grid continue."""
+    """Make the runs save, and wait for that; those that survive the grid continue."""
     _cancel(jobs, engine)
     until = time.monotonic() + _STOP_SECONDS
     while not engine.survives and _submitted(jobs) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""What an import is doing and what came of it, for the terminal."""
+"""The progress and the outcome of an import, for the terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

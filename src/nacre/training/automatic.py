@@ -1,4 +1,4 @@
-"""What fits the machine and the images, chosen without a preset, and said in two lines.
+"""Defaults of `nacre learn` by machine and images, chosen without a preset, and said in two lines.
 
 Where a backbone has weights to start from, or a model of ours is continued, the recipe is the
 preset `small`: a frozen backbone, a light decoder, AdamW (docs/results.md has what it was chosen
@@ -25,7 +25,7 @@ Ground = Literal["weights", "nothing", "own", "other"]
 
 @dataclass(frozen=True)
 class Machine:
-    """What a step is learned on.
+    """The machine that a step is learned on.
 
     Attributes:
         device: Its type: cpu, cuda or mps.

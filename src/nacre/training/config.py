@@ -38,7 +38,7 @@ PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
 
 
 class TrainConfig(OptimConfig):
-    """How a step is learned; the preset `paper` has the paper's values, the defaults not all."""
+    """The training of a step; the preset `paper` has the paper's values, the defaults not all."""
 
     epochs: int = Field(30, ge=1, le=100_000, description="passes over a step's images")
     incremental_epochs: int | None = Field(
@@ -107,7 +107,7 @@ class TrainConfig(OptimConfig):
 
 
 class Recipe(Config):
-    """How steps are learned and tested, whatever their data: what decides what a step computes."""
+    """The training and testing of steps, whatever their data."""
 
     seed: int = Field(
         1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"

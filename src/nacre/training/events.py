@@ -144,7 +144,7 @@ class StepJudged(Event):
 class StepLearned(Event):
     """The last update of a step was made."""
 
-    kind = "learnt"
+    kind = "learned"
     step: int
     seconds: float
     peak_memory_bytes: int | None

@@ -1,4 +1,4 @@
-"""Optimiser and schedule, as a config says.
+"""Optimizer and schedule, as a config says.
 
     lr(iteration) = lr * warm-up * decay
     warm-up = min(1, (iteration + 1) / warmup_iterations)
@@ -32,7 +32,7 @@ POLY_POWER = 0.9
 
 
 class OptimConfig(Config):
-    """How parameters are updated; the defaults are those of the paper's released implementation."""
+    """The optimizer; the defaults are those of the paper's released implementation."""
 
     optimizer: Literal["sgd", "adamw"] = Field(
         "sgd", description="sgd: with momentum 0.9; adamw: for transformers"

@@ -34,7 +34,7 @@ _PATIENCE = 1.0
 
 @dataclass(frozen=True)
 class SharedPass:
-    """What every share of a pass needs.
+    """The common input of every share of a pass.
 
     Attributes:
         network: looks at the images.
@@ -54,7 +54,7 @@ class SharedPass:
 
     @property
     def shares(self) -> int:
-        """How many there are: it does not depend on the cluster."""
+        """The number of shares: it does not depend on the cluster."""
         return math.ceil(len(self.dataset) / IMAGES_PER_SHARE)
 
     def batches(self, share: int, shares: int, device: torch.device) -> Iterator[Batch]:

@@ -40,7 +40,7 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """Whether the main process's clock says that it is time to save."""
+        """True if the main process's clock says that it is time to save."""
         return self.dist.is_main and time.monotonic() - self.saved > 60 * CHECKPOINT_MINUTES
 
     def save(self, trainer: Trainer) -> None:
@@ -101,7 +101,7 @@ def _set_generators(states: Tensors, dist: Distributed) -> None:
 
 
 class _Header(BaseModel):
-    """What a file says of the state in it."""
+    """The description of a file's state."""
 
     step: int = Field(strict=True, ge=0)
     iteration: int = Field(strict=True, ge=0)

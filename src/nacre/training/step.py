@@ -100,7 +100,7 @@ def _fit(method: Method, step: Step) -> None:
 
 
 def _grow(method: Method, step: Step) -> None:
-    """Let the student grow, or begin; keep a teacher if the method has one."""
+    """Grow the student, or begin it; keep a teacher if the method has one."""
     # All processes draw the same weights, and a step's do not depend on the steps before.
     torch.manual_seed(step.config.seed * 1000 + step.index)
     rows = rows_for_loss(step.data.mappings, step.growth, hides_old=method.hides_old(method.config))

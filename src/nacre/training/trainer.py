@@ -41,7 +41,7 @@ class NotFinite(NacreError):
 
 
 class Trainer:
-    """What updates the parameters of a step's student.
+    """The trainer: it updates the parameters of a step's student.
 
     Args:
         method: How the step is learned.
@@ -87,7 +87,7 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last update was made."""
+        """True if the last update was made."""
         return self.iteration >= self.step.iterations
 
     def batches(self) -> Iterator[tuple[list[Sample], list[list[View]]]]:
@@ -128,7 +128,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def explaining(self, images: int) -> Iterator[None]:
-        """Say in one sentence what to set where the device has not memory enough."""
+        """Explain in one sentence what to set where the device has not memory enough."""
         try:
             yield
         except torch.OutOfMemoryError as error:

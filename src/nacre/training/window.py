@@ -48,12 +48,12 @@ class LossWindow:
 
     @property
     def closes_next(self) -> bool:
-        """Whether a line of events is due after the next update."""
+        """True if a line of events is due after the next update."""
         return self._is_last(self.trainer.iteration + 1)
 
     @property
     def is_due(self) -> bool:
-        """Whether a line of events is due now."""
+        """True if a line of events is due now."""
         return self._is_last(self.trainer.iteration)
 
     def _is_last(self, iteration: int) -> bool:

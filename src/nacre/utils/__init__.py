@@ -1,1 +1,1 @@
-"""What every room may use: files, the machine."""
+"""Helpers of all packages: files, the machine."""

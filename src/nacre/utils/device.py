@@ -59,7 +59,7 @@ class Precision:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether autocast is needed."""
+        """True if autocast is needed."""
         return self.dtype != torch.float32
 
     def mixed(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -70,7 +70,7 @@ class Precision:
 
     @property
     def needs_scaling(self) -> bool:
-        """Whether gradients would vanish without a scale on the loss."""
+        """True if gradients would vanish without a scale on the loss."""
         return self.dtype == torch.float16
 
 
@@ -120,7 +120,7 @@ def set_precision(wanted: str, device: torch.device) -> Precision:
 
 @contextlib.contextmanager
 def sizes_vary(vary: bool) -> Iterator[None]:
-    """Have cuDNN not look for its fastest kernels meanwhile, if images have many sizes.
+    """Keep cuDNN from looking for its fastest kernels meanwhile, if images have many sizes.
 
     It looks for them once for each size, which takes longer than they save.
     """

@@ -41,7 +41,7 @@ class Distributed:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process decides, writes and prints."""
+        """True if this process decides, writes and prints."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def exit_process(code: int) -> None:
 
 @contextlib.contextmanager
 def explain_lost_process(group: Distributed) -> Iterator[None]:
-    """Have the death of another process meanwhile told in one sentence, by the main process."""
+    """Report the death of another process meanwhile in one sentence, by the main process."""
     try:
         yield
     except RuntimeError as error:

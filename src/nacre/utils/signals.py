@@ -75,7 +75,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def block_signals() -> Iterator[None]:
-    """Let no stop reach this thread, nor a process that it starts, until that one is ready."""
+    """Keep every stop from this thread, and from a process that it starts until that is ready."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -96,7 +96,7 @@ def ignore_stop_signals(*spared: int) -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Have this process signalled when its parent dies, however that dies; Linux alone knows how.
+    """Signal this process when its parent dies, however that dies; Linux alone knows how.
 
     Args:
         parent: The parent's number: it may be gone already.

@@ -22,7 +22,7 @@ _NEVER = -1  # as mallopt(3) has it
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep what it frees; return whether the C library can (glibc can).
+    """Make this process keep what it frees; return whether the C library can (glibc can).
 
     An update frees hundreds of large buffers and asks for the same ones again. glibc returns such
     buffers to the system at once, so that every update has all its pages cleared and mapped anew,

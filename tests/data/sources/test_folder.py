@@ -14,7 +14,7 @@ NAMES = [f"p{i:02}" for i in range(40)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Forty pictures of two classes."""
+    """Forty images of two classes."""
     make_pairs(tmp_path, {name: blocks(6, 12, [0, 1, 2]) for name in NAMES})
     (tmp_path / "classes.yaml").write_text("classes: {1: cat, 2: dog}")
     return tmp_path

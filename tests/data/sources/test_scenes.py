@@ -120,7 +120,7 @@ def test_things_differ_in_size(world: tuple[np.ndarray, np.ndarray]) -> None:
 
 
 def test_colour_says_nothing_about_the_class(world: tuple[np.ndarray, np.ndarray]) -> None:
-    """Mean colours of a class in its images: far apart within, equal between classes."""
+    """Mean colors of a class in its images: far apart within, equal between classes."""
     images, masks = world
     means = []
     for label in range(1, len(CLASS_NAMES) + 1):
@@ -153,7 +153,7 @@ def test_names() -> None:
     ]
 
 
-@pytest.mark.parametrize("wrong", [{"train": 0}, {"size": 4}, {"seed": -1}, {"colour": "red"}])
+@pytest.mark.parametrize("wrong", [{"train": 0}, {"size": 4}, {"seed": -1}, {"color": "red"}])
 def test_config_refuses(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ScenesConfig.model_validate(wrong)

@@ -49,24 +49,24 @@ def browser(page: Path, tmp_path_factory: pytest.TempPathFactory):
         browser.resize(1200, 900)
         browser.open(page.as_uri())
         browser.until("!at('status').textContent.startsWith('Loading')")
-        assert browser.run("at('status').textContent") == "Ready: choose a picture."
+        assert browser.run("at('status').textContent") == "Ready: choose an image."
         yield browser
     finally:
         browser.close()
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures") / "noise.png"
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("images") / "noise.png"
     Image.fromarray(noise_picture((70, 110), 8)).save(path)
     return path
 
 
 @pytest.fixture
-def seen(browser: Browser, picture: Path) -> Browser:
-    """The page with a picture that it has looked at."""
-    browser.run("pictures.length = 0, shown = null, at('gallery').replaceChildren()")
-    browser.choose("#files", picture)
+def seen(browser: Browser, image: Path) -> Browser:
+    """The page with an image that it has looked at."""
+    browser.run("images.length = 0, shown = null, at('gallery').replaceChildren()")
+    browser.choose("#files", image)
     browser.until("shown && shown.seen.size === 1 && !at('layout').hidden")
     return browser
 
@@ -142,9 +142,9 @@ def test_is_whole_at_two_widths(seen: Browser, tmp_path: Path, width: int, schem
 
 
 def test_a_file_that_is_no_picture_is_told(seen: Browser, tmp_path: Path) -> None:
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no image")
     seen.choose("#files", tmp_path / "text.png")
-    seen.until("at('status').textContent.includes('text.png is not a picture')")
+    seen.until("at('status').textContent.includes('text.png is not an image')")
 
 
 def swapped_profile() -> bytes:
@@ -207,7 +207,7 @@ def test_hostile_class_names_stay_text(opened: OnnxModel, tmp_path: Path) -> Non
     assert json.loads(settings)["models"][0]["classes"][1] == name
 
 
-def test_the_served_page_asks_its_server(opened: OnnxModel, picture: Path, tmp_path: Path) -> None:
+def test_the_served_page_asks_its_server(opened: OnnxModel, image: Path, tmp_path: Path) -> None:
     find_browser()
     with ModelServer([Served("tiny", opened)], ("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -217,7 +217,7 @@ def test_the_served_page_asks_its_server(opened: OnnxModel, picture: Path, tmp_p
             home = f"http://127.0.0.1:{server.server_address[1]}/"
             browser.open(home)
             browser.until("at('status').textContent.startsWith('Ready')")
-            browser.choose("#files", picture)
+            browser.choose("#files", image)
             browser.until("shown && shown.seen.size === 1")
             found = browser.run("Array.from(shown.seen.get(0).classes)")
             assert browser.console == []

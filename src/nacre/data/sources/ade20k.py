@@ -62,7 +62,7 @@ def named_tasks() -> dict[str, NamedTask]:
 
 
 class AdeConfig(DataConfig):
-    """Where ADE20K is."""
+    """The place of ADE20K."""
 
     name: Literal["ade20k"] = Field("ade20k", description="the data set: ADE20K")
     root: Path = Field(

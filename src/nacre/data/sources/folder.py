@@ -32,7 +32,7 @@ _LONGEST = 100
 
 
 class FolderConfig(DataConfig):
-    """Where your own images are."""
+    """The place of your own images."""
 
     name: Literal["folder"] = Field("folder", description="the data set: your own folder")
     root: Path = Field(
@@ -65,13 +65,13 @@ class Folder(FileSource):
 
     @cached_property
     def space(self) -> LabelSpace:
-        """What the values in the masks mean."""
+        """The meaning of the values in the masks."""
         path = self.config.classes
         return read_classes(self.root / "classes.yaml" if path is None else expand_user(path))
 
     @property
     def has_lists(self) -> bool:
-        """Whether lists say which images are for testing."""
+        """True if lists say which images are for testing."""
         return self._list_file("val") is not None
 
     def list_pairs(self, split: Split) -> list[Pair]:
@@ -129,7 +129,7 @@ class Folder(FileSource):
 
 
 def is_for_testing(name: str) -> bool:
-    """Say whether an image is for testing when there are no split lists: one in five is."""
+    """Return whether an image is for testing when there are no split lists: one in five is."""
     return hashlib.sha256(name.encode()).digest()[0] < _TEST_BYTES
 
 

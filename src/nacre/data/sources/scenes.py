@@ -15,7 +15,7 @@ How a scene is made, in the order of the code below:
    close to a distance, and a *texture* ``g(u, v)`` in [-1, 1] that mixes its two colors;
 3. grain over everything.
 
-Colours are drawn from one distribution for all classes and the background: they say nothing
+Colors are drawn from one distribution for all classes and the background: they say nothing
 about the class. Only the outline and the texture do.
 """
 
@@ -54,7 +54,7 @@ GRAIN = 20
 
 
 class ScenesConfig(DataConfig):
-    """How many generated scenes there are, how large, of which world."""
+    """The number, size and world of generated scenes."""
 
     name: Literal["scenes"] = Field("scenes", description="the data set: generated scenes")
     train: int = Field(4000, ge=1, le=1_000_000, description="number of scenes to learn from")

@@ -64,7 +64,7 @@ SPACE = LabelSpace(
 
 
 class VocConfig(DataConfig):
-    """Where Pascal VOC 2012 is."""
+    """The place of Pascal VOC 2012."""
 
     name: Literal["voc"] = Field("voc", description="the data set: Pascal VOC 2012")
     root: Path = Field(

@@ -51,7 +51,7 @@ async function startServer() {
 
 let classify = null;
 
-// A picture as the browser can hold its scores, and what the model sees: it scales by itself.
+// An image as the browser can hold its scores, and what the model sees: it scales by itself.
 
 function seenSize(width, height) {
   const scale = Math.min(1, Math.sqrt(LARGEST / (width * height)));
@@ -86,7 +86,7 @@ async function look(model, source, width, height) {
 
 const hidden = new Set();
 let shown = null;   // { source, name, width, height, seen: Map(model -> classes) }
-const pictures = [];
+const images = [];
 
 const chosen = () => ({
   after: Number(at("after-model").value || 0),
@@ -166,7 +166,7 @@ function show() {
 }
 
 function drawPicture() {
-  const canvas = at("picture");
+  const canvas = at("image");
   const scale = Math.min(1, 1600 / Math.max(shown.width, shown.height));
   canvas.width = Math.max(1, Math.round(shown.width * scale));
   canvas.height = Math.max(1, Math.round(shown.height * scale));
@@ -174,31 +174,31 @@ function drawPicture() {
   at("layout").hidden = false;
 }
 
-async function see(picture) {
-  shown = picture;
+async function see(image) {
+  shown = image;
   drawPicture();
   const { after, before } = chosen();
   for (const model of new Set(before === null ? [after] : [after, before])) {
-    if (picture.seen.get(model)) continue;
-    say(`Looking at ${picture.name} …`);
+    if (image.seen.get(model)) continue;
+    say(`Looking at ${image.name} …`);
     await new Promise(resolve => setTimeout(resolve));
     const began = performance.now();
-    picture.seen.set(model, await look(model, picture.source, picture.width, picture.height));
+    image.seen.set(model, await look(model, image.source, image.width, image.height));
     say(`Seen in ${((performance.now() - began) / 1000).toFixed(1)} s`);
   }
-  if (shown === picture) show();
+  if (shown === image) show();
 }
 
 const safely = work => (...given) => Promise.resolve(work(...given)).catch(error => say(`That did not work: ${error.message || error}`));
 
-// Where pictures come from.
+// Where images come from.
 
 async function addPicture(file) {
   // Stored colors, as the model learned from, whatever profile the file has.
   const bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" })
-    .catch(() => { throw new Error(`${file.name} is not a picture that this browser reads`); });
-  const picture = { source: bitmap, name: file.name, width: bitmap.width, height: bitmap.height, seen: new Map() };
-  pictures.push(picture);
+    .catch(() => { throw new Error(`${file.name} is not an image that this browser reads`); });
+  const image = { source: bitmap, name: file.name, width: bitmap.width, height: bitmap.height, seen: new Map() };
+  images.push(image);
   const button = Object.assign(document.createElement("button"), { type: "button", title: file.name });
   button.setAttribute("aria-label", `Show ${file.name}`);
   const small = document.createElement("canvas");
@@ -206,10 +206,10 @@ async function addPicture(file) {
   small.width = Math.max(1, Math.round(128 * bitmap.width / bitmap.height));
   small.getContext("2d").drawImage(bitmap, 0, 0, small.width, small.height);
   button.append(small);
-  button.addEventListener("click", safely(async () => { stopMoving(); press(button); await see(picture); }));
+  button.addEventListener("click", safely(async () => { stopMoving(); press(button); await see(image); }));
   at("gallery").append(button);
   press(button);
-  await see(picture);
+  await see(image);
 }
 
 function press(button) {
@@ -234,13 +234,13 @@ async function follow(video, name) {
   await video.play();
   while (moving === mine && !video.ended) {
     const frame = await createImageBitmap(video);
-    const picture = { source: frame, name, width: frame.width, height: frame.height, seen: new Map() };
+    const image = { source: frame, name, width: frame.width, height: frame.height, seen: new Map() };
     const { after, before } = chosen();
     for (const model of new Set(before === null ? [after] : [after, before])) {
-      picture.seen.set(model, await look(model, frame, frame.width, frame.height));
+      image.seen.set(model, await look(model, frame, frame.width, frame.height));
     }
     if (moving !== mine) break;
-    shown = picture;
+    shown = image;
     drawPicture();
     show();
     await new Promise(requestAnimationFrame);
@@ -314,18 +314,18 @@ function offer(blob, name) {
 
 const stem = () => shown.name.replace(/\.[^.]*$/, "");
 
-async function maskOf(picture) {
+async function maskOf(image) {
   const { after } = chosen();
-  const classes = atOwnSize(picture.seen.get(after), picture.width, picture.height);
-  return palettePng(classes, picture.width, picture.height, settings.models[after].colors);
+  const classes = atOwnSize(image.seen.get(after), image.width, image.height);
+  return palettePng(classes, image.width, image.height, settings.models[after].colors);
 }
 
-async function overlayOf(picture) {
-  const canvas = new OffscreenCanvas(picture.width, picture.height);
+async function overlayOf(image) {
+  const canvas = new OffscreenCanvas(image.width, image.height);
   const pen = canvas.getContext("2d");
-  pen.drawImage(picture.source, 0, 0);
+  pen.drawImage(image.source, 0, 0);
   pen.globalAlpha = at("opacity").value / 100;
-  pen.drawImage(at("after"), 0, 0, picture.width, picture.height);
+  pen.drawImage(at("after"), 0, 0, image.width, image.height);
   return canvas.convertToBlob({ type: "image/png" });
 }
 
@@ -360,6 +360,6 @@ offerModels();
 show();
 const ready = (settings.server ? startServer() : startWorker()).then(engine => {
   classify = engine;
-  say("Ready: choose a picture.");
+  say("Ready: choose an image.");
 });
 ready.catch(error => say(`The model does not run here: ${error.message || error}`));

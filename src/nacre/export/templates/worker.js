@@ -13,8 +13,8 @@ onmessage = async ({ data }) => {
       return;
     }
     const { id, model, rgb, height, width } = data;
-    const picture = new ort.Tensor("uint8", rgb, [1, height, width, 3]);
-    const { classes } = await sessions[model].run({ picture });
+    const image = new ort.Tensor("uint8", rgb, [1, height, width, 3]);
+    const { classes } = await sessions[model].run({ image });
     postMessage({ id, classes: classes.data });
   } catch (error) {
     postMessage({ id: data.id, error: String((error && error.message) || error) });

@@ -151,7 +151,7 @@ def _task_kind(item: dict[str, Any]) -> str:
 
 
 def _xml_kind(file: File) -> str:
-    """Tell CVAT's file from those of single images, with areas or with boxes only."""
+    """Distinguish CVAT's file from those of single images, with areas or with boxes only."""
     kind = ""
     for root, element in stream_xml(file.chunks(), file.path):
         if root == "annotations":
