@@ -11,7 +11,7 @@ BANNED_STARTS = {
     *("Say", "Let", "Have", "Tell"),
 }
 WORDS = re.compile(
-    r"\b(pictures?|learnt|unlearnt|labelled|unlabelled|coloured|survey(s|ed)?|spoilt|whilst)\b",
+    r"\b(pictures?|learnt|unlearnt|labelled|unlabelled|coloured|spoilt|whilst)\b",
     re.IGNORECASE,
 )
 

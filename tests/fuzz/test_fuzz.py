@@ -297,7 +297,7 @@ def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
         ("history", closed / "model"),
         ("table", closed),
         ("report", closed / "run", *free),
-        ("report", world.run, "--out", fixed / "e", "--pictures", "0"),
+        ("report", world.run, "--out", fixed / "e", "--images", "0"),
         ("eval", closed / "run"),
         ("predict", closed / "run", picture),
         ("predict", world.run, closed / "picture.png"),

@@ -60,7 +60,7 @@ class World:
             self.run: [
                 ("table", self.run),
                 ("run", "--out", self.run),
-                ("report", self.run, *out, "--pictures", "0"),
+                ("report", self.run, *out, "--images", "0"),
                 ("eval", self.run),
                 ("predict", self.run, root / "picture.png", *out),
             ],
@@ -68,7 +68,7 @@ class World:
                 ("learn", "--out", self.learned),
                 ("history", self.learned),
                 ("history", self.learned, "--json"),
-                ("report", self.learned, *out, "--pictures", "0"),
+                ("report", self.learned, *out, "--images", "0"),
                 ("learn", self.data, "--start", self.learned, "--out", root / "next"),
             ],
         }

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nacre.report.page.learn import write_learn_page
 from PIL import Image
 
 import nacre
@@ -20,6 +19,7 @@ from nacre.labels.channels import first_channels
 from nacre.labels.mapping import LabelPolicy
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
+from nacre.report.learn_page import write_learn_page
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.learn import open_folders
 from nacre.runs.learn_config import resolve_learn_config

@@ -15,7 +15,7 @@ import pytest
 
 from nacre.data import apply_to_index
 from nacre.data.index import read_index
-from nacre.report.results import published
+from nacre.report import published
 from nacre.scenarios.plan import make_plan, plan_as_json
 
 FACTS = Path(__file__).parents[1] / "facts"

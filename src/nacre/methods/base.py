@@ -108,7 +108,7 @@ class MethodConfig(Config):
     """
 
     has_sigmoids: ClassVar[bool] = False
-    """Return whether there is one sigmoid per channel instead of a softmax over all."""
+    """True if there is one sigmoid per channel instead of a softmax over all."""
     refused: ClassVar[Mapping[str, str]] = {}
     """The common keys that make no sense for the method, and why."""
 
@@ -169,16 +169,16 @@ class Method:
     train_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The same for the section `train`: where a paper learns with a recipe of its own."""
     learns_by_gradient: ClassVar[bool] = True
-    """Return whether it is learned by `losses`, in iterations; else by `fit` alone."""
+    """True if it is learned by `losses`, in iterations; else by `fit` alone."""
     holds_out: ClassVar[bool] = False
-    """Return whether `fit` judges by images that no update is made from."""
+    """True if `fit` judges by images that no update is made from."""
     uses_teacher: ClassVar[bool] = False
     uses_stages: bool = False
-    """Return whether `losses` needs the features at the end of the backbone's stages."""
+    """True if `losses` needs the features at the end of the backbone's stages."""
     unsure: Literal["ignored", "kept"] = "ignored"
     """What becomes of background that gets no pseudo-label."""
     weighs_images: ClassVar[bool] = False
-    """Return whether images weigh by how much of their background got pseudo-labels (PLOP)."""
+    """True if images weigh by how much of their background got pseudo-labels (PLOP)."""
     is_joint: ClassVar[bool] = False
     """True for joint training: all classes are learned in one step."""
     step_0: ClassVar[str] = "cross-entropy"
@@ -186,7 +186,7 @@ class Method:
     needs: frozenset[Part] = frozenset()
     """What it asks of a network beside logits; not every external network gives it."""
     is_usable: bool = False
-    """Return whether the network is of use already when updates begin (`begin_step`)."""
+    """True if the network is of use already when updates begin (`begin_step`)."""
     judged: Judged | None = None
     """What `fit` found the updates to be worth, where it judges them."""
     extra_rows: ClassVar[frozenset[ExtraRow]] = frozenset()

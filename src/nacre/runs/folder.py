@@ -59,7 +59,7 @@ class RunFolder:
     fingerprint_type: ClassVar[type[Record]] = Fingerprint
     metrics_type: ClassVar[type[Record]] = StepMetrics
     keeps_first: ClassVar[bool] = False
-    """Return whether a model usable before the first update is kept until the step has one."""
+    """True if a model usable before the first update is kept until the step has one."""
     path: Path
 
     @property
