@@ -55,7 +55,7 @@ class GivenStep(Step):
         return self.held() if callable(self.held) else iter(self.held)
 
 
-def images(targets, seed, count=4):
+def random_images(targets, seed, count=4):
     """A batch whose targets are drawn from a list."""
     g = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (count, 3, SIDE, SIDE), generator=g, dtype=torch.uint8)
@@ -76,7 +76,7 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, held
     before = kind(config, FIRST)
     model = DeepLabConfig(backbone="tiny", decoder_channels=8, norm=norm)
     network = build_network(before.network_config(model), OLD, SIDE).to(dist.device)
-    first = [images([0, 0, 1, 2], seed) for seed in range(count)]
+    first = [random_images([0, 0, 1, 2], seed) for seed in range(count)]
     places = [[x.to(dist.device) for x in sample] for sample in first]
     config_of_training = recipe(
         **{"batch_size": 4, "lr": lr, "incremental_lr": lr, "precision": "float32", **dict(train)}
@@ -101,7 +101,7 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, held
     teacher = make_teacher(network, shared_part(method)) if method.needs_teacher else None
     state = {key: value.clone() for key, value in network.state_dict().items()}
     method.grow(network, NEW)
-    second = [images([0, 0, 3, 4, 255], 10 + seed) for seed in range(3)]
+    second = [random_images([0, 0, 3, 4, 255], 10 + seed) for seed in range(3)]
     later = [[x.to(dist.device) for x in sample] for sample in second[:count]]
     step = GivenStep(
         index=1,

@@ -24,7 +24,7 @@ from nacre.training import step as learn_one_step
 from nacre.training.events import Iterated, StepUsable
 from nacre.utils.signals import Interrupted
 from partial_data import write_folder
-from small_steps import OLD, SIDE, GivenStep, pictures
+from small_steps import OLD, SIDE, GivenStep, random_images
 from tiny_runs import tiny_config
 
 DUO = METHODS["duo"]
@@ -101,7 +101,7 @@ def test_scores_are_added_and_unlearned_classes_take_the_logit_of_the_background
     ledger = step.network.ledger
     ledger.learned[:] = torch.tensor([True, False, True])
     ledger.weight.fill_(2.0)
-    images, _ = pictures([0, 1, 2], 0)
+    images, _ = random_images([0, 1, 2], 0)
     output = step.network(images)
     features, stages = step.network.read(images)
     z, scores = step.network.decode(features, stages).logits, ledger(stages)
@@ -112,7 +112,7 @@ def test_scores_are_added_and_unlearned_classes_take_the_logit_of_the_background
 
 
 def test_where_the_decoder_has_learned_nothing_the_ledger_decides():
-    batch = Batch(*pictures([0, 0, 1, 2, 255], 0))
+    batch = Batch(*random_images([0, 0, 1, 2, 255], 0))
     method, step = step_of([batch])
     method.begin_step(step)
     method.fit(step)
@@ -124,7 +124,7 @@ def test_where_the_decoder_has_learned_nothing_the_ledger_decides():
 
 def test_held_out_images_tell_which_classes_the_decoder_has_learned():
     """A decoder that vetoes class 2 on every image, and one that knows class 1 by its label."""
-    seen, held = (Batch(*pictures([0, 0, 1, 2], seed)) for seed in (0, 1))
+    seen, held = (Batch(*random_images([0, 0, 1, 2], seed)) for seed in (0, 1))
     method, step = step_of([seen], held_out=[held])
     known = {id(seen.images): seen.targets, id(held.images): held.targets}
     network, read = step.network, step.network.read
@@ -148,7 +148,7 @@ def test_held_out_images_tell_which_classes_the_decoder_has_learned():
 
 
 def test_classes_that_held_out_images_do_not_show_are_judged_by_those_learned_from():
-    seen, held = Batch(*pictures([0, 0, 1, 2], 0)), Batch(*pictures([0, 1], 1))
+    seen, held = Batch(*random_images([0, 0, 1, 2], 0)), Batch(*random_images([0, 1], 1))
     asked = []
 
     def batches(name, batch):
@@ -167,7 +167,7 @@ def test_classes_that_held_out_images_do_not_show_are_judged_by_those_learned_fr
 
 
 def test_updates_that_gain_nothing_on_held_out_images_are_not_kept():
-    seen, held = (Batch(*pictures([0, 0, 1, 2], seed)) for seed in (0, 1))
+    seen, held = (Batch(*random_images([0, 0, 1, 2], seed)) for seed in (0, 1))
     method, step = step_of([seen], held_out=[held])
     method.begin_step(step)
     before = {key: value.clone() for key, value in step.network.state_dict().items()}
@@ -211,7 +211,7 @@ def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_pat
     assert str(first) == usable.path
     network = nacre.load(first).network
     assert not network.ledger.learned.any(), "the ledger decides alone"
-    images, _ = pictures([0, 1], 0)
+    images, _ = random_images([0, 1], 0)
     scores = network(images).scores
     assert scores.argmax(1).unique().numel() > 1
     learn(tmp_path / "cut")

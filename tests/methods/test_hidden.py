@@ -1,4 +1,4 @@
-"""What may hide in a picture's background is not taught to be absent there, by any method."""
+"""What may hide in an image's background is not taught to be absent there, by any method."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
 from nacre.methods.components import pseudo_labels
-from small_steps import NEW, OLD, may_be, passes, pictures, second_step
+from small_steps import NEW, OLD, may_be, passes, random_images, second_step
 
 ON_LABELS = {"ce", "bce", "background"}
 
@@ -62,7 +62,7 @@ def test_background_that_a_teacher_is_sure_of_hides_no_old_class():
 
 def test_star_draws_no_features_of_what_old_pictures_show():
     trainer, _, _ = second_step("star")
-    kept = [pictures([1, 1, 2, 3, 255], 20)]
+    kept = [random_images([1, 1, 2, 3, 255], 20)]
     step = replace(trainer.step, given=lambda: passes(kept))
     trainer.method.survey(step)
     side = trainer.student(kept[0][0]).logits.shape[-1]

@@ -12,7 +12,7 @@ from nacre.losses.statistics import grid_targets
 from nacre.methods import METHODS, Batch
 from nacre.methods.components import fuse, pseudo_labels
 from nacre.training.loop import update
-from small_steps import NEW, OLD, SIDE, pictures, second_step
+from small_steps import NEW, OLD, SIDE, random_images, second_step
 
 
 class Seen:
@@ -134,7 +134,7 @@ def test_star_draws_what_the_step_lacks_and_counts_background_again():
     method, height = seen.method, seen.student.logits.shape[-1]
     stored = method.tables["statistics.count"]
     counts = [0.0] * (OLD + 1)
-    for images, targets in (pictures([0, 0, 3, 4, 255], 10 + i) for i in range(3)):
+    for images, targets in (random_images([0, 0, 3, 4, 255], 10 + i) for i in range(3)):
         with torch.no_grad():
             logits = seen.step.teacher(images).logits
         cells = grid_targets(targets, (height, height))

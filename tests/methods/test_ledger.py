@@ -27,7 +27,7 @@ from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.events import Iterated
 from partial_data import write_folder
-from small_steps import OLD, SIDE, GivenStep, may_be, pictures
+from small_steps import OLD, SIDE, GivenStep, may_be, random_images
 from tiny_runs import tiny_config
 
 LEDGER = METHODS["ledger"]
@@ -73,7 +73,7 @@ def explicit_scores(network, images, targets, ridge=0.01):
 
 @pytest.mark.parametrize("crop", [SIDE, SIDE // 2], ids=["one mean", "means of windows"])
 def test_the_head_is_ridge_regression_on_every_pixel(crop):
-    samples = [pictures([0, 0, 1, 2, 255], seed, count) for seed, count in ((0, 4), (1, 3))]
+    samples = [random_images([0, 0, 1, 2, 255], seed, count) for seed, count in ((0, 4), (1, 3))]
     _, network = first_step([Batch(*one) for one in samples], crop=crop)
     images, targets = (torch.cat(part) for part in zip(*samples, strict=True))
     wanted = explicit_scores(network, images, targets)
@@ -82,7 +82,7 @@ def test_the_head_is_ridge_regression_on_every_pixel(crop):
 
 
 def test_a_finer_grid_is_an_option():
-    _, network = first_step([Batch(*pictures([0, 1, 2], 0))], grid_stride=8)
+    _, network = first_step([Batch(*random_images([0, 1, 2], 0))], grid_stride=8)
     assert network.stride == 8
     assert network.config.grid_stride == 8
 

@@ -6,7 +6,7 @@ import torch
 from nacre.errors import NacreError
 from nacre.training.loop import update
 from nacre.training.trainer import Trainer
-from small_steps import pictures, second_step
+from small_steps import random_images, second_step
 
 
 def small_device(monkeypatch, most):
@@ -42,7 +42,7 @@ def test_what_is_loaded_lies_in_memory_as_its_parameter_does():
         assert torch.equal(momentum, state[f"optimizer.momentum_buffer.{name}"])
         if name in again.method.tables["omega"]:
             assert again.method.tables["omega"][name].stride() == parameter.stride()
-    images, targets = pictures([0, 3], 1)
+    images, targets = random_images([0, 3], 1)
     update(trainer, [(images, targets)])
     update(again, [(images, targets)])
     for one, other in zip(trainer.network.parameters(), again.network.parameters(), strict=True):

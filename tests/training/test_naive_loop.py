@@ -15,7 +15,7 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.training.loop import begin, update
 from nacre.training.step import make_teacher
-from small_steps import GROWTH, NEW, OLD, SIDE, GivenStep, pictures, recipe, updates
+from small_steps import GROWTH, NEW, OLD, SIDE, GivenStep, random_images, recipe, updates
 
 UPDATES = 12
 LR = 0.001
@@ -24,7 +24,7 @@ NEAR = 1e-9
 TINY_NORM = 1e-6
 """What starts at 0 and hardly moves is compared with this."""
 
-BATCHES = [pictures([0, 0, 3, 4, 255], 10 + seed) for seed in range(UPDATES)]
+BATCHES = [random_images([0, 0, 3, 4, 255], 10 + seed) for seed in range(UPDATES)]
 
 
 def cross_entropy(q, targets):

@@ -116,7 +116,7 @@ def find_thresholds(method: Method, step: Step) -> None:
     assert step.teacher is not None
     bins = RELEASED_BINS if rule == "released" else BINS
     counts = torch.zeros(num_old, bins, dtype=torch.int64, device=step.dist.device)
-    for batch in step.batches():
+    for batch in step.images():
         view = _view(method, step.teacher(batch.images).logits, batch)
         counts += score_histogram(view, batch.targets == 0, num_old, bins=bins)
     counts = step.dist.sum(counts)

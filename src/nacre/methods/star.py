@@ -162,7 +162,7 @@ class Star(SigmoidMethod):
         # Cells of new classes are counted in the last place, which is all cells'.
         counts = torch.zeros(self.num_old + 1, dtype=torch.int64, device=step.dist.device)
         cells = 0
-        for batch in step.batches():
+        for batch in step.images():
             logits = step.teacher(batch.images).logits
             targets = grid_targets(batch.targets, (logits.shape[-2], logits.shape[-1]))
             is_old = (targets >= 0) & (targets < self.num_old)
@@ -307,15 +307,17 @@ def teacher_regions(logits: Tensor) -> Tensor:
 def collect_moments(step: Step, first_new: int) -> tuple[FeatureMoments, float]:
     """Sum up the features of the new classes over a step's images, and count its background."""
     network: Network = step.network.eval()
-    total: FeatureMoments | None = None
     background = torch.zeros((), dtype=torch.int64, device=step.dist.device)
-    for batch in step.batches():
+    # A process may have no batch: a blank image without a class gives sums of the right shapes.
+    side = network.alignment
+    blank = network(torch.zeros(1, 3, side, side, device=step.dist.device)).decoder_features
+    nothing = torch.full((1, *blank.shape[-2:]), -1, device=step.dist.device)
+    total = feature_moments(blank, nothing, first_new, step.num_classes - first_new)
+    for batch in step.images():
         features = network(batch.images).decoder_features
         targets = grid_targets(batch.targets, (features.shape[-2], features.shape[-1]))
-        found = feature_moments(features, targets, first_new, step.num_classes - first_new)
-        total = found if total is None else total + found
+        total = total + feature_moments(features, targets, first_new, len(total.count))
         background += (targets == 0).sum()
-    assert total is not None
     names = [field.name for field in fields(FeatureMoments)]
     summed = FeatureMoments(**{name: step.dist.sum(getattr(total, name)) for name in names})
     return summed, float(step.dist.sum(background.cpu()))

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from nacre.data.dataset import TrainDataset, UnionDataset, plain_batches, train_batches
+from nacre.data.dataset import TrainDataset, UnionDataset, plain_batches
 from nacre.data.sampler import StepSampler
 from nacre.labels.channels import Channels, Growth, ignore_value
 from nacre.losses.softmax import Variant
@@ -182,15 +182,6 @@ class Step:
     @property
     def _first_epoch(self) -> StepSampler:
         return replace(self.sampler, epochs=1, total=None)
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield this process's share of the step's images once, as the first epoch shows them."""
-        device = self.dist.device
-        pin, workers = device.type == "cuda", count_workers(self.config.train.num_workers, device)
-        for micro_batches in train_batches(self.data, self._first_epoch, 0, workers, pin):
-            for images, targets, *_ in micro_batches:
-                there = [one.to(device, non_blocking=True) for one in (images, targets)]
-                yield Batch(there[0], there[1])
 
     def images(self) -> Iterator[Batch]:
         """Yield this process's share of the step's images, each once and as it would be tested.
