@@ -237,7 +237,7 @@ def test_a_method_keeps_its_name_beside_its_values(monkeypatch, tmp_path):
         nacre.learn("x", out=tmp_path, method="mib", config={"method": {"name": "ft"}})
 
 
-def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys, request):
     from nacre.training import loop
 
     def interrupted(trainer, *arguments, update=loop.update, **options):
@@ -246,6 +246,9 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys):
             os.kill(os.getpid(), signal.SIGINT)
         return update(trainer, *arguments, **options)
 
+    # Where the tests run in the background, SIGINT may be ignored from the start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     values = {key: value for key, value in TINY.items() if key != "scenario"}
     seen = []
     given = {"config": values, "observers": [seen.append], "progress": True}
