@@ -21,7 +21,7 @@ import torch
 from measuring import Row, command, take_turns
 from nacre.evaluation.predictor import Predictor
 from nacre.export.graph import ImageToClasses, to_onnx
-from nacre.export.onnx_file import noise_picture
+from nacre.export.onnx_file import noise_image
 from nacre.export.onnx_model import Metadata, OnnxModel, write_metadata
 from nacre.export.server import ModelServer, Served
 from nacre.models.build import build_network
@@ -46,11 +46,11 @@ def measure_alone(backbone: str, side: int, tiny: bool, rounds: int) -> list[Row
     torch.manual_seed(0)
     config = DeepLabConfig(backbone=backbone, decoder_channels=8 if tiny else 256)
     network = build_network(config, CLASSES, side).eval()
-    image = noise_picture((side, side))
+    image = noise_image((side, side))
     with tempfile.TemporaryDirectory() as folder:
         model = OnnxModel(write_file(network, Path(folder)), threads=1)
         row = against_torch(network, model, image, rounds)
-        return [row, *served(model, noise_picture((side // 2, side // 2)), rounds)]
+        return [row, *served(model, noise_image((side // 2, side // 2)), rounds)]
 
 
 def write_file(network: torch.nn.Module, folder: Path) -> Path:

@@ -24,7 +24,7 @@ from torch import nn
 
 from measuring import Row, apart, command, peaks_of
 from nacre.api.model import Model
-from nacre.export.onnx_file import noise_picture
+from nacre.export.onnx_file import noise_image
 from nacre.models.adapter import Adapter
 from nacre.models.io import ModelInfo
 from nacre.predict.files import predict_all
@@ -76,7 +76,7 @@ def make_model(crop: int) -> Model:
 def write_map(folder: Path, side: int) -> Path:
     """Write a map of one tile, repeated."""
     folder.mkdir(parents=True, exist_ok=True)
-    tile = noise_picture((TILE, TILE))
+    tile = noise_image((TILE, TILE))
     if not has_rasterio():
         times = -(-side // TILE)
         Image.fromarray(np.tile(tile, (times, times, 1))[:side, :side]).save(folder / "map.png")

@@ -19,7 +19,7 @@ from nacre.evaluation.predictor import (
     window_starts,
 )
 from nacre.evaluation.upsampling import COLOR, DISTANCE
-from nacre.export.onnx_file import noise_picture
+from nacre.export.onnx_file import noise_image
 from nacre.losses import upsample
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
@@ -41,7 +41,7 @@ def network():
 
 
 def image(size: tuple[int, int], seed: int = 0) -> Tensor:
-    return torch.from_numpy(noise_picture(size, seed)).permute(2, 0, 1)[None]
+    return torch.from_numpy(noise_image(size, seed)).permute(2, 0, 1)[None]
 
 
 @pytest.mark.parametrize("size", [(32, 32), (48, 96)])

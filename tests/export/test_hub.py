@@ -16,7 +16,7 @@ from export.hub_site import Hub, hub_site
 from nacre.api.model import load
 from nacre.errors import NacreError
 from nacre.export.hub import model_card, without_paths, write_folder
-from nacre.export.onnx_file import noise_picture
+from nacre.export.onnx_file import noise_image
 
 NAME = "someone/my-model"
 
@@ -42,7 +42,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_what_is_uploaded_is_a_model(folder: Path, learned: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "README.md"}
-    image = noise_picture((64, 96))
+    image = noise_image((64, 96))
     assert (load(folder).predict(image).mask == load(learned).predict(image).mask).all()
     assert load(folder).info.lineage == load(learned).info.lineage
 
@@ -128,7 +128,7 @@ def test_a_pushed_model_is_loaded_from_the_hub(learned: Path, hub: Hub) -> None:
     assert hub.made == [NAME]
     names = {path.rsplit("/", 1)[1] for path in hub.files}
     assert names == {"model.safetensors", "README.md"}
-    image = noise_picture((48, 64))
+    image = noise_image((48, 64))
     wanted = load(learned).predict(image).mask
     for address in (f"hf://{NAME}", Path(f"hf://{NAME}")):
         assert np.array_equal(load(address).predict(image).mask, wanted)

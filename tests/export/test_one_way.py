@@ -29,7 +29,7 @@ from nacre.data.transforms import EvalMode, ImagesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.predictor import whole_predictor
-from nacre.export.onnx_file import export_onnx, noise_picture
+from nacre.export.onnx_file import export_onnx, noise_image
 from nacre.export.onnx_model import OnnxModel
 from nacre.export.page import PageModel, web_runtime, write_page
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests
@@ -191,7 +191,7 @@ def test_every_way_gives_the_class_map_of_predict(
     images = tmp_path / "images"
     images.mkdir()
     for i, size in enumerate(((45, 77), (130, 61), (31, 33), (64, 96))):
-        Image.fromarray(noise_picture(size, i)).save(images / f"{i}.png")
+        Image.fromarray(noise_image(size, i)).save(images / f"{i}.png")
     model = load(learned)
     model = replace(model, info=replace(model.info, predict_mode=mode))
     predicted = by_predict(model, images, tmp_path / "seen")

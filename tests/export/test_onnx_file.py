@@ -14,7 +14,7 @@ from nacre.api.model import Model
 from nacre.errors import NacreError
 from nacre.export import onnx_file
 from nacre.export.graph import to_onnx
-from nacre.export.onnx_file import Exported, export_onnx, noise_picture
+from nacre.export.onnx_file import Exported, export_onnx, noise_image
 from nacre.export.onnx_model import OnnxModel, open_session
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
@@ -22,7 +22,7 @@ from nacre.models.config import DeepLabConfig
 
 @pytest.mark.parametrize("size", [(32, 32), (160, 224), (1, 1), (33, 31), (97, 5), (101, 203)])
 def test_classes_are_those_of_predict(model, exported: Exported, size) -> None:
-    image = noise_picture(size, seed=5)
+    image = noise_image(size, seed=5)
     found = OnnxModel(exported.path).classify(image)
     assert found.dtype == np.uint8
     assert found.shape == size
@@ -53,7 +53,7 @@ def test_the_file_says_what_it_is(model, exported: Exported) -> None:
 
 def test_the_pictures_of_the_comparison_hold_several_classes(exported: Exported) -> None:
     opened = OnnxModel(exported.path)
-    assert len(np.unique(opened.classify(noise_picture((160, 224))))) > 1
+    assert len(np.unique(opened.classify(noise_image((160, 224))))) > 1
 
 
 def test_the_comparison_is_told(exported: Exported) -> None:
@@ -105,7 +105,7 @@ def test_a_graph_that_differs_at_one_odd_size_is_not_kept(
 def test_half_the_bits_make_a_smaller_file(model, exported: Exported, tmp_path: Path) -> None:
     done = export_onnx(*model, tmp_path / "small.onnx", form="fp16")
     assert done.size < 0.75 * exported.size
-    assert OnnxModel(done.path).classify(noise_picture((45, 70))).shape == (45, 70)
+    assert OnnxModel(done.path).classify(noise_image((45, 70))).shape == (45, 70)
     assert done.comparison.agreement > 0.9
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from local_server import send, serving
 from nacre.export import server as server_module
-from nacre.export.onnx_file import Exported, noise_picture
+from nacre.export.onnx_file import Exported, noise_image
 from nacre.export.onnx_model import OnnxModel
 
 
@@ -41,14 +41,14 @@ def ask(port: int, method: str, path: str, body: bytes | None = None, headers=No
 
 
 def test_raw_pixels_come_back_as_classes(port: int, opened: OnnxModel) -> None:
-    image = noise_picture((45, 70))
+    image = noise_image((45, 70))
     status, body, _ = ask(port, "POST", "/classify?model=0&height=45&width=70", image.tobytes())
     assert status == 200
     assert (np.frombuffer(body, np.uint8).reshape(45, 70) == opened.classify(image)).all()
 
 
 def test_a_batch_comes_back_in_its_order(port: int, opened: OnnxModel) -> None:
-    images = np.stack([noise_picture((32, 40), seed) for seed in range(3)])
+    images = np.stack([noise_image((32, 40), seed) for seed in range(3)])
     path = "/classify?height=32&width=40&count=3"
     _, body, _ = ask(port, "POST", path, images.tobytes())
     found = np.frombuffer(body, np.uint8).reshape(3, 32, 40)
@@ -56,7 +56,7 @@ def test_a_batch_comes_back_in_its_order(port: int, opened: OnnxModel) -> None:
 
 
 def test_an_encoded_picture_comes_back_as_a_palette(port: int, opened: OnnxModel) -> None:
-    image = noise_picture((50, 60))
+    image = noise_image((50, 60))
     file = io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
     status, body, answer = ask(port, "POST", "/classify", file.getvalue())
@@ -66,7 +66,7 @@ def test_an_encoded_picture_comes_back_as_a_palette(port: int, opened: OnnxModel
 
 def test_concurrent_requests_get_their_own_answers(port: int, opened: OnnxModel) -> None:
     def one(seed: int) -> bool:
-        image = noise_picture((32, 32 + seed), seed)
+        image = noise_image((32, 32 + seed), seed)
         path = f"/classify?height=32&width={32 + seed}"
         _, body, _ = ask(port, "POST", path, image.tobytes())
         return bool((np.frombuffer(body, np.uint8) == opened.classify(image).ravel()).all())

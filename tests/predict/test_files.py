@@ -19,7 +19,7 @@ from PIL import Image
 from nacre.api.model import Model, load
 from nacre.data.image_io import read_mask
 from nacre.errors import NacreError
-from nacre.export.onnx_file import noise_picture
+from nacre.export.onnx_file import noise_image
 from nacre.importers import ImportOptions, import_export
 from nacre.predict import files
 from nacre.predict.files import USUAL_FORMS, Summary
@@ -47,7 +47,7 @@ def images(tmp_path: Path) -> Path:
     root = tmp_path / "images"
     for i, name in enumerate(("a/x.png", "b/x.png", "b/x.jpg", "b/deep/y.png")):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise_picture((40 + i, 50), i)).save(root / name)
+        Image.fromarray(noise_image((40 + i, 50), i)).save(root / name)
     return root
 
 
@@ -172,7 +172,7 @@ def test_corrected_polygons_come_back_as_data(
     """The loop closes: predictions for LabelMe are an export that `nacre import` reads."""
     root = tmp_path / "images"
     root.mkdir()
-    Image.fromarray(noise_picture((96, 120), 4)).save(root / "a.png")
+    Image.fromarray(noise_image((96, 120), 4)).save(root / "a.png")
     monkeypatch.setattr(files, "TOLERANCE", 0.0)
     predict_all(model, [str(root)], tmp_path / "seen", ("labelme", "masks"))
     written = json.loads((tmp_path / "seen/labelme/a.json").read_text())
@@ -188,7 +188,7 @@ def test_corrected_polygons_come_back_as_data(
 
 def test_windows_see_what_windows_over_the_whole_see(model, tmp_path: Path) -> None:
     image = tmp_path / "large.png"
-    Image.fromarray(noise_picture((150, 190), 2)).save(image)
+    Image.fromarray(noise_image((150, 190), 2)).save(image)
     predict_all(model, [str(image)], tmp_path / "seen", window=32)
     mask = np.asarray(Image.open(tmp_path / "seen/masks/large.png"))
     assert mask.shape == (150, 190)
@@ -204,7 +204,7 @@ def test_a_plain_tiff_gives_no_warning(tmp_path: Path) -> None:
 
 def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
-    pixels = noise_picture((130, 170), 7)
+    pixels = noise_image((130, 170), 7)
     place = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
     profile = {"driver": "GTiff", "height": 130, "width": 170, "count": 3, "dtype": "uint8"}
     with rasterio.open(
@@ -241,7 +241,7 @@ def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
 def test_a_tiff_is_the_same_image_in_parts(tmp_path: Path, mode: str, tags: dict[int, int]) -> None:
     """Read by GDAL or by Pillow: colors of a palette, bits, black and white, turned or not."""
     pytest.importorskip("rasterio", reason="rasterio is not installed")
-    image = Image.fromarray(noise_picture((30, 50), 3))
+    image = Image.fromarray(noise_image((30, 50), 3))
     if mode == "I;16":
         image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 200)
     path = tmp_path / "a.tif"
@@ -258,7 +258,7 @@ def test_a_tiff_is_the_same_image_in_parts(tmp_path: Path, mode: str, tags: dict
 def test_a_turned_image_with_a_place_on_earth_is_refused(model, tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
     path = tmp_path / "turned.tif"
-    Image.fromarray(noise_picture((30, 50))).save(path, tiffinfo={274: 6})
+    Image.fromarray(noise_image((30, 50))).save(path, tiffinfo={274: 6})
     with rasterio.open(path, "r+") as file:
         file.transform = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
     with pytest.raises(NacreError, match=r"turned\.tif has a place on Earth and an orientation"):
@@ -347,7 +347,7 @@ def make_video(folder: Path) -> Path:
         stream = file.add_stream("ffv1", rate=10)
         stream.width, stream.height, stream.pix_fmt = 65, 48, "bgr0"
         for i in range(5):
-            frame = av.VideoFrame.from_ndarray(noise_picture((48, 65), i), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(noise_image((48, 65), i), format="rgb24")
             file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
     return folder / "film.mkv"
@@ -359,7 +359,7 @@ def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path, window: int | Non
     film = make_video(tmp_path)
     summary = predict_all(model, [str(film)], tmp_path / "seen", window=window)
     assert summary.done == 5
-    frames = [noise_picture((48, 65), i) for i in range(5)]
+    frames = [noise_image((48, 65), i) for i in range(5)]
     for i, frame in enumerate(frames):
         mask = np.asarray(Image.open(tmp_path / f"seen/masks/film/{i:06d}.png"))
         assert (mask == model.predict(frame, window=window).mask).mean() > 0.999
@@ -382,7 +382,7 @@ def test_without_pyav_a_video_says_what_it_needs(
 
 
 def test_a_fused_model_sees_the_same(model) -> None:
-    image = noise_picture((48, 65), 3)
+    image = noise_image((48, 65), 3)
     seen, fused = model.predict(image).mask, model.fused().predict(image).mask
     assert (seen == fused).mean() > 0.999
     assert model.fused().classes == model.classes

@@ -56,7 +56,7 @@ def sizes_to_compare(crop: int) -> tuple[Size, ...]:
     return ((crop, crop), (64, 160), (97, 129), (1, 5), (larger, 75), (77, larger + 2))
 
 
-def noise_picture(size: Size, seed: int = 0) -> Pixels:
+def noise_image(size: Size, seed: int = 0) -> Pixels:
     """Return an image of coarse and fine noise, in which every part differs from the others."""
     random = np.random.default_rng(seed)
     height, width = size
@@ -70,8 +70,8 @@ def noise_picture(size: Size, seed: int = 0) -> Pixels:
 def torch_scores(predictor: Predictor, image: Pixels) -> Scores:
     """Return what torch says: scores C,H,W of an image H,W,3."""
     device = next(predictor.network.parameters()).device
-    image = torch.from_numpy(image).permute(2, 0, 1)[None].to(device)
-    return predictor.scores(image)[0].float().cpu().numpy()
+    batch = torch.from_numpy(image).permute(2, 0, 1)[None].to(device)
+    return predictor.scores(batch)[0].float().cpu().numpy()
 
 
 def compare(
@@ -85,7 +85,7 @@ def compare(
     same = total = 0
     worst = 0.0
     for i, size in enumerate(sizes):
-        image = noise_picture(size, seed=i)
+        image = noise_image(size, seed=i)
         classes, scores = session.run(["classes", "scores"], {"image": image[None]})
         wanted = torch_scores(predictor, image)
         if scores[0].shape != wanted.shape:

@@ -15,7 +15,7 @@ from PIL import Image, ImageCms
 
 from export.page.browser import Browser, find_browser
 from nacre.errors import NacreError
-from nacre.export.onnx_file import Exported, noise_picture
+from nacre.export.onnx_file import Exported, noise_image
 from nacre.export.onnx_model import OnnxModel
 from nacre.export.page import PageModel, served_page, web_runtime, write_page
 from nacre.export.server import ModelServer, Served
@@ -58,7 +58,7 @@ def browser(page: Path, tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("images") / "noise.png"
-    Image.fromarray(noise_picture((70, 110), 8)).save(path)
+    Image.fromarray(noise_image((70, 110), 8)).save(path)
     return path
 
 
@@ -73,7 +73,7 @@ def seen(browser: Browser, image: Path) -> Browser:
 
 @pytest.mark.parametrize("size", [(32, 32), (45, 77), (96, 130)])
 def test_classes_are_those_of_onnxruntime(browser: Browser, opened: OnnxModel, size) -> None:
-    pixels = noise_picture(size, 9)
+    pixels = noise_image(size, 9)
     sent = base64.b64encode(pixels.tobytes()).decode()
     found = browser.run(
         f"classify(1, Uint8Array.from(atob('{sent}'), c => c.charCodeAt(0)), {size[0]}, {size[1]})"
@@ -157,7 +157,7 @@ def swapped_profile() -> bytes:
 
 
 def test_the_stored_colors_count_whatever_the_profile(seen: Browser, tmp_path: Path) -> None:
-    pixels = noise_picture((12, 20))
+    pixels = noise_image((12, 20))
     Image.fromarray(pixels).save(tmp_path / "profile.png", icc_profile=swapped_profile())
     seen.choose("#files", tmp_path / "profile.png")
     seen.until("shown.name === 'profile.png' && shown.seen.size === 1")
