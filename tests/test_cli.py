@@ -398,7 +398,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_read(nacre,
 
 @pytest.fixture
 def pets(tmp_path, monkeypatch):
-    """A folder of pictures named as people do, from the working folder."""
+    """A folder of images named as people do, from the working folder."""
     from nacre.data.sources.scenes import ScenesConfig
     from partial_data import write_folder
 

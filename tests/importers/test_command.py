@@ -38,7 +38,7 @@ def test_it_says_what_was_found_and_what_to_do_next(nacre: Nacre, tmp_path: Path
     assert "masks as in Pascal VOC: 3 images in my-data" in out
     assert "split lists: train.txt 2, val.txt 1" in out
     assert "1 image without any shape: all background (empty)" in out
-    assert "nacre data folder --root" in out
+    assert "then: nacre data " in out
     out, _ = nacre("data", "folder", "--root", tmp_path / "my-data")
     assert "every file can be used" in out
 

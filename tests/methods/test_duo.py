@@ -21,7 +21,7 @@ from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
 from nacre.runs.learn import plan_learning
 from nacre.runs.run import open_scenario, run_scenario
 from nacre.training import step as learn_one_step
-from nacre.training.events import Iterated, StepUsable
+from nacre.training.events import Iterated, StepJudged, StepUsable
 from nacre.utils.signals import Interrupted
 from partial_data import write_folder
 from small_steps import OLD, SIDE, GivenStep, random_images
@@ -184,11 +184,20 @@ def test_updates_that_gain_nothing_on_held_out_images_are_not_kept():
 
 def test_a_step_of_few_images_leaves_the_decoder_as_it_is(learned):
     before, after = (nacre.load(learned(*names)) for names in (("pearl",), ("pearl", "starfish")))
-    assert after.info.lineage[1]["judged"]["classes"] == []
+    assert "judged" not in after.info.lineage[1]
     head = before.network.decoder.state_dict()
     for key, value in after.network.decoder.state_dict().items():
         assert torch.equal(value, head[key]), key
     assert not after.network.ledger.learned.any()
+
+
+def test_a_step_without_updates_speaks_of_none(folders, tmp_path):
+    recipe = {**RECIPE, "method": {"name": "duo"}}
+    seen = []
+    plan_learning([folders["pearl"]], None, values=recipe).learn(tmp_path, observers=[seen.append])
+    assert not any(isinstance(event, Iterated | StepUsable | StepJudged) for event in seen)
+    assert "judged" not in (tmp_path / "metrics.json").read_text()
+    assert not nacre.load(tmp_path).network.ledger.learned[1:].any()
 
 
 def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_path, monkeypatch):
@@ -273,9 +282,16 @@ def test_the_ledger_adds_a_class_to_it_in_one_pass_and_duo_goes_on(learned):
 
 
 def test_another_method_goes_on_with_the_decoder_alone(learned):
-    after = nacre.load(learned("pearl", "starfish:mib"))
-    assert after.network.ledger is None
-    assert after.info.model["grid_stride"] is None
+    network = nacre.load(learned("pearl")).network
+    network.ledger.learned[1:] = True
+    network.drop_ledger()
+    assert network.ledger is None
+    assert network.config.grid_stride is None
+
+
+def test_a_decoder_that_has_learned_nothing_is_not_continued_alone(learned):
+    with pytest.raises(NacreError, match="has learned no class yet, its ledger alone"):
+        learned("pearl", "starfish:mib")
 
 
 def decoder_rows(model):
@@ -361,8 +377,6 @@ def test_odd_folders_are_learned(case, tmp_path):
     recipe = {key: value for key, value in RECIPE.items() if key != "labels"}
     model = nacre.learn(roots, out=tmp_path / "m", method="duo", config=recipe)
     assert model.classes == ("background", *names)
-    judged = model.info.lineage[0]["judged"]
-    assert 0 <= judged["before"] <= 1
-    assert 0 <= judged["after"] <= 1
+    assert "judged" not in model.info.lineage[0], "there were no updates"
     seen = model.predict(torch.zeros(40, 50, 3, dtype=torch.uint8).numpy()).mask
     assert case != "no background" or seen.min() > 0

@@ -13,6 +13,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from nacre.errors import NacreError
 from nacre.losses.reference import at_least_float32
 from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES, TIMM, NormName
@@ -182,6 +183,11 @@ class DeepLab(Network):
     def drop_ledger(self) -> None:
         """Go on without the ledger beside the decoder, if there is one."""
         if self.ledger is not None:
+            if not bool(self.ledger.learned[1:].any()):
+                raise NacreError(
+                    "the model's decoder has learned no class yet, its ledger alone scores them; "
+                    "continue it with method 'duo' or 'ledger'"
+                )
             self.ledger = None
             self.config = self.config.model_copy(update={"grid_stride": None})
 

@@ -444,8 +444,9 @@ def _reason(data: LearnData, name: str, stride: int) -> str:
         )
     share = sum(held for held, _ in pixels) / sum(total for _, total in pixels)
     if share < RARE:
-        return f"it is {share:.1%} of the pixels: try more updates (--set train.iterations=…)"
-    return "try more updates (--set train.iterations=…)"
+        more = "label more, or try more updates (--set train.iterations=…)"
+        return f"it is {share:.1%} of the pixels: {more}"
+    return "label more images, or try more updates (--set train.iterations=…)"
 
 
 def _pixels(data: LearnData, name: str) -> Sequence[tuple[int, int]]:

@@ -84,4 +84,4 @@ def _sentences(report: ImportReport) -> Iterator[str]:
     if report.splits:
         lists = (f"{name}.txt {count:,}" for name, count in report.splits.items())
         yield f"split lists: {', '.join(lists)}"
-    yield f"look at {report.target / SHEET}; then: nacre data folder --root {report.target}"
+    yield f"look at {report.target / SHEET}; then: nacre data {report.target}"

@@ -29,7 +29,7 @@ def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None 
     if trainer.iteration == 0:
         survey(method, step)
     step.observe(step_began(step, trainer.iteration))
-    if method.is_usable and trainer.iteration == 0:
+    if method.is_usable and trainer.iteration == 0 and not trainer.is_done:
         step.state = method.state()
         step.on_usable()
     window = LossWindow(trainer, step.sampler.batch_size)

@@ -64,7 +64,9 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
         learn_by_gradient(method, step, checkpoint)
     else:
         _fit(method, step)
-    step.state, step.teacher, step.judged = method.state(), None, method.judged
+    step.state, step.teacher = method.state(), None
+    # Without updates there is nothing to judge.
+    step.judged = method.judged if step.iterations else None
     if step.judged is not None:
         names = [step.channels.names[c] for c in step.judged.classes]
         step.observe(StepJudged(step.index, step.judged.before, step.judged.after, names))
