@@ -22,6 +22,7 @@ from methods import NEW, OLD, make_batch, trainer_of
 from nacre.models.build import KINDS, Kind
 from nacre.models.config import AdapterConfig
 from nacre.models.external import adapt
+from nacre.training import loop
 from nacre.utils.system import keep_freed_memory
 
 
@@ -89,7 +90,7 @@ def update_by(name: str, width: int, crop: int, batch: int) -> Callable[[], obje
     if name == "alone":
         return alone(width, crop, batch)
     config = EncoderConfig(width=width)
-    return partial(trainer_of(name, config, crop, batch).update, make_batch(crop, batch))
+    return partial(loop.update, trainer_of(name, config, crop, batch), make_batch(crop, batch))
 
 
 def times(width: int, crop: int, batch: int, rounds: int) -> dict[str, float]:

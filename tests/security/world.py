@@ -71,7 +71,7 @@ class World:
         return [self.traps, *(self.here / name for name in names)]
 
     def make(self) -> World:
-        """Lay the traps, and write two sound model files, a picture and a data folder."""
+        """Lay the traps, and write two sound model files, a image and a data folder."""
         for folder in (self.here, self.traps, self.cache, self.root / "home"):
             folder.mkdir(parents=True)
         mark = f"open({str(self.root / 'mark')!r}, 'w').write('ran')\n"
@@ -91,7 +91,7 @@ class World:
 
     def _data(self) -> None:
         noise_folder(self.here / "data", 4, (32, 32), {1: "dog"})
-        shutil.copy(self.here / "data" / "images" / "p0.png", self.here / "picture.png")
+        shutil.copy(self.here / "data" / "images" / "p0.png", self.here / "image.png")
 
     def hostile(self, base: str, changes: dict[str, Any], out: Path) -> Path:
         """Write a sound model file with another header."""
