@@ -65,11 +65,11 @@ def write_file(network: torch.nn.Module, folder: Path) -> Path:
 
 
 def against_torch(network, model: OnnxModel, image, rounds: int) -> Row:
-    image = torch.from_numpy(image).permute(2, 0, 1)[None]
+    batch = torch.from_numpy(image).permute(2, 0, 1)[None]
 
     @torch.inference_mode()
     def in_torch() -> None:
-        Predictor(network).classes(image)
+        Predictor(network).classes(batch)
 
     jobs = {"torch": in_torch, "fp32": lambda: model.classify(image)}
     for job in jobs.values():
