@@ -187,7 +187,10 @@ class _Given:
 
     def index(self, split: Split) -> LabelIndex:
         """Refuse: nobody has looked at the masks."""
-        raise NotImplementedError
+        raise NacreError(
+            "a data set given in Python has no index of its labels: put its images and masks into "
+            "a folder for what needs one"
+        )
 
     def image(self, split: Split, name: str) -> Image.Image:
         """Return an image as RGB."""
