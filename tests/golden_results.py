@@ -182,7 +182,7 @@ def predictions() -> Results:
     found["whole/masks"] = _digest_arrays(masks)
     found["whole/classes seen"] = len(np.unique(np.concatenate(masks, axis=None)))
     command = ["predict", str(_model()), *map(str, images), "--out", "seen", "--window", "64"]
-    _nacre(*command, "--as", "masks,labelme,csv")
+    _nacre(*command, "--format", "masks,labelme,csv")
     written = sorted(Path("seen").rglob("*.png"))
     found["windows/masks"] = _digest_arrays(np.array(Image.open(path)) for path in written)
     polygons = [json.loads(path.read_text()) for path in sorted(Path("seen").rglob("*.json"))]
@@ -224,8 +224,8 @@ def imports() -> Results:
 def tables() -> Results:
     """Make tables of the runs of all methods."""
     forms = ("terminal", "csv", "latex")
-    found = {f"steps/{form}": _nacre("table", "runs", "--as", form) for form in forms}
-    seeing = ("table", str(_model()), "--kind", "classes", "--as", "markdown")
+    found = {f"steps/{form}": _nacre("table", "runs", "--format", form) for form in forms}
+    seeing = ("table", str(_model()), "--kind", "classes", "--format", "markdown")
     return found | {"classes/markdown": _nacre(*seeing)}
 
 
