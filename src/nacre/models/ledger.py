@@ -13,8 +13,9 @@ of that is the rest, which has one row r, and the network is left as it is:
     together[k] = z[k] + weight * l[r]              for a class k of the network
     together[c] = z[background] + weight * l[c]     for a class c of the ledger
 
-So a new class is found only where the network sees background. Without a background, the greatest
-of z takes its place: new classes are found wherever l[c] is greater than l[r].
+So among the network's own classes nothing moves, and a new class is found where it sees background,
+or is not sure. Without a background the greatest of z takes its place: new classes are found
+wherever l[c] is greater than l[r].
 """
 
 from __future__ import annotations

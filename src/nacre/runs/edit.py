@@ -68,14 +68,18 @@ class LedgerModel:
         return config.ridge
 
 
-def open_ledger(path: Path) -> LedgerModel:
+def open_ledger(path: Path, given: nn.Module | None = None) -> LedgerModel:
     """Read a model that the ledger learned.
+
+    Args:
+        path: its file, or a folder that holds it.
+        given: what it was learned from, if its file alone cannot build it.
 
     Raises:
         NacreError: another method did, which keeps no sums.
     """
     file = find_model(path)
-    network, info, state = load_model(file)
+    network, info, state = load_model(file, network=given)
     if not has_grid(network) or not state:
         raise NacreError(
             f"{file} keeps no sums of its classes; only models of the methods 'ledger' and 'duo' "
