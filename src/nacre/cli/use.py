@@ -37,9 +37,7 @@ def predict(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("predictions"),
     format_: Annotated[
         str,
-        typer.Option(
-            "--format", help="Comma-separated outputs: masks, overlays, labelme, coco, csv."
-        ),
+        typer.Option("--format", help="Comma-separated outputs: masks, overlays, labelme, csv."),
     ] = "masks,overlays,csv",
     window: Annotated[
         int | None,
