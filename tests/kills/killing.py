@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 import nacre.runs.run
 import nacre.sweeps.tune
-import nacre.terminal.progress  # noqa: F401  # all that a command imports when it is needed
+import nacre.terminal  # noqa: F401  # all that a command imports when it is needed
 from nacre.cli import main
 from nacre.training import resume, window
 from tiny_runs import learning

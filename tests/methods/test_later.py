@@ -27,7 +27,6 @@ class Seen:
         self.teacher = self.trainer.ask_teacher(images, self.student)
         valid = float((targets != 255).sum())
         batch = Batch(images, targets, num_valid_pixels=valid)
-        batch = self.method.relabel(batch, self.student, self.teacher)
         self.batch = pseudo_labels(self.method, self.step, batch, self.teacher)
         self.losses = self.method.losses(self.batch, self.student, self.teacher)
         self.valid = valid

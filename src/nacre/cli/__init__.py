@@ -11,7 +11,7 @@ from typing import Any
 from nacre.cli import data, grid, imports, learn, look, results, run, use  # noqa: F401
 from nacre.cli.app import app, echo, finish_output, show_bars
 from nacre.errors import ReportedElsewhere, user_message
-from nacre.terminal.console import accept_any_character
+from nacre.terminal import accept_any_character
 from nacre.utils.signals import exit_with_parent
 
 

@@ -23,7 +23,7 @@ from nacre.cli.app import (
 )
 from nacre.cli.options import Cache, Preset, Root, Set, config_values, split_names
 from nacre.errors import NacreError
-from nacre.terminal.progress import LINE_SECONDS, Display, one_line
+from nacre.terminal import LINE_SECONDS, Display, one_line
 
 if TYPE_CHECKING:
     from nacre.sweeps.engines import Engine

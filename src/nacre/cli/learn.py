@@ -18,16 +18,24 @@ from nacre.cli.app import (
     show_config,
     until_interrupted,
 )
-from nacre.cli.options import Config, Json, ModelPath, OutModel, Preset, Seed, Set, split_names
+from nacre.cli.options import (
+    Config,
+    Json,
+    ModelPath,
+    OutModel,
+    Preset,
+    Seed,
+    Set,
+    split_names,
+    split_pairs,
+)
 from nacre.errors import NacreError
+from nacre.terminal import RunDisplay, some
 
 if TYPE_CHECKING:
     from nacre.api.model import Model
     from nacre.data.learn_data import LearnData
     from nacre.models.io import ModelInfo
-
-SHOWN = 8
-"""Names in a line; of more, the rest is counted."""
 
 
 @command(
@@ -92,8 +100,8 @@ def learn(
     values: dict[str, Any] = {
         "method": {"name": method} if method else None,
         "classes": split_names(classes) if classes else None,
-        "rename": _pairs(rename, "--rename", "Katze=cat"),
-        "share": {k: _number(k, v) for k, v in _pairs(share, "--share", "folder=0.25").items()},
+        "rename": split_pairs(rename, "--rename", "Katze=cat"),
+        "share": _fractions(split_pairs(share, "--share", "folder=0.25")),
         "new": new,
         "seed": seed,
     }
@@ -101,8 +109,10 @@ def learn(
     folders = data or []
     if not folders and out is not None and (out / "config.yaml").is_file():
         # What is given lies over what is saved, and is refused where it differs.
-        folders, saved_start, saved_tests = _read_saved(out)
-        start, test = start or saved_start, test or saved_tests
+        from nacre.runs.folder import read_learn_config
+
+        saved = read_learn_config(out)
+        folders, start, test = list(saved.data), start or saved.start, test or list(saved.tests)
         config = config or (None if preset else out / "config.yaml")
     if not folders:
         raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
@@ -117,7 +127,6 @@ def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, 
 
     keep_freed_memory()
     from nacre.runs.learn import find_start, plan_learning
-    from nacre.terminal.progress import RunDisplay
     from nacre.utils.signals import StopSignal
 
     plan = plan_learning(folders, find_start(start), **given)
@@ -188,29 +197,11 @@ def history(model: ModelPath, json: Json = False) -> None:
     make_console().print(history_table(model, info, figures))
 
 
-def _read_saved(out: Path) -> tuple[list[Path], Path | None, list[Path]]:
-    """Return data, start and tests of an interrupted step."""
-    from nacre.runs.folder import read_learn_config
-
-    saved = read_learn_config(out)
-    return list(saved.data), saved.start, list(saved.tests)
-
-
-def _pairs(texts: list[str] | None, option: str, example: str) -> dict[str, str]:
-    found = {}
-    for text in texts or ():
-        key, sign, value = text.partition("=")
-        if not sign or not key or not value:
-            raise NacreError(f"{option} {text!r} is not of the form {example}")
-        found[key] = value
-    return found
-
-
-def _number(key: str, text: str) -> float:
+def _fractions(texts: dict[str, str]) -> dict[str, float]:
     try:
-        return float(text)
+        return {key: float(text) for key, text in texts.items()}
     except ValueError as error:
-        raise NacreError(f"--share {key}={text}: {text!r} is not a number") from error
+        raise NacreError(f"--share: {error}; give FOLDER=FRACTION") from error
 
 
 def _show_edited(model: "Model", note: str) -> None:
@@ -228,12 +219,12 @@ def plan_lines(data: "LearnData", how: str, reasons: Sequence[str]) -> Renderabl
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
         hidden = data.training_mapping(one).hidden
-        text = f"{one.name}: {len(one.train_index):,} images label {_some(one.labeled)}"
-        text += f"; its background may hide {_some(hidden)}" if hidden else ""
+        text = f"{one.name}: {len(one.train_index):,} images label {some(one.labeled)}"
+        text += f"; its background may hide {some(hidden)}" if hidden else ""
         lines.append(Text(text))
         known = [name for name in one.unlabeled if name in data.known]
         if known and hidden:
-            text = f"{one.name} names {_some(known)} but has no pixel of it: treated as hidden"
+            text = f"{one.name} names {some(known)} but has no pixel of it: treated as hidden"
             lines.append(Text(text, "yellow"))
     lines += [Text(how)] if how else []
     return Group(*lines, *(Text(reason, "dim") for reason in reasons))
@@ -291,7 +282,7 @@ def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None)
     for entry in info.lineage:
         table.add_row(
             str(entry.get("step", "")),
-            Text(_some(entry.get("classes", []))),
+            Text(some(entry.get("classes", []))),
             Text(", ".join(map(str, entry.get("data", [])))),
             f"{entry.get('images', 0):,}",
             Text(str(entry.get("method", ""))),
@@ -301,8 +292,3 @@ def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None)
         return table
     values = [f"{name} {percent(value)}" for name, value in figures.items() if value is not None]
     return Group(table, Text(f"IoU % after the last step: {', '.join(values)}"))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nacre.errors import NacreError
+
 Scenario = Annotated[
     str | None,
     typer.Argument(help="data/task/setup, a name from `nacre plan`, or a .yaml file."),
@@ -57,6 +59,17 @@ OutModel = Annotated[Path, typer.Option(help="Folder for the new model.")]
 def split_names(text: str) -> list[str]:
     """Return comma-separated names without blanks around them."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def split_pairs(texts: list[str] | None, option: str, example: str) -> dict[str, str]:
+    """Return a repeatable ``KEY=VALUE`` option as a mapping; the last sign separates."""
+    pairs = {}
+    for text in texts or ():
+        key, sign, value = text.rpartition("=")
+        if not sign or not key or not value.strip():
+            raise NacreError(f"{option} {text!r} is not of the form {example}")
+        pairs[key] = value
+    return pairs
 
 
 def config_values(**given: Any) -> dict[str, Any]:

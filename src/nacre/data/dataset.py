@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from nacre.data.saliency import Saliency
 from nacre.data.sampler import LoaderSampler, StepSampler
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
@@ -51,7 +50,6 @@ class TrainDataset(Dataset[Sample]):
         mapping: How their labels become targets.
         config: How images are cut.
         seed: Of the augmentation.
-        saliency: Maps of what is salient, which the table then knows of.
     """
 
     def __init__(
@@ -61,16 +59,13 @@ class TrainDataset(Dataset[Sample]):
         mapping: LabelMapping,
         config: ImagesConfig,
         seed: int,
-        saliency: Saliency | None = None,
     ) -> None:
         self.source, self.names, self.mapping = source, names, mapping
-        self.config, self.seed, self.saliency = config, seed, saliency
+        self.config, self.seed = config, seed
 
     def only(self, names: Sequence[str]) -> "TrainDataset":
         """Return some of its images."""
-        return TrainDataset(
-            self.source, names, self.mapping, self.config, self.seed, saliency=self.saliency
-        )
+        return TrainDataset(self.source, names, self.mapping, self.config, self.seed)
 
     @property
     def mappings(self) -> tuple[LabelMapping, ...]:
@@ -88,8 +83,6 @@ class TrainDataset(Dataset[Sample]):
         view = self.config.view_of(epoch)
         rng = np.random.default_rng([self.seed, view, zlib.crc32(name.encode())])
         image, mask = self.source.image("train", name), self.source.mask("train", name)
-        if self.saliency is not None:
-            mask = self.saliency.mark(mask, name)
         # What is beside the image is ignored, whatever the border's convention is.
         pad, table = self.mapping.ignored, self.mapping.table
         return _tensors(train_sample(image, mask, self.config, rng, pad=pad, table=table))

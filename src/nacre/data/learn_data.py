@@ -14,7 +14,6 @@ from typing import Any
 
 from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
 from nacre.data.index import images_by_label
-from nacre.data.saliency import Saliency, with_salient
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, did_you_mean
@@ -239,7 +238,6 @@ class LearnData:
         config: How images are cut.
         seed: Of the augmentation.
         policy: How labels are seen.
-        saliency: Maps of what is salient, where the method asks for them.
     """
 
     sets: tuple[LabeledSet, ...]
@@ -249,7 +247,6 @@ class LearnData:
     config: ImagesConfig
     seed: int
     policy: LabelPolicy
-    saliency: Saliency | None = None
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -285,13 +282,8 @@ class LearnData:
         """Return the images to learn from."""
         parts = []
         for one in self.sets:
-            mapping = self.training_mapping(one)
-            if self.saliency is not None:
-                mapping = with_salient(mapping)
-            names = one.train_index.names
-            parts.append(
-                TrainDataset(one.source, names, mapping, self.config, self.seed, self.saliency)
-            )
+            mapping, names = self.training_mapping(one), one.train_index.names
+            parts.append(TrainDataset(one.source, names, mapping, self.config, self.seed))
         return parts[0] if len(parts) == 1 else UnionDataset(parts)
 
     def seen_parts(self) -> Iterator[SeenPart]:

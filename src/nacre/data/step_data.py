@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any
 
 from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
-from nacre.data.saliency import Saliency, with_salient
 from nacre.data.source import Source
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
@@ -36,7 +35,6 @@ class ScenarioData:
         policy: How labels are seen.
         seed: Of the augmentation.
         memory: How many images are kept for later steps.
-        saliency: Maps of what is salient, where the method asks for them.
     """
 
     source: Source
@@ -45,7 +43,6 @@ class ScenarioData:
     policy: LabelPolicy
     seed: int
     memory: int = 0
-    saliency: Saliency | None = None
 
     @cached_property
     def train_index(self) -> LabelIndex:
@@ -120,9 +117,7 @@ class ScenarioData:
     def _labeled_by(self, origin: int, names: list[str], step: int) -> TrainDataset:
         classes = self.scenario.classes
         mapping = classes.training_mapping(origin, self.policy, at=step)
-        if self.saliency is not None:
-            mapping = with_salient(mapping)
-        return TrainDataset(self.source, names, mapping, self.config, self.seed, self.saliency)
+        return TrainDataset(self.source, names, mapping, self.config, self.seed)
 
     def batch_shares(self, step: int) -> tuple[tuple[int, float], ...] | None:
         """Return images and share of a batch of each part of `train_dataset`; None with one."""

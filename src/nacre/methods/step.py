@@ -37,7 +37,6 @@ class Batch:
             where that is what the method's loss assumes by itself (`labels.rows_for_loss`).
         replaced_targets: N,H,W, the data's own, where pseudo-labels took their place.
         weights: N, of the images in the cross-entropy, where pseudo-labels say so.
-        salient: N,H,W, bool: which background is salient, where there are maps of it.
         folder: the number of the data set that all images are from, in passes without augmentation.
     """
 
@@ -47,7 +46,6 @@ class Batch:
     may_be: Tensor | None = None
     replaced_targets: Tensor | None = None
     weights: Tensor | None = None
-    salient: Tensor | None = None
     folder: int = 0
 
     @property

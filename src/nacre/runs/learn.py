@@ -34,7 +34,7 @@ from nacre.runs.learn_config import (
     ground_of,
 )
 from nacre.runs.learn_tests import LearnTests
-from nacre.runs.run import open_saliency, step_sampler
+from nacre.runs.run import step_sampler
 from nacre.runs.steps import Metrics, Start, run_steps
 from nacre.training.automatic import Choice, choose, look_at
 from nacre.training.config import read_section, read_written
@@ -283,7 +283,6 @@ def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
         config=config.images,
         seed=config.seed,
         policy=config.labels,
-        saliency=open_saliency(config),
     )
 
 
