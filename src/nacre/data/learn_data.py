@@ -121,8 +121,7 @@ class SeenPart:
 
 def _label_digest(index: LabelIndex) -> str:
     """Return the digest of what the masks contain, to notice masks that were changed."""
-    counts = index.pixel_counts or [dict.fromkeys(labels, 0) for labels in index.labels]
-    lines = zip(index.names, (sorted(one.items()) for one in counts), strict=True)
+    lines = zip(index.names, (sorted(one.items()) for one in index.pixel_counts), strict=True)
     return digest([f"{name} {pixels}" for name, pixels in lines])
 
 
