@@ -28,7 +28,7 @@ from nacre.training import resume, window
 from tiny_runs import learning
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2", "--max-restarts")
-RESULTS = ("metrics.json", "tuning.json", "coco.json")
+RESULTS = ("metrics.json", "tuning.json")
 # File operations that Python's audit hooks report; `open` only when it may write.
 _OPERATIONS = {
     "open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate",

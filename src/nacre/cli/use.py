@@ -37,9 +37,7 @@ def predict(
     out: Annotated[Path, option("FOLDER", "Folder for the results.")] = Path("predictions"),
     format_: Annotated[
         str,
-        option(
-            "NAMES", "Comma-separated outputs: masks, overlays, labelme, coco, csv.", "--format"
-        ),
+        option("NAMES", "Comma-separated outputs: masks, overlays, labelme, csv.", "--format"),
     ] = "masks,overlays,csv",
     window: Annotated[
         int | None,
