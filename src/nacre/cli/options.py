@@ -1,4 +1,4 @@
-"""How an option is declared, and the options that several commands share."""
+"""Options that several commands share, and how each is declared."""
 
 from pathlib import Path
 from typing import Annotated, Any
