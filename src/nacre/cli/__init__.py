@@ -23,7 +23,7 @@ def main() -> None:
     is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     code: Any = 2
     try:
-        app()
+        app(prog_name="nacre")
     except SystemExit as end:
         code = end.code
     except ReportedElsewhere:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from nacre.cli.app import command, make_console, print_json
-from nacre.cli.options import Config, Json, Root, Set
+from nacre.cli.options import Config, Json, Root, Set, argument, option
 from nacre.errors import NacreError
 from nacre.terminal import some
 
@@ -29,16 +28,13 @@ MAX_PROBLEMS = 10
 @command("data", "nacre data pets", "nacre data voc --root VOC2012")
 def data(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", help="A folder with images/, masks/ and classes.yaml, or a data set."
-        ),
+        str, argument("DATA", "A folder with images/, masks/ and classes.yaml, or a data set.")
     ],
     root: Annotated[
-        Path | None, typer.Option(help="Folder of the data set, if DATA is the name of one.")
+        Path | None, option("FOLDER", "Folder of the data set, if DATA is the name of one.")
     ] = None,
     classes: Annotated[
-        Path | None, typer.Option(help="Path of classes.yaml, if it is not in the folder.")
+        Path | None, option("FILE", "Path of classes.yaml, if it is not in the folder.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -73,7 +69,8 @@ def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSour
 )
 def plan(
     scenario: Annotated[
-        str | None, typer.Argument(help="data/task/setup, a name or a .yaml file; none lists all.")
+        str | None,
+        argument("SCENARIO", "data/task/setup, a name or a .yaml file. Default: list all."),
     ] = None,
     root: Root = None,
     config: Config = None,

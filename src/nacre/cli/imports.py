@@ -7,13 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from nacre.cli.app import command, echo, make_console, print_json
-from nacre.cli.options import split_names, split_pairs
+from nacre.cli.options import argument, flag, option, split_names, split_pairs
 from nacre.errors import NacreError, unknown_name
 
 if TYPE_CHECKING:
@@ -27,48 +26,44 @@ if TYPE_CHECKING:
     "nacre import export --to new --classes crack,rust",
 )
 def import_(
-    export: Annotated[Path, typer.Argument(help="Folder, zip archive or annotation file.")],
-    to: Annotated[Path, typer.Option(help="New folder for images/, masks/ and classes.yaml.")],
+    export: Annotated[Path, argument("EXPORT", "Folder, zip archive or annotation file.")],
+    to: Annotated[Path, option("FOLDER", "New folder for images/, masks/ and classes.yaml.")],
     images: Annotated[
         Path | None,
-        typer.Option(help="Folder or archive with the images, if they are not in the export."),
+        option("PATH", "Folder or archive with the images, if they are not in the export."),
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option(help="Comma-separated classes to import, in this order. Default: all."),
+        option("NAMES", "Comma-separated classes to import, in this order. Default: all."),
     ] = None,
     ignore: Annotated[
-        list[str] | None,
-        typer.Option(help="Class whose pixels count as not annotated. Repeatable."),
+        list[str] | None, option("NAME", "Class whose pixels count as not annotated. Repeatable.")
     ] = None,
     rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="Rename a class, or join two. Repeatable."),
+        list[str] | None, option("OLD=NEW", "Rename a class, or join two. Repeatable.")
     ] = None,
     colors: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R,G,B=NAME,…", help="Classes by color of mask files, if no file names them."
-        ),
+        str | None, option("R,G,B=NAME,…", "Classes by color of mask files, if no file names them.")
     ] = None,
     boxes: Annotated[
         str,
-        typer.Option(
-            help="Rectangles: fill them, skip them, or ask: fill rectangles drawn as areas, and "
-            "stop with a question where all outlines of COCO or YOLO are boxes."
+        option(
+            "fill|skip|ask",
+            "What to do with rectangles; ask: fill those drawn as areas, and stop with a "
+            "question if all outlines of a COCO or YOLO export are boxes.",
         ),
     ] = "ask",
     unlabeled: Annotated[
         str,
-        typer.Option(
-            help="Images without labels: listed (background if the export lists them), "
-            "background (always) or skip."
+        option(
+            "listed|background|skip",
+            "Images without labels become background if the export lists them, always or never.",
         ),
     ] = "listed",
     format_: Annotated[
-        str | None, typer.Option("--format", help="Name of the format, if it is not recognized.")
+        str | None, option("NAME", "Name of the format, if it is not recognized.", "--format")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
 ) -> None:
     """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
     from nacre.importers import ClassOptions, ImportOptions, import_export

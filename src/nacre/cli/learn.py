@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +25,8 @@ from nacre.cli.options import (
     Preset,
     Seed,
     Set,
+    argument,
+    option,
     split_names,
     split_pairs,
 )
@@ -47,49 +48,45 @@ if TYPE_CHECKING:
 )
 def learn(
     data: Annotated[
-        list[Path] | None, typer.Argument(help="Folders with images/, masks/ and classes.yaml.")
+        list[Path] | None, argument("DATA", "Folders with images/, masks/ and classes.yaml.")
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="Model to continue: a model file, a step folder or a run folder."),
+        option("MODEL", "Model to continue: a model file, a step folder or a run folder."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the new model. Default: models/DATA.")
+        Path | None, option("FOLDER", "Folder for the new model. Default: models/DATA.")
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            help="Training method (see `nacre methods`). Default: duo, the ledger in one pass and "
-            "a decoder beside it; mib, the paper's, for networks from nothing and of others. "
-            "--method mib asks for MiB.",
+        option(
+            "NAME",
+            "Training method (see `nacre methods`). Default: duo; mib, the paper's, for a network "
+            "without pretrained weights or of another library. --method mib learns any network.",
         ),
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated classes to learn. Default: all classes in the data."),
+        str | None, option("NAMES", "Comma-separated classes to learn. Default: all in the data.")
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="DATA=MODEL",
-            help="Map a class of the data to a class of the model. Repeatable.",
-        ),
+        option("DATA=MODEL", "Map a class of the data to a class of the model. Repeatable."),
     ] = None,
     new: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Treat this class as new even if its name resembles a known class. Repeatable."
+        option(
+            "NAME", "Treat this class as new even if its name resembles a known class. Repeatable."
         ),
     ] = None,
     share: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FOLDER=FRACTION",
-            help="Fraction of each batch drawn from a folder, e.g. old-sample=0.25. Repeatable.",
+        option(
+            "FOLDER=FRACTION",
+            "Fraction of each batch drawn from a folder, such as old-sample=0.25. Repeatable.",
         ),
     ] = None,
     test: Annotated[
-        list[Path] | None, typer.Option(help="One more folder to test on. Repeatable.")
+        list[Path] | None, option("FOLDER", "One more folder to test on. Repeatable.")
     ] = None,
     preset: Preset = None,
     config: Config = None,
@@ -151,13 +148,13 @@ def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, 
     "nacre forget models/pets --class cat --out models/no-cat",
 )
 def forget(
-    model: Annotated[Path, typer.Argument(help="A model that ledger or duo learned.")],
+    model: Annotated[Path, argument("MODEL", "A model that ledger or duo learned.")],
     out: OutModel,
     step: Annotated[
-        int | None, typer.Option(help="Number of the step (see `nacre history`).")
+        int | None, option("NUMBER", "Step to remove, by its number in `nacre history`.")
     ] = None,
-    folder: Annotated[str | None, typer.Option(help="Name of a data folder.")] = None,
-    class_name: Annotated[str | None, typer.Option("--class", help="Name of a class.")] = None,
+    folder: Annotated[str | None, option("NAME", "Data folder to remove, by its name.")] = None,
+    class_name: Annotated[str | None, option("NAME", "Class to remove.", "--class")] = None,
 ) -> None:
     """Remove a step, a data folder or a class from a model, as if it had never been learned."""
     from nacre.api.model import load
@@ -169,7 +166,7 @@ def forget(
 
 @command("merge", "nacre merge models/site-a models/site-b --out models/both-sites")
 def merge_models(
-    models: Annotated[list[Path], typer.Argument(help="Models of ledger, or of duo.")],
+    models: Annotated[list[Path], argument("MODEL", "Models that ledger or duo learned.")],
     out: OutModel,
 ) -> None:
     """Merge models with the same backbone into one that learned from all their images."""

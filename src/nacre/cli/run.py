@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 
 from nacre.cli.app import (
@@ -26,6 +25,8 @@ from nacre.cli.options import (
     Set,
     Track,
     config_values,
+    flag,
+    option,
 )
 from nacre.terminal import RunDisplay, one_line
 
@@ -51,12 +52,11 @@ def run(
     seed: Seed = None,
     cache: Cache = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Output folder. Default: runs/, by scenario, method and seed."),
+        Path | None, option("FOLDER", "Folder for the run. Default: runs/SCENARIO-METHOD-SEED.")
     ] = None,
     track: Track = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show steps, method and network; train nothing.")
+        bool, flag("--dry-run", "Show steps, method and network; train nothing.")
     ] = False,
 ) -> None:
     """Train all steps of a scenario with one method, or resume a run."""
@@ -116,10 +116,10 @@ def tune(
     root: Root = None,
     seed: Seed = None,
     cache: Cache = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the trials and tuned.yaml.")] = None,
+    out: Annotated[Path | None, option("FOLDER", "Folder for the trials and tuned.yaml.")] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option(help="A learning rate to try with fine-tuning first. Repeatable."),
+        option("NUMBER", "Learning rate to try with fine-tuning first. Repeatable."),
     ] = None,
 ) -> None:
     """Tune a method's loss weight on held-out images of step 1."""
@@ -155,12 +155,10 @@ def tune(
 
 @command("demo", "nacre demo --out my-demo --seed 2")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the page and the runs.")] = Path(
+    out: Annotated[Path, option("FOLDER", "Folder for the page and the runs.")] = Path(
         "nacre-demo"
     ),
-    seed: Annotated[
-        int, typer.Option(min=0, help="Random seed for scenes, weights and order.")
-    ] = 1,
+    seed: Annotated[int, option("NUMBER", "Random seed for scenes, weights and order.", min=0)] = 1,
 ) -> None:
     """Train on generated scenes in three steps with ft, lwf, mib and joint; write a page."""
     from nacre.cli.grid import GridDisplay
