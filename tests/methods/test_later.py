@@ -173,7 +173,7 @@ def test_star_draws_what_the_step_lacks_and_counts_background_again(overlapped):
     torch.manual_seed(3)
     names = [field.name for field in fields(FeatureStatistics)]
     kept = FeatureStatistics(**{name: method.tables[f"statistics.{name}"] for name in names})
-    x = draw_features(kept, torch.tensor([int(one / 3) for one in lacking]), non_negative=False)
+    x = draw_features(kept, torch.tensor([int(one / 3) for one in lacking]), non_negative=True)
     rows = seen.step.network.classifier.rows[-1]
     logits = torch.einsum("pd,kd->pk", x, rows.weight.flatten(1)) + rows.bias
     weight_of_drawn = len(x) / per_batch
