@@ -10,7 +10,7 @@ from rich.table import Table
 
 from nacre.errors import NacreError, user_message
 from nacre.report.tables import Cell, Column, ResultTable, TableRow, to_csv, to_markdown
-from nacre.terminal.console import PlainConsole
+from nacre.terminal import PlainConsole
 
 NACRE = [sys.executable, "-m", "nacre"]
 PLAN = ["plan", "scenes/4-4/overlapped", "--set", "data.train=20", "--set", "data.size=16"]

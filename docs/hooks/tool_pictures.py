@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 from nacre.data.sources.scenes import CLASS_NAMES, render
 from nacre.importers import ImportOptions, import_export
 from nacre.predict.polygons import simplify, trace_rings
-from nacre.predict.writers import Legend, compress_runs, encode_runs, overlay
+from nacre.predict.writers import Legend, overlay
 
 SIDE, SCENE = 288, 18
 COLORS = ((0, 0, 0), (86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66))
@@ -74,6 +74,12 @@ def write(path: Path, content: Any) -> None:
         path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
 
 
+def runs_of(flat: np.ndarray) -> list[int]:
+    """Return the lengths of runs of a mask, what is outside first."""
+    lengths = [len(list(group)) for _, group in itertools.groupby(flat.tolist())]
+    return [0, *lengths] if flat[0] else lengths
+
+
 def cvat(root: Path, things: list[Thing]) -> list[str]:
     """CVAT for images 1.1."""
     kinds, lines = ["polygon", "ellipse", "mask", "box"], []
@@ -82,7 +88,7 @@ def cvat(root: Path, things: list[Thing]) -> list[str]:
         points = ";".join(f"{x:.2f},{y:.2f}" for x, y in thing.points)
         x, y = (left + right) / 2, (top + bottom) / 2
         part = thing.mask[int(top) : int(bottom), int(left) : int(right)]
-        runs = ", ".join(map(str, encode_runs(part.T.astype(np.uint8), 1)))
+        runs = ", ".join(map(str, runs_of(part.ravel())))
         lines.append(
             {
                 "polygon": f'<polygon label="{thing.name}" points="{points}" z_order="0"/>',
@@ -128,8 +134,7 @@ def coco(root: Path, things: list[Thing]) -> list[str]:
     for i, (kind, thing) in enumerate(zip(itertools.cycle(kinds), things, strict=False), start=1):
         outline: Any = [thing.points.ravel().tolist()]
         if kind == "mask":
-            counts = compress_runs(encode_runs(thing.mask.astype(np.uint8), 1))
-            outline = {"size": [SIDE, SIDE], "counts": counts}
+            outline = {"size": [SIDE, SIDE], "counts": runs_of(thing.mask.ravel(order="F"))}
         annotations.append(
             {"id": i, "image_id": 1, "category_id": names.index(thing.name) + 1, "iscrowd": 0}
             | {"segmentation": outline, "area": int(thing.mask.sum())}

@@ -63,7 +63,7 @@ COMMANDS = {
     "run": Command(RUN),
     "cache": Command(RUN + " --cache {work}/steps"),
     "learn": Command(LEARN + " --set train.iterations=6 --set train.batch_size=4"),
-    "predict": Command(PREDICT + " --format masks,overlays,labelme,coco,csv"),
+    "predict": Command(PREDICT + " --format masks,overlays,labelme,csv"),
     "export": Command("export {work}/model --out {out}/m.onnx"),
     "tune": Command(
         f"tune scenes/4-4/overlapped --method lwf --out {{out}} {SMALL}", 30, measure_anything

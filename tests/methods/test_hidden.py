@@ -23,7 +23,6 @@ def test_a_new_class_that_may_hide_is_not_pushed_down(name):
         student = trainer.student(images, with_stages=trainer.method.uses_stages)
         teacher = trainer.ask_teacher(images, student)
         batch = Batch(images, blank, float(blank.numel()), may_be(hidden))
-        batch = trainer.method.relabel(batch, student, teacher)
         batch = pseudo_labels(trainer.method, trainer.step, batch, teacher)
         if batch.weights is not None:  # as if the teacher had been sure of something everywhere
             batch = replace(batch, targets=blank, weights=torch.ones(len(images)))

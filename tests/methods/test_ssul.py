@@ -10,28 +10,21 @@ from nacre.methods.ssul import NO_CHANNEL, NOT_COUNTED, unknown_targets
 from nacre.models.network import merge_unknown
 
 
-def slow_unknown(y: int, num_old: int, salient: bool) -> int:
+def slow_unknown(y: int, num_old: int) -> int:
     if y == IGNORE_INDEX:
         return NOT_COUNTED
     if y == 0:
-        return 1 if salient else 0
+        return 1
     return NO_CHANNEL if y < num_old else 2 + y - num_old
 
 
 @pytest.mark.parametrize("num_old", [1, 4])
-@pytest.mark.parametrize("with_saliency", [False, True])
-def test_background_becomes_unknown(num_old: int, with_saliency: bool) -> None:
+def test_background_becomes_unknown(num_old: int) -> None:
     g = torch.Generator().manual_seed(0)
     values = torch.tensor([0, *range(num_old + 2), IGNORE_INDEX], dtype=torch.uint8)
     targets = values[torch.randint(0, len(values), (2, 6, 7), generator=g)]
-    salient = torch.rand(2, 6, 7, generator=g) < 0.5 if with_saliency else None
-    found = unknown_targets(targets, num_old, salient=salient)
-    is_salient = torch.ones_like(targets, dtype=torch.bool) if salient is None else salient
-    expected = [
-        slow_unknown(y, num_old, s)
-        for y, s in zip(targets.flatten().tolist(), is_salient.flatten().tolist(), strict=True)
-    ]
-    assert found.flatten().tolist() == expected
+    expected = [slow_unknown(y, num_old) for y in targets.flatten().tolist()]
+    assert unknown_targets(targets, num_old).flatten().tolist() == expected
 
 
 def test_background_and_unknown_count_as_one() -> None:

@@ -1,65 +1,54 @@
-"""Predictions as files of other tools, read back by the importers."""
+"""Predictions as files: masks, overlays, polygons, and class maps that lie in a file."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from nacre.importers.shapes import parse_compressed
-from nacre.predict.writers import (
-    CocoWriter,
-    Legend,
-    compress_runs,
-    encode_runs,
-    labelme,
-    overlay,
-)
+from nacre.predict import rasters, writers
+from nacre.predict.rasters import make_class_map
+from nacre.predict.writers import Legend, count_classes, labelme, overlay, write_mask
 
 LEGEND = Legend(("background", "cat", "dog"), ((0, 0, 0), (200, 0, 0), (0, 200, 0)))
 
 
 @pytest.fixture
-def classes():
-    return (
-        np.random.default_rng(3).integers(0, 3, (7, 5)).repeat(4, 0).repeat(4, 1).astype(np.uint8)
-    )
+def classes() -> np.ndarray:
+    rng = np.random.default_rng(3)
+    return rng.integers(0, 3, (7, 5)).repeat(4, 0).repeat(4, 1).astype(np.uint8)
 
 
-@given(st.lists(st.integers(0, 5000) | st.integers(0, 2**31), max_size=30))
-def test_compressed_runs_are_read_back(runs: list[int]) -> None:
-    assert parse_compressed(compress_runs(runs)).tolist() == runs
+@pytest.mark.parametrize("most", [1, 10**6])
+def test_a_class_map_in_a_file_is_written_as_one_in_memory(
+    classes, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rasters, "IN_MEMORY", most)
+    monkeypatch.setattr(writers, "_PIXELS_AT_ONCE", 40)
+    with make_class_map(classes.shape, 3, tmp_path / "work") as parts:
+        assert isinstance(parts, np.memmap) == (most == 1)
+        parts[3:28, 0:9], parts[0:3, 0:9] = classes[3:, :9], classes[:3, :9]
+        parts[0:28, 9:20] = classes[:, 9:]
+        assert (count_classes(parts, 4) == np.bincount(classes.ravel(), minlength=4)).all()
+        write_mask(tmp_path / "mask.png", parts, LEGEND)
+        del parts
+    assert list(tmp_path.glob("work/.*")) == []
+    with Image.open(tmp_path / "mask.png") as image:
+        assert image.mode == "P"
+        assert (np.asarray(image) == classes).all()
+        assert image.getpalette()[:9] == [value for color in LEGEND.colors for value in color]
 
 
-def test_runs_go_down_the_columns_zeros_first() -> None:
-    classes = np.array([[1, 0], [1, 1]], np.uint8)
-    assert encode_runs(classes, 1).tolist() == [0, 2, 1, 1]
-    assert encode_runs(classes, 0).tolist() == [2, 1, 1]
+def test_more_than_256_channels_are_16_bits_of_grey(tmp_path: Path) -> None:
+    classes = np.arange(300, dtype=np.uint16).reshape(20, 15)
+    write_mask(tmp_path / "mask.png", classes, LEGEND)
+    assert (np.asarray(Image.open(tmp_path / "mask.png")) == classes).all()
 
 
-def test_coco_holds_every_pixel(tmp_path: Path, classes) -> None:
-    writer = CocoWriter(tmp_path / "coco.json", LEGEND)
-    writer.add("a/b.png", classes)
-    writer.close()
-    content = json.loads((tmp_path / "coco.json").read_text())
-    assert content["images"][0]["file_name"] == "a/b.png"
-    found = np.zeros_like(classes)
-    for one in content["annotations"]:
-        runs = parse_compressed(one["segmentation"]["counts"])
-        flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-        mask = flat.reshape(classes.shape, order="F")
-        assert one["area"] == mask.sum()
-        found[mask] = one["category_id"]
-    assert (found == classes).all()
-
-
-def test_labelme_paints_later_shapes_over_earlier_ones(classes) -> None:
+def test_background_beneath_everything_has_no_polygon(classes) -> None:
     content = labelme(classes, LEGEND, "a.png", 0.0)
-    assert content["imageHeight"], content["imageWidth"] == classes.shape
-    assert {shape["label"] for shape in content["shapes"]} <= {"_background_", "cat", "dog"}
+    assert (content["imageHeight"], content["imageWidth"]) == classes.shape
+    assert {shape["label"] for shape in content["shapes"]} == {"_background_", "cat", "dog"}
     assert content["shapes"][0]["label"] != "_background_"
 
 
@@ -68,4 +57,3 @@ def test_overlays_leave_the_background_as_it_is(classes) -> None:
     mixed = np.asarray(overlay(pixels, classes, LEGEND, 0.5))
     assert (mixed[classes == 0] == 100).all()
     assert (mixed[classes == 1] == (150, 50, 50)).all()
-    assert isinstance(overlay(pixels, classes, LEGEND), Image.Image)

@@ -35,15 +35,13 @@ def test_every_combination_is_a_run_and_step_0_is_shared(tmp_path):
     assert learns_it == [None, first, None, first, first, joint]
 
 
-def test_a_variant_is_named_by_its_values_and_its_folder_by_a_plain_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "maps" / "voc").mkdir(parents=True)
-    method = {"name": "ssul", "freeze": ["batch_norm"], "saliency": "maps/voc"}
+def test_a_variant_is_named_by_its_values_and_its_folder_by_a_plain_name(tmp_path):
+    method = {"name": "ssul", "freeze": ["batch_norm"], "branches": True}
     grid = {**GRID, "scenarios": ["scenes/4-4/overlapped"], "methods": [method]}
     (job,) = make_jobs(check_grid(grid), tmp_path)
-    assert job.name == "scenes/4-4/overlapped ssul,freeze=[batch_norm],saliency=maps/voc 1"
+    assert job.name == "scenes/4-4/overlapped ssul,freeze=[batch_norm],branches=true 1"
     assert job.folder.path.parent == tmp_path / "scenes_4-4_overlapped"
-    assert job.folder.path.name == "ssul,freeze=[batch_norm],saliency=maps_voc-1"
+    assert job.folder.path.name == "ssul,freeze=[batch_norm],branches=true-1"
 
 
 def test_the_benches_that_are_shipped_have_every_method():

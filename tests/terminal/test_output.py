@@ -4,12 +4,12 @@ import sys
 
 from rich.console import Console
 
-from nacre.terminal.console import Output
+from nacre.terminal import Output
 
 PROGRAM = """
 import sys
 from rich.console import Console
-from nacre.terminal.console import Output
+from nacre.terminal import Output
 console = Console(file=Output(sys.stdout))
 for line in range(500):  # more than a pipe holds
     console.print(f"line {line}" + 99 * "\\nmore")

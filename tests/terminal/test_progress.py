@@ -4,7 +4,7 @@ import signal
 import pytest
 from rich.console import Console
 
-from nacre.terminal.progress import RunDisplay, one_line
+from nacre.terminal import RunDisplay, one_line
 from nacre.training.events import (
     ImagesTested,
     Iterated,
@@ -61,13 +61,13 @@ def test_a_terminal_has_bars_with_the_time_left():
 
 
 def test_lines_with_the_time_left_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr("nacre.terminal.progress.LINE_SECONDS", -1)
+    monkeypatch.setattr("nacre.terminal.LINE_SECONDS", -1)
     assert "100% of everything, about 0.0 min left" in shown(terminal=False)
 
 
 def test_the_time_left_is_not_shortened_by_what_was_taken_over(monkeypatch):
     clock = iter(range(0, 1000, 60))
-    monkeypatch.setattr("nacre.terminal.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("nacre.terminal.time.monotonic", lambda: next(clock))
     file = io.StringIO()
     display = RunDisplay(Console(file=file, width=120))
     display(RunBegan("voc/15-5/overlapped", "mib", 1, "cpu", 1, "float32", "none", [900, 10]))

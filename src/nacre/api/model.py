@@ -25,7 +25,7 @@ from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledge
 from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.evaluate import evaluate_on_folder
 from nacre.runs.learn import find_start, plan_learning
-from nacre.terminal.progress import progress_bar
+from nacre.terminal import progress_bar
 from nacre.training.config import deep_merge, read_section
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device

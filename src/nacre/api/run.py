@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.runs.run import run_scenario
-from nacre.terminal.console import PlainConsole
-from nacre.terminal.progress import RunDisplay, progress_bar
+from nacre.terminal import PlainConsole, RunDisplay, progress_bar
 from nacre.training.config import build_config, deep_merge
 from nacre.training.events import Observer
 from nacre.utils.progress import set_progress_bar

@@ -11,7 +11,7 @@ from typing import Any
 from nacre.cli import data, grid, imports, learn, look, results, run, use  # noqa: F401
 from nacre.cli.app import app, echo, finish_output, show_bars
 from nacre.errors import ReportedElsewhere, user_message
-from nacre.terminal.console import accept_any_character
+from nacre.terminal import accept_any_character
 from nacre.utils.signals import exit_with_parent
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     code: Any = 2
     try:
-        app()
+        app(prog_name="nacre")
     except SystemExit as end:
         code = end.code
     except ReportedElsewhere:

@@ -158,14 +158,14 @@ def is_main_process() -> bool:
 
 def make_console() -> "Console":
     """Return the console of the process that prints; the others' is silent."""
-    from nacre.terminal.console import Output, PlainConsole
+    from nacre.terminal import Output, PlainConsole
 
     return PlainConsole(file=cast(IO[str], Output(sys.stdout)), quiet=not is_main_process())
 
 
 def finish_output() -> bool:
     """Flush the output; return True if all of it could be written."""
-    from nacre.terminal.console import Output
+    from nacre.terminal import Output
 
     output = Output(sys.stdout)
     output.flush()
@@ -177,7 +177,7 @@ def show_bars() -> None:
     from nacre.utils.progress import Progress, set_progress_bar
 
     def bar(title: str) -> AbstractContextManager[Progress]:
-        from nacre.terminal.progress import progress_bar
+        from nacre.terminal import progress_bar
 
         return progress_bar(title)
 

@@ -4,45 +4,37 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from nacre.cli.app import command, make_console, print_json
-from nacre.cli.options import Config, Json, Root, Set
+from nacre.cli.options import Config, Json, Root, Set, argument, option
 from nacre.errors import NacreError
+from nacre.terminal import some
 
 if TYPE_CHECKING:
     from nacre.data.source import FileSource
     from nacre.data.validate import DataReport
-    from nacre.labels.space import LabelSpace
     from nacre.scenarios.plan import StepPlan
     from nacre.scenarios.scenario import Scenario
 
-BAR = 24
-"""Characters of the bar of what a background contains."""
 MAX_PROBLEMS = 10
 """Problems of a split that a report names."""
-MAX_NAMES, MAX_HIDDEN = 8, 5
-"""Classes of a step, and classes hidden in its background, that a plan names."""
 
 
 @command("data", "nacre data pets", "nacre data voc --root VOC2012")
 def data(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", help="A folder with images/, masks/ and classes.yaml, or a data set."
-        ),
+        str, argument("DATA", "A folder with images/, masks/ and classes.yaml, or a data set.")
     ],
     root: Annotated[
-        Path | None, typer.Option(help="Folder of the data set, if DATA is the name of one.")
+        Path | None, option("FOLDER", "Folder of the data set, if DATA is the name of one.")
     ] = None,
     classes: Annotated[
-        Path | None, typer.Option(help="Path of classes.yaml, if it is not in the folder.")
+        Path | None, option("FILE", "Path of classes.yaml, if it is not in the folder.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -73,17 +65,14 @@ def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSour
     "plan",
     "nacre plan  lists data sets, tasks and setups",
     "nacre plan voc/15-5/overlapped --root VOC2012",
-    "nacre plan ade20k/100-10b/partition --index train.csv --json",
+    "nacre plan ade20k/100-10b/partition --root ADEChallengeData2016 --json",
 )
 def plan(
     scenario: Annotated[
-        str | None, typer.Argument(help="data/task/setup, a name or a .yaml file; none lists all.")
+        str | None,
+        argument("SCENARIO", "data/task/setup, a name or a .yaml file. Default: list all."),
     ] = None,
     root: Root = None,
-    index: Annotated[
-        Path | None,
-        typer.Option(help="Use a CSV of image,labels instead of the images themselves."),
-    ] = None,
     config: Config = None,
     set_: Set = None,
     json: Json = False,
@@ -92,96 +81,59 @@ def plan(
     from nacre.scenarios.plan import make_plan, plan_as_json
 
     if scenario is None:
-        if root or index or config or set_ or json:
+        if root or config or set_ or json:
             raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
         make_console().print(scenarios_table())
         return
-    if index is None:
-        from nacre.runs.run import apply_scenario
+    from nacre.runs.run import apply_scenario
 
-        applied, labels, images = apply_scenario(scenario, root=root, file=config, sets=set_ or [])
-    elif root is not None or config is not None or set_:
-        raise NacreError(
-            "--index replaces the data: it cannot be combined with --root, --config or --set"
-        )
-    else:  # without torch
-        from nacre.data import apply_to_index
-
-        applied, labels, images = apply_to_index(scenario, index)
+    applied, labels, images = apply_scenario(scenario, root=root, file=config, sets=set_ or [])
     steps = make_plan(applied, labels, images)
     if json:
         print_json(plan_as_json(applied, steps))
-        return
-    make_console().print(plan_table(applied, steps))
+    else:
+        make_console().print(plan_table(applied, steps))
 
 
 def report_tables(report: "DataReport") -> Group:
-    """Return the report of a data folder: its files, its classes, and what is wrong."""
-    sentences = (Text(sentence) for sentence in _sentences(report))
-    return Group(_files_table(report), _classes_table(report), *sentences)
-
-
-def _files_table(report: "DataReport") -> Table:
-    from nacre.data.index import ProblemKind
-
-    table = Table(title=f"files of {report.root}", title_justify="left")
-    table.add_column("")
-    for split in report.splits:
-        table.add_column(split.split, justify="right")
-    table.add_row("images", *(f"{split.images:,}" for split in report.splits))
-    if any(split.expected is not None for split in report.splits):
-        known = (
-            f"{split.expected:,}" if split.expected is not None else "" for split in report.splits
-        )
-        table.add_row("in the whole data set", *known)
-    for kind in get_args(ProblemKind):
-        counts = [split.count(kind) for split in report.splits]
-        style = "red" if any(counts) else "dim"
-        table.add_row(kind, *(f"{count:,}" for count in counts), style=style)
-    return table
-
-
-def _classes_table(report: "DataReport") -> Table:
+    """Return the report of a data folder: its classes, and what is wrong."""
     from nacre.data.index import images_by_label, pixels_by_label
 
-    table = Table(title="classes", title_justify="left")
+    table = Table(title=f"classes of {report.root}", title_justify="left")
     table.add_column("label", justify="right")
-    table.add_column("name")
-    counts = [images_by_label(split.index) for split in report.splits]
-    pixels = [pixels_by_label(split.index) or Counter() for split in report.splits]
+    table.add_column("class")
     for split in report.splits:
         table.add_column(f"{split.split} images", justify="right")
         table.add_column("pixels", justify="right")
-    for label, name in _all_labels(report.space):
-        cells = []
-        for count, share in zip(counts, pixels, strict=True):
-            cells += [f"{count[label]:,}", f"{share[label] / max(1, share.total()):.2%}"]
-        table.add_row(str(label), name, *cells)
-    return table
-
-
-def _all_labels(space: "LabelSpace") -> Iterator[tuple[int, str]]:
-    if space.background is not None:
-        yield space.background, "(background)"
-    yield from space.names.items()
-    if space.ignored is not None:
-        yield space.ignored, "(ignored)"
+    counts = [images_by_label(split.index) for split in report.splits]
+    pixels = [pixels_by_label(split.index) for split in report.splits]
+    space = report.space
+    special = ((space.background, "(background)"), (space.ignored, "(ignored)"))
+    for label, name in (special[0], *space.names.items(), special[1]):
+        if label is not None:
+            cells = []
+            for images, of in zip(counts, pixels, strict=True):
+                cells += [f"{images[label]:,}", f"{of[label] / max(1, of.total()):.2%}"]
+            table.add_row(str(label), Text(name), *cells)
+    return Group(table, *(Text(sentence) for sentence in _sentences(report)))
 
 
 def _sentences(report: "DataReport") -> Iterator[str]:
-    """Yield what is wrong and what to do, the verdict last."""
+    """Yield how many images there are, what is wrong and what to do, the verdict last."""
+    yield ", ".join(f"{split.split}: {split.images:,} images" for split in report.splits)
     for split in report.splits:
+        kinds = Counter(problem.kind for problem in split.problems)
+        for kind, count in kinds.items():
+            yield f"{split.split}: {count:,} x {kind}"
         for problem in split.problems[:MAX_PROBLEMS]:
             yield f"{split.split}: {problem.text}"
         if len(split.problems) > MAX_PROBLEMS:
             yield f"{split.split}: and {len(split.problems) - MAX_PROBLEMS:,} more"
-    for split in report.splits:
         if split.turned:
             yield (
                 f"{split.split}: EXIF data turn {split.turned:,} images; their masks must match "
                 "the turned images, as programs display them"
             )
-    for split in report.splits:
         if split.expected not in (None, split.images):
             yield (
                 f"{split.split} has {split.images:,} images, the whole data set has "
@@ -210,51 +162,25 @@ def plan_table(scenario: "Scenario", plan: "list[StepPlan]") -> RenderableType:
     table.add_column("learns", ratio=3)
     table.add_column("images", justify="right")
     table.add_column("hidden in its background (images)", ratio=4)
-    with_pixels = plan[0].background is not None
-    if with_pixels:
-        table.add_column("its background really is", min_width=BAR + 2)
+    table.add_column("of its background's pixels are", ratio=2)
     for step in plan:
-        row: list[RenderableType] = [
-            str(step.step),
-            _first(step.classes, MAX_NAMES),
-            f"{step.images:,}",
-            _hidden(step),
-        ]
-        if step.background is not None:
-            row.append(_bar(step.background))
-        table.add_row(*row)
-    legend = Text.assemble(
-        ("█ old classes  ", "magenta"), ("█ future classes  ", "cyan"), ("░ background", "dim")
-    )
-    return Group(table, legend) if with_pixels else table
-
-
-def _first(names: "tuple[str, ...] | list[str]", most: int) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+        shares = ", ".join(f"{share:.1%} {name}" for name, share in step.background.items())
+        images = f"{step.images:,}"
+        table.add_row(str(step.step), some(step.classes), images, _hidden(step), shares)
+    return table
 
 
 def _hidden(step: "StepPlan") -> Text:
     text = Text()
-    for kind, found, style in (
+    for when, counts, style in (
         ("old", step.hidden_old, "magenta"),
         ("future", step.hidden_future, "cyan"),
     ):
-        if found:
-            by_count = sorted(found.items(), key=lambda item: -item[1])
-            names = [f"{name} {count:,}" for name, count in by_count]
-            text.append(f"{kind}: {_first(names, MAX_HIDDEN)}\n", style)
-    text.rstrip()
-    return text if text else Text("nothing", "dim")
-
-
-def _bar(background: dict[str, float]) -> Text:
-    old, future = round(background["old"] * BAR), round(background["future"] * BAR)
-    bar = Text.assemble(
-        ("█" * old, "magenta"), ("█" * future, "cyan"), ("░" * (BAR - old - future), "dim")
-    )
-    bar.append(f"\nold {background['old']:.1%}, future {background['future']:.1%}")
-    return bar
+        names = [f"{name} {count:,}" for name, count in Counter(counts).most_common()]
+        if names:
+            text.append("\n" if text else "")
+            text.append(f"{when}: {some(names, 5)}", style)
+    return text or Text("nothing", "dim")
 
 
 def scenarios_table() -> RenderableType:
@@ -273,4 +199,4 @@ def scenarios_table() -> RenderableType:
     for name in shipped_scenarios():
         written = read_scenario(name)
         files.add_row(name, written.data, written.setup, written.about)
-    return Group(data, files) if files.row_count else data
+    return Group(data, files)

@@ -8,7 +8,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -21,9 +20,19 @@ from nacre.cli.app import (
     show_config,
     until_interrupted,
 )
-from nacre.cli.options import Cache, Preset, Root, Set, config_values, split_names
+from nacre.cli.options import (
+    Cache,
+    Preset,
+    Root,
+    Set,
+    argument,
+    config_values,
+    flag,
+    option,
+    split_names,
+)
 from nacre.errors import NacreError
-from nacre.terminal.progress import LINE_SECONDS, Display, one_line
+from nacre.terminal import LINE_SECONDS, Display, one_line
 
 if TYPE_CHECKING:
     from nacre.sweeps.engines import Engine
@@ -45,33 +54,28 @@ _OTHER_LINES = 8
     "nacre grid grid.yaml --out runs/grid --status",
 )
 def grid(
-    file: Annotated[Path | None, typer.Argument(help="YAML file of a grid.")] = None,
-    scenarios: Annotated[str | None, typer.Option(help="Comma-separated scenarios.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Comma-separated methods.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Comma-separated seeds. Default: 1.")] = None,
+    file: Annotated[Path | None, argument("GRID", "YAML file of a grid.")] = None,
+    scenarios: Annotated[str | None, option("NAMES", "Comma-separated scenarios.")] = None,
+    methods: Annotated[str | None, option("NAMES", "Comma-separated methods.")] = None,
+    seeds: Annotated[str | None, option("NUMBERS", "Comma-separated seeds. Default: 1.")] = None,
     preset: Preset = None,
     set_: Set = None,
     root: Root = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of runs at a time. Default: one per GPU, or one."),
+        int | None, option("NUMBER", "Runs at a time. Default: one per GPU, or one.", min=1)
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path(
-        "runs/grid"
-    ),
-    engine: Annotated[str, typer.Option(help="Where to run: local, slurm or ray.")] = "local",
+    out: Annotated[Path, option("FOLDER", "Folder for the runs and the page.")] = Path("runs/grid"),
+    engine: Annotated[str, option("local|slurm|ray", "Where to run.")] = "local",
     gpus_per_run: Annotated[
-        int | None, typer.Option(min=0, help="GPUs of a run. Default: one, if there are any.")
+        int | None, option("NUMBER", "GPUs per run. Default: one, if any.", min=0)
     ] = None,
     cache: Cache = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel the jobs that --engine slurm submitted.")
+        bool, flag("--cancel", "Cancel the jobs that --engine slurm submitted.")
     ] = False,
-    status: Annotated[
-        bool, typer.Option("--status", help="Show the status of all runs and exit.")
-    ] = False,
+    status: Annotated[bool, flag("--status", "Show the status of all runs and exit.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the runs as JSON, at the end or with --status.")
+        bool, flag("--json", "Print the runs as JSON, at the end or with --status.")
     ] = False,
 ) -> None:
     """Run every combination of methods, scenarios and seeds, and write a report."""

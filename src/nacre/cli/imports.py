@@ -2,50 +2,21 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-from nacre.cli.app import command, make_console, print_json
-from nacre.cli.options import split_names
+from nacre.cli.app import command, echo, make_console, print_json
+from nacre.cli.options import argument, flag, option, split_names, split_pairs
 from nacre.errors import NacreError, unknown_name
 
 if TYPE_CHECKING:
-    from nacre.importers import ImportOptions
-
-
-Images = Annotated[Path | None, typer.Option(help="Folder or archive with the images, if apart.")]
-Classes = Annotated[str | None, typer.Option(help="Only these classes, by commas, in this order.")]
-Ignore = Annotated[
-    list[str] | None, typer.Option(help="A class whose pixels do not count; may be repeated.")
-]
-Rename = Annotated[
-    list[str] | None,
-    typer.Option(metavar="OLD=NEW", help="Call a class otherwise, or join two."),
-]
-Colors = Annotated[
-    str | None,
-    typer.Option(metavar="R,G,B=NAME,…", help="What colors in masks mean, if no file says so."),
-]
-Boxes = Annotated[
-    str,
-    typer.Option(
-        help="Rectangles: fill, skip, or ask: fill those drawn as areas, and ask where all "
-        "outlines of COCO or YOLO are boxes."
-    ),
-]
-Unlabeled = Annotated[
-    str,
-    typer.Option(
-        help="Images without labels: background if the export lists them (listed), "
-        "always (background), or never (skip)."
-    ),
-]
-Format = Annotated[
-    str | None, typer.Option("--format", help="Name of the format, if it is not recognized.")
-]
+    from nacre.importers import ImportReport
 
 
 @command(
@@ -55,65 +26,73 @@ Format = Annotated[
     "nacre import export --to new --classes crack,rust",
 )
 def import_(
-    export: Annotated[Path, typer.Argument(help="Folder, zip archive or annotation file.")],
-    to: Annotated[Path, typer.Option(help="The folder to make: images/, masks/, classes.yaml.")],
-    images: Images = None,
-    classes: Classes = None,
-    ignore: Ignore = None,
-    rename: Rename = None,
-    colors: Colors = None,
-    boxes: Boxes = "ask",
-    unlabeled: Unlabeled = "listed",
-    format_: Format = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    export: Annotated[Path, argument("EXPORT", "Folder, zip archive or annotation file.")],
+    to: Annotated[Path, option("FOLDER", "New folder for images/, masks/ and classes.yaml.")],
+    images: Annotated[
+        Path | None,
+        option("PATH", "Folder or archive with the images, if they are not in the export."),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        option("NAMES", "Comma-separated classes to import, in this order. Default: all."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, option("NAME", "Class whose pixels count as not annotated. Repeatable.")
+    ] = None,
+    rename: Annotated[
+        list[str] | None, option("OLD=NEW", "Rename a class, or join two. Repeatable.")
+    ] = None,
+    colors: Annotated[
+        str | None, option("R,G,B=NAME,…", "Classes by color of mask files, if no file names them.")
+    ] = None,
+    boxes: Annotated[
+        str,
+        option(
+            "fill|skip|ask",
+            "What to do with rectangles; ask: fill those drawn as areas, and stop with a "
+            "question if all outlines of a COCO or YOLO export are boxes.",
+        ),
+    ] = "ask",
+    unlabeled: Annotated[
+        str,
+        option(
+            "listed|background|skip",
+            "Images without labels become background if the export lists them, always or never.",
+        ),
+    ] = "listed",
+    format_: Annotated[
+        str | None, option("NAME", "Name of the format, if it is not recognized.", "--format")
+    ] = None,
+    json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
 ) -> None:
     """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
-    from nacre.importers import ClassOptions, ImportOptions
+    from nacre.importers import ClassOptions, ImportOptions, import_export
+    from nacre.utils.signals import StopSignal
 
     chosen: dict[str, Any] = {
         "boxes": _one_of("--boxes", boxes, ("ask", "fill", "skip")),
         "colors": _parse_colors(colors or ""),
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }
-    wanted = ClassOptions(
-        tuple(split_names(classes or "")), tuple(ignore or ()), _parse_renames(rename or ())
-    )
+    renamed = split_pairs(rename, "--rename", "OLD=NEW")
+    wanted = ClassOptions(tuple(split_names(classes or "")), tuple(ignore or ()), renamed)
     options = ImportOptions(images=images, format=format_, classes=wanted, **chosen)
-    _import(export, to, options, json)
-
-
-def _import(export: Path, to: Path, options: "ImportOptions", json: bool) -> None:
-    """Import with bars, and print the report."""
-    from nacre.importers import import_export
-    from nacre.terminal.imports import ImportDisplay, render
-    from nacre.utils.signals import StopSignal
-
     try:
-        with StopSignal() as stop, ImportDisplay(stop) as display:
-            report = import_export(export, to, options, display)
+        with StopSignal() as stop, _bars(stop) as progress:
+            report = import_export(export, to, options, progress)
     except KeyboardInterrupt:
-        typer.echo("interrupted; nothing was written", err=True)
+        echo("interrupted; nothing was written", err=True)
         sys.exit(130)
     if json:
         print_json(report.as_dict())
     else:
-        make_console().print(render(report), soft_wrap=True)
+        make_console().print(import_tables(report), soft_wrap=True)
 
 
 def _one_of(option: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise unknown_name(f"value of {option}", value, allowed)
     return value
-
-
-def _parse_renames(pairs: Sequence[str]) -> dict[str, str]:
-    renamed = {}
-    for pair in pairs:
-        old, equals, new = pair.rpartition("=")
-        if not equals or not old or not new.strip():
-            raise NacreError(f"--rename {pair!r} is not of the form OLD=NEW")
-        renamed[old] = new
-    return renamed
 
 
 def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
@@ -127,3 +106,48 @@ def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
         named[color[0], color[1], color[2]] = form[4].strip()
         rest = rest[form.end() :]
     return named
+
+
+@contextmanager
+def _bars(should_stop: Callable[[], bool]) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each pass of an import, one after another; end it where the user stops it."""
+    from nacre.utils.progress import Progress, show_progress
+
+    title: str | None = None
+    bar: Progress
+    with ExitStack() as opened:
+
+        def show(what: str, done: int, total: int) -> None:
+            nonlocal title, bar
+            if should_stop():
+                raise KeyboardInterrupt
+            if what != title:
+                opened.close()
+                title, bar = what, opened.enter_context(show_progress(what))
+            bar(done, total)
+
+        yield show
+
+
+def import_tables(report: "ImportReport") -> Group:
+    """Return the report of an import: its classes, what was left out, and what to do next."""
+    from nacre.importers.problems import counted
+    from nacre.importers.sheet import SHEET
+
+    title = f"{report.format}: {counted(report.num_images, 'image')} in {report.target.name}"
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column("label", justify="right")
+    table.add_column("class", overflow="fold")
+    table.add_column("images", justify="right")
+    table.add_column("pixels", justify="right")
+    names = {0: "(background)", **dict(enumerate(report.classes, start=1))}
+    for label, name in (names | {report.ignored: "(ignored)"}).items():
+        if report.images[label]:  # classes without a pixel are in a line below the table
+            counts = f"{report.images[label]:,}", f"{report.share(label):.2%}"
+            table.add_row(str(label), Text(name), *counts)
+    lines = report.sentences()
+    if report.splits:
+        lists = (f"{name}.txt {count:,}" for name, count in report.splits.items())
+        lines.append(f"split lists: {', '.join(lists)}")
+    lines.append(f"look at {report.target / SHEET}; then: nacre data {report.target}")
+    return Group(table, *map(Text, lines))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,16 +17,26 @@ from nacre.cli.app import (
     show_config,
     until_interrupted,
 )
-from nacre.cli.options import Config, Json, ModelPath, OutModel, Preset, Seed, Set, split_names
+from nacre.cli.options import (
+    Config,
+    Json,
+    ModelPath,
+    OutModel,
+    Preset,
+    Seed,
+    Set,
+    argument,
+    option,
+    split_names,
+    split_pairs,
+)
 from nacre.errors import NacreError
+from nacre.terminal import RunDisplay, some
 
 if TYPE_CHECKING:
     from nacre.api.model import Model
     from nacre.data.learn_data import LearnData
     from nacre.models.io import ModelInfo
-
-SHOWN = 8
-"""Names in a line; of more, the rest is counted."""
 
 
 @command(
@@ -39,49 +48,45 @@ SHOWN = 8
 )
 def learn(
     data: Annotated[
-        list[Path] | None, typer.Argument(help="Folders with images/, masks/ and classes.yaml.")
+        list[Path] | None, argument("DATA", "Folders with images/, masks/ and classes.yaml.")
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="Model to continue: a model file, a step folder or a run folder."),
+        option("MODEL", "Model to continue: a model file, a step folder or a run folder."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the new model. Default: models/DATA.")
+        Path | None, option("FOLDER", "Folder for the new model. Default: models/DATA.")
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            help="Training method (see `nacre methods`). Default: duo, the ledger in one pass and "
-            "a decoder beside it; mib, the paper's, for networks from nothing and of others. "
-            "--method mib asks for MiB.",
+        option(
+            "NAME",
+            "Training method (see `nacre methods`). Default: duo; mib, the paper's, for a network "
+            "without pretrained weights or of another library. --method mib learns any network.",
         ),
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated classes to learn. Default: all classes in the data."),
+        str | None, option("NAMES", "Comma-separated classes to learn. Default: all in the data.")
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="DATA=MODEL",
-            help="Map a class of the data to a class of the model. Repeatable.",
-        ),
+        option("DATA=MODEL", "Map a class of the data to a class of the model. Repeatable."),
     ] = None,
     new: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Treat this class as new even if its name resembles a known class. Repeatable."
+        option(
+            "NAME", "Treat this class as new even if its name resembles a known class. Repeatable."
         ),
     ] = None,
     share: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FOLDER=FRACTION",
-            help="Fraction of each batch drawn from a folder, e.g. old-sample=0.25. Repeatable.",
+        option(
+            "FOLDER=FRACTION",
+            "Fraction of each batch drawn from a folder, such as old-sample=0.25. Repeatable.",
         ),
     ] = None,
     test: Annotated[
-        list[Path] | None, typer.Option(help="One more folder to test on. Repeatable.")
+        list[Path] | None, option("FOLDER", "One more folder to test on. Repeatable.")
     ] = None,
     preset: Preset = None,
     config: Config = None,
@@ -92,8 +97,8 @@ def learn(
     values: dict[str, Any] = {
         "method": {"name": method} if method else None,
         "classes": split_names(classes) if classes else None,
-        "rename": _pairs(rename, "--rename", "Katze=cat"),
-        "share": {k: _number(k, v) for k, v in _pairs(share, "--share", "folder=0.25").items()},
+        "rename": split_pairs(rename, "--rename", "Katze=cat"),
+        "share": _fractions(split_pairs(share, "--share", "folder=0.25")),
         "new": new,
         "seed": seed,
     }
@@ -101,8 +106,10 @@ def learn(
     folders = data or []
     if not folders and out is not None and (out / "config.yaml").is_file():
         # What is given lies over what is saved, and is refused where it differs.
-        folders, saved_start, saved_tests = _read_saved(out)
-        start, test = start or saved_start, test or saved_tests
+        from nacre.runs.folder import read_learn_config
+
+        saved = read_learn_config(out)
+        folders, start, test = list(saved.data), start or saved.start, test or list(saved.tests)
         config = config or (None if preset else out / "config.yaml")
     if not folders:
         raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
@@ -117,7 +124,6 @@ def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, 
 
     keep_freed_memory()
     from nacre.runs.learn import find_start, plan_learning
-    from nacre.terminal.progress import RunDisplay
     from nacre.utils.signals import StopSignal
 
     plan = plan_learning(folders, find_start(start), **given)
@@ -142,13 +148,13 @@ def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, 
     "nacre forget models/pets --class cat --out models/no-cat",
 )
 def forget(
-    model: Annotated[Path, typer.Argument(help="A model that ledger or duo learned.")],
+    model: Annotated[Path, argument("MODEL", "A model that ledger or duo learned.")],
     out: OutModel,
     step: Annotated[
-        int | None, typer.Option(help="Number of the step (see `nacre history`).")
+        int | None, option("NUMBER", "Step to remove, by its number in `nacre history`.")
     ] = None,
-    folder: Annotated[str | None, typer.Option(help="Name of a data folder.")] = None,
-    class_name: Annotated[str | None, typer.Option("--class", help="Name of a class.")] = None,
+    folder: Annotated[str | None, option("NAME", "Data folder to remove, by its name.")] = None,
+    class_name: Annotated[str | None, option("NAME", "Class to remove.", "--class")] = None,
 ) -> None:
     """Remove a step, a data folder or a class from a model, as if it had never been learned."""
     from nacre.api.model import load
@@ -160,7 +166,7 @@ def forget(
 
 @command("merge", "nacre merge models/site-a models/site-b --out models/both-sites")
 def merge_models(
-    models: Annotated[list[Path], typer.Argument(help="Models of ledger, or of duo.")],
+    models: Annotated[list[Path], argument("MODEL", "Models that ledger or duo learned.")],
     out: OutModel,
 ) -> None:
     """Merge models with the same backbone into one that learned from all their images."""
@@ -188,29 +194,11 @@ def history(model: ModelPath, json: Json = False) -> None:
     make_console().print(history_table(model, info, figures))
 
 
-def _read_saved(out: Path) -> tuple[list[Path], Path | None, list[Path]]:
-    """Return data, start and tests of an interrupted step."""
-    from nacre.runs.folder import read_learn_config
-
-    saved = read_learn_config(out)
-    return list(saved.data), saved.start, list(saved.tests)
-
-
-def _pairs(texts: list[str] | None, option: str, example: str) -> dict[str, str]:
-    found = {}
-    for text in texts or ():
-        key, sign, value = text.partition("=")
-        if not sign or not key or not value:
-            raise NacreError(f"{option} {text!r} is not of the form {example}")
-        found[key] = value
-    return found
-
-
-def _number(key: str, text: str) -> float:
+def _fractions(texts: dict[str, str]) -> dict[str, float]:
     try:
-        return float(text)
+        return {key: float(text) for key, text in texts.items()}
     except ValueError as error:
-        raise NacreError(f"--share {key}={text}: {text!r} is not a number") from error
+        raise NacreError(f"--share: {error}; give FOLDER=FRACTION") from error
 
 
 def _show_edited(model: "Model", note: str) -> None:
@@ -228,12 +216,12 @@ def plan_lines(data: "LearnData", how: str, reasons: Sequence[str]) -> Renderabl
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
         hidden = data.training_mapping(one).hidden
-        text = f"{one.name}: {len(one.train_index):,} images label {_some(one.labeled)}"
-        text += f"; its background may hide {_some(hidden)}" if hidden else ""
+        text = f"{one.name}: {len(one.train_index):,} images label {some(one.labeled)}"
+        text += f"; its background may hide {some(hidden)}" if hidden else ""
         lines.append(Text(text))
         known = [name for name in one.unlabeled if name in data.known]
         if known and hidden:
-            text = f"{one.name} names {_some(known)} but has no pixel of it: treated as hidden"
+            text = f"{one.name} names {some(known)} but has no pixel of it: treated as hidden"
             lines.append(Text(text, "yellow"))
     lines += [Text(how)] if how else []
     return Group(*lines, *(Text(reason, "dim") for reason in reasons))
@@ -291,7 +279,7 @@ def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None)
     for entry in info.lineage:
         table.add_row(
             str(entry.get("step", "")),
-            Text(_some(entry.get("classes", []))),
+            Text(some(entry.get("classes", []))),
             Text(", ".join(map(str, entry.get("data", [])))),
             f"{entry.get('images', 0):,}",
             Text(str(entry.get("method", ""))),
@@ -301,8 +289,3 @@ def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None)
         return table
     values = [f"{name} {percent(value)}" for name, value in figures.items() if value is not None]
     return Group(table, Text(f"IoU % after the last step: {', '.join(values)}"))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

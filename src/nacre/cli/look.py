@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nacre.cli.app import command, make_console, only_config
+from nacre.cli.options import argument
 from nacre.errors import NacreError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ CONFIGURED = ("learn", "run", "tune", "grid", "demo")
 
 @command("methods", "nacre methods", "nacre methods mib")
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method to explain.")] = None,
+    name: Annotated[str | None, argument("NAME", "Method to explain. Default: list all.")] = None,
 ) -> None:
     """List the methods, or explain one with its equations and options."""
     from nacre.methods import all_rows, find_method, find_row
@@ -44,7 +45,7 @@ def methods(
 )
 def config(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="COMMAND", help="learn, run, tune, grid or demo.")],
+    name: Annotated[str, argument("COMMAND", "learn, run, tune, grid or demo.")],
 ) -> None:
     """Print the config (YAML) that a command would use, and run nothing.
 

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from nacre.cli.app import command, echo, make_console, print_json
-from nacre.cli.options import Json, ModelPath, Root, Set, config_values
+from nacre.cli.options import Json, ModelPath, Root, Set, argument, config_values, flag, option
 
 if TYPE_CHECKING:
     from nacre.report.tables import ResultTable
@@ -51,27 +50,23 @@ def _notify(line: str) -> None:
 def table(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders, or folders of runs; none: the paper's results alone."),
+        argument("RUN", "Run folders, or folders of runs. Default: only the paper's."),
     ] = None,
     kind: Annotated[
         str,
-        typer.Option(
-            help="steps; last: after the last step; classes: by class, as the supplement; the "
-            "paper's: voc (Table 1), ade20k (2), ablation (3), lwf-mc (supplement); later: since "
-            "2020."
+        option(
+            "NAME",
+            "steps: after every step; last: after the last; classes: by class; voc, ade20k, "
+            "ablation: the paper's Tables 1 to 3; lwf-mc: its supplement; later: methods since "
+            "2020.",
         ),
     ] = "steps",
     paper: Annotated[
-        bool,
-        typer.Option(
-            "--paper", help="Add the paper's results; rows not run as the paper have a *."
-        ),
+        bool, flag("--paper", "Add the paper's results; a * marks rows that differ from its setup.")
     ] = False,
-    background: Annotated[
-        bool, typer.Option("--background", help="Include the background in means.")
-    ] = False,
+    background: Annotated[bool, flag("--background", "Include the background in means.")] = False,
     format_: Annotated[
-        str, typer.Option("--format", help="terminal, markdown, latex or csv.")
+        str, option("terminal|markdown|latex|csv", "Form of the table.", "--format")
     ] = "terminal",
 ) -> None:
     """Make the paper's tables from finished runs, or show the paper's own."""
@@ -99,12 +94,11 @@ def table(
 @command("report", "nacre report runs/grid --out report", "nacre report models/pets-birds")
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders, folders of runs, or one folder of `nacre learn`."),
+        list[Path], argument("RUN", "Run folders, folders of runs, or one folder of `nacre learn`.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
-    images: Annotated[int, typer.Option(min=0, help="Images per scenario; 0 for none.")] = 8,
-    paper: Annotated[bool, typer.Option("--paper", help="Add the paper's results.")] = False,
+    out: Annotated[Path, option("FOLDER", "Folder for the page.")] = Path("report"),
+    images: Annotated[int, option("NUMBER", "Images per scenario; 0 for none.", min=0)] = 8,
+    paper: Annotated[bool, flag("--paper", "Add the paper's results.")] = False,
 ) -> None:
     """Write one page about finished runs, or about a learned step: tables, charts, images."""
     from nacre.report.learn_page import is_learn_folder, write_learn_page

@@ -1,13 +1,10 @@
 """Commands that train scenarios: a run, a search for a weight, the demo."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from nacre.cli.app import (
     command,
@@ -28,8 +25,10 @@ from nacre.cli.options import (
     Set,
     Track,
     config_values,
+    flag,
+    option,
 )
-from nacre.terminal.progress import RunDisplay, one_line
+from nacre.terminal import RunDisplay, one_line
 
 if TYPE_CHECKING:
     from nacre.sweeps.tune import Tuning
@@ -53,12 +52,11 @@ def run(
     seed: Seed = None,
     cache: Cache = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Output folder. Default: runs/, by scenario, method and seed."),
+        Path | None, option("FOLDER", "Folder for the run. Default: runs/SCENARIO-METHOD-SEED.")
     ] = None,
     track: Track = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show steps, method and network; train nothing.")
+        bool, flag("--dry-run", "Show steps, method and network; train nothing.")
     ] = False,
 ) -> None:
     """Train all steps of a scenario with one method, or resume a run."""
@@ -70,11 +68,12 @@ def run(
     from nacre.runs.trackers import tracking
     from nacre.utils.signals import StopSignal
 
+    if config is None and out is not None and not (scenario or preset):
+        # What is given lies over what is saved, and is refused where it differs.
+        saved = out / "config.yaml"
+        config = saved if saved.exists() else None
     values = config_values(scenario=scenario, method=method, seed=seed, root=root)
-    # What is given lies over what is saved, and is refused where it differs.
-    saved = out / "config.yaml" if out and not (scenario or preset) else None
-    file = config or (saved if saved and saved.exists() else None)
-    resolved = _resolve(values, preset, file, set_)
+    resolved = _resolve(values, preset, config, set_)
     console = make_console()
     if dry_run:
         _print_plan(console, resolved)
@@ -117,10 +116,10 @@ def tune(
     root: Root = None,
     seed: Seed = None,
     cache: Cache = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the trials and tuned.yaml.")] = None,
+    out: Annotated[Path | None, option("FOLDER", "Folder for the trials and tuned.yaml.")] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option(help="A learning rate to try with fine-tuning first. Repeatable."),
+        option("NUMBER", "Learning rate to try with fine-tuning first. Repeatable."),
     ] = None,
 ) -> None:
     """Tune a method's loss weight on held-out images of step 1."""
@@ -156,12 +155,10 @@ def tune(
 
 @command("demo", "nacre demo --out my-demo --seed 2")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the page and the runs.")] = Path(
+    out: Annotated[Path, option("FOLDER", "Folder for the page and the runs.")] = Path(
         "nacre-demo"
     ),
-    seed: Annotated[
-        int, typer.Option(min=0, help="Random seed for scenes, weights and order.")
-    ] = 1,
+    seed: Annotated[int, option("NUMBER", "Random seed for scenes, weights and order.", min=0)] = 1,
 ) -> None:
     """Train on generated scenes in three steps with ft, lwf, mib and joint; write a page."""
     from nacre.cli.grid import GridDisplay
@@ -212,7 +209,7 @@ def _resolve(
 
 
 def _print_plan(console: Console, config: "RunConfig") -> None:
-    """Print what a run would learn from, and with which method and network."""
+    """Print what a run would learn from and how, its parameters and its updates."""
     from nacre.cli.data import plan_table
     from nacre.methods import find_method
     from nacre.runs.run import open_scenario, step_sampler
@@ -223,13 +220,19 @@ def _print_plan(console: Console, config: "RunConfig") -> None:
     config = config.model_copy(update={"model": method.network_config(config.model)})
     images = data.image_lists
     console.print(plan_table(data.scenario, make_plan(data.scenario, data.train_index, images)))
-    updates = [step_sampler(config, len(one), step).iterations for step, one in enumerate(images)]
+    for part in ("method", "model"):
+        values = getattr(config, part).model_dump(mode="json", exclude_none=True)
+        console.print(f"{part}: {', '.join(f'{key}={value}' for key, value in values.items())}")
     channels = len(data.scenario.classes.channels(len(images) - 1))
-    console.print(_recipe_table(config, updates, _count_parameters(config, channels)))
+    console.print(f"parameters: {_count_parameters(config, channels)}")
+    updates = [step_sampler(config, len(one), step).iterations for step, one in enumerate(images)]
+    what = "updates" if method.learns_by_gradient else "batches"
+    counts = ", ".join(f"{count:,}" for count in updates)
+    console.print(f"{what} by step: {counts}, {config.train.batch_size} images in each")
 
 
-def _count_parameters(config: "RunConfig", channels: int) -> dict[str, int]:
-    """Return the parameters of each part of a run's last network; no weights are loaded."""
+def _count_parameters(config: "RunConfig", channels: int) -> str:
+    """Return the parameters of a run's last network and its parts; no weights are loaded."""
     import torch
 
     from nacre.models.build import build_network, is_own_network
@@ -238,28 +241,9 @@ def _count_parameters(config: "RunConfig", channels: int) -> dict[str, int]:
     own = is_own_network(config.model.model_dump(mode="json"))
     with torch.device("meta" if own else "cpu"):
         network = build_network(config.model, channels, config.images.crop_size, load=False)
-    return {
+    counts = {
         name: sum(value.numel() for value in part.parameters())
         for name, part in network.named_children()
     }
-
-
-def _recipe_table(
-    config: "RunConfig", updates: Sequence[int], parameters: Mapping[str, int]
-) -> RenderableType:
-    """Return the resolved method and network of a run, its updates and its parameters."""
-    from nacre.methods import find_method
-
-    table = Table(title="how it would learn", title_justify="left", show_header=False)
-    for part in ("method", "model"):
-        values = getattr(config, part).model_dump(mode="json", exclude_none=True)
-        table.add_row(part, Text(", ".join(f"{key}={value}" for key, value in values.items())))
-    counts = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
-    table.add_row("parameters", f"{sum(parameters.values()):,} ({counts})")
-    by_gradient = find_method(config.method.name).learns_by_gradient
-    table.add_row(
-        "updates by step" if by_gradient else "batches by step",
-        ", ".join(f"{count:,}" for count in updates),
-    )
-    table.add_row("batch size", str(config.train.batch_size))
-    return table
+    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return f"{sum(counts.values()):,} ({parts})"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nacre.cli.app import command, echo, make_console
-from nacre.cli.options import ModelPath, split_names
+from nacre.cli.options import ModelPath, argument, flag, option, split_names
 from nacre.errors import NacreError, shown
 from nacre.utils.io import check_can_write
 
@@ -33,28 +33,25 @@ def _whole_number(text: str) -> int:
 )
 def predict(
     model: ModelPath,
-    images: Annotated[list[str], typer.Argument(help="Images, folders, globs, videos.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("predictions"),
+    images: Annotated[list[str], argument("IMAGE", "Images, folders, globs, videos.")],
+    out: Annotated[Path, option("FOLDER", "Folder for the results.")] = Path("predictions"),
     format_: Annotated[
         str,
-        typer.Option(
-            "--format", help="Comma-separated outputs: masks, overlays, labelme, coco, csv."
-        ),
+        option("NAMES", "Comma-separated outputs: masks, overlays, labelme, csv.", "--format"),
     ] = "masks,overlays,csv",
     window: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "PIXELS",
+            "Tile size for large images, 32 or more. Default: the whole image at once.",
             parser=_whole_number,
-            metavar="PIXELS",
-            help="Tile size for large images, 32 or more. Default: the whole image at once.",
         ),
     ] = None,
     mirror: Annotated[
-        bool,
-        typer.Option("--mirror", help="Average with the mirrored image; takes twice the time."),
+        bool, flag("--mirror", "Average with the mirrored image; takes twice the time.")
     ] = False,
     edges: Annotated[
-        bool, typer.Option("--edges", help="Snap class borders to the edges of the image.")
+        bool, flag("--edges", "Snap class borders to the edges of the image.")
     ] = False,
 ) -> None:
     """Segment images or videos; write masks, overlays, polygons and class fractions."""
@@ -94,20 +91,17 @@ def _print_summary(summary: "Summary") -> None:
 def export(
     models: Annotated[
         list[Path],
-        typer.Argument(
-            help="A run folder, a step folder or a model file; several only with --page."
-        ),
+        argument("MODEL", "A run folder, a step folder or a model file; several only with --page."),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="Output file. Default: model.onnx, or model.html with --page."),
+        Path | None, option("FILE", "Output file. Default: model.onnx, or model.html with --page.")
     ] = None,
     page: Annotated[
-        bool, typer.Option("--page", help="Write one HTML file that runs the model in a browser.")
+        bool, flag("--page", "Write one HTML file that runs the model in a browser.")
     ] = False,
-    fp16: Annotated[bool, typer.Option("--fp16", help="Store the weights in 16 bits.")] = False,
+    fp16: Annotated[bool, flag("--fp16", "Store the weights in 16 bits.")] = False,
     license_: Annotated[
-        str | None, typer.Option("--license", help="License of the weights, e.g. cc-by-4.0.")
+        str | None, option("NAME", "License of the weights, as cc-by-4.0.", "--license")
     ] = None,
 ) -> None:
     """Export a model as an ONNX file, from image to class map, or as a page that runs it."""
@@ -158,14 +152,14 @@ def _write_page(models: list[Path], out: Path, form: "Form", license: str | None
 @command("serve", "nacre serve runs/mib", "nacre serve model.onnx --port 8000 --threads 4")
 def serve(
     models: Annotated[
-        list[Path], typer.Argument(help="Run folders, step folders, model files or ONNX files.")
+        list[Path], argument("MODEL", "Run folders, step folders, model files or ONNX files.")
     ],
     host: Annotated[
-        str, typer.Option(help="Host to bind. Default: this machine only.")
+        str, option("HOST", "Address to listen on; by default this machine's.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8765,
+    port: Annotated[int, option("NUMBER", "Port; 0 picks a free one.", min=0, max=65535)] = 8765,
     threads: Annotated[
-        int, typer.Option(min=0, help="Threads per image; 0: onnxruntime decides.")
+        int, option("NUMBER", "Threads per image; 0 lets onnxruntime decide.", min=0)
     ] = 0,
 ) -> None:
     """Serve models on this machine, with a page to try them on your own images."""

@@ -11,7 +11,6 @@
     method.survey(step)                      # see `state`
     for batch in batches:
         student, teacher = network(batch.images), teacher_network(batch.images)
-        batch = method.relabel(batch, student, teacher)
         batch = pseudo_labels(method, step, batch, teacher)
         losses = method.losses(batch, student, teacher) | auxiliary_row(method, batch, student)
         sum(losses.values()).backward()      # once, or over micro-batches
@@ -37,7 +36,6 @@ optimizer nor loop, and `fit` follows `prepare`.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -120,11 +118,6 @@ class MethodConfig(Config):
     fusion: Fusion = "off"
     pseudo_labels: PseudoLabels = "off"
     init: NewRows = "random"
-
-    @property
-    def saliency_maps(self) -> Path | None:
-        """The folder with maps of what is salient, where the method learns from such."""
-        return None
 
     @model_validator(mode="after")
     def _refuse(self) -> "MethodConfig":
@@ -256,8 +249,11 @@ class Method:
         return model
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the named losses of a batch, already weighted: the trainer sums them."""
-        raise NotImplementedError(f"{self.name} has no losses")
+        """Return the named losses of a batch, already weighted: the trainer sums them.
+
+        By default it is the cross-entropy on the labels, eq. 2.
+        """
+        return label_cross_entropy(batch, student)
 
     def fit(self, step: Step) -> None:
         """Learn what is learned without gradients; `state` keeps what later steps need."""
@@ -288,10 +284,6 @@ class Method:
 
     def survey(self, step: Step) -> None:
         """Look at the step's images before the first iteration; `state` must keep what is found."""
-
-    def relabel(self, batch: Batch, student: Output, teacher: Output | None) -> Batch:
-        """Return the batch with the targets that `losses` is to see, but for pseudo-labels."""
-        return batch
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
         """Return named losses on the parameters, already weighted; asked for once per batch."""

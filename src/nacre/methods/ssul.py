@@ -1,9 +1,9 @@
 """SSUL: a frozen network, one sigmoid per class, and a row for what is unknown.
 
 A pixel labeled background is *unknown* u: it may be any class that is not learned yet. (SSUL's rule
-for ADE20K. On VOC it asks an external network which background is salient; with a folder of such
-maps, `saliency`, background that is not salient is background.) With logits
-x, the target y and the teacher's sigmoids s over background, unknown and old classes,
+for ADE20K. On VOC it asks an external network which background is salient, and leaves the rest
+background, which is not done here.) With logits x, the target y and the teacher's sigmoids s over
+background, unknown and old classes,
 
     y' = argmax s        where y is background, s[y'] >= 0.7 and y' is an old class, else y
     loss = sum over c in {b, u, new classes} of binary cross-entropy(x[c], [y' = c])
@@ -23,8 +23,6 @@ frozen with the old ones. On ADE20K its rate rises over the first tenth of a ste
 (`train.warmup_iterations`).
 """
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -32,9 +30,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from nacre.data.saliency import split_salient
 from nacre.errors import NacreError
-from nacre.labels.channels import IGNORE_INDEX, ignore_value
+from nacre.labels.channels import ignore_value
 from nacre.losses.reference import binary_cross_entropy, pixel_count
 from nacre.losses.strips import by_strips
 from nacre.methods.base import (
@@ -65,19 +62,8 @@ class SsulConfig(MethodConfig):
     branches: bool = Field(
         False, description="a 3x3 convolution of its own for every head, as released"
     )
-
-    saliency: Path | None = Field(
-        None,
-        description="folder with a map NAME.png per training image, > 0 where background is "
-        "unknown; all background is without one",
-    )
     freeze: Freeze = ("backbone", "decoder", "batch_norm", "old_rows")
     pseudo_labels: PseudoLabels = 0.7
-
-    @property
-    def saliency_maps(self) -> Path | None:
-        """The folder that `saliency` names."""
-        return self.saliency
 
 
 class Ssul(Method):
@@ -101,10 +87,7 @@ class Ssul(Method):
     def step_0_of(cls, config: MethodConfig) -> str:
         """Describe how step 0 is learned; branches are there from then on."""
         assert isinstance(config, SsulConfig)
-        how = [super().step_0_of(config)]
-        how += ["branches"] if config.branches else []
-        how += ["saliency"] if config.saliency else []
-        return ", ".join(how)
+        return super().step_0_of(config) + (", branches" if config.branches else "")
 
     def grow(self, network: Network, num_new: int) -> None:
         """Make new classes start as what is unknown."""
@@ -124,13 +107,6 @@ class Ssul(Method):
             classifier.add_row("unknown")
         super().prepare(step)
 
-    def relabel(self, batch: Batch, student: Output, teacher: Output | None) -> Batch:
-        """Take what is salient out of the targets, where there are maps of it."""
-        if self.config.saliency is None:
-            return batch
-        targets, salient = split_salient(batch.targets)
-        return replace(batch, targets=targets, salient=salient)
-
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the binary cross-entropy over background, unknown and new classes."""
         assert student.unknown is not None
@@ -149,7 +125,7 @@ class Ssul(Method):
             )
             return {"bce": bce}
 
-        targets = unknown_targets(batch.targets, first_new, salient=batch.salient)
+        targets = unknown_targets(batch.targets, first_new)
         hidden = self._hidden(batch, first_new)
         return by_strips(terms, torch.cat(channels, 1), None, targets, hidden)
 
@@ -160,28 +136,19 @@ class Ssul(Method):
         return F.pad(batch.hidden[:, first_new:], (2, 0), value=False)
 
 
-def unknown_targets(
-    targets: Tensor,
-    num_old: int,
-    *,
-    salient: Tensor | None = None,
-    ignore_index: int = IGNORE_INDEX,
-) -> Tensor:
+def unknown_targets(targets: Tensor, num_old: int) -> Tensor:
     """Return targets over background 0, unknown 1 and the new classes.
 
     Args:
         targets: N,H,W, numbers over all channels; pseudo-labels may be among them.
         num_old: old channels, background included; 1 in step 0.
-        salient: N,H,W, where background is unknown; everywhere if not given.
-        ignore_index: the target of pixels that do not count.
 
     Returns:
         N,H,W, int32: the second new class is 3, old classes are `NO_CHANNEL`, pixels that do not
         count are `NOT_COUNTED`, whatever the type of the targets.
     """
-    ignored = targets == ignore_value(targets, ignore_index)
+    ignored = targets == ignore_value(targets)
     numbers = targets.to(torch.int32)
     found = torch.where((numbers >= num_old) & ~ignored, numbers - num_old + 2, NO_CHANNEL)
-    unknown = 1 if salient is None else salient.to(torch.int32)
-    found = torch.where(numbers == 0, unknown, found)
+    found = torch.where(numbers == 0, 1, found)
     return torch.where(ignored, NOT_COUNTED, found).to(torch.int32)

@@ -1,6 +1,6 @@
 """`nacre predict`: a model over images, folders, videos and maps; results lie as inputs lay.
 
-    OUT/masks/…png  OUT/overlays/…jpg  OUT/labelme/…json  OUT/coco.json  OUT/shares.csv
+    OUT/masks/…png  OUT/overlays/…jpg  OUT/labelme/…json  OUT/shares.csv
 
 A wish to stop is heard after the image at hand; whatever was done by then is written and whole.
 """
@@ -18,16 +18,23 @@ import torch
 
 from nacre.errors import NacreError, unknown_name
 from nacre.evaluation.predictor import Predictor
-from nacre.predict.class_map import ClassMap, count_classes, make_class_map, row_strips
 from nacre.predict.inputs import Input, find_inputs
+from nacre.predict.polygons import ClassMap
 from nacre.predict.prediction import predict_image, to_rgb
-from nacre.predict.rasters import Raster, is_georeferenced, open_raster, write_geotiff
+from nacre.predict.rasters import (
+    Raster,
+    is_georeferenced,
+    make_class_map,
+    open_raster,
+    write_geotiff,
+)
 from nacre.predict.video import VideoWriter, read_frames
 from nacre.predict.writers import (
-    CocoWriter,
     Legend,
     ShareWriter,
+    count_classes,
     overlay,
+    share_of_classes,
     write_labelme,
     write_mask,
     write_overlay,
@@ -41,7 +48,7 @@ TOLERANCE = 1.0
 """Pixels that LabelMe polygons may be from the edges of regions."""
 
 _WRITTEN = {"masks": (".png", ".tif"), "overlays": (".jpg",), "labelme": (".json",)}
-FORMS = ("masks", "overlays", "labelme", "coco", "csv")
+FORMS = ("masks", "overlays", "labelme", "csv")
 USUAL_FORMS = ("masks", "overlays", "csv")
 
 
@@ -69,36 +76,26 @@ class _Results:
         self.legend, self.out, self.forms = legend, out, forms
         self.counts = np.zeros(len(legend.classes), np.int64)
         self.done = 0
-        self.coco = CocoWriter(out / "coco.json", legend) if "coco" in forms else None
         self.shares = ShareWriter(out / "shares.csv", legend) if "csv" in forms else None
 
-    def __enter__(self) -> "_Results":
-        return self
+    def close(self) -> None:
+        if self.shares is not None:
+            self.shares.close()
 
-    def __exit__(self, *error: object) -> None:
-        for collected in (self.coco, self.shares):
-            if collected is not None:
-                collected.close()
+    def path(self, form: str, stem: str, suffix: str) -> Path | None:
+        """Return the file of a form; None if it is not wanted."""
+        return self.out / form / f"{stem}{suffix}" if form in self.forms else None
 
     def add(self, name: str, stem: str, image: Path | None, classes: ClassMap) -> None:
-        """Write what has nothing to do with the image's pixels."""
-        if "labelme" in self.forms:
-            path = self.out / "labelme" / f"{stem}.json"
+        """Write what has nothing to do with the image's pixels, and count the classes."""
+        if path := self.path("labelme", stem, ".json"):
             shown = _relative(image or Path(name), path.parent)
             write_labelme(path, classes, self.legend, shown, TOLERANCE)
-        if self.coco is not None:
-            self.coco.add(name, classes)
+        counts = count_classes(classes, len(self.counts))
         if self.shares is not None:
-            self.shares.add(name, classes)
-        self.counts += count_classes(classes, len(self.counts))
+            self.shares.add(name, counts)
+        self.counts += counts
         self.done += 1
-
-    def share_of_classes(self) -> dict[str, float]:
-        total = max(1, int(self.counts.sum()))
-        order = np.argsort(-self.counts, kind="stable")
-        return {
-            self.legend.classes[i]: int(self.counts[i]) / total for i in order if self.counts[i]
-        }
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -111,7 +108,6 @@ def _relative(path: Path, folder: Path) -> str:
 
 def _tidy(out: Path) -> None:
     """Remove what killed processes left of results."""
-    remove_temporaries(out, ["coco.json"])
     for left in out.glob(".class-map.????????"):
         shutil.rmtree(left, ignore_errors=True)
     for form, suffixes in _WRITTEN.items():
@@ -146,7 +142,7 @@ def predict_all(
         with contextlib.suppress(InUse):
             held.enter_context(locked(out, "predict"))
             _tidy(out)
-        results = held.enter_context(_Results(legend, out, forms))
+        results = held.enter_context(contextlib.closing(_Results(legend, out, forms)))
         progress = held.enter_context(show_progress("predicting"))
         for i, one in enumerate(inputs):
             try:
@@ -158,7 +154,8 @@ def predict_all(
             progress(i + 1, len(inputs))
             if stopped:
                 break
-    return Summary(results.done, tuple(failed), stopped, results.share_of_classes())
+    shares = share_of_classes(results.counts, legend.classes)
+    return Summary(results.done, tuple(failed), stopped, shares)
 
 
 def _check_forms(forms: Sequence[str]) -> None:
@@ -185,45 +182,38 @@ def _predict(
 def _predict_image(predictor: Predictor, one: Input, results: _Results) -> None:
     pixels = np.asarray(to_rgb(one.path))
     classes = predict_image(predictor, pixels, results.legend).mask
-    if "masks" in results.forms:
-        write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
-    if "overlays" in results.forms:
-        path = results.out / "overlays" / f"{one.stem}.jpg"
+    if path := results.path("masks", one.stem, ".png"):
+        write_mask(path, classes, results.legend)
+    if path := results.path("overlays", one.stem, ".jpg"):
         write_overlay(path, pixels, classes, results.legend)
     results.add(one.name, one.stem, one.path, classes)
 
 
 def _predict_map(predictor: Predictor, one: Input, results: _Results) -> None:
     """Do an image that may be too large to be seen, or held, at once."""
+    legend = results.legend
     with (
         open_raster(one.path) as raster,
-        make_class_map(raster.size, len(results.legend.classes), results.out) as classes,
+        make_class_map(raster.size, len(legend.classes), results.out) as classes,
     ):
-        with _map_writer(one, results) as write:
+        is_geo = is_georeferenced(one.path)
+        path = results.path("masks", one.stem, ".tif" if is_geo else ".png")
+        with contextlib.ExitStack() as held:
+            geo = path and is_geo and held.enter_context(write_geotiff(path, one.path, legend))
             for rows, columns, part in _blocks(predictor, raster):
                 classes[rows, columns] = part
-                if write is not None:
-                    write(rows, columns, part)
-        if "masks" in results.forms and write is None:
-            write_mask(results.out / "masks" / f"{one.stem}.png", classes, results.legend)
-        if "overlays" in results.forms:
-            path = results.out / "overlays" / f"{one.stem}.jpg"
+                if geo:
+                    geo(rows, columns, part)
+        if path and not is_geo:
+            write_mask(path, classes, legend)
+        if path := results.path("overlays", one.stem, ".jpg"):
             preview = raster.preview()
-            write_overlay(path, preview, _shrunk(classes, preview.shape[:2]), results.legend)
+            rows, columns = (
+                ((np.arange(side) + 0.5) * full / side).astype(int)
+                for side, full in zip(preview.shape[:2], classes.shape, strict=True)
+            )
+            write_overlay(path, preview, classes[np.ix_(rows, columns)], legend)
         results.add(one.name, one.stem, one.path, classes)
-
-
-@contextlib.contextmanager
-def _map_writer(
-    one: Input, results: _Results
-) -> Iterator[Callable[[slice, slice, Pixels], None] | None]:
-    """Open a GeoTIFF for the mask of a georeferenced image; None for others."""
-    if "masks" not in results.forms or not is_georeferenced(one.path):
-        yield None
-        return
-    path = results.out / "masks" / f"{one.stem}.tif"
-    with write_geotiff(path, one.path, results.legend) as write:
-        yield write
 
 
 def _blocks(predictor: Predictor, raster: Raster) -> Iterator[tuple[slice, slice, Pixels]]:
@@ -239,31 +229,19 @@ def _blocks(predictor: Predictor, raster: Raster) -> Iterator[tuple[slice, slice
             progress(done, raster.size[0] * raster.size[1])
 
 
-def _shrunk(classes: ClassMap, size: tuple[int, ...]) -> Pixels:
-    """Return the class at the middle of each pixel of a smaller image."""
-    rows = ((np.arange(size[0]) + 0.5) * classes.shape[0] / size[0]).astype(int)
-    columns = ((np.arange(size[1]) + 0.5) * classes.shape[1] / size[1]).astype(int)
-    parts = []
-    for place, part in row_strips(classes):
-        within = rows[(rows >= place.start) & (rows < place.stop)] - place.start
-        parts.append(part[within][:, columns])
-    return np.concatenate(parts)
-
-
 def _predict_video(
     predictor: Predictor, one: Input, results: _Results, should_stop: Callable[[], bool]
 ) -> bool:
     writer: VideoWriter | None = None
+    video = results.path("overlays", one.stem, ".mp4")
     try:
         for i, frame in enumerate(read_frames(one.path)):
             classes = predict_image(predictor, frame, results.legend).mask
             stem = f"{one.stem}/{i:06d}"
-            if "masks" in results.forms:
-                write_mask(results.out / "masks" / f"{stem}.png", classes, results.legend)
-            if "overlays" in results.forms:
-                if writer is None:
-                    path = results.out / "overlays" / f"{one.stem}.mp4"
-                    writer = VideoWriter(path, classes.shape, one.path)
+            if path := results.path("masks", stem, ".png"):
+                write_mask(path, classes, results.legend)
+            if video:
+                writer = writer or VideoWriter(video, classes.shape, one.path)
                 writer.add(np.asarray(overlay(frame, classes, results.legend)))
             results.add(f"{one.name}#{i}", stem, None, classes)
             if should_stop():

@@ -8,13 +8,15 @@ so that a region that crosses the edge of a tile is two rings.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nacre.predict.class_map import ClassMap, Part
-
 Points = npt.NDArray[np.float64]
+
+ClassMap = npt.NDArray[np.unsignedinteger[Any]]
+"""The channel of each pixel: uint8, or uint16 where channels need 16 bits."""
 
 TILE = 4096
 """Side of the tiles of a large map."""
@@ -51,7 +53,7 @@ def trace_rings(classes: ClassMap, tile: int = TILE) -> list[Ring]:
     return sorted(rings, key=lambda ring: -ring.area)
 
 
-def _rings(classes: Part) -> Iterator[Ring]:
+def _rings(classes: ClassMap) -> Iterator[Ring]:
     """Yield each closed walk along edges once; around holes the area is negative."""
     edges, owners = _edges(classes)
     width = classes.shape[1] + 1
@@ -64,7 +66,7 @@ def _rings(classes: Part) -> Iterator[Ring]:
         yield Ring(int(owners[start]), points, _area(points))
 
 
-def _edges(classes: Part) -> tuple[bytearray, memoryview]:
+def _edges(classes: ClassMap) -> tuple[bytearray, memoryview]:
     """Return which edges leave each corner in each direction, and the class at their right."""
     height, width = classes.shape
     framed = np.full((height + 2, width + 2), -1, np.int32)

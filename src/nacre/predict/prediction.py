@@ -16,7 +16,13 @@ from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import is_wide
-from nacre.predict.writers import Legend, overlay, palette_image
+from nacre.predict.writers import (
+    Legend,
+    count_classes,
+    overlay,
+    palette_image,
+    share_of_classes,
+)
 
 AnyImage = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16] | Tensor
 """A file, a Pillow image, an array of height x width (x channels) or a tensor of channels x height
@@ -47,9 +53,7 @@ class Prediction:
 
     def shares(self) -> dict[str, float]:
         """Return which share of the image each class covers, largest first."""
-        counts = np.bincount(self.mask.ravel(), minlength=len(self.classes))
-        order = np.argsort(-counts, kind="stable")
-        return {self.classes[i]: float(counts[i] / self.mask.size) for i in order if counts[i]}
+        return share_of_classes(count_classes(self.mask, len(self.classes)), self.classes)
 
     def image(self) -> Image.Image:
         """Return the mask as a palette image: label values are channels."""

@@ -5,6 +5,7 @@ alpha is left out, and an image that its file says to be turned is turned.
 """
 
 import contextlib
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from PIL import Image
 from nacre.data.image_io import load, open_image
 from nacre.errors import NacreError
 from nacre.labels.channels import is_wide
+from nacre.predict.polygons import ClassMap
 from nacre.predict.writers import Legend
 from nacre.utils.io import atomic_write
 
@@ -28,6 +30,9 @@ _TIFF = (".tif", ".tiff")
 _ORIENTATION = 274
 _CACHE_MIB = 256
 """What GDAL may keep of an image; by default it takes a part of the machine's memory."""
+
+IN_MEMORY = 1 << 26
+"""Pixels of the largest class map that is not in a file."""
 
 PREVIEW = 4096
 """Longest side of the overlay of an image that is too large to be shown whole."""
@@ -155,6 +160,26 @@ def _palette(file: Any) -> Pixels | None:
     for value, (red, green, blue, _) in file.colormap(1).items():
         colors[value] = red, green, blue
     return colors
+
+
+@contextlib.contextmanager
+def make_class_map(size: tuple[int, int], channels: int, folder: Path) -> Iterator[ClassMap]:
+    """Yield a class map to be filled; a large one lies in a file, which is then removed.
+
+    Args:
+        size: Height and width.
+        channels: How many classes there are.
+        folder: Where the file lies meanwhile.
+    """
+    dtype = np.uint16 if is_wide(channels) else np.uint8
+    if size[0] * size[1] <= IN_MEMORY:
+        yield np.zeros(size, dtype)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=".class-map.", dir=folder, ignore_cleanup_errors=True
+    ) as place:
+        yield np.memmap(Path(place) / "classes", dtype, "w+", shape=size)
 
 
 def is_georeferenced(path: Path) -> bool:

@@ -100,13 +100,16 @@ def _evaluate_with(
             "no test image has a pixel of a class that the model knows; the data name "
             f"{', '.join(named)}"
         )
-    iou = class_ious(tests)
+    iou, step = class_ious(tests), len(info.steps) - 1
+    learned = dict(zip(channels.names, channels.step_of, strict=True))
+    new = [name for name in channels.names[1:] if learned[name] == step]
+    old = [name for name in channels.names[1:] if learned[name] < step]
     return {
-        "step": len(info.steps) - 1,
+        "step": step,
         "classes": info.classes,
         "images": sum(test["images"] for test in tests),
         "iou": iou,
-        "mean_iou": mean_ious(iou, channels.names, ()),
+        "mean_iou": mean_ious(iou, old, new),
         "tests": tests,
         "conventions": config.measured_under(),
     }

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from nacre.data import open_source
-from nacre.data.dataset import UnionDataset
 from nacre.data.learn_data import (
     LabeledSet,
     LearnData,
@@ -34,7 +33,7 @@ from nacre.runs.learn_config import (
     ground_of,
 )
 from nacre.runs.learn_tests import LearnTests
-from nacre.runs.run import open_saliency, step_sampler
+from nacre.runs.run import step_sampler
 from nacre.runs.steps import Metrics, Start, run_steps
 from nacre.training.automatic import Choice, choose, look_at
 from nacre.training.config import read_section, read_written
@@ -91,13 +90,12 @@ class Plan:
         index = max(len(start.info.steps), len(start.info.lineage)) if start else 0
         images, shares = data.train_dataset(), batch_shares(config, data)
         sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size, shares)
-        parts = images.parts if isinstance(images, UnionDataset) else [images]
         entry = {
             "step": index,
             "classes": list(data.new),
             "images": len(images),
             "data": [one.name for one in data.sets],
-            "folder_images": [len(part) for part in parts],
+            "folder_images": [len(one) for one in images.folders],
             "hidden": {one.name: data.training_mapping(one).hidden for one in data.sets},
             "method": config.method.name,
             "iterations": sampler.iterations,
@@ -283,7 +281,6 @@ def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
         config=config.images,
         seed=config.seed,
         policy=config.labels,
-        saliency=open_saliency(config),
     )
 
 

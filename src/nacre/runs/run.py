@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data import find_dataset, open_source
-from nacre.data.saliency import Saliency
 from nacre.data.sampler import StepSampler
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
@@ -46,16 +45,7 @@ def open_scenario(config: RunConfig) -> ScenarioData:
         policy=config.labels,
         seed=config.seed,
         memory=config.memory,
-        saliency=open_saliency(config),
     )
-
-
-def open_saliency(recipe: Recipe) -> Saliency | None:
-    """Return the maps of what is salient, where the method learns from such."""
-    folder = recipe.method.saliency_maps
-    if folder is not None and not folder.is_dir():
-        raise NacreError(f"method.saliency: there is no folder {folder}")
-    return None if folder is None else Saliency(folder)
 
 
 def step_sampler(

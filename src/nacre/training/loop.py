@@ -106,7 +106,6 @@ def update(
         with trainer.accumulating(is_last=i + 1 == count), trainer.explaining(len(sample[0])):
             batch = trainer.to_device(sample, num_valid)
             student, teacher = trainer.ask_networks(batch.images, views[i] if views else ())
-            batch = method.relabel(batch, student, teacher)
             batch = pseudo_labels(method, step, batch, teacher)
             losses = method.losses(batch, student, teacher)
             losses |= auxiliary_row(method, batch, student)

@@ -1,12 +1,21 @@
-"""Progress bars with the time left, or lines of a log where there is no terminal."""
+"""The terminal: a console that shows names as they are, and progress with the time left.
 
+A class, a file or a folder may have any name. It is never read as rich's markup or an emoji's
+code, and a control character in it is shown as its number. A character that the output's encoding
+lacks is replaced by a similar one. Lost output, as with `nacre run | head` or on a full disk, does
+not end a run. Progress is a bar on a terminal, and lines of a log elsewhere.
+"""
+
+import codecs
+import contextlib
+import os
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -17,24 +26,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.text import Text
 
-from nacre.terminal.console import PlainConsole
-from nacre.training.events import (
-    Event,
-    ImagesTested,
-    Iterated,
-    RunBegan,
-    Saved,
-    StepAwaited,
-    StepBegan,
-    StepJudged,
-    StepLearned,
-    StepSkipped,
-    StepTested,
-    StepUsable,
-    Trained,
-)
+from nacre.errors import escape_control
+from nacre.training import events
 from nacre.utils import progress as passes
 
 LINE_SECONDS = 30
@@ -42,7 +38,93 @@ LINE_SECONDS = 30
 _DRAW_SECONDS = 0.1
 
 
-@contextmanager
+class Output:
+    """Passes writes on to a stream until that is closed, full or gone; later ones are dropped.
+
+    Args:
+        stream: The stream; None if the command has no output at all (``>&-``).
+    """
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self.stream, self.is_broken = stream, stream is None
+
+    def write(self, text: str) -> int:
+        """Write the text, if that is possible."""
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, if that is possible."""
+        self._try("flush")
+
+    def isatty(self) -> bool:
+        """Return True if the stream is a terminal."""
+        return self.stream is not None and self.stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return any other attribute of the stream."""
+        return getattr(self.stream, name)
+
+    def _try(self, name: str, *values: str) -> None:
+        if self.is_broken:
+            return
+        try:
+            getattr(self.stream, name)(*values)
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self.is_broken = True
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Report lost output once and discard the rest: it must not fail when Python ends."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            reason = getattr(error, "strerror", None) or str(error)
+            print(f"the output is lost ({reason}); the work continues", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())  # type: ignore[union-attr]
+            os.close(nowhere)
+
+
+_LIKE = {"█": "#", "░": ".", "…": "...", "±": "+-", "–": "-", "−": "-", "×": "x", "→": "->"}
+_LIKE |= {"“": '"', "”": '"', "’": "'", "•": "*", "≥": ">=", "≤": "<="}
+
+
+class PlainConsole(Console):
+    """A console without markup, on which text is only text."""
+
+    def __init__(self, file: IO[str] | None = None, **options: Any) -> None:
+        super().__init__(file=file, markup=False, emoji=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render something, with control characters made visible."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(escape_control(segment.text), segment.style)
+
+
+def _like(error: UnicodeError) -> tuple[str, int]:
+    """Return a replacement for characters that an encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    missing = error.object[error.start : error.end]
+    return "".join(_LIKE.get(char, "?") for char in missing), error.end
+
+
+codecs.register_error("nacre-like", _like)
+
+
+def accept_any_character() -> None:
+    """Replace characters that the output's encoding lacks instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="nacre-like")
+
+
+@contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[passes.Progress]:
     """Show a bar with the time left for one pass over many files; nothing without a terminal."""
     columns = (
@@ -116,43 +198,43 @@ class RunDisplay(Display):
         self.began = self.last_line = time.monotonic()
         self.done = 0
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Show an event."""
         match event:
-            case RunBegan():
+            case events.RunBegan():
                 self._begin_run(event)
-            case StepSkipped():
+            case events.StepSkipped():
                 self._leave_out(event.iterations)
                 taken = event.taken_from
                 how = f"taken from {taken}, not learned again" if taken else "done before"
                 self._print(f"  step {event.step}: {how}", "dim")
-            case StepAwaited():
+            case events.StepAwaited():
                 self._print(f"  step {event.step}: waiting for another run that learns it", "dim")
-            case StepBegan():
+            case events.StepBegan():
                 self._begin_step(event)
-            case Iterated():
+            case events.Iterated():
                 self._advance(event)
-            case Trained() if self.now is not None:
+            case events.Trained() if self.now is not None:
                 losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
                 self.progress.update(self.now, note=losses)
-            case StepUsable():
+            case events.StepUsable():
                 text = f"  step {event.step}: a first model after {event.seconds:.0f} s, in closed"
                 text += f" form: {event.path}; its decoder learns now"
                 self.console.print(Text(text), soft_wrap=True)
-            case StepJudged():
+            case events.StepJudged():
                 self._print(f"  step {event.step}: {judged_line(event)}")
-            case StepLearned():
+            case events.StepLearned():
                 self._replace(f"{self.label} step {event.step}: testing", 1, 0)
-            case ImagesTested() if self.now is not None:
+            case events.ImagesTested() if self.now is not None:
                 self.progress.update(self.now, total=event.of, advance=event.images)
-            case StepTested():
+            case events.StepTested():
                 self.console.print(f"  step {event.step}: {one_line(event.mean_iou)}")
                 self._remove(self.now)
                 self.now = None
-            case Saved():
+            case events.Saved():
                 self._print(f"  saved in step {event.step} at iteration {event.iteration}", "dim")
 
-    def _begin_run(self, event: RunBegan) -> None:
+    def _begin_run(self, event: events.RunBegan) -> None:
         self.label = event.method
         processes = "1 process" if event.processes == 1 else f"{event.processes} processes"
         where = f"{event.device}, {processes}; {event.precision}"
@@ -165,15 +247,14 @@ class RunDisplay(Display):
         self.began = time.monotonic()
         self.whole = self.progress.add_task("all steps", total=self.total, note="")
 
-    def _begin_step(self, event: StepBegan) -> None:
-        names = ", ".join(event.classes[:6])
-        more = f" and {len(event.classes) - 6} more" if len(event.classes) > 6 else ""
+    def _begin_step(self, event: events.StepBegan) -> None:
         again = f", resuming at iteration {event.first}" if event.first else ""
-        self._print(f"  step {event.step}: {names}{more} ({event.images:,} images){again}")
+        names = some(event.classes, 6)
+        self._print(f"  step {event.step}: {names} ({event.images:,} images){again}")
         self._leave_out(event.first)
         self._replace(f"{self.label} step {event.step}", event.iterations, event.first)
 
-    def _advance(self, event: Iterated) -> None:
+    def _advance(self, event: events.Iterated) -> None:
         self.done += 1
         if self.whole is not None:
             self.progress.advance(self.whole)
@@ -207,7 +288,13 @@ class RunDisplay(Display):
             self.progress.update(self.whole, total=self.total)
 
 
-def judged_line(event: StepJudged) -> str:
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Return names as a list; of more than these, the rest is counted."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def judged_line(event: events.StepJudged) -> str:
     """Return the result of judging a decoder's updates as a line."""
     means = f"mean IoU {100 * event.after:.1f} with its updates, {100 * event.before:.1f} without"
     if event.after <= event.before:

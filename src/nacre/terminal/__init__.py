@@ -1,1 +1,0 @@
-"""The console and progress bars, with rich."""
