@@ -132,7 +132,7 @@ def test_help_and_import_do_not_load_torch():
         (["run", "voc/15-5/overlapped", "--root", "nowhere"], "nowhere"),
         (["run", "scenes/4-2-2/overlapped", "--set", "train.lr=fast"], "train.lr: input should be"),
         (["plan", "scenes/4-3/overlapped"], "leaves 1 class"),
-        (["plan", "voc/15-5/overlapped", "--index", "nothing.csv"], "nothing.csv"),
+        (["plan", "voc/15-5/overlapped", "--root", "nothing"], "nothing"),
         (["eval", "nothing"], "no model at nothing"),
         (["tune", "scenes/4-4/overlapped", "--method", "ft"], "'ft' has no weight to choose"),
         (["methods", "mibb"], "did you mean 'mib'?"),
@@ -154,25 +154,17 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plan_from_an_index_alone(nacre, tmp_path):
-    index = tmp_path / "train.csv"
-    rows = ["image,labels", *(f"img{i:02d},0 {1 + i % 20} 15" for i in range(40))]
-    index.write_text("\n".join(rows) + "\n")
-    plan = json.loads(nacre("plan", "voc/15-5/overlapped", "--index", index, "--json").stdout)
-    assert [step["images"] for step in plan["steps"]] == [40, 10]
-    assert plan["steps"][1]["hidden"] == {"old": {"person": 10}, "future": {}}
-    assert len(plan["steps"][0]["sha256"]) == 64
-    shown = nacre("plan", "voc/15-5/overlapped", "--index", index).stdout
-    assert "what each step learns from" in shown
-
-
-def test_plan_counts_pixels_where_there_are_masks(nacre):
+def test_a_plan_says_what_a_step_gets_and_what_its_background_is(nacre):
     plan = json.loads(
         nacre("plan", "scenes/4-4/overlapped", "--set", "data.train=20", "--json").stdout
     )
+    assert len(plan["steps"][0]["sha256"]) == 64
+    assert not plan["steps"][1]["hidden"]["future"]
     shares = plan["steps"][1]["background"]
     assert 0 < shares["old"] < 1
     assert shares["future"] == 0
+    shown = nacre("plan", "scenes/4-4/overlapped", "--set", "data.train=20").stdout
+    assert "what each step learns from" in shown
 
 
 def test_run_prints_and_leaves_a_run_that_eval_and_predict_take(nacre, config, finished, tmp_path):
@@ -208,15 +200,6 @@ def test_values_on_top_of_a_runs_own_config_are_compared(nacre, finished):
     done = nacre("run", "--out", finished, "--set", "train.lr=0.5", code=2)
     assert "train.lr: 0.05 -> 0.5" in done.stderr
     assert "after the last step" in nacre("run", "--out", finished).stdout
-
-
-def test_an_index_with_unknown_labels_or_other_options(nacre, tmp_path):
-    index = tmp_path / "train.csv"
-    index.write_text("image,labels\na,0 1 300\n")
-    done = nacre("plan", "voc/15-5/overlapped", "--index", index, code=2)
-    assert "image 'a' has the label 300" in done.stderr
-    done = nacre("plan", "voc/15-5/overlapped", "--index", index, "--set", "a.b=1", code=2)
-    assert "cannot be combined with --root" in done.stderr
 
 
 def test_a_run_with_another_config_is_refused(nacre, finished):

@@ -1,14 +1,14 @@
 """The methods since 2020 on a real step, each loss put together slowly from its equations."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from nacre.losses.distillations import local_pod
-from nacre.losses.statistics import grid_targets
+from nacre.losses.statistics import FeatureStatistics, draw_features, grid_targets
 from nacre.methods import METHODS, Batch
 from nacre.methods.components import fuse, pseudo_labels
 from nacre.training.loop import update
@@ -128,9 +128,13 @@ def test_dkd_keeps_logits_and_what_speaks_for_and_against_a_class():
         near(seen.losses[name], 3 * (OLD - 1) * loss)
 
 
-def test_star_draws_what_the_step_lacks_and_counts_background_again():
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_star_draws_what_the_step_lacks_and_counts_background_again(overlapped):
     seen = Seen("star")
     method, height = seen.method, seen.student.logits.shape[-1]
+    method.load_state(method.state())
+    method.step = replace(seen.step, overlapped=overlapped)
+    seen.losses = method.losses(seen.batch, seen.student, seen.teacher)
     stored = method.tables["statistics.count"]
     counts = [0.0] * (OLD + 1)
     for images, targets in (random_images([0, 0, 3, 4, 255], 10 + i) for i in range(3)):
@@ -142,11 +146,13 @@ def test_star_draws_what_the_step_lacks_and_counts_background_again():
         for c in range(OLD):
             counts[c] += int((said == c).sum())
         counts[-1] += cells.numel()
-    drawn = sum(
-        int(max(0.0, float(n) - seen_) / 3) for n, seen_ in zip(stored, counts[1:], strict=False)
-    )
     background = float(method.tables["statistics.background"])
-    r = max(0.0, background * (1 - 0.01 * NEW) / counts[0] - 0.5)
+    if overlapped:
+        lacking = [max(0.0, float(n) - k) for n, k in zip(stored, counts[1:], strict=False)]
+        r = max(0.0, background * (1 - 0.01 * NEW) / counts[0] - 0.5)
+    else:
+        lacking, r = stored.tolist(), background / counts[0]
+    drawn = sum(int(one / 3) for one in lacking)
     per_batch = counts[-1] / 3
     divisor = 1 + drawn / per_batch + r * counts[0] / 3 / per_batch
     new = torch.stack([seen.labels == OLD + i for i in range(NEW)], 1).float()
@@ -162,6 +168,16 @@ def test_star_draws_what_the_step_lacks_and_counts_background_again():
     cells = grid_targets(seen.labels, (height, height))
     again = seen.student.logits[:, OLD:].permute(0, 2, 3, 1)[(cells == 0) & (best <= 0.5)]
     near(seen.losses["background"], r * F.softplus(again).sum() / cells.numel() / divisor)
+    torch.manual_seed(3)
+    replayed = method.penalties(seen.step)["replay"]
+    torch.manual_seed(3)
+    names = [field.name for field in fields(FeatureStatistics)]
+    kept = FeatureStatistics(**{name: method.tables[f"statistics.{name}"] for name in names})
+    x = draw_features(kept, torch.tensor([int(one / 3) for one in lacking]), non_negative=True)
+    rows = seen.step.network.classifier.rows[-1]
+    logits = torch.einsum("pd,kd->pk", x, rows.weight.flatten(1)) + rows.bias
+    weight_of_drawn = len(x) / per_batch
+    near(replayed, weight_of_drawn * F.softplus(logits).mean(0).sum() / divisor)
 
 
 @pytest.mark.parametrize("name", ["dkd", "star"])

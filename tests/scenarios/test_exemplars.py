@@ -57,7 +57,7 @@ def test_another_seed_chooses_others() -> None:
 def test_a_picture_is_kept_for_what_its_own_step_labelled() -> None:
     classes = ClassSchedule(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2,), (3,)))
     names = tuple("pqrst")
-    labels = tuple(frozenset(held) for held in ({1, 2}, {1}, {2}, {2, 3}, {1, 3}))
+    labels = tuple(dict.fromkeys(held, 1) for held in ({1, 2}, {1}, {2}, {2, 3}, {1, 3}))
     memories = keep_exemplars(
         classes, LabelIndex(names, labels), ((0, 1, 4), (0, 2, 3), (3, 4)), 3, seed=0
     )

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from nacre.data import apply_to_index
-from nacre.data.index import read_index
+from nacre.data import find_dataset
+from nacre.labels.space import LabelIndex
 from nacre.report import published
 from nacre.scenarios.plan import make_plan, plan_as_json
+from nacre.scenarios.scenario import check_images, make_scenario, read_scenario, step_images
 
 FACTS = Path(__file__).parents[1] / "facts"
 RELEASED = Path(published.__file__).with_name("released_lists.csv")
@@ -24,19 +25,31 @@ SPLITS = list(csv.DictReader(RELEASED.read_text().splitlines()))
 INDEX_OF = {"voc": "voc_train_aug", "ade20k": "ade20k_train"}
 
 
-@pytest.fixture(scope="session")
-def index_files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("facts")
-    for data, name in INDEX_OF.items():
-        (folder / f"{data}.csv").write_bytes(
-            lzma.decompress((FACTS / f"{name}.csv.xz").read_bytes())
-        )
-    return folder
+@cache
+def read_index(data):
+    lines = lzma.decompress((FACTS / f"{INDEX_OF[data]}.csv.xz").read_bytes()).decode().splitlines()
+    rows = sorted(csv.reader(lines[1:]))
+    # How many pixels there are is not known, and decides nothing.
+    return LabelIndex(
+        tuple(name for name, _ in rows),
+        tuple(dict.fromkeys(map(int, labels.split()), 1) for _, labels in rows),
+    )
 
 
 @cache
-def plan_of(text, index_files):
-    scenario, index, images = apply_to_index(text, index_files / f"{text.split('/')[0]}.csv")
+def apply(text):
+    """Return a scenario, the label index of its data and the images of each step."""
+    written = read_scenario(text)
+    data, index = find_dataset(written.data), read_index(written.data)
+    scenario = make_scenario(text, written, data.space, data.tasks())
+    images = step_images(scenario, index)
+    check_images(scenario, index, images)
+    return scenario, index, images
+
+
+@cache
+def plan_of(text):
+    scenario, index, images = apply(text)
     return plan_as_json(scenario, make_plan(scenario, index, images))
 
 
@@ -45,9 +58,9 @@ def plan_of(text, index_files):
     SPLITS,
     ids=lambda row: f"{row['dataset']}-{row['scenario']}-{row['regime']}-{row['step']}",
 )
-def test_published_lists(row, index_files):
+def test_published_lists(row):
     text = f"{row['dataset']}/{row['scenario']}/{row['regime']}"
-    step = plan_of(text, index_files)["steps"][int(row["step"])]
+    step = plan_of(text)["steps"][int(row["step"])]
     assert step["images"] == int(row["images"])
     assert step["sha256"] == row["sha256_of_sorted_names"]
 
@@ -67,9 +80,9 @@ def test_every_list_of_the_papers_tables_is_among_those_compared():
 
 @pytest.mark.parametrize("order", ["", "b"])
 @pytest.mark.parametrize("task", ["100-50", "100-10", "50-50"])
-def test_every_class_of_ade20k_but_one_has_50_images_in_its_own_step(task, order, index_files):
+def test_every_class_of_ade20k_but_one_has_50_images_in_its_own_step(task, order):
     text = f"ade20k/{task}{order}/partition"
-    scenario, index, lists = apply_to_index(text, index_files / "ade20k.csv")
+    scenario, index, lists = apply(text)
     few = {}
     for step, images in enumerate(lists):
         held = Counter(label for i in images for label in index.labels[i])
@@ -83,8 +96,8 @@ def test_every_class_of_ade20k_but_one_has_50_images_in_its_own_step(task, order
 
 @pytest.mark.parametrize("setup", ["disjoint", "overlapped"])
 @pytest.mark.parametrize("task", ["19-1", "15-5", "15-1", "10-10", "10-5", "10-1", "5-3", "2-2"])
-def test_every_voc_task_reaches_every_class(task, setup, index_files):
-    steps = plan_of(f"voc/{task}/{setup}", index_files)["steps"]
+def test_every_voc_task_reaches_every_class(task, setup):
+    steps = plan_of(f"voc/{task}/{setup}")["steps"]
     assert sum(len(step["classes"]) for step in steps) == 20
     if setup == "disjoint":
         assert sum(step["images"] for step in steps) == 10_582
@@ -93,18 +106,10 @@ def test_every_voc_task_reaches_every_class(task, setup, index_files):
 
 @pytest.mark.parametrize("order", ["", "b", "c"])
 @pytest.mark.parametrize("task", ["100-50", "100-10", "50-50"])
-def test_the_partition_gives_each_labelled_image_once(task, order, index_files):
-    steps = plan_of(f"ade20k/{task}{order}/partition", index_files)["steps"]
+def test_the_partition_gives_each_labelled_image_once(task, order):
+    steps = plan_of(f"ade20k/{task}{order}/partition")["steps"]
     assert sum(step["images"] for step in steps) == 20_210 - 14
     if task == "100-50":
-        finer = plan_of(f"ade20k/100-10{order}/partition", index_files)["steps"]
+        finer = plan_of(f"ade20k/100-10{order}/partition")["steps"]
         assert steps[0]["sha256"] == finer[0]["sha256"]
         assert steps[1]["images"] == sum(step["images"] for step in finer[1:])
-
-
-def test_an_index_is_read_in_any_order(index_files):
-    lines = (index_files / "voc.csv").read_text().splitlines()
-    shuffled = index_files / "shuffled.csv"
-    shuffled.write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
-    assert read_index(shuffled) == read_index(index_files / "voc.csv")
-    shuffled.unlink()

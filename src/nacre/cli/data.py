@@ -65,7 +65,7 @@ def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSour
     "plan",
     "nacre plan  lists data sets, tasks and setups",
     "nacre plan voc/15-5/overlapped --root VOC2012",
-    "nacre plan ade20k/100-10b/partition --index train.csv --json",
+    "nacre plan ade20k/100-10b/partition --root ADEChallengeData2016 --json",
 )
 def plan(
     scenario: Annotated[
@@ -73,9 +73,6 @@ def plan(
         argument("SCENARIO", "data/task/setup, a name or a .yaml file. Default: list all."),
     ] = None,
     root: Root = None,
-    index: Annotated[
-        Path | None, option("FILE", "CSV of image,labels to use instead of the images themselves.")
-    ] = None,
     config: Config = None,
     set_: Set = None,
     json: Json = False,
@@ -84,22 +81,13 @@ def plan(
     from nacre.scenarios.plan import make_plan, plan_as_json
 
     if scenario is None:
-        if root or index or config or set_ or json:
+        if root or config or set_ or json:
             raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
         make_console().print(scenarios_table())
         return
-    if index is None:
-        from nacre.runs.run import apply_scenario
+    from nacre.runs.run import apply_scenario
 
-        applied, labels, images = apply_scenario(scenario, root=root, file=config, sets=set_ or [])
-    elif root is not None or config is not None or set_:
-        raise NacreError(
-            "--index replaces the data: it cannot be combined with --root, --config or --set"
-        )
-    else:  # without torch
-        from nacre.data import apply_to_index
-
-        applied, labels, images = apply_to_index(scenario, index)
+    applied, labels, images = apply_scenario(scenario, root=root, file=config, sets=set_ or [])
     steps = make_plan(applied, labels, images)
     if json:
         print_json(plan_as_json(applied, steps))
@@ -118,7 +106,7 @@ def report_tables(report: "DataReport") -> Group:
         table.add_column(f"{split.split} images", justify="right")
         table.add_column("pixels", justify="right")
     counts = [images_by_label(split.index) for split in report.splits]
-    pixels = [pixels_by_label(split.index) or Counter() for split in report.splits]
+    pixels = [pixels_by_label(split.index) for split in report.splits]
     space = report.space
     special = ((space.background, "(background)"), (space.ignored, "(ignored)"))
     for label, name in (special[0], *space.names.items(), special[1]):
@@ -174,16 +162,11 @@ def plan_table(scenario: "Scenario", plan: "list[StepPlan]") -> RenderableType:
     table.add_column("learns", ratio=3)
     table.add_column("images", justify="right")
     table.add_column("hidden in its background (images)", ratio=4)
-    with_pixels = plan[0].background is not None
-    if with_pixels:
-        table.add_column("of its background's pixels are", ratio=2)
+    table.add_column("of its background's pixels are", ratio=2)
     for step in plan:
-        row: list[str | Text] = [str(step.step), some(step.classes), f"{step.images:,}"]
-        row.append(_hidden(step))
-        if step.background is not None:
-            shares = (f"{share:.1%} {name}" for name, share in step.background.items())
-            row.append(", ".join(shares))
-        table.add_row(*row)
+        shares = ", ".join(f"{share:.1%} {name}" for name, share in step.background.items())
+        images = f"{step.images:,}"
+        table.add_row(str(step.step), some(step.classes), images, _hidden(step), shares)
     return table
 
 

@@ -9,21 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from nacre.data.index import read_index
 from nacre.data.source import DataConfig, FileSource, Source, Split
 from nacre.data.sources import ade20k, folder, scenes, voc
 from nacre.errors import NacreError, unknown_name
 from nacre.labels.mapping import Border
-from nacre.labels.space import LabelIndex, LabelSpace, ranges
+from nacre.labels.space import LabelSpace
 from nacre.scenarios.classes import NamedTask
-from nacre.scenarios.scenario import (
-    ImageLists,
-    Scenario,
-    check_images,
-    make_scenario,
-    read_scenario,
-    step_images,
-)
 from nacre.utils.system import load_registered, registered
 
 __all__ = [
@@ -135,34 +126,3 @@ def open_folder(name: str, root: Path, classes: Path | None = None) -> FileSourc
 def open_source(config: DataConfig) -> Source:
     """Open the data set that a config describes."""
     return find_dataset(config.name).open(config)
-
-
-def apply_to_index(text: str, path: Path) -> tuple[Scenario, LabelIndex, ImageLists]:
-    """Return a scenario, the index and the images of each step, all checked."""
-    scenario, index = _without_pictures(text), read_index(path)
-    _check_labels(path, index, scenario)
-    images = step_images(scenario, index)
-    check_images(scenario, index, images)
-    return scenario, index, images
-
-
-def _check_labels(path: Path, index: LabelIndex, scenario: Scenario) -> None:
-    space = scenario.classes.space
-    for name, labels in zip(index.names, index.labels, strict=True):
-        unknown = sorted(labels - space.allowed)
-        if unknown:
-            raise NacreError(
-                f"{path}: image {name!r} has the label {unknown[0]}, which {scenario.data!r} does "
-                f"not know; labels: {ranges(space.allowed)}"
-            )
-
-
-def _without_pictures(text: str) -> Scenario:
-    written = read_scenario(text)
-    data = find_dataset(written.data, f"data set in scenario {text!r}:")
-    if data.space is None:
-        raise NacreError(
-            f"the classes of {written.data!r} stand in its classes.yaml; give --root instead of "
-            "--index"
-        )
-    return make_scenario(text, written, data.space, data.tasks())

@@ -3,41 +3,36 @@
 It is built by one pass over the files (`scan`) and kept in ``nacre-index/SPLIT.json`` beside the
 data with the size and time of change of every file, so that the next pass reads only what changed.
 Where the data are read-only, it is kept under the user's cache folder (``$XDG_CACHE_HOME/nacre`` or
-``~/.cache/nacre``), named by the data path. A list of labels, a CSV file ``image,labels``, can take
-the place of the data (`read_index`).
+``~/.cache/nacre``), named by the data path.
 """
 
-import csv
+import contextlib
 import hashlib
-import io
 import json
 import logging
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
 from nacre.data.image_io import count_labels, examine_image, read_mask
-from nacre.errors import NacreError, shown
+from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex, LabelSpace, ranges
-from nacre.utils.io import read_text, save_text
+from nacre.utils.io import save_text
 from nacre.utils.progress import Progress, show_progress, worker_pool
 from nacre.utils.system import usable_cores, user_cache
 
 FOLDER = "nacre-index"
-HEADER = ("image", "labels")
 
 _VERSION = 2
 _SHOWN = 5
-_MAX_BYTES = 1 << 28
 _LOG = logging.getLogger(__name__)
 
 Label = Annotated[int, Field(ge=0, le=65535)]
@@ -86,9 +81,6 @@ class Contents(NamedTuple):
     is_turned: bool = False
 
 
-Examine = Callable[[Pair], Contents | Problem]
-
-
 def scan(
     pairs: Sequence[Pair],
     *,
@@ -118,20 +110,20 @@ def scan(
     # Measured, not guessed: masks of one data set take a hundred times as long as another's.
     seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
     workers = workers or usable_cores()
-    if workers == 1 or seconds < _POOL_PAYS_SECONDS:
-        yield from _with_progress(map(examine, rest), report, done, len(pairs))
-        return
-    # Large enough that processes seldom wait for more work, small enough that all end together.
-    most = math.ceil(len(rest) / (4 * workers))
-    size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(rest) / seconds)))
-    chunks = [rest[i : i + size] for i in range(0, len(rest), size)]
-    with worker_pool(workers, lambda forked: None, "reads masks", cancel=True) as pool:
-        results = chain.from_iterable(pool.map(partial(_examine_all, examine), chunks))
-        yield from _with_progress(results, report, done, len(pairs))
-
-
-def _examine_all(examine: Examine, pairs: Sequence[Pair]) -> list[Contents | Problem]:
-    return [examine(pair) for pair in pairs]
+    with contextlib.ExitStack() as held:
+        results: Iterator[Contents | Problem] = map(examine, rest)
+        if workers > 1 and seconds >= _POOL_PAYS_SECONDS:
+            # Large enough that processes seldom wait for more work, small enough that all end
+            # together.
+            most = math.ceil(len(rest) / (4 * workers))
+            size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(rest) / seconds)))
+            pool = held.enter_context(
+                worker_pool(workers, lambda forked: None, "reads masks", cancel=True)
+            )
+            results = pool.map(examine, rest, chunksize=size)
+        for i, result in enumerate(results, start=done + 1):
+            yield result
+            report(i, len(pairs))
 
 
 def _examine(pair: Pair, decode: bool) -> Contents | Problem:
@@ -169,65 +161,6 @@ def _missing(pair: Pair) -> Problem:
     return Problem("missing mask", name, f"the mask {where} is missing")
 
 
-def _with_progress(
-    results: Iterable[Contents | Problem], report: Progress, before: int, total: int
-) -> Iterator[Contents | Problem]:
-    for done, result in enumerate(results, start=before + 1):
-        yield result
-        report(done, total)
-
-
-def read_index(path: Path) -> LabelIndex:
-    """Read an index from a CSV file.
-
-    Args:
-        path: A file with the header ``image,labels``; labels are separated by spaces.
-    """
-    text = read_text(path, "the index", _MAX_BYTES)
-    lines = _rows(path, text)
-    if tuple(next(lines, (0, []))[1]) != HEADER:
-        first = text.partition("\n")[0][:60]
-        raise NacreError(f"{path}, line 1: the header is {first!r}; it must be 'image,labels'")
-    found: dict[str, frozenset[int]] = {}
-    known: dict[str, frozenset[int]] = {}
-    for number, fields in lines:
-        if not fields:
-            continue
-        place = f"{path}, line {number}"
-        if len(fields) != len(HEADER) or not fields[0]:
-            raise NacreError(
-                f"{place}: {shown(','.join(fields))} is not of the form 'image,labels'"
-            )
-        name, labels = fields
-        if name in found:
-            raise NacreError(f"{place}: the image {shown(name)} stands there for the second time")
-        if labels not in known:
-            known[labels] = _parse_labels(labels, place)
-        found[name] = known[labels]
-    names = tuple(sorted(found))
-    return LabelIndex(names, tuple(found[name] for name in names))
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV text with the numbers of their lines."""
-    lines = csv.reader(io.StringIO(text))
-    try:
-        for fields in lines:
-            yield lines.line_num, fields
-    except csv.Error as error:
-        raise NacreError(f"{path}, line {lines.line_num}: not valid CSV: {error}") from error
-
-
-def _parse_labels(text: str, place: str) -> frozenset[int]:
-    try:
-        labels = frozenset(map(int, text.split()))
-    except ValueError:
-        labels = frozenset((-1,))
-    if any(not 0 <= label <= 65535 for label in labels):
-        raise NacreError(f"{place}: {shown(text)} are not labels: whole numbers from 0 to 65535")
-    return labels
-
-
 def build_index(
     pairs: Iterable[Pair],
     space: LabelSpace,
@@ -252,50 +185,30 @@ def build_index(
             that at once, with the first few named.
     """
     pairs = sort_pairs(pairs)
-    index, problems = inspect(
-        pairs, space, root=root, split=split, workers=workers, progress=progress
-    )
-    if problems:
-        raise NacreError(describe(problems, len(pairs), space))
-    return index
-
-
-def inspect(
-    pairs: Iterable[Pair],
-    space: LabelSpace,
-    *,
-    root: Path,
-    split: str,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> tuple[LabelIndex, list[Problem]]:
-    """Return the index of what can be read, and the problems; otherwise like ``build_index``."""
-    pairs = sort_pairs(pairs)
     caches = [_load(path) for path in index_paths(root, split)]
     # Taken before the files are read: a change meanwhile is noticed the next time.
     signatures = [_signature(pair) for pair in pairs]
     keys = [str(pair.mask).removeprefix(f"{root}{os.sep}") for pair in pairs]
-    found = [_find(caches, *one) for one in zip(keys, signatures, strict=True)]
+    found: list[Pixels | Problem | None] = [
+        _find(caches, *one) for one in zip(keys, signatures, strict=True)
+    ]
     stale = [i for i, pixels in enumerate(found) if pixels is None]
-    problems: dict[str, Problem] = {}
     if stale:
         with show_progress(f"index of {root.name} {split}", progress) as bar:
             results = scan([pairs[i] for i in stale], workers=workers, progress=bar)
             for i, result in zip(stale, results, strict=True):
-                if isinstance(result, Problem):
-                    problems[result.name] = result
-                else:
-                    found[i] = result.pixels
+                found[i] = result.pixels if isinstance(result, Contents) else result
     kept: Kept = {
         key: (signature, pixels)
         for key, signature, pixels in zip(keys, signatures, found, strict=True)
-        if signature is not None and pixels is not None
+        if signature is not None and isinstance(pixels, dict)
     }
     if kept not in caches:
         _save(root, split, kept)
-    index = index_of(pairs, found)
-    problems |= unknown_labels(pairs, index, space)
-    return index, [problems[name] for name in sorted(problems)]
+    index, problems = index_of(pairs, found, space)
+    if problems:
+        raise NacreError(_describe(problems, len(pairs), space))
+    return index
 
 
 def sort_pairs(pairs: Iterable[Pair]) -> list[Pair]:
@@ -304,36 +217,26 @@ def sort_pairs(pairs: Iterable[Pair]) -> list[Pair]:
     return [by_name[name] for name in sorted(by_name)]
 
 
-def index_of(pairs: Sequence[Pair], found: Sequence[Pixels | None]) -> LabelIndex:
-    """Return the index of what was read of pairs in the order of their names."""
-    read = [(pair.name, one) for pair, one in zip(pairs, found, strict=True) if one is not None]
-    known: dict[frozenset[int], frozenset[int]] = {}
-    sets = (frozenset(pixels) for _, pixels in read)
-    return LabelIndex(
-        names=tuple(name for name, _ in read),
-        # The same few sets of labels occur many times: each is stored once.
-        labels=tuple(known.setdefault(labels, labels) for labels in sets),
-        pixel_counts=tuple(pixels for _, pixels in read),
-    )
+def index_of(
+    pairs: Sequence[Pair], found: Sequence[Pixels | Problem | None], space: LabelSpace
+) -> tuple[LabelIndex, list[Problem]]:
+    """Return the index of what was read of sorted pairs, and all that is wrong with the others."""
+    names, counts, problems = [], [], []
+    for pair, one in zip(pairs, found, strict=True):
+        if isinstance(one, Problem):
+            problems.append(one)
+        elif one is not None:
+            names.append(pair.name)
+            counts.append(one)
+            unknown = sorted(one.keys() - space.allowed)
+            if unknown:
+                each = (f"the unknown label {label} in {one[label]} pixels" for label in unknown)
+                text = f"the mask {pair.mask} holds {', '.join(each)}"
+                problems.append(Problem("unknown label", pair.name, text))
+    return LabelIndex(tuple(names), tuple(counts)), problems
 
 
-def unknown_labels(
-    pairs: Sequence[Pair], index: LabelIndex, space: LabelSpace
-) -> dict[str, Problem]:
-    """Find the masks with a label that means nothing in this data set, by the image's name."""
-    assert index.pixel_counts is not None
-    masks = {pair.name: pair.mask for pair in pairs}
-    problems = {}
-    for name, pixels in zip(index.names, index.pixel_counts, strict=True):
-        unknown = sorted(pixels.keys() - space.allowed)
-        if unknown:
-            counts = (f"the unknown label {one} in {pixels[one]} pixels" for one in unknown)
-            text = f"the mask {masks[name]} holds {', '.join(counts)}"
-            problems[name] = Problem("unknown label", name, text)
-    return problems
-
-
-def describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
+def _describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
     """Return one sentence with the number of problems and the first few of them."""
     first = "; ".join(problem.text for problem in problems[:_SHOWN])
     more = len(problems) - _SHOWN
@@ -349,10 +252,8 @@ def images_by_label(index: LabelIndex) -> Counter[int]:
     return Counter(label for labels in index.labels for label in labels)
 
 
-def pixels_by_label(index: LabelIndex) -> Counter[int] | None:
-    """Count the pixels of each label over all images, if the masks were read."""
-    if index.pixel_counts is None:
-        return None
+def pixels_by_label(index: LabelIndex) -> Counter[int]:
+    """Count the pixels of each label over all images."""
     total: Counter[int] = Counter()
     for pixels in index.pixel_counts:
         total.update(pixels)

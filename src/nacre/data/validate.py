@@ -15,7 +15,6 @@ from nacre.data.index import (
     index_of,
     scan,
     sort_pairs,
-    unknown_labels,
 )
 from nacre.data.source import FileSource, Split
 from nacre.labels.space import LabelIndex, LabelSpace
@@ -117,12 +116,10 @@ def _read(
     pairs: list[Pair], space: LabelSpace, workers: int | None, progress: Progress
 ) -> tuple[LabelIndex, tuple[Problem, ...], int]:
     results = list(scan(pairs, workers=workers, progress=progress, decode=True))
-    read = [None if isinstance(result, Problem) else result for result in results]
-    index = index_of(pairs, [one and one.pixels for one in read])
-    problems = {result.name: result for result in results if isinstance(result, Problem)}
-    problems |= unknown_labels(pairs, index, space)
-    turned = sum(one.is_turned for one in read if one is not None)
-    return index, tuple(problems[name] for name in sorted(problems)), turned
+    found = [one if isinstance(one, Problem) else one.pixels for one in results]
+    index, problems = index_of(pairs, found, space)
+    turned = sum(one.is_turned for one in results if not isinstance(one, Problem))
+    return index, tuple(problems), turned
 
 
 def _split_as_dict(split: SplitReport, space: LabelSpace) -> dict[str, Any]:

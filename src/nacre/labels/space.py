@@ -10,7 +10,7 @@ A folder says so in ``classes.yaml``::
 Without the keys, the background is 0 and the ignored value 255, unless these are classes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -109,21 +109,26 @@ def ranges(values: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class LabelIndex:
-    """For each image, which label values its mask holds.
+    """For each image, how many pixels of which label values its mask holds.
 
     Attributes:
         names: Image names, sorted: the order of every list made from them.
-        labels: The label values of each image's mask, whatever their pixel count.
-        pixel_counts: Pixel count by label value of each image, where the masks were read.
+        pixel_counts: Pixel count by label value of each image.
     """
 
     names: tuple[str, ...]
-    labels: tuple[frozenset[int], ...]
-    pixel_counts: Sequence[dict[int, int]] | None = None
+    pixel_counts: tuple[dict[int, int], ...]
 
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.names)
+
+    @cached_property
+    def labels(self) -> tuple[frozenset[int], ...]:
+        """The label values of each image's mask, whatever their pixel count."""
+        # The same few sets of labels occur many times: each is stored once.
+        known: dict[frozenset[int], frozenset[int]] = {}
+        return tuple(known.setdefault(one, one) for one in map(frozenset, self.pixel_counts))
 
 
 _KEYS = ("classes", "background", "ignored", "colors")

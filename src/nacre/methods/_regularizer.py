@@ -23,7 +23,7 @@ them go into a checkpoint; those in `persistent_state` remain at the end of a st
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -31,8 +31,8 @@ from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.labels.channels import Growth
-from nacre.methods.base import Batch, Method, MethodConfig, Step, label_cross_entropy
-from nacre.models.network import Network, Output
+from nacre.methods.base import Method, MethodConfig, Step
+from nacre.models.network import Network
 
 Table = dict[str, Tensor]
 
@@ -51,17 +51,11 @@ class ParameterRegularizer(Method):
 
     tunable = ("weight",)
     needs = frozenset({"classifier"})
-    offloaded: ClassVar[frozenset[str]] = frozenset()
-    """Tables that are seldom read and therefore lie in the CPU's memory."""
     config: RegularizerConfig
 
     def __init__(self, config: MethodConfig, growth: Growth) -> None:
         super().__init__(config, growth)
         self.tables: dict[str, Table] = {}
-
-    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the cross-entropy, eq. 2."""
-        return label_cross_entropy(batch, student)
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
         """Return the weighted squares of how far the old parameters have moved."""
@@ -98,8 +92,7 @@ class ParameterRegularizer(Method):
         self.tables = {kind: {} for kind in self.persistent_state}
         for key, value in state.items():
             kind, _, name = key.partition(".")
-            place = torch.device("cpu") if kind in self.offloaded else value.device
-            self.tables.setdefault(kind, {})[name] = value.to(place)
+            self.tables.setdefault(kind, {})[name] = value
 
     def require_state(self, kind: str) -> Table:
         """Return what the steps before collected; there is nothing before step 0."""

@@ -249,8 +249,11 @@ class Method:
         return model
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the named losses of a batch, already weighted: the trainer sums them."""
-        raise NotImplementedError(f"{self.name} has no losses")
+        """Return the named losses of a batch, already weighted: the trainer sums them.
+
+        By default it is the cross-entropy on the labels, eq. 2.
+        """
+        return label_cross_entropy(batch, student)
 
     def fit(self, step: Step) -> None:
         """Learn what is learned without gradients; `state` keeps what later steps need."""

@@ -16,10 +16,8 @@ at random when their step begins.
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from nacre.methods.base import Batch, Freeze, Method, MethodConfig, label_cross_entropy
-from nacre.models.network import Output
+from nacre.methods.base import Freeze, Method, MethodConfig
 
 
 class DftConfig(MethodConfig):
@@ -44,7 +42,3 @@ class Dft(Method):
         "paper ade20k": {"epochs": 30, "incremental_epochs": 60, "incremental_lr": 0.1},
         "paper ade20k/100-5": {"incremental_lr": 0.05},
     }
-
-    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the cross-entropy, eq. 2."""
-        return label_cross_entropy(batch, student)

@@ -17,26 +17,21 @@ it is the PLOP + EWF of published tables.
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from nacre.labels.channels import Growth
-from nacre.methods.base import Batch, Freeze, Fusion, Method, MethodConfig, NewRows
+from nacre.methods.base import Freeze, Fusion
 from nacre.methods.mib import Mib, MibConfig
-from nacre.models.network import Output
 
 
-class EwfConfig(MethodConfig):
-    """The weight of MiB's distillation."""
+class EwfConfig(MibConfig):
+    """MiB's config with what is fused and frozen."""
 
-    name: Literal["ewf"] = Field("ewf", description="endpoint weight fusion")
+    name: Literal["ewf"] = Field("ewf", description="endpoint weight fusion")  # type: ignore[assignment]
     weight: float = Field(10.0, ge=0, description="weight of mib's distillation")
-
     freeze: Freeze = ("old_rows",)
     fusion: Fusion = "sqrt"
-    init: NewRows = "background"  # as MiB's
 
 
-class Ewf(Method):
+class Ewf(Mib):
     """MiB whose steps end with a fusion of the weights."""
 
     name = "ewf"
@@ -46,20 +41,3 @@ class Ewf(Method):
         "paper ade20k/100-5": {"weight": 100},
     }
     train_presets = {"paper ade20k/100-50": {"batch_size": 48}}
-    tunable = ("weight",)
-    uses_teacher = True
-    unsure = Mib.unsure
-    config: EwfConfig
-
-    def __init__(self, config: MethodConfig, growth: Growth) -> None:
-        super().__init__(config, growth)
-        self.mib = Mib(MibConfig(name="mib", weight=self.config.weight), growth)
-
-    @classmethod
-    def hides_old(cls, config: MethodConfig) -> bool:
-        """Return whether its cross-entropy is MiB's."""
-        return True
-
-    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return MiB's losses."""
-        return self.mib.losses(batch, student, teacher)

@@ -3,10 +3,8 @@
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
-from nacre.models.network import Output
+from nacre.methods.base import Method, MethodConfig
 
 
 class FineTuningConfig(MethodConfig):
@@ -20,7 +18,3 @@ class FineTuning(Method):
 
     name = "ft"
     Config = FineTuningConfig
-
-    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the cross-entropy, eq. 2."""
-        return label_cross_entropy(batch, student)

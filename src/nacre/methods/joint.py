@@ -3,10 +3,8 @@
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from nacre.methods.base import Batch, Method, MethodConfig, label_cross_entropy
-from nacre.models.network import Output
+from nacre.methods.base import Method, MethodConfig
 
 
 class JointConfig(MethodConfig):
@@ -25,7 +23,3 @@ class Joint(Method):
     name = "joint"
     Config = JointConfig
     is_joint = True
-
-    def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the cross-entropy, eq. 2."""
-        return label_cross_entropy(batch, student)

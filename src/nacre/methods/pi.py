@@ -13,9 +13,8 @@ before; a step ends with a score that is added to those of the steps before:
 d is 0 when a step begins, and theta_start are the parameters then. 1e-20 as in the paper's
 released implementation; the original damps the quotient far more.
 
-Memory on the device after step 0: four times the parameters (theta_start, theta_prev, d,
-normalized(score)), and once more in the CPU's memory (score); in step 0 three times. A finished
-step keeps the score.
+Memory after step 0: five times the parameters (theta_start, theta_prev, d, score,
+normalized(score)); in step 0 three times. A finished step keeps the score.
 """
 
 from typing import Literal
@@ -51,7 +50,6 @@ class Pi(ParameterRegularizer):
     Config = PiConfig
     presets = {"learn": {"weight": 50}, "small": {"weight": 5000}}
     persistent_state = frozenset({"score"})
-    offloaded = frozenset({"score"})
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:
@@ -66,9 +64,7 @@ class Pi(ParameterRegularizer):
         }
         if self.num_old:
             self.tables["omega"] = {
-                name: normalize(score[name].to(value.device))
-                for name, value in parameters.items()
-                if name in score
+                name: normalize(score[name]) for name, value in parameters.items() if name in score
             }
 
     @torch.no_grad()
@@ -88,5 +84,5 @@ class Pi(ParameterRegularizer):
         for name, value in trainable_parameters(step.network).items():
             moved = (value - start[name]).square_().add_(EPSILON)
             found = path[name].div(moved).clamp_(min=0)
-            score[name] = found + score[name].to(found.device) if name in score else found
+            score[name] = found + score[name] if name in score else found
         super().end_step(step)

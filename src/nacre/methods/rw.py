@@ -15,15 +15,15 @@ s is 0 when a step begins, F goes on from step to step, in every iteration and a
 for parameters that are new; the first score of a parameter is max(0, s). theta* are the
 parameters at the end of the step before.
 
-Memory on the device after step 0: five times the parameters (F, s, theta_prev, the sum of the
-normalized two, theta*), and once in the CPU's memory (score); in step 0 three times. A finished
-step keeps F and the score.
+Memory after step 0: six times the parameters (F, s, theta_prev, score, the sum of the normalized
+two, theta*); in step 0 three times. A finished step keeps F and the score.
 """
 
 from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from nacre.methods._regularizer import (
     ParameterRegularizer,
@@ -57,7 +57,6 @@ class Rw(ParameterRegularizer):
     Config = RwConfig
     presets = {"learn": {"weight": 10}, "small": {"weight": 500}, "demo": {"weight": 1}}
     persistent_state = frozenset({"fisher", "walk_score"})
-    offloaded = frozenset({"walk_score", "count"})
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:
@@ -73,12 +72,16 @@ class Rw(ParameterRegularizer):
         }
         if self.num_old:
             self.tables["omega"] = {
-                name: normalize(value) + normalize(score[name].to(value.device))
-                for name, value in fisher.items()
+                name: normalize(value) + normalize(score[name]) for name, value in fisher.items()
             }
             self.tables["anchor"] = copy_table(
                 {name: value for name, value in parameters.items() if name in fisher}
             )
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take the tables back; the count is read in every update, which may not wait for a GPU."""
+        super().load_state(state)
+        self.tables["count"] = {k: v.cpu() for k, v in self.tables.get("count", {}).items()}
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:
@@ -112,5 +115,5 @@ class Rw(ParameterRegularizer):
         for name, value in self.tables["walk"].items():
             found = value.clamp_(min=0)
             past = score.get(name)
-            score[name] = found if past is None else found.add_(past.to(found.device)).mul_(0.5)
+            score[name] = found if past is None else found.add_(past).mul_(0.5)
         super().end_step(step)

@@ -2,53 +2,66 @@
 
 One sigmoid per class, without a background channel (its logit is the constant 0). After its own
 step a class leaves a prototype, its noise, the mean and deviation of its features' lengths and a
-number of pixels, about 2 D + 3 numbers (`nacre.losses.statistics`). Later steps draw as
-many features of it as their own images lack, and count their background again where they lack
-that (`nacre.losses.statistics`):
+number of pixels, about 2 D + 3 numbers (`nacre.losses.statistics`). With N_k the pixels of class k
+in its own step and N_0 those of background, P_k and P_0 the pixels of this step that are labeled
+background and that the teacher gives to k or to no class (all on the grid of the features, over one
+epoch), an iteration draws
 
-    loss = (labels + drawn features as negatives + background as negatives) / their weights
+    n_k = floor(max(0, N_k - P_k) / iterations per epoch)     (without P_k if not overlapped)
+
+features x of each old class: those that the step's own images lack. Background that the step lacks
+is made up for by counting its own again,
+
+    r = max(0, N_0 (1 - 0.01 |new classes|) / P_0 - 1/2)   overlapped,   N_0 / P_0   else
+
+B being the pixels of the batch that are labeled background and of which the teacher says so too.
+With w_f = sum n_k / (N h w) and w_b = r |B| / (N h w),
+
+    loss = sum over the new c of (labels[c] + w_f drawn[c] + w_b background[c]) / (1 + w_f + w_b)
          + 5 * distance of old classes' features to the teacher's
          + 0.05 * 1 / distance of new classes' directions to old prototypes
+    drawn[c] = mean over the drawn x of log(1 + e^x_c),  background[c] = the same over B
+
+labels[c] is the binary cross-entropy; positive pixels weigh 4 on VOC and 30 on ADE20K. (The divisor
+takes |B| as its mean over the step's batches, so that neither accumulation nor several processes
+change it.) After a step N_0 becomes N_0 (1 - 0.01 |new classes|) + P_0 / 2 (overlapped), or
+N_0 + P_0 and N_k becomes N_k + P_k.
 
 Only the rows of new classes are learned from labels; old rows and batch norm are frozen after step
 0. The backbone's rate is a tenth (in the presets `paper` and `small`) and that of new rows ten
 times the decoder's, as released.
 
-Mended here: noise is measured about a class's own prototype; a drawn vector has one length; drawn
-features are not negative behind a ReLU; a batch without old pixels, or without a new class, adds 0
-and not 0/0 or a constant; old rows do not shrink by weight decay; the teacher's regions are counted
-once per step, so that time does not grow with the steps. Kept as released: the teacher says a class
-where its logit is above 0.5 and not above 0, and prototypes stay where they are though the backbone
-learns, at a tenth of the rate. The two distances are means over a micro-batch
-(`train.micro_batch`), all else is over the batch.
+Mended here: the released noise of later classes is taken about the prototypes of other, older
+classes, here about their own; a drawn vector has one length and not one for each of its channels;
+drawn features are not negative behind a ReLU; a batch without old pixels, or without a new class,
+adds 0 and not 0/0 or a constant; old rows, which no loss trains, do not shrink by weight decay; the
+teacher's regions are counted once per step, so that time does not grow with the steps. Kept as
+released: the teacher says a class where its logit is above 0.5 and not above 0, and prototypes stay
+where they are though the backbone learns, at a tenth of the rate. The two distances are means over
+a micro-batch (`train.micro_batch`), all else is over the batch.
 """
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from nacre.errors import NacreError
 from nacre.labels.channels import Growth
 from nacre.losses.pseudo_labels import teacher_predictions
+from nacre.losses.reference import at_least_float32
 from nacre.losses.statistics import (
-    FeatureMoments,
     FeatureStatistics,
-    background_count,
-    background_replay,
     direction_sums,
     draw_features,
     feature_moments,
     feature_statistics,
-    grid_mask,
     grid_targets,
     masked_feature_distance,
     prototype_contrast,
-    replay_counts,
-    replay_divisor,
-    sum_of_negatives,
 )
 from nacre.methods.base import (
     Batch,
@@ -61,7 +74,7 @@ from nacre.methods.base import (
     require_teacher,
 )
 from nacre.methods.dkd import SLOW_BACKBONE, SigmoidConfig, SigmoidMethod, split_groups
-from nacre.models.network import Network, Output
+from nacre.models.network import Output
 
 SURE = 0.5
 """The teacher says a class where its logit is above this."""
@@ -70,7 +83,6 @@ CONTRAST = 0.05
 NEW_ROWS_LR = 10.0
 """Learning rate of new rows over the decoder's."""
 _SURE_SIGMOID = float(torch.tensor(SURE).sigmoid())
-_NUMBERS = ("statistics.count", "statistics.background", "seen.counts")
 
 
 class StarConfig(SigmoidConfig):
@@ -85,7 +97,7 @@ class StarConfig(SigmoidConfig):
 
 @dataclass(frozen=True)
 class Replay:
-    """The features replayed in each update of a step, see `nacre.losses.statistics`.
+    """The features replayed in each update of a step.
 
     Attributes:
         statistics: Of the old classes.
@@ -185,8 +197,9 @@ class Star(SigmoidMethod):
         targets = grid_targets(batch.data_targets, size)
         sure = grid_targets(batch.sure_targets(self.growth.first_new), size)
         is_background = (sure == 0) & (teacher_regions(seen.logits) == 0)
-        replay, again = self._replay, student.logits[:, first_new:]
-        again = sum_of_negatives(again, is_background.unsqueeze(1))
+        replay = self._replay
+        # To select background first would mean to ask a GPU how much there is.
+        again = (F.softplus(student.logits[:, first_new:]) * is_background.unsqueeze(1)).sum()
         return {
             "bce": labeled / replay.divisor,
             "background": replay.background_weight * again / targets.numel() / replay.divisor,
@@ -208,8 +221,8 @@ class Star(SigmoidMethod):
         new = slice(self.num_old, None)
         classifier = classifier_of(step.network)
         weight = classifier.weight(new)
-        logits = drawn.to(weight) @ weight.t() + classifier.bias(new)
-        return {"replay": sum_of_negatives(logits) / replay.cells_per_batch / replay.divisor}
+        logits = at_least_float32(drawn.to(weight) @ weight.t() + classifier.bias(new))
+        return {"replay": F.softplus(logits).sum() / replay.cells_per_batch / replay.divisor}
 
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
@@ -223,11 +236,11 @@ class Star(SigmoidMethod):
             self.tables[key] = value if old is None else torch.cat([old.to(value), value])
         if self.num_old:
             seen = self.tables.pop("seen.counts").cpu()
-            stored = float(self.tables["statistics.background"])
-            background = background_count(
-                stored, float(seen[0]), step.num_new, overlapped=step.overlapped
-            )
-            if not step.overlapped:
+            stored, background = float(self.tables["statistics.background"]), float(seen[0])
+            if step.overlapped:  # every other background pixel is a new one
+                background = stored * (1 - 0.01 * step.num_new) + 0.5 * background
+            else:
+                background = stored + background
                 self.tables["statistics.count"][: self.num_old - 1] += seen[1:-1].to(new.count)
         self.tables["statistics.background"] = torch.tensor(background, dtype=torch.float64)
 
@@ -241,32 +254,36 @@ class Star(SigmoidMethod):
         self._known = None
 
     @property
-    def _replay(self) -> "Replay":
+    def _replay(self) -> Replay:
         """Return what is replayed in each update of the step: found once, as it never changes."""
         if self._known is None:
-            per_epoch = self.step.iterations_per_epoch
-            numbers = {key: self.tables[key].cpu() for key in _NUMBERS}
-            seen = numbers["seen.counts"]
-            counts = replay_counts(
-                numbers["statistics.count"], seen[1:-1], per_epoch, overlapped=self.step.overlapped
-            )
-            background, cells = float(seen[0]), float(seen[-1]) / per_epoch
-            weight = background_replay(
-                float(numbers["statistics.background"]),
-                background,
-                self.step.num_new,
-                overlapped=self.step.overlapped,
-            )
+            step, per_epoch = self.step, self.step.iterations_per_epoch
+            seen = self.tables["seen.counts"].cpu()
+            stored = self.tables["statistics.count"].cpu()
+            lacking = (stored - seen[1:-1]).clamp(min=0) if step.overlapped else stored
+            counts = (lacking / per_epoch).long()
+            num_drawn, background = int(counts.sum()), float(seen[0])
+            cells = float(seen[-1]) / per_epoch
+            weight = self._background_weight(background)
             again = weight * (background / per_epoch)
             self._known = Replay(
                 statistics=self._statistics(),
-                counts=counts.to(self.step.dist.device),
-                num_drawn=int(counts.sum()),
+                counts=counts.to(step.dist.device),
+                num_drawn=num_drawn,
                 background_weight=weight,
                 cells_per_batch=cells,
-                divisor=replay_divisor(float(counts.sum()), again, cells),
+                divisor=1 + (num_drawn + again) / cells,
             )
         return self._known
+
+    def _background_weight(self, seen: float) -> float:
+        """Return how many times over a step's background counts again, r."""
+        stored = float(self.tables["statistics.background"])
+        if seen <= 0:
+            return 0.0
+        if self.step.overlapped:
+            return max(0.0, stored * (1 - 0.01 * self.step.num_new) / seen - 0.5)
+        return stored / seen
 
     def _statistics(self) -> FeatureStatistics:
         device = self.step.dist.device
@@ -278,9 +295,10 @@ class Star(SigmoidMethod):
         height, width = batch.targets.shape[-2:]
         view = teacher_predictions(teacher.logits[:, 1:], (height, width), "sigmoid")
         is_old = view.scores > _SURE_SIGMOID
-        mask = is_old & (batch.data_targets == 0)
+        mask = (is_old & (batch.data_targets == 0)).float().unsqueeze(1)
         features = student.decoder_features
-        grid = grid_mask(mask, (features.shape[-2], features.shape[-1]))
+        grid = F.interpolate(mask, features.shape[-2:], mode="bilinear", align_corners=False)
+        grid = grid.squeeze(1)
         # The mean is over the pixels of all processes.
         dist = self.step.dist
         total = dist.sum(grid.sum()) / dist.world_size
@@ -304,20 +322,16 @@ def teacher_regions(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def collect_moments(step: Step, first_new: int) -> tuple[FeatureMoments, float]:
+def collect_moments(step: Step, first_new: int) -> tuple[Tensor, float]:
     """Sum up the features of the new classes over a step's images, and count its background."""
-    network: Network = step.network.eval()
-    background = torch.zeros((), dtype=torch.int64, device=step.dist.device)
-    # A process may have no batch: a blank image without a class gives sums of the right shapes.
-    side = network.alignment
-    blank = network(torch.zeros(1, 3, side, side, device=step.dist.device)).decoder_features
-    nothing = torch.full((1, *blank.shape[-2:]), -1, device=step.dist.device)
-    total = feature_moments(blank, nothing, first_new, step.num_classes - first_new)
+    network, device = step.network.eval(), step.dist.device
+    background = torch.zeros((), dtype=torch.int64, device=device)
+    num_new, width = step.num_classes - first_new, classifier_of(network).in_channels
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    total = torch.zeros(num_new, 3 + 2 * width, dtype=dtype, device=device)
     for batch in step.images():
         features = network(batch.images).decoder_features
         targets = grid_targets(batch.targets, (features.shape[-2], features.shape[-1]))
-        total = total + feature_moments(features, targets, first_new, len(total.count))
+        total += feature_moments(features, targets, first_new, num_new)
         background += (targets == 0).sum()
-    names = [field.name for field in fields(FeatureMoments)]
-    summed = FeatureMoments(**{name: step.dist.sum(getattr(total, name)) for name in names})
-    return summed, float(step.dist.sum(background.cpu()))
+    return step.dist.sum(total), float(step.dist.sum(background.cpu()))

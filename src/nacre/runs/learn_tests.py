@@ -454,7 +454,7 @@ def _pixels(data: LearnData, name: str) -> Sequence[tuple[int, int]]:
     found = []
     for one in data.sets:
         labels = [label for label, own in one.names.items() if own == name]
-        for counts in one.train_index.pixel_counts or ():
+        for counts in one.train_index.pixel_counts:
             held = sum(counts.get(label, 0) for label in labels)
             if held:
                 found.append((held, sum(counts.values())))

@@ -26,7 +26,7 @@ class StepPlan:
         hidden_old: Images that hold a class of an earlier step, by class name.
         hidden_future: Images that hold a class of a later step, by class name.
         background: Shares of the background's pixels that are in truth ``old`` or ``future``
-            classes, where pixel counts are known.
+            classes.
     """
 
     step: int
@@ -35,7 +35,7 @@ class StepPlan:
     sha256: str
     hidden_old: dict[str, int]
     hidden_future: dict[str, int]
-    background: dict[str, float] | None
+    background: dict[str, float]
 
 
 def make_plan(scenario: Scenario, index: LabelIndex, lists: ImageLists) -> list[StepPlan]:
@@ -66,9 +66,7 @@ def _plan_step(
 
 def _background(
     scenario: Scenario, index: LabelIndex, step: int, images: tuple[int, ...]
-) -> dict[str, float] | None:
-    if index.pixel_counts is None:
-        return None
+) -> dict[str, float]:
     pixels: Counter[int] = Counter()
     for i in images:
         pixels.update(index.pixel_counts[i])
@@ -83,14 +81,14 @@ def plan_as_json(scenario: Scenario, plan: list[StepPlan]) -> dict[str, Any]:
     """Return a plan as plain data."""
     steps = []
     for one in plan:
-        content: dict[str, Any] = {
-            "step": one.step,
-            "classes": list(one.classes),
-            "images": one.images,
-            "sha256": one.sha256,
-            "hidden": {"old": one.hidden_old, "future": one.hidden_future},
-        }
-        if one.background is not None:
-            content["background"] = {key: round(v, 6) for key, v in one.background.items()}
-        steps.append(content)
+        steps.append(
+            {
+                "step": one.step,
+                "classes": list(one.classes),
+                "images": one.images,
+                "sha256": one.sha256,
+                "hidden": {"old": one.hidden_old, "future": one.hidden_future},
+                "background": {key: round(v, 6) for key, v in one.background.items()},
+            }
+        )
     return {"scenario": scenario.name, "steps": steps}

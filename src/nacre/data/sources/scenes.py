@@ -303,7 +303,7 @@ def _index(config: ScenesConfig, split: Split) -> LabelIndex:
     for name in names:
         counts = np.bincount(_scene(config, split, name)[1].ravel())
         pixels.append({label: int(n) for label, n in enumerate(counts) if n})
-    return LabelIndex(names, tuple(frozenset(one) for one in pixels), tuple(pixels))
+    return LabelIndex(names, tuple(pixels))
 
 
 @lru_cache(maxsize=8192)
