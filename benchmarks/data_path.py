@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from measuring import TEST_DATA, Row, command, take_turns
-from nacre.data.dataset import TrainDataset
+from nacre.data.dataset import LabeledImages, TrainDataset
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import SPACE
 from nacre.data.transforms import ImagesConfig, _draw_box
@@ -81,18 +81,19 @@ def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
 def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[], object]]:
     source = Folder(FolderConfig(root=root))
     mapping = CLASSES.training_mapping(1, LabelPolicy())
-    fast = TrainDataset(source, names, mapping, ImagesConfig(crop_size=crop), seed=0)
+    images = LabeledImages(source, names, mapping)
+    fast = TrainDataset([images], ImagesConfig(crop_size=crop), seed=0)
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     scale, shift = 1 / (255 * std), -mean / std
     normalize = torch.empty(3, crop, crop)
 
     def nacre() -> None:
         for i in range(len(names)):
-            image, _ = fast[(0, i)]
+            image, *_ = fast[(0, i)]
             normalize.copy_(image).mul_(scale).add_(shift)
 
     def plain(mapping: bool) -> None:
-        channels = {label: int(fast.mapping.table[label]) for label in CLASSES.new(1)}
+        channels = {label: int(images.mapping.table[label]) for label in CLASSES.new(1)}
         rng = np.random.default_rng(0)
         for name in names:
             straightforward(root, name, crop, channels if mapping else None, rng)

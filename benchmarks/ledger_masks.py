@@ -63,8 +63,8 @@ class Bench:
         return [list(range(a, b)) for a, b in itertools.pairwise([1, *ends])]
 
     def _plain(self, step: int) -> EvalDataset:
-        one = self.data.train_dataset(step)
-        return EvalDataset(one.source, one.names, one.mapping, one.config, "train")
+        (one,) = self.data.train_dataset(step).folders
+        return EvalDataset(one.source, one.names, one.mapping, self.data.config, "train")
 
     @torch.no_grad()
     def _read(self, dataset: EvalDataset) -> list[tuple[str, Tensor]]:

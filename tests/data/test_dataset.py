@@ -8,7 +8,7 @@ import torch
 from small_data import blocks, make_pairs
 
 from nacre.data import dataset as loading
-from nacre.data.dataset import TrainDataset, explain_worker_crash, train_batches
+from nacre.data.dataset import LabeledImages, TrainDataset, explain_worker_crash, train_batches
 from nacre.data.image_io import open_image, read_mask
 from nacre.data.sampler import StepSampler
 from nacre.data.sources.scenes import SPACE, Scenes, ScenesConfig
@@ -29,8 +29,8 @@ def scenes():
 
 
 def training_set(scenes, seed=1):
-    names = scenes.index("train").names
-    return TrainDataset(scenes, names, TABLE.training_mapping(0, PAPER), PICTURES, seed)
+    names, mapping = scenes.index("train").names, TABLE.training_mapping(0, PAPER)
+    return TrainDataset([LabeledImages(scenes, names, mapping)], PICTURES, seed)
 
 
 def order(**changes):
@@ -40,7 +40,7 @@ def order(**changes):
 
 def joined(data, order, start=0, workers=0):
     batches = train_batches(data, order, start, workers, pin=False)
-    return [torch.cat([images for images, _ in parts]) for parts in batches]
+    return [torch.cat([images for images, *_ in parts]) for parts in batches]
 
 
 def test_an_epoch_visits_no_image_twice_and_drops_what_is_left():
@@ -76,7 +76,7 @@ def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
 
 
 def test_a_sample_is_a_picture_and_its_channels(scenes):
-    image, labels = training_set(scenes)[0, 3]
+    image, labels, _ = training_set(scenes)[0, 3]
     assert image.shape == (3, 24, 24)
     assert labels.shape == (24, 24)
     assert image.dtype == labels.dtype == torch.uint8
@@ -108,11 +108,9 @@ def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, proce
     names = scenes.index("train").names
     images = ImagesConfig(crop_size=24, eval_mode=test)
     mapping = TABLE.training_mapping(0, PAPER)
-    parts = [TrainDataset(scenes, some, mapping, images, 1) for some in (names[:6], names[6:])]
-    dealt = [
-        list(loading.plain_batches(loading.UnionDataset(parts), 4, rank, processes, 0))
-        for rank in range(processes)
-    ]
+    folders = [LabeledImages(scenes, some, mapping) for some in (names[:6], names[6:])]
+    data = TrainDataset(folders, images, 1)
+    dealt = [list(loading.plain_batches(data, 4, rank, processes, 0)) for rank in range(processes)]
     batches = [dealt[i % processes][i // processes] for i in range(sum(map(len, dealt)))]
     sizes = [4, 2, 4, 3] if test == "crop" else [1] * 13
     assert [len(images) for images, *_ in batches] == sizes, "a batch is of one data set"
@@ -187,7 +185,7 @@ def exit_at_once():
 def test_a_worker_that_dies_is_one_sentence(tmp_path, end, busy, workers):
     source = _Files(tmp_path, end)
     mapping = TABLE.training_mapping(0, PAPER)
-    data = TrainDataset(source, list(source.pairs), mapping, PICTURES, 1)
+    data = TrainDataset([LabeledImages(source, list(source.pairs), mapping)], PICTURES, 1)
 
     def learn():
         for _ in train_batches(data, order(num_images=8), 0, workers, pin=False):

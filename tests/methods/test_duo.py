@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import nacre
 from nacre.cli.app import app
-from nacre.data.dataset import TrainDataset, UnionDataset, split_off
+from nacre.data.dataset import LabeledImages, TrainDataset, split_off
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
@@ -248,15 +248,17 @@ def test_sums_are_those_of_all_images_also_of_the_held_out(tmp_path):
 
 def test_one_of_ten_images_is_split_off_by_its_name():
     names = [f"{i}" for i in range(400)]
-    data = TrainDataset(None, names, None, ImagesConfig(), 0)
-    kept, held = split_off(data, 10)
+
+    def split(*folders):
+        images = [LabeledImages(None, one, None) for one in folders]
+        both = split_off(TrainDataset(images, ImagesConfig(), 0), 10)
+        return [[one.names for one in dataset.folders] for dataset in both]
+
+    (kept,), (held,) = split(names)
     assert 20 < len(held) < 60
-    assert sorted([*kept.names, *held.names]) == sorted(names)
-    assert split_off(data.only(names[:200]), 10)[1].names == [
-        n for n in names[:200] if n in held.names
-    ]
-    both = split_off(UnionDataset([data, data.only(held.names[:2])]), 10)
-    assert [len(part) for part in both[0].parts] == [len(kept), 2], "a data set keeps some"
+    assert sorted([*kept, *held]) == sorted(names)
+    assert split(names[:200])[1] == [[name for name in names[:200] if name in held]]
+    assert split(names, held[:2])[0] == [kept, held[:2]], "a data set keeps some"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from nacre.data import open_source
-from nacre.data.dataset import EvalDataset, TrainDataset
+from nacre.data.dataset import EvalDataset, LabeledImages, TrainDataset
 from nacre.data.image_io import Mask
 from nacre.data.learn_data import LabeledSet, set_name
 from nacre.data.source import Split
@@ -67,7 +67,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
         self._data: TrainDataset | EvalDataset
         if split == "train":
             mapping = mapping_for_training(channels, one.space, policy, one.labels)
-            self._data = TrainDataset(one.source, names, mapping, images, seed)
+            self._data = TrainDataset([LabeledImages(one.source, names, mapping)], images, seed)
         else:
             mapping = mapping_for_tests(channels, one.space, policy, one.labels)
             self._data = EvalDataset(one.source, names, mapping, images, split)
@@ -81,8 +81,8 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
         if not 0 <= i < len(self):
             raise IndexError(i)  # so that a loop over the images ends
         data = self._data
-        image, targets = data[self.epoch, i] if isinstance(data, TrainDataset) else data[i]
-        return image, targets
+        found = data[self.epoch, i] if isinstance(data, TrainDataset) else data[i]
+        return found[0], found[1]
 
 
 def make_step(
@@ -125,8 +125,9 @@ def make_step(
     if not new:
         raise NacreError(f"there is no new class in {', '.join(classes) or 'no class'}")
     channels = first_channels(new, {}) if known is None else known.extended(new, {})
-    source, count = _Given(data, space), len(data)  # type: ignore[arg-type]
+    count: int = len(data)  # type: ignore[arg-type]
     mapping = mapping_for_training(channels, space, recipe.labels, space.names)
+    images = LabeledImages(_Given(data, space), [str(i) for i in range(count)], mapping)
     dist = init_distributed(recipe.train.device)
     history = info.lineage if info is not None else []
     index = max(len(info.steps), len(history)) if info is not None else 0
@@ -135,7 +136,7 @@ def make_step(
         index=index,
         channels=channels,
         growth=from_background(len(known.names) if known else 0, len(channels)),
-        data=TrainDataset(source, [str(i) for i in range(count)], mapping, recipe.images, seed),
+        data=TrainDataset([images], recipe.images, seed),
         sampler=sampler,
         config=recipe,
         dist=dist,

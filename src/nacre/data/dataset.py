@@ -11,6 +11,7 @@ import signal
 import traceback
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,16 +20,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from nacre.data.sampler import LoaderSampler, StepSampler
+from nacre.data.sampler import StepSampler
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelMapping
 from nacre.utils.signals import block_signals, die_with_parent, ignore_stop_signals
 
-Sample = tuple[Tensor, ...]
-"""An image (3,H,W) and its targets (H,W), both uint8, and, where there are several data sets, the
-number of its own; or a batch of them."""
+Sample = tuple[Tensor, Tensor, Tensor]
+"""An image (3,H,W), its targets (H,W) and the number of its data set; or a batch of them."""
 
 EvalSample = tuple[Tensor, Tensor]
 """An image and its targets, or a batch of them."""
@@ -41,95 +41,70 @@ DIED = (
 )
 
 
+@dataclass(frozen=True)
+class LabeledImages:
+    """Images of one data set, and how their labels become targets."""
+
+    source: Source
+    names: Sequence[str]
+    mapping: LabelMapping
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.names)
+
+
 class TrainDataset(Dataset[Sample]):
-    """The images of a step, augmented; indexed by (epoch, image).
+    """The images of a step, augmented; indexed by (epoch, image), one data set after another.
 
     Args:
-        source: Where images come from.
-        names: The images.
-        mapping: How their labels become targets.
+        folders: The images of each data set.
         config: How images are cut.
         seed: Of the augmentation.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        names: Sequence[str],
-        mapping: LabelMapping,
-        config: ImagesConfig,
-        seed: int,
-    ) -> None:
-        self.source, self.names, self.mapping = source, names, mapping
-        self.config, self.seed = config, seed
+    def __init__(self, folders: Sequence[LabeledImages], config: ImagesConfig, seed: int) -> None:
+        self.folders, self.config, self.seed = list(folders), config, seed
+        self._keys = [(i, name) for i, one in enumerate(folders) for name in one.names]
 
-    def only(self, names: Sequence[str]) -> "TrainDataset":
-        """Return some of its images."""
-        return TrainDataset(self.source, names, self.mapping, self.config, self.seed)
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self._keys)
+
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
+        """Return an image and its targets in an epoch, and the number of its data set."""
+        epoch, i = key
+        number, name = self._keys[i]
+        source, mapping = self.folders[number].source, self.folders[number].mapping
+        view = self.config.view_of(epoch)
+        rng = np.random.default_rng([self.seed, view, zlib.crc32(name.encode())])
+        image, mask = source.image("train", name), source.mask("train", name)
+        # What is beside the image is ignored, whatever the border's convention is.
+        pad, table = mapping.ignored, mapping.table
+        cut = train_sample(image, mask, self.config, rng, pad=pad, table=table)
+        return *_tensors(cut), torch.tensor(number)
 
     @property
     def mappings(self) -> tuple[LabelMapping, ...]:
-        """The mapping from labels to targets, of its one data set."""
-        return (self.mapping,)
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self.names)
-
-    def __getitem__(self, key: tuple[int, int]) -> Sample:
-        """Return the image and its targets in an epoch."""
-        epoch, i = key
-        name = self.names[i]
-        view = self.config.view_of(epoch)
-        rng = np.random.default_rng([self.seed, view, zlib.crc32(name.encode())])
-        image, mask = self.source.image("train", name), self.source.mask("train", name)
-        # What is beside the image is ignored, whatever the border's convention is.
-        pad, table = self.mapping.ignored, self.mapping.table
-        return _tensors(train_sample(image, mask, self.config, rng, pad=pad, table=table))
+        """The mapping from labels to targets of each data set."""
+        return tuple(one.mapping for one in self.folders)
 
 
-class UnionDataset(Dataset[Sample]):
-    """The training images of several data sets, one after another; each says whose it is."""
-
-    def __init__(self, parts: Sequence[TrainDataset]) -> None:
-        self.parts = list(parts)
-        self.config = parts[0].config
-        self.names = [name for part in parts for name in part.names]
-        self.mappings = tuple(part.mapping for part in parts)
-        self._ends = np.cumsum([len(part) for part in parts])
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self.names)
-
-    def __getitem__(self, key: tuple[int, int]) -> Sample:
-        """Return an image, its targets and the number of its data set."""
-        epoch, i = key
-        part = int(np.searchsorted(self._ends, i, side="right"))
-        start = 0 if part == 0 else int(self._ends[part - 1])
-        image, targets = self.parts[part][epoch, i - start]
-        return image, targets, torch.tensor(part)
-
-
-def split_off(
-    dataset: TrainDataset | UnionDataset, one_of: int
-) -> tuple[TrainDataset | UnionDataset, TrainDataset | UnionDataset]:
+def split_off(dataset: TrainDataset, one_of: int) -> tuple[TrainDataset, TrainDataset]:
     """Return a step's images without one of so many, and these; an image's name decides.
 
     A data set of which no image would be left keeps all.
     """
-    if isinstance(dataset, UnionDataset):
-        pairs = [_split_names(part, one_of) for part in dataset.parts]
-        return UnionDataset([kept for kept, _ in pairs]), UnionDataset([held for _, held in pairs])
-    return _split_names(dataset, one_of)
-
-
-def _split_names(dataset: TrainDataset, one_of: int) -> tuple[TrainDataset, TrainDataset]:
-    is_held = {name: zlib.crc32(name.encode()) % one_of == 0 for name in dataset.names}
-    if all(is_held.values()):
-        is_held = dict.fromkeys(is_held, False)
-    return dataset.only([n for n in dataset.names if not is_held[n]]), dataset.only(
-        [n for n in dataset.names if is_held[n]]
+    kept, held = [], []
+    for one in dataset.folders:
+        chosen = {name for name in one.names if zlib.crc32(name.encode()) % one_of == 0}
+        if len(chosen) == len(one):
+            chosen = set()
+        kept.append(replace(one, names=[name for name in one.names if name not in chosen]))
+        held.append(replace(one, names=[name for name in one.names if name in chosen]))
+    return (
+        TrainDataset(kept, dataset.config, dataset.seed),
+        TrainDataset(held, dataset.config, dataset.seed),
     )
 
 
@@ -171,14 +146,14 @@ def train_batches(
 ) -> Iterator[list[Sample]]:
     """Yield, for each update from ``start`` on, the micro-batches of this process."""
     # The sampler is the whole order, so a restart goes on in the middle of an epoch.
-    loader = _loader(dataset, LoaderSampler(sampler, start), num_workers, pin)
+    loader = _loader(dataset, sampler.starting_at(start), num_workers, pin)
     micro_batches = _plain_errors(loader)
     for _ in range(start, sampler.iterations):
         yield [next(micro_batches) for _ in range(sampler.micro_batches)]
 
 
 def plain_batches(
-    dataset: TrainDataset | UnionDataset,
+    dataset: TrainDataset,
     batch_size: int,
     rank: int,
     world_size: int,
@@ -191,20 +166,20 @@ def plain_batches(
     whole batches are dealt to the processes: neither other data sets nor the number of processes
     changes what a batch holds. Beside images and targets stands the number of the data set.
     """
-    parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
+    config, folders = dataset.config, dataset.folders
     plain: ConcatDataset[EvalSample] = ConcatDataset(
-        [EvalDataset(one.source, one.names, one.mapping, one.config, "train") for one in parts]
+        [EvalDataset(one.source, one.names, one.mapping, config, "train") for one in folders]
     )
-    size = batch_size if dataset.config.eval_mode == "crop" else 1
+    size = batch_size if config.eval_mode == "crop" else 1
     groups, first = [], 0
-    for part, one in enumerate(parts):
+    for number, one in enumerate(folders):
         places = range(first, first + len(one))
-        groups += [(part, list(places[i : i + size])) for i in range(0, len(one), size)]
+        groups += [(number, list(places[i : i + size])) for i in range(0, len(one), size)]
         first += len(one)
     groups = groups[rank::world_size]
     loader = _loader(plain, [places for _, places in groups], num_workers, pin)
-    for (part, _), (images, targets) in zip(groups, _plain_errors(loader), strict=True):
-        yield images, targets, torch.tensor(part)
+    for (number, _), (images, targets) in zip(groups, _plain_errors(loader), strict=True):
+        yield images, targets, torch.tensor(number)
 
 
 def eval_batches(

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
+from nacre.data.dataset import EvalDataset, LabeledImages, TrainDataset
 from nacre.data.index import images_by_label
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig
@@ -277,13 +277,13 @@ class LearnData:
         """Return how the labels of one of its data sets are seen in training."""
         return mapping_for_training(self.channels, one.space, self.policy, one.labels)
 
-    def train_dataset(self) -> TrainDataset | UnionDataset:
+    def train_dataset(self) -> TrainDataset:
         """Return the images to learn from."""
-        parts = []
-        for one in self.sets:
-            mapping, names = self.training_mapping(one), one.train_index.names
-            parts.append(TrainDataset(one.source, names, mapping, self.config, self.seed))
-        return parts[0] if len(parts) == 1 else UnionDataset(parts)
+        folders = [
+            LabeledImages(one.source, one.train_index.names, self.training_mapping(one))
+            for one in self.sets
+        ]
+        return TrainDataset(folders, self.config, self.seed)
 
     def seen_parts(self) -> Iterator[SeenPart]:
         """Yield what networks are compared on: test images, or training images where a step has

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from torch.utils.data import Sampler
 
 from nacre.errors import NacreError
 
@@ -91,23 +90,13 @@ class StepSampler:
                 yield batch[a : a + self._micro]
 
     def _batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield the whole run's batches."""
         if self.shares is not None:
-            return self._shared_batches(start)
-        return self._epoch_batches(start) if self._drops_rest else self._endless_batches(start)
-
-    def _epoch_batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield whole batches of each epoch; the images left over are dropped."""
-        order = self._order(start // self._per_epoch)
-        for iteration in range(start, self.iterations):
-            epoch, i = divmod(iteration, self._per_epoch)
-            if i == 0:
-                order = self._order(epoch)
-            first = i * self.batch_size
-            yield [(epoch, int(image)) for image in order[first : first + self.batch_size]]
-
-    def _endless_batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield batches over the borders of epochs."""
-        stream = _Stream(self.num_images, lambda epoch: self._order(epoch))
+            yield from self._shared_batches(start)
+            return
+        # The rest of an epoch is dropped; images fewer than a batch go on over its border.
+        used = self._per_epoch * self.batch_size if self._drops_rest else self.num_images
+        stream = _Stream(used, self._order)
         for iteration in range(start, self.iterations):
             first = iteration * self.batch_size
             yield [stream[i] for i in range(first, first + self.batch_size)]
@@ -120,27 +109,17 @@ class StepSampler:
             streams.append((_Stream(count, self._order_of(number, count)), offset, share))
             offset += count
         for iteration in range(start, self.iterations):
-            batch = []
-            for stream, offset, first, end in self._spans(streams, iteration):
-                pairs = (stream[i] for i in range(first, end))
+            done = iteration * self.batch_size
+            batch, total, before, after = [], 0.0, 0, 0
+            for stream, offset, share in streams:
+                total += share
+                # Of the first n images of all batches, the data sets so far have round(total n).
+                reached = round(total * done), round(total * (done + self.batch_size))
+                pairs = (stream[i] for i in range(reached[0] - before, reached[1] - after))
                 batch += [(epoch, offset + image) for epoch, image in pairs]
+                before, after = reached
             shuffle = np.random.default_rng([self.seed, iteration, len(batch)])
             yield [batch[i] for i in shuffle.permutation(len(batch))]
-
-    def _spans(
-        self, streams: list[tuple["_Stream", int, float]], iteration: int
-    ) -> Iterator[tuple["_Stream", int, int, int]]:
-        """Deal the places of a batch to the data sets, so that their shares hold over time."""
-        done = iteration * self.batch_size
-        before = after = 0
-        total = 0.0
-        for stream, offset, share in streams:
-            total += share
-            # Of the first n images of all batches, those up to here have round(total n).
-            reached = round(total * done), round(total * (done + self.batch_size))
-            first, end = reached[0] - before, reached[1] - after
-            before, after = reached
-            yield stream, offset, first, end
 
     @property
     def _drops_rest(self) -> bool:
@@ -171,13 +150,3 @@ class _Stream:
     def __getitem__(self, position: int) -> tuple[int, int]:
         epoch, i = divmod(position, self.count)
         return epoch, int(self.order(epoch)[i])
-
-
-class LoaderSampler(Sampler[list[tuple[int, int]]]):
-    """A step's order from an update on, in the form that torch's loader wants."""
-
-    def __init__(self, sampler: StepSampler, start: int) -> None:
-        self.sampler, self.start = sampler, start
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return self.sampler.starting_at(self.start)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from nacre.data.dataset import EvalDataset, TrainDataset, UnionDataset
+from nacre.data.dataset import EvalDataset, LabeledImages, TrainDataset
 from nacre.data.source import Source
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
@@ -103,24 +103,21 @@ class ScenarioData:
         classes, index = self.scenario.classes, self.train_index
         return keep_exemplars(classes, index, self.image_lists, self.memory, seed=self.seed)
 
-    def train_dataset(self, step: int) -> TrainDataset | UnionDataset:
+    def train_dataset(self, step: int) -> TrainDataset:
         """Return the images a step learns from: its own, then those kept, by where they are from.
 
         A kept image has the labels of the step it came from and no others.
         """
-        names = [self.train_index.names[i] for i in self.image_lists[step]]
-        parts = [self._labeled_by(step, names, step)]
-        kept = by_step(self.memories[step])
-        parts += [self._labeled_by(origin, old, step) for origin, old in kept.items()]
-        return parts[0] if len(parts) == 1 else UnionDataset(parts)
-
-    def _labeled_by(self, origin: int, names: list[str], step: int) -> TrainDataset:
-        classes = self.scenario.classes
-        mapping = classes.training_mapping(origin, self.policy, at=step)
-        return TrainDataset(self.source, names, mapping, self.config, self.seed)
+        own = [self.train_index.names[i] for i in self.image_lists[step]]
+        classes, policy = self.scenario.classes, self.policy
+        folders = [
+            LabeledImages(self.source, names, classes.training_mapping(origin, policy, at=step))
+            for origin, names in [(step, own), *by_step(self.memories[step]).items()]
+        ]
+        return TrainDataset(folders, self.config, self.seed)
 
     def batch_shares(self, step: int) -> tuple[tuple[int, float], ...] | None:
-        """Return images and share of a batch of each part of `train_dataset`; None with one."""
+        """Return images and share of a batch of each of these folders; None with one."""
         memory = self.memories[step]
         if not memory:
             return None

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from nacre.data.dataset import TrainDataset, UnionDataset, plain_batches
+from nacre.data.dataset import TrainDataset, plain_batches
 from nacre.data.sampler import StepSampler
 from nacre.labels.channels import Channels, Growth, ignore_value
 from nacre.losses.softmax import Variant
@@ -17,8 +17,6 @@ from nacre.utils.signals import Interrupted
 from nacre.utils.tensor_file import Tensors
 
 T = TypeVar("T")
-
-StepImages = TrainDataset | UnionDataset
 
 Mapper = Callable[[Callable[[Network, Iterator["Batch"]], Any]], Iterator[Any]]
 
@@ -124,7 +122,7 @@ class Step:
     index: int
     channels: Channels
     growth: Growth
-    data: StepImages
+    data: TrainDataset
     sampler: StepSampler
     config: Any
     dist: Distributed
@@ -137,7 +135,7 @@ class Step:
     state: Tensors = field(default_factory=dict)
     teacher: Network | None = None
     may_be: Tensor | None = None
-    held_data: StepImages | None = None
+    held_data: TrainDataset | None = None
     weights_before: Mapping[str, Tensor] = field(default_factory=dict)
     thresholds: Tensor | None = None
     observe: Callable[[Any], None] = lambda event: None
@@ -195,7 +193,7 @@ class Step:
         """Yield this process's share of the images that are held out, as `images` does."""
         return iter(()) if self.held_data is None else self._plain_pass(self.held_data)
 
-    def _plain_pass(self, data: StepImages) -> Iterator[Batch]:
+    def _plain_pass(self, data: TrainDataset) -> Iterator[Batch]:
         dist, train = self.dist, self.config.train
         pin, workers = dist.device.type == "cuda", count_workers(train.num_workers, dist.device)
         size = train.test_batch(1)  # not a process's share: a batch is the same for any number

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from nacre.data import open_source
-from nacre.data.dataset import UnionDataset
 from nacre.data.learn_data import (
     LabeledSet,
     LearnData,
@@ -91,13 +90,12 @@ class Plan:
         index = max(len(start.info.steps), len(start.info.lineage)) if start else 0
         images, shares = data.train_dataset(), batch_shares(config, data)
         sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size, shares)
-        parts = images.parts if isinstance(images, UnionDataset) else [images]
         entry = {
             "step": index,
             "classes": list(data.new),
             "images": len(images),
             "data": [one.name for one in data.sets],
-            "folder_images": [len(part) for part in parts],
+            "folder_images": [len(one) for one in images.folders],
             "hidden": {one.name: data.training_mapping(one).hidden for one in data.sets},
             "method": config.method.name,
             "iterations": sampler.iterations,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from nacre.data.dataset import TrainDataset, UnionDataset, plain_batches
+from nacre.data.dataset import TrainDataset, plain_batches
 from nacre.errors import NacreError
 from nacre.methods import Batch
 from nacre.models.network import Network
@@ -46,7 +46,7 @@ class SharedPass:
     """
 
     network: Network
-    dataset: TrainDataset | UnionDataset
+    dataset: TrainDataset
     batch_size: int
     may_be: Tensor | None
     device: str

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from nacre.data.dataset import EvalDataset, EvalSample, UnionDataset, eval_batches, split_off
+from nacre.data.dataset import EvalDataset, EvalSample, eval_batches, split_off
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
@@ -79,8 +79,7 @@ def _hold_out(step: Step) -> None:
     dataset, step.held_data = split_off(step.data, HELD_OUT)
     sampler = replace(step.sampler, num_images=len(dataset), total=step.sampler.iterations)
     if sampler.shares is not None:
-        parts = dataset.parts if isinstance(dataset, UnionDataset) else [dataset]
-        pairs = zip(parts, sampler.shares, strict=True)
+        pairs = zip(dataset.folders, sampler.shares, strict=True)
         sampler = replace(sampler, shares=tuple((len(one), share) for one, (_, share) in pairs))
     step.data, step.sampler = dataset, sampler
 

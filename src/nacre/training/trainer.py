@@ -252,8 +252,7 @@ class Trainer:
         """Return what the pixels of each image may in truth be, by its data set."""
         if self.step.may_be is None:
             return None
-        datasets = sample[2] if len(sample) > 2 else torch.zeros(len(sample[0]), dtype=torch.long)
-        return self.step.may_be[datasets.to(self.step.may_be.device, non_blocking=True)]
+        return self.step.may_be[sample[2].to(self.step.may_be.device, non_blocking=True)]
 
     def accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Exchange gradients between the processes only with the last micro-batch of a batch."""
