@@ -7,7 +7,6 @@ A page asks for one with ``<!-- table: commands -->``, ``<!-- table: config -->`
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
