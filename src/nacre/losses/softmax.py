@@ -26,7 +26,7 @@ is unbiased: there torch's own softmax is a single pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -104,7 +104,7 @@ def fused_losses(
     splits = kd == "unbiased" and any(new_origins or ())
     is_plain = "unbiased" not in (ce, kd)
     if may_be is not None or splits or (logits.is_cuda and is_plain):
-        terms = _Terms(ce, kd, num_old, new_origins, ignore_index)
+        terms = _reference_terms(ce, kd, num_old, new_origins, ignore_index)
         sums = by_strips(terms, logits, teacher, targets, weights, may_be)
         return {name: total / divisors[name] for name, total in sums.items()}
     kernel = SoftmaxKernel(ce, kd, num_old, ignore_index)
@@ -123,46 +123,33 @@ def _num_old(logits: Tensor, old_logits: Tensor | None, num_old: int | None) -> 
     return num_old
 
 
-class _Terms:
-    """Cross-entropy and distillation by the reference functions, as sums over pixels."""
+def _reference_terms(
+    ce: Variant | None,
+    kd: Variant | None,
+    num_old: int,
+    new_origins: Sequence[int] | None,
+    ignore_index: int,
+) -> Callable[..., dict[str, Tensor]]:
+    """Return cross-entropy and distillation by the reference functions, as sums over pixels."""
+    sums: Any = {"num_pixels": 1, "ignore_index": ignore_index}
 
-    def __init__(
-        self,
-        ce: Variant | None,
-        kd: Variant | None,
-        num_old: int,
-        new_origins: Sequence[int] | None,
-        ignore_index: int,
-    ) -> None:
-        self.ce, self.kd, self.num_old = ce, kd, num_old
-        self.new_origins, self.ignore_index = new_origins, ignore_index
-
-    def __call__(
-        self,
-        x: Tensor,
-        z: Tensor | None,
-        targets: Tensor,
-        weights: Tensor | None,
-        may_be: Tensor | None,
+    def terms(
+        x: Tensor, z: Tensor | None, y: Tensor, weights: Tensor | None, may_be: Tensor | None
     ) -> dict[str, Tensor]:
-        terms = {}
-        if self.ce:
-            terms["ce"] = self._cross_entropy(x, targets, weights, may_be)
+        found = {}
+        if ce and may_be is not None:
+            found["ce"] = partial_cross_entropy(x, y, may_be, weights=weights, **sums)
+        elif ce == "unbiased":
+            found["ce"] = unbiased_cross_entropy(x, y, num_old, weights=weights, **sums)
+        elif ce:
+            found["ce"] = cross_entropy(x, y, weights=weights, **sums)
         if z is not None:
-            unbiased = self.kd == "unbiased"
-            mean = unbiased_distillation(x, z, self.new_origins) if unbiased else distillation(x, z)
-            terms["kd"] = mean * z.numel()
-        return terms
+            unbiased = kd == "unbiased"
+            mean = unbiased_distillation(x, z, new_origins) if unbiased else distillation(x, z)
+            found["kd"] = mean * z.numel()
+        return found
 
-    def _cross_entropy(
-        self, x: Tensor, targets: Tensor, weights: Tensor | None, may_be: Tensor | None
-    ) -> Tensor:
-        sums: Any = {"weights": weights, "num_pixels": 1, "ignore_index": self.ignore_index}
-        if may_be is not None:
-            return partial_cross_entropy(x, targets, may_be, **sums)
-        if self.ce == "unbiased":
-            return unbiased_cross_entropy(x, targets, self.num_old, **sums)
-        return cross_entropy(x, targets, **sums)
+    return terms
 
 
 class SoftmaxKernel:
@@ -206,7 +193,8 @@ class SoftmaxKernel:
     def _dot(self, x: Tensor, minus_p: Tensor, scratch: Tensor) -> Tensor:
         """Return the sum of -p x over the old channels, if unbiased without background."""
         channels = slice(1 if self.kd == "unbiased" else 0, self.num_old)
-        return _dot(x[:, channels], minus_p[:, channels], scratch[:, channels])
+        room = scratch[:, channels]
+        return torch.mul(x[:, channels], minus_p[:, channels], out=room).sum(1)
 
     def _cross_entropy(self, student: _Exponentials, label: _Label) -> Tensor:
         target = label.logit
@@ -327,8 +315,3 @@ def _minus_softmax2_(logits: Tensor) -> Tensor:
     """Turn logits in bits into minus their softmax over the channels, in place."""
     logits.sub_(logits.amax(1, keepdim=True)).exp2_()
     return logits.div_(logits.sum(1, keepdim=True).neg_())
-
-
-def _dot(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
-    """Return the sum of products over the channels."""
-    return torch.mul(a, b, out=room).sum(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
@@ -35,38 +34,6 @@ class Backbone(nn.Module):
     @abstractmethod
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the features, and each stage's own before its last activation."""
-
-    def run_stages(
-        self, stages: Iterable[Sequence[nn.Module]], x: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Pass features through stages of blocks; return what comes out and `forward_stages`'."""
-        found = []
-        for blocks in stages:
-            x = self.run_blocks(blocks[:-1], x)
-            x, before = self.end_stage(blocks[-1], x)
-            found.append(before)
-        return x, tuple(found)
-
-    def end_stage(self, block: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a block's features, activated and not; here no activation ends a block."""
-        x = self.run_blocks([block], x)
-        return x, x
-
-    def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-        """Pass features through blocks."""
-        for block in blocks:
-            x = block(x)
-        return x
-
-
-def split_stages(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """Cut blocks into stages: a block without a shortcut begins one."""
-    stages: list[list[nn.Module]] = []
-    for block in blocks:
-        if not getattr(block, "shortcut", False):
-            stages.append([])
-        stages[-1].append(block)
-    return stages
 
 
 def initialize(backbone: nn.Module) -> None:
@@ -101,14 +68,15 @@ class _Block(nn.Module):
                 norm(out_channels, activation="identity"),
             )
 
+    def _summands(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.second(self.first_norm(self.first(x))), self.shortcut(x)
+
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.first_norm(self.first(x))
-        y: Tensor = self.second_norm(self.second(inner), self.shortcut(x))
+        y: Tensor = self.second_norm(*self._summands(x))
         return y
 
     def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        inner = self.first_norm(self.first(x))
-        return self.second_norm.forward_both(self.second(inner), self.shortcut(x))
+        return self.second_norm.forward_both(*self._summands(x))
 
 
 class Tiny(Backbone):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.models.backbone import Backbone
-from nacre.models.norm import ABN, Activate, NormFactory, affine_of, scale_conv_
+from nacre.models.norm import ABN, NormFactory
 
 LATE = 3
 """Late stages that the light decoder reads, at most."""
@@ -82,19 +82,6 @@ class AsppDecoder(nn.Module):
         z = self.pooled_reduce(self.pooled_norm(self.pooled(self.pool(x))))
         out: Tensor = self.norm(self.reduce(y) + z)
         return out
-
-    def fuse_norms_(self) -> None:
-        """Fold the two norms that follow a concatenation and a sum, for inference."""
-        scale, shift = affine_of(self.branches_norm)
-        parts = zip(scale.chunk(4), shift.chunk(4), strict=True)
-        for branch, (part_scale, part_shift) in zip(self.branches, parts, strict=True):
-            assert isinstance(branch, nn.Conv2d)
-            scale_conv_(branch, part_scale, part_shift)
-        scale, shift = affine_of(self.norm)
-        scale_conv_(self.reduce, scale, shift)
-        scale_conv_(self.pooled_reduce, scale, None)
-        self.set_submodule("branches_norm", Activate(self.branches_norm))
-        self.set_submodule("norm", Activate(self.norm))
 
 
 class LightDecoder(nn.Module):

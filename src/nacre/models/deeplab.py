@@ -175,8 +175,6 @@ class DeepLab(Network):
     def fused(self) -> DeepLab:
         """Return a copy for inference whose norms are folded into its convolutions."""
         fused = copy.deepcopy(self).eval().requires_grad_(False)
-        if isinstance(fused.decoder, AsppDecoder):
-            fused.decoder.fuse_norms_()
         fuse_norms_(fused, torch.zeros(1, 3, 32, 32, device=self.pixel_scale.device))
         return fused
 

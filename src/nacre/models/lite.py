@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nacre.models.backbone import Backbone, initialize, split_stages
+from nacre.models.backbone import Backbone, initialize
 from nacre.models.norm import ABN, Activation
 
 
@@ -161,11 +161,18 @@ class Lite(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of normalized pixels."""
-        return self.run_blocks(self.blocks, self.bn0(self.conv_stem(x)))
+        y: Tensor = self.blocks(self.bn0(self.conv_stem(x)))
+        return y
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the features, and those that end the seven stages."""
-        return self.run_stages(split_stages(self.blocks), self.bn0(self.conv_stem(x)))
+        x, stages = self.bn0(self.conv_stem(x)), list[Tensor]()
+        for block in self.blocks:
+            if stages and block.shortcut:  # a block without a shortcut begins a stage
+                stages.pop()
+            x = block(x)
+            stages.append(x)
+        return x, tuple(stages)
 
 
 def _blocks(size: Size, output_stride: int) -> list[InvertedResidual]:

@@ -504,8 +504,10 @@ class Activate(nn.Module):
 def fuse_norms_(network: nn.Module, images: Tensor) -> None:
     """Fold each norm that takes exactly what a convolution puts out into it, for inference.
 
-    In eval a norm is an affine map of each channel; after a convolution with weight W it is the
-    convolution a * W with a bias (`affine_of`). Which norms these are is seen by watching a pass.
+    In eval a norm is an affine map of each channel, a * x + b with a = g / sqrt(running_var + eps)
+    and b = bias - a * running_mean; after a convolution with weight W it is the convolution a * W
+    with the bias b. Which norms these are is seen by watching a pass. Those that follow a sum or
+    a concatenation stay.
 
     Args:
         network: in eval; changed in place.
@@ -530,24 +532,15 @@ def fuse_norms_(network: nn.Module, images: Tensor) -> None:
     for hook in hooks:
         hook.remove()
     for conv, norm, name in pairs:
-        scale_conv_(conv, *affine_of(norm))
+        _fold_(conv, norm)
         network.set_submodule(name, Activate(norm))
 
 
-def affine_of(norm: ABN) -> tuple[Tensor, Tensor]:
-    """Return a and b of a norm in eval, y = a * x + b, in float64 so that folding rounds once.
-
-    a = g / sqrt(running_var + eps),  b = bias - a * running_mean
-    """
+def _fold_(conv: nn.Conv2d, norm: ABN) -> None:
+    """Fold a norm into the convolution before it, in float64 so that it rounds once."""
     scale = norm.gain().double() * (norm.running_var.double() + norm.eps).rsqrt()
-    return scale, norm.bias.double() - scale * norm.running_mean.double()
-
-
-def scale_conv_(conv: nn.Conv2d, scale: Tensor, shift: Tensor | None) -> None:
-    """Scale what a convolution puts out, and shift it."""
+    shift = norm.bias.double() - scale * norm.running_mean.double()
+    if conv.bias is not None:
+        shift = shift + scale * conv.bias.double()
     conv.weight.copy_(conv.weight.double() * scale[:, None, None, None])
-    bias = scale * conv.bias.double() if conv.bias is not None else None
-    if shift is not None:
-        bias = shift if bias is None else bias + shift
-    if bias is not None:
-        conv.bias = nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
+    conv.bias = nn.Parameter(shift.to(conv.weight.dtype), requires_grad=False)

@@ -69,16 +69,18 @@ class BasicBlock(nn.Module):
         self.bn2 = norm(width)
         self.downsample = _downsample(in_channels, width, stride, dilation, norm)
 
+    def _summands(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.conv2(self.bn1(self.conv1(x))), shortcut
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the activated sum of what the convolutions and the shortcut give."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        y: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x))), shortcut)
+        y: Tensor = self.bn2(*self._summands(x))
         return y
 
     def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum, activated and not."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return self.bn2.forward_both(self.conv2(self.bn1(self.conv1(x))), shortcut)
+        return self.bn2.forward_both(*self._summands(x))
 
 
 class Bottleneck(nn.Module):
@@ -99,18 +101,18 @@ class Bottleneck(nn.Module):
         self.bn3 = norm(out_channels)
         self.downsample = _downsample(in_channels, out_channels, stride, dilation, norm)
 
+    def _summands(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.conv3(self.bn2(self.conv2(self.bn1(self.conv1(x))))), shortcut
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the activated sum of what the convolutions and the shortcut give."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
-        out: Tensor = self.bn3(self.conv3(y), shortcut)
-        return out
+        y: Tensor = self.bn3(*self._summands(x))
+        return y
 
     def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum, activated and not."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
-        return self.bn3.forward_both(self.conv3(y), shortcut)
+        return self.bn3.forward_both(*self._summands(x))
 
 
 class ResNet(Backbone):
@@ -125,6 +127,10 @@ class ResNet(Backbone):
 
     mean = IMAGENET_MEAN
     std = IMAGENET_STD
+    layer1: nn.Sequential
+    layer2: nn.Sequential
+    layer3: nn.Sequential
+    layer4: nn.Sequential
 
     def __init__(
         self, depth: Depth, *, stride: int = 16, norm: NormFactory = ABN, width: int = 64
@@ -154,17 +160,19 @@ class ResNet(Backbone):
         """Return the features of normalized pixels."""
         x = self.maxpool(self.bn1(self.conv1(x)))
         for stage in self._stages():
-            x = self.run_blocks(stage, x)
+            x = stage(x)
         return x
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the features, and the sums that end the four stages."""
-        return self.run_stages(self._stages(), self.maxpool(self.bn1(self.conv1(x))))
+        x, sums = self.maxpool(self.bn1(self.conv1(x))), []
+        for stage in self._stages():
+            x = stage[:-1](x)
+            last = stage[-1]
+            assert isinstance(last, BasicBlock | Bottleneck)
+            x, before = last.forward_both(x)
+            sums.append(before)
+        return x, tuple(sums)
 
-    def end_stage(self, block: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a block's features, activated and not."""
-        assert isinstance(block, BasicBlock | Bottleneck)
-        return block.forward_both(x)
-
-    def _stages(self) -> list[list[nn.Module]]:
-        return [list(self.get_submodule(f"layer{number}").children()) for number in range(1, 5)]
+    def _stages(self) -> list[nn.Sequential]:
+        return [self.layer1, self.layer2, self.layer3, self.layer4]
