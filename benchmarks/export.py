@@ -1,4 +1,4 @@
-"""Exported models against torch, and the local server with batches and concurrent requests.
+"""Exported models against torch, and the local server with concurrent requests.
 
     python benchmarks/export.py
 
@@ -23,7 +23,7 @@ from nacre.evaluation.predictor import Predictor
 from nacre.export.graph import ImageToClasses, to_onnx
 from nacre.export.onnx_file import noise_image
 from nacre.export.onnx_model import Metadata, OnnxModel, write_metadata
-from nacre.export.server import ModelServer, Served
+from nacre.export.server import ModelServer
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 
@@ -80,9 +80,9 @@ def against_torch(network, model: OnnxModel, image, rounds: int) -> Row:
 
 
 def served(model: OnnxModel, image: np.ndarray, rounds: int) -> list[Row]:
-    """Return what requests cost beside calls, one by one, as a batch and four at a time."""
+    """Return what requests cost beside calls, one by one and four at a time."""
     height, width = image.shape[:2]
-    with ModelServer([Served("model", model)], ("127.0.0.1", 0), at_once=2) as server:
+    with ModelServer([("model", model)], ("127.0.0.1", 0), at_once=2) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         port = server.server_address[1]
@@ -91,7 +91,6 @@ def served(model: OnnxModel, image: np.ndarray, rounds: int) -> list[Row]:
         jobs = {
             "calls": lambda: [model.classify(image) for _ in range(REQUESTS)],
             "requests": lambda: [ask(port, path, body) for _ in range(REQUESTS)],
-            "a batch": lambda: ask(port, f"{path}&count={REQUESTS}", body * REQUESTS),
             "four at a time": lambda: at_once(port, path, body),
         }
         for job in jobs.values():  # the first of each loads and allocates
@@ -105,7 +104,7 @@ def served(model: OnnxModel, image: np.ndarray, rounds: int) -> list[Row]:
             seconds[how] / seconds["calls"],
             behind={how: seconds[how], "calls": seconds["calls"]},
         )
-        for how in ("requests", "a batch", "four at a time")
+        for how in ("requests", "four at a time")
     ]
 
 
