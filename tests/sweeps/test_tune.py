@@ -62,7 +62,8 @@ def test_four_fifths_are_learned_and_one_fifth_is_held_out(whole, trial):
     assert len(held_out) == round(0.2 * len(whole.image_lists[1]))
     assert trial.image_lists == (whole.image_lists[0], kept, whole.image_lists[2])
     assert len(trial.eval_dataset(1)) == len(held_out)
-    assert list(trial.train_dataset(1).names) == [whole.train_index.names[i] for i in kept]
+    (images,) = trial.train_dataset(1).folders
+    assert images.names == [whole.train_index.names[i] for i in kept]
     assert split(whole.image_lists[1], 2) != (kept, held_out)
 
 
@@ -96,7 +97,7 @@ def test_trials_read_no_old_image_and_no_test_image(whole, trial, monkeypatch):
 
     monkeypatch.setattr(type(whole.source), "image", image)
     learned, tested = trial.train_dataset(1), trial.eval_dataset(1)
-    for i in range(len(learned.names)):
+    for i in range(len(learned)):
         _ = learned[0, i]
     for i in range(len(tested)):
         _ = tested[i]

@@ -60,6 +60,8 @@ def needs_of(method: Method) -> frozenset[Part]:
     """Return what a method and its components ask of a network beside logits."""
     config = method.config
     wanted: set[Part] = set(method.needs)
+    if not method.learns_by_gradient:
+        return frozenset(wanted)  # nothing learns that would have to be told apart
     if {"decoder", "old_rows"} & {*config.freeze} or config.init == "auxiliary":
         wanted.add("classifier")
     if "backbone" in config.freeze or config.freeze_step_0:
