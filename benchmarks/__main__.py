@@ -19,17 +19,12 @@ from rich.console import Console
 import abn
 import data_path
 import evaluation
-import export
-import growth
 import importing
-import large_grid
 import ledger
 import loss_head
 import maps
 import methods
 import networks
-import prediction
-import small_step
 import start
 from measuring import Row, run, save, show
 
@@ -39,16 +34,11 @@ BENCHMARKS = {
     "the ledger's sums": ledger.measure,
     "others' networks": networks.measure,
     "in-place normalization": abn.measure,
-    "the step of preset small": small_step.measure,
     "reading images": data_path.measure,
     "testing": evaluation.measure,
-    "prediction": prediction.measure,
-    "exports": export.measure,
     "maps": maps.measure,
     "imports": importing.measure,
     "the start": start.measure,
-    "large grids": large_grid.measure,
-    "growth": growth.measure,
 }
 
 

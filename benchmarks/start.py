@@ -1,38 +1,23 @@
-"""Seconds until a command answers: `nacre --help`, and `nacre plan` from a large index.
+"""Seconds until a command answers: `nacre --help` and `nacre methods`.
 
-    python benchmarks/start.py
-
-The index names the labels of the 10,582 training images of the augmented Pascal VOC 2012.
+python benchmarks/start.py
 """
 
 from __future__ import annotations
 
-import lzma
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 from measuring import Row, command, take_turns
-
-INDEX = Path(__file__).parents[1] / "tests" / "facts" / "voc_train_aug.csv.xz"
 
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return the shortest time of each command."""
-    with tempfile.TemporaryDirectory() as folder:
-        index = Path(folder) / "index.csv"
-        index.write_bytes(lzma.decompress(INDEX.read_bytes()))
-        images = len(index.read_text().splitlines()) - 1
-        jobs = {
-            "--help": lambda: run("--help"),
-            "plan": lambda: run("plan", "voc/15-5/overlapped", "--index", str(index)),
-        }
-        seconds = take_turns(jobs, rounds, time.perf_counter)
+    jobs = {"--help": lambda: run("--help"), "methods": lambda: run("methods")}
+    seconds = take_turns(jobs, rounds, time.perf_counter)
     return [
-        Row("nacre --help: seconds", seconds["--help"], 0.5, "most"),
-        Row(f"nacre plan from {images:,} images: seconds", seconds["plan"], 1, "most"),
+        Row(f"nacre {name}: seconds", seconds[name], 0.5, "most") for name in ("--help", "methods")
     ]
 
 

@@ -1,6 +1,7 @@
 """The rooms of `nacre`, in the order in which data flows: none imports one to its right."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,12 @@ def test_the_guide_names_the_rooms_in_this_order():
     names = [line[2:16] for line in part.splitlines() if line.startswith("  ")]
     named = [name.strip(" /").removesuffix(".py") for entry in names for name in entry.split(",")]
     assert named == [name for name in ROOMS if name not in ("version", "errors")]
+
+
+def test_the_figure_shows_the_rooms_in_this_order():
+    figure = (SOURCE.parents[1] / "docs" / "nacre.svg").read_text(encoding="utf-8")
+    shown = re.findall(r'font-size="10.5">(\w+)<', figure)
+    assert shown == [name for name in ROOMS if name not in ("version", "errors")]
 
 
 def test_every_module_is_in_a_room():

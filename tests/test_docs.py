@@ -1,6 +1,5 @@
 """Everything that the README and the docs name exists: commands, options, config keys, files."""
 
-import csv
 import importlib
 import os
 import re
@@ -264,20 +263,6 @@ def test_files_and_modules_exist(page):
             assert (ROOT / path).exists() or (ROOT / "src" / path).exists(), path
         if re.fullmatch(r"nacre(\.\w+)+", phrase):
             assert resolves(phrase), phrase
-
-
-def test_the_bench_has_the_figures_of_the_page_of_results():
-    with (ROOT / "docs" / "bench.csv").open(encoding="utf-8", newline="") as file:
-        bench = {row.pop("method"): [*row.values()] for row in csv.DictReader(file)}
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    shown = {}
-    for scenario, count in (("voc-animals-4-2", 3), ("voc-animals-4-1", 4)):
-        table = text[text.index(f"| {scenario} |") :].partition("\n\n")[0]
-        for line in table.splitlines()[2:]:
-            method, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-            shown[method] = shown.get(method, []) + cells[:count]
-    assert bench == shown
-    assert {"FT", "LwF", "MiB", "Joint"} <= bench.keys()
 
 
 def resolves(dotted: str) -> bool:

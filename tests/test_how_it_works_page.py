@@ -1,10 +1,11 @@
-"""The page "how it works": its code runs as it stands, and its four links are where it says."""
+"""The page "how it works": its code runs, its links and its figure name what is there."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+FIGURE = (ROOT / "docs" / "nacre.svg").read_text(encoding="utf-8")
 
 
 def test_the_code_of_the_page_runs_as_one_program():
@@ -14,7 +15,7 @@ def test_the_code_of_the_page_runs_as_one_program():
 
 
 def test_the_four_links_name_files_that_hold_what_they_say():
-    parts = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]
     assert [part.splitlines()[0] for part in parts] == [
         "1. The label",
         "2. The mapping",
@@ -22,7 +23,14 @@ def test_the_four_links_name_files_that_hold_what_they_say():
         "4. The test",
     ]
     named = re.findall(r"`(\w+)`\s+\(`(nacre/[\w/]+\.py)`\)", PAGE)
-    assert named
+    assert len(named) > 10
     for name, path in named:
         text = (ROOT / "src" / path).read_text(encoding="utf-8")
         assert re.search(rf"^(def|class) {name}\b", text, re.MULTILINE), (name, path)
+
+
+def test_the_figure_names_files_and_packages_that_exist():
+    named = re.findall(r'font-family="monospace">([^<]+)<', FIGURE)
+    assert named
+    for place in (place for text in named for place in text.split(", ")):
+        assert (ROOT / "src" / "nacre" / place).exists(), place

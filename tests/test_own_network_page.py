@@ -70,8 +70,8 @@ def test_one_call_teaches_a_network_of_ones_own(cracks: Path) -> None:
     before = {name: value.clone() for name, value in mine.state_dict().items()}
     names: dict[str, Any] = {"nacre": nacre, "my_network": mine}
     exec(compile(ONE_CALL, str(PAGE), "exec"), names)
-    assert isinstance(names["taught"], Small)
-    assert names["taught"].score.out_channels == 4
+    assert isinstance(names["taught"].model, Small)
+    assert names["taught"].num_classes == 4
     assert names["model"].classes == ("background", "road", "car", "crack")
     assert [entry["classes"] for entry in names["model"].info.lineage] == [
         ["road", "car"],

@@ -1,14 +1,12 @@
 """Tables of the site that are made from the code: every command with its options, every config key.
 
 A page asks for one with ``<!-- table: commands -->``, ``<!-- table: config -->`` or
-``<!-- table: methods -->``; ``<!-- table: bench -->`` is `bench.csv`, what was measured here.
+``<!-- table: methods -->``.
 """
 
-import csv
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -28,7 +26,7 @@ EFFECTS = {"results": "", "later": "after step 0", "nothing": "no result"}
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the tables in; called by mkdocs for every page."""
-    made = {"commands": commands, "config": config, "methods": methods, "bench": bench}
+    made = {"commands": commands, "config": config, "methods": methods}
     return re.sub(r"<!-- table: (\w+) -->", lambda found: "\n".join(made[found[1]]()), markdown)
 
 
@@ -88,13 +86,6 @@ def methods() -> Iterator[str]:
         for name, one in ROWS.items()
     ]
     yield from table(("name", "in tables", "", "holds on to", "paper"), rows)
-
-
-def bench() -> Iterator[str]:
-    """Yield the table of what all methods gave here; a method that is not in the file has none."""
-    with Path(__file__).parents[1].joinpath("bench.csv").open(encoding="utf-8", newline="") as file:
-        head, *rows = csv.reader(file)
-    yield from table(tuple(head), [tuple(row) for row in rows])
 
 
 def section(name: str, model: Any, whose: str = "") -> Iterator[str]:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
@@ -30,8 +30,10 @@ from rich.segment import Segment
 from rich.text import Text
 
 from nacre.errors import escape_control
-from nacre.training import events
 from nacre.utils import progress as passes
+
+if TYPE_CHECKING:
+    from nacre.training import events
 
 LINE_SECONDS = 30
 """Time between two lines where the output is not a terminal."""
@@ -198,8 +200,10 @@ class RunDisplay(Display):
         self.began = self.last_line = time.monotonic()
         self.done = 0
 
-    def __call__(self, event: events.Event) -> None:
+    def __call__(self, event: "events.Event") -> None:
         """Show an event."""
+        from nacre.training import events  # `nacre --help` needs none of it
+
         match event:
             case events.RunBegan():
                 self._begin_run(event)
@@ -234,7 +238,7 @@ class RunDisplay(Display):
             case events.Saved():
                 self._print(f"  saved in step {event.step} at iteration {event.iteration}", "dim")
 
-    def _begin_run(self, event: events.RunBegan) -> None:
+    def _begin_run(self, event: "events.RunBegan") -> None:
         self.label = event.method
         processes = "1 process" if event.processes == 1 else f"{event.processes} processes"
         where = f"{event.device}, {processes}; {event.precision}"
@@ -247,14 +251,14 @@ class RunDisplay(Display):
         self.began = time.monotonic()
         self.whole = self.progress.add_task("all steps", total=self.total, note="")
 
-    def _begin_step(self, event: events.StepBegan) -> None:
+    def _begin_step(self, event: "events.StepBegan") -> None:
         again = f", resuming at iteration {event.first}" if event.first else ""
         names = some(event.classes, 6)
         self._print(f"  step {event.step}: {names} ({event.images:,} images){again}")
         self._leave_out(event.first)
         self._replace(f"{self.label} step {event.step}", event.iterations, event.first)
 
-    def _advance(self, event: events.Iterated) -> None:
+    def _advance(self, event: "events.Iterated") -> None:
         self.done += 1
         if self.whole is not None:
             self.progress.advance(self.whole)
@@ -294,7 +298,7 @@ def some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def judged_line(event: events.StepJudged) -> str:
+def judged_line(event: "events.StepJudged") -> str:
     """Return the result of judging a decoder's updates as a line."""
     means = f"mean IoU {100 * event.after:.1f} with its updates, {100 * event.before:.1f} without"
     if event.after <= event.before:

@@ -176,7 +176,7 @@ def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped(ima
         ({"decoder": "stages", "grid_stride": 16}, {}, "ledger"),
         ({"decoder": "light", "grid_stride": 8}, {}, "duo"),
         ({"decoder": "light", "grid_stride": None}, {}, "mib"),
-        ({"kind": "external"}, {}, "mib"),
+        ({"kind": "external"}, {}, "ledger"),
     ],
 )
 def test_a_step_is_learned_by_what_fits_the_features_it_builds_on(start, model, method):

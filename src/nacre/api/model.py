@@ -97,14 +97,14 @@ class Model:
             )
         if (step is None and folder is None) == (class_name is None):
             raise NacreError("name what is forgotten: either a step, a folder of it, or a class")
-        known = open_ledger(self.path)
+        known = open_ledger(self.path, self.network.given)
         if class_name is not None:
             edited = forget_class(known, class_name)
         elif folder is not None:
             edited = forget_folder(known, folder, step)
         else:
             edited = forget_step(known, step or 0)
-        return load(save_ledger(edited, Path(out)))
+        return load(save_ledger(edited, Path(out)), network=self.network.given)
 
     def push_to_hub(
         self, repository: str, *, private: bool = False, license: str | None = None
@@ -253,8 +253,9 @@ def merge(models: "Sequence[str | Path | Model]", *, out: str | Path) -> Model:
             two models have from a common start count once.
         out: Folder for the new model, which learned from the images of all.
     """
-    opened = [open_ledger(_start_path(one) or Path()) for one in models]
-    return load(save_ledger(merge_ledgers(opened), Path(out)))
+    given = next((one.network.given for one in models if isinstance(one, Model)), None)
+    opened = [open_ledger(_start_path(one) or Path(), given) for one in models]
+    return load(save_ledger(merge_ledgers(opened), Path(out)), network=given)
 
 
 def learn(

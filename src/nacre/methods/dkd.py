@@ -11,8 +11,8 @@ sigmoid is above 1/2. With B(t, x) the binary cross-entropy of a logit to a targ
 x+ and x- are the sums over the features d of max(f[d] w[d], 0) and min(f[d] w[d], 0), at low
 resolution and without bias (`nacre.losses.distillations`). The auxiliary row learns to call every
 pixel negative, and new rows start as copies of it (`init=auxiliary`). After step 0 batch norm
-is frozen, and only new rows decay. The backbone's rate is a tenth of the others', as the presets
-`paper` and `small` have it (the released scripts' 0.001 is the backbone's).
+is frozen, and only new rows decay. The backbone's rate is a tenth of the others', as the preset
+`paper` has it (the released scripts' 0.001 is the backbone's).
 
 g is 1 on VOC and 35 on ADE20K, but at least 2 in step 0. In the released implementation pixels with
 the label 255 are negatives; here they are what `labels.border` says. On ADE20K its rate rises

@@ -80,6 +80,7 @@ class Duo(Ledger):
     presets = Mib.presets
     tunable = ("weight",)
     learns_by_gradient = True
+    needs = frozenset({"classifier"})
     holds_out = True
     uses_teacher = True
     unsure = Mib.unsure

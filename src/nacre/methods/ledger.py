@@ -25,14 +25,20 @@ of which half is stored: 2.3 MiB per class, step and data folder with EfficientN
 docs/ledger.md.
 
 A pass is a map and a sum: shares of the images may be counted anywhere (`Step.map_images`).
+
+A network of others has no sums of what it knew before. There the ledger stands beside it
+(`nacre.models.ledger.RestHead`): all that the network knows is one more class, the rest, and the
+network itself stays as it is.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -41,10 +47,11 @@ from nacre.labels.channels import Growth, ignore_value
 from nacre.losses.pixel_sums import PixelSums
 from nacre.losses.reference import upsample
 from nacre.losses.ridge import Sums, from_products, join, solve
-from nacre.methods.base import Batch, Freeze, Method, MethodConfig, Step, deeplab
-from nacre.models.classifier import Classifier
+from nacre.methods.base import Batch, Freeze, Method, MethodConfig, Step
+from nacre.models.adapter import Adapter
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.deeplab import DeepLab
+from nacre.models.ledger import RestHead
 from nacre.models.network import Network
 from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
 
@@ -84,7 +91,6 @@ class Ledger(Method):
     Config: ClassVar[type[MethodConfig]] = LedgerConfig
     learns_by_gradient = False
     step_0 = "ledger"
-    needs = frozenset({"classifier"})
     persistent_state = frozenset({"sums"})
     default_stride = DEFAULT_STRIDE
     config: SumsConfig
@@ -112,12 +118,17 @@ class Ledger(Method):
     def with_grid(self, model: ModelConfig, **changes: str) -> ModelConfig:
         """Return a network with a grid of its stages."""
         if not isinstance(model, DeepLabConfig):
-            return model  # `needs` refuses it, with what it lacks
+            raise NacreError(
+                f"method {self.name!r} begins on a network of ours, or beside a network of others "
+                "that has learned its classes (start=…); this one has learned none"
+            )
         stride = self.config.grid_stride or self.default_stride
         return model.model_copy(update={"grid_stride": stride, **changes})
 
     def grow(self, network: Network, num_new: int) -> None:
         """Add channels, whose rows `fit` solves for; to a decoder beside it they are background."""
+        if isinstance(network, Adapter) and network.ledger is None:
+            return  # `prepare` begins one: the classes that the network knows are the rest to it
         if self.sums is None or not has_grid(network):
             raise NacreError(
                 f"the model keeps no sums of its classes: method {self.name!r} continues only what "
@@ -129,8 +140,15 @@ class Ledger(Method):
                 f"method.grid_stride: {self.config.grid_stride}, but the model's sums are on a "
                 f"grid of stride {stride}; leave it out"
             )
-        check_sums(deeplab(network), self.sums)
-        network.grow(num_new, "random" if deeplab(network).ledger is None else "background")
+        check_sums(network, self.sums)
+        network.grow(num_new, "random" if network.ledger is None else "background")
+
+    def prepare(self, step: Step) -> None:
+        """Begin a ledger beside a network of others that has none."""
+        super().prepare(step)
+        if isinstance(step.network, Adapter) and step.network.ledger is None:
+            crop = step.config.images.crop_size
+            step.network.start_ledger(self.config.grid_stride, crop, step.num_new)
 
     @torch.no_grad()
     def fit(self, step: Step) -> None:
@@ -143,7 +161,7 @@ class Ledger(Method):
         for known in self.passes(step):
             found = total(step, step.map_images(partial(count_pixels, known=known)))
             self.sums = joined(before, step, found)
-            put_head(deeplab(step.network), self.sums, self.config.ridge)
+            put_head(step.network, self.sums, self.config.ridge)
 
     def passes(self, step: Step) -> list[int]:
         """Return by how many first channels the background is masked, in each pass."""
@@ -180,27 +198,40 @@ def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
     return targets
 
 
+def continued(batch: Batch, size: tuple[int, int]) -> Batch:
+    """Return a batch of which the targets are continued to a size, by ignored pixels."""
+    height, width = batch.targets.shape[-2:]
+    bottom, right = size[0] - height, size[1] - width
+    if not (bottom or right):
+        return batch
+    value = ignore_value(batch.targets)
+    return replace(batch, targets=F.pad(batch.targets, (0, right, 0, bottom), value=value))
+
+
 def has_grid(network: Network) -> bool:
     """Return whether a network has a grid of stages, as its decoder or beside it."""
-    return isinstance(network, DeepLab) and (
-        network.ledger is not None or isinstance(network.decoder, StageGrid)
+    return network.ledger is not None or (
+        isinstance(network, DeepLab) and isinstance(network.decoder, StageGrid)
     )
 
 
 def grid_of(network: Network) -> StageGrid:
     """Return the grid of a network that has one: `grow` sees to it."""
-    found = deeplab(network)
-    grid = found.decoder if found.ledger is None else found.ledger.grid
+    grid = network.decoder if network.ledger is None else network.ledger.grid
     assert isinstance(grid, StageGrid), type(grid)
     return grid
 
 
-def rows_of(network: DeepLab) -> Classifier:
-    """Return the rows on the grid of a network."""
-    return network.classifier if network.ledger is None else network.ledger.classifier
+def known_scores(network: Network, on_grid: Tensor) -> Tensor:
+    """Return the scores of all channels by the ledger alone, of features on its grid."""
+    features = grid_of(network).standardize(on_grid)
+    if network.ledger is not None:
+        return network.ledger.score(features)
+    assert isinstance(network, DeepLab)
+    return network.classifier(features)
 
 
-def check_sums(network: DeepLab, sums: Sums) -> None:
+def check_sums(network: Network, sums: Sums) -> None:
     """Refuse sums that are not of a network's features and channels, as in a damaged file."""
     features, last = grid_of(network).channels, max(sums.channel.tolist(), default=0)
     if sums.features != features or last >= network.num_classes or not len(sums):
@@ -210,13 +241,18 @@ def check_sums(network: DeepLab, sums: Sums) -> None:
         )
 
 
-def put_head(network: DeepLab, sums: Sums, ridge: float) -> None:
+def put_head(network: Network, sums: Sums, ridge: float) -> None:
     """Give a network the head that follows from sums."""
-    head = grid_of(network)
+    grid = grid_of(network)
     found = solve(sums, network.num_classes, ridge)
-    head.mean.copy_(found.mean)
-    head.std.copy_(found.std)
-    rows_of(network).set_rows(SCALE * found.weight, SCALE * found.bias)
+    grid.mean.copy_(found.mean)
+    grid.std.copy_(found.std)
+    weight, bias = SCALE * found.weight, SCALE * found.bias
+    if network.ledger is not None:
+        network.ledger.put_rows(weight, bias)
+    else:
+        assert isinstance(network, DeepLab)
+        network.classifier.set_rows(weight, bias)
 
 
 def to_state(sums: Sums) -> dict[str, Tensor]:
@@ -251,17 +287,20 @@ def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Prod
         batches: the images.
         known: how many channels of the head do so; 0 counts all background.
     """
-    network, sums = deeplab(network), defaultdict[int, PixelSums](PixelSums)
-    head = grid_of(network)
+    grid, sums = grid_of(network), defaultdict[int, PixelSums](PixelSums)
+    # Beside a network of others all that it knows itself is the rest.
+    rest = network.ledger.own if isinstance(network.ledger, RestHead) else 0
     for batch in batches:
-        _, stages = network.read(batch.images)
-        on_grid = head.join(stages)
+        stages = network.read_stages(batch.images)
+        on_grid = grid.join(stages)
+        batch = continued(batch, network.covered((batch.images.shape[-2], batch.images.shape[-1])))
         targets = batch.targets
         if known:
-            scores = rows_of(network)(head.standardize(on_grid))[:, :known]
-            targets = leave_out_known(batch, scores)
+            targets = leave_out_known(batch, known_scores(network, on_grid)[:, :known])
+        if rest:
+            targets = targets.masked_fill(targets < rest, 0)
         # Means that are one for a whole image need one row per image, not one per point.
-        count = head.map_channels if head.covers(stages) else head.channels
+        count = grid.map_channels if grid.covers(stages) else grid.channels
         if on_grid.device.type == "mps":  # Metal has no float64
             on_grid, targets = on_grid.cpu(), targets.cpu()
         sums[batch.folder].add(on_grid[:, :count], on_grid[:, count:, 0, 0], targets)

@@ -28,7 +28,7 @@ change it.) After a step N_0 becomes N_0 (1 - 0.01 |new classes|) + P_0 / 2 (ove
 N_0 + P_0 and N_k becomes N_k + P_k.
 
 Only the rows of new classes are learned from labels; old rows and batch norm are frozen after step
-0. The backbone's rate is a tenth (in the presets `paper` and `small`) and that of new rows ten
+0. The backbone's rate is a tenth (in the preset `paper`) and that of new rows ten
 times the decoder's, as released.
 
 Mended here: the released noise of later classes is taken about the prototypes of other, older

@@ -7,6 +7,9 @@ the background's channel first and collects feature maps. A network without a ba
 constant first channel that is never probable: background then means "no class of the network",
 which no pixel is ever predicted to be, and a pixel that nobody labeled is any of the old classes.
 
+A ledger beside it (`nacre.models.ledger`) reads maps that hooks take; the network then stays what
+it is, and the ledger alone knows the new classes.
+
 Many networks take only some sizes. Which ones is tried out: sides that are multiples of something
 (images are continued by their last pixels and the scores cut), or one size alone (images are
 scaled to it, and the scores back).
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +29,9 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean, shown
 from nacre.losses.reference import upsample
+from nacre.models.config import BesideConfig
+from nacre.models.feature_maps import FoundMap, find_maps, watch
+from nacre.models.ledger import RestHead
 from nacre.models.network import Network, Output, Part
 from nacre.models.norm import keep_digits
 from nacre.models.probe import (
@@ -40,6 +46,7 @@ from nacre.models.probe import (
     undisturbed,
 )
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
+from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
 from nacre.models.widen import Init, check_type, fit_layers, widen
 
 NEVER = -1e4
@@ -126,6 +133,8 @@ class Adapter(Network):
         super().__init__()
         check_type(model)
         self.model, self.background, self.stages = model, background, tuple(stages)
+        self.ledger: RestHead | None = None
+        self._maps: tuple[str, ...] = ()
         self.has_background = background is not None
         check_names(model, stages)
         keep_digits(model)
@@ -158,6 +167,11 @@ class Adapter(Network):
     @property
     def num_classes(self) -> int:
         """Channels of the output, the background's included, even if the network has none."""
+        beside = 0 if self.ledger is None else self.ledger.classifier.num_classes - 1
+        return self._own_channels + beside
+
+    @property
+    def _own_channels(self) -> int:
         return self.layers.num_classes + (self.background is None)
 
     @property
@@ -175,11 +189,17 @@ class Adapter(Network):
     @property
     def pretrained_part(self) -> nn.Module | None:
         """The base model, backbone or encoder in the library's words, without scoring layers."""
+        name = self._backbone_name
+        return self.model.get_submodule(name) if name else None
+
+    @property
+    def _backbone_name(self) -> str:
+        """The name of the backbone; empty if it cannot be told apart."""
         for name in ("base_model", "backbone", "encoder"):
             found = getattr(self.model, name, None)
             if isinstance(found, nn.Module) and not self._scores_in(found):
-                return found
-        return None
+                return next(own for own, module in self.model.named_modules() if module is found)
+        return ""
 
     def _scores_in(self, module: nn.Module) -> bool:
         """Return whether a module holds one of the scoring layers."""
@@ -196,17 +216,96 @@ class Adapter(Network):
         height, width = images.shape[-2], images.shape[-1]
         size = (x.shape[-2], x.shape[-1])
         logits, found = self._score(x)
-        if self.fixed_size is None and size != (height, width):
-            logits = upsample(logits, size)[..., :height, :width]
+        logits, together = self._background_first(logits.float()), None
+        if self.ledger is not None and not self.training:
+            scores = self.ledger(self._stages(found, size))
+            together = self._cut(self.ledger.add_to(logits, scores), size, (height, width))
         decoded = as_map(self._read(found), size)
         stages = [as_map(found[name], size) if name in found else None for name in self.stages]
         return Output(
-            logits=self._background_first(logits.float()),
+            logits=self._cut(logits, size, (height, width)),
             features=stages[-1] if stages else decoded,  # type: ignore[arg-type]
             decoder_features=decoded,  # type: ignore[arg-type]
             stages=tuple(stages),  # type: ignore[arg-type]
             has_background=self.has_background,
+            together=together,
         )
+
+    def _cut(self, scores: Tensor, seen: tuple[int, int], size: tuple[int, int]) -> Tensor:
+        """Return scores without those of pixels by which an image was continued."""
+        if self.fixed_size is not None or seen == size:
+            return scores
+        return upsample(scores, seen)[..., : size[0], : size[1]]
+
+    def start_ledger(self, stride: int | None, crop: int, num_new: int) -> None:
+        """Begin a ledger beside the network, which learns new classes without changing it.
+
+        Args:
+            stride: input pixels per point of its grid; the nearest that a map has is taken.
+            crop: side of the training crops.
+            num_new: classes of its first step.
+        """
+        names = self.stages or tuple(
+            find_maps(self.model, self._backbone_name, self.layers.names, self._example())
+        )
+        strides = {one.stride for one in self._found(names)}
+        wanted = stride or DEFAULT_STRIDE
+        finer = [one for one in strides if one <= wanted]
+        own = self._own_channels
+        config = BesideConfig(
+            maps=names, stride=max(finer, default=min(strides)), crop=crop, own=own
+        )
+        self.add_ledger(config, [num_new])
+        self.config = self.config.model_copy(update={"ledger": config})
+
+    def add_ledger(self, config: BesideConfig, classes_per_step: Sequence[int]) -> None:
+        """Put a ledger beside the network, for classes of steps that it learned alone."""
+        check_names(self.model, config.maps)
+        maps = [(one.channels, one.stride) for one in self._found(config.maps)]
+        grid = StageGrid(maps, stride=config.stride, crop=config.crop)
+        self.ledger = RestHead(
+            grid, config.own, classes_per_step, self.stride, self.has_background
+        ).to(self.scale.device)
+        self._maps = config.maps
+
+    def _found(self, names: Sequence[str]) -> list[FoundMap]:
+        """Return what the modules of these names put out."""
+        seen = {one.name: one for one in watch(self.model, self.layers.names, self._example())}
+        lost = [name for name in names if name not in seen]
+        if lost:
+            raise NacreError(f"module {lost[0]!r} puts out no map before the network's scores")
+        return [seen[name] for name in names]
+
+    def _example(self) -> Tensor:
+        return noise(self._shape, self.model)
+
+    @torch.no_grad()
+    def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the maps that the ledger reads, of images in 0..255 continued to `covered`."""
+        x = torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
+        height, width = self.covered((x.shape[-2], x.shape[-1]))
+        bottom, right = height - x.shape[-2], width - x.shape[-1]
+        x = self._fit_size(F.pad(x, (0, right, 0, bottom), mode="replicate"))
+        _, found = self._score(x)
+        return self._stages(found, (x.shape[-2], x.shape[-1]))
+
+    def covered(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width that an image is continued to, as for a prediction."""
+        height, width = (-(-side // self.alignment) * self.alignment for side in size)
+        return size if self.fixed_size is not None else (height, width)
+
+    def _stages(self, found: dict[str, Tensor], size: tuple[int, int]) -> tuple[Tensor, ...]:
+        """Return the ledger's maps as N,C,h,w."""
+        assert self.ledger is not None
+        maps = []
+        for name, stride in zip(self._maps, self.ledger.grid.strides, strict=True):
+            value = found[name]
+            if value.ndim == 3:  # tokens; those of the whole image come first
+                high, wide = size[0] // stride, size[1] // stride
+                tokens = value[:, value.shape[1] - high * wide :].transpose(1, 2)
+                value = tokens.reshape(*tokens.shape[:2], high, wide)
+            maps.append(value.float())
+        return tuple(maps)
 
     def _fit_size(self, x: Tensor) -> Tensor:
         """Return pixels of a size that the network takes."""
@@ -226,15 +325,26 @@ class Adapter(Network):
     ) -> None:
         """Give the network channels for new classes, which all split from the background."""
         assert not any(new_origins or ()), "rows of an external network start as the background's"
+        if self.ledger is not None:
+            self.ledger.grow(num_new)
+            return
         widened = widen(
             self.model,
             num_new,
             background=self.background,
             scoring_layers=self.layers.names,
-            images=noise(self._shape, self.model),
+            images=self._example(),
             init=init,
         )
         self.layers = replace(widened.layers, num_classes=widened.num_classes)
+
+    def drop_ledger(self) -> None:
+        """Refuse to: the network itself has not learned the ledger's classes."""
+        if self.ledger is not None:
+            raise NacreError(
+                "the network's ledger alone knows the classes of the last steps; continue it with "
+                "method 'ledger', or start again from the model before these steps"
+            )
 
     def match_state(self, state: dict[str, Tensor]) -> None:
         """Take the shapes of a state of this adapter that was saved after growing."""
@@ -253,7 +363,8 @@ class Adapter(Network):
 
     def _score(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the scores of normalized pixels, and what hooks found."""
-        with captured(self.model, [*self.stages, self._first], [self._first]) as found:
+        names = [*self.stages, *self._maps, self._first]
+        with captured(self.model, dict.fromkeys(names), [self._first]) as found:
             scores = scores_of(self.model(x))
         return found[self._first] if self.upsamples else scores, found
 
@@ -304,7 +415,7 @@ class Adapter(Network):
 
 @contextlib.contextmanager
 def captured(
-    model: nn.Module, outputs: Sequence[str], inputs: Sequence[str] = ()
+    model: nn.Module, outputs: Iterable[str], inputs: Iterable[str] = ()
 ) -> Iterator[dict[str, Tensor]]:
     """Collect what modules put out and take in while the network runs in this context.
 

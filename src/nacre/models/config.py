@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -115,6 +116,15 @@ class PixelsConfig(Config):
     )
 
 
+class BesideConfig(Config):
+    """The ledger beside a network that is not nacre's, which the method `ledger` adds."""
+
+    maps: tuple[str, ...] = Field(min_length=1, description="the modules whose maps it reads")
+    stride: int = Field(ge=1, le=64, description="input pixels per point of its grid")
+    crop: int = Field(ge=1, le=8192, description="side of the training crops")
+    own: int = Field(ge=1, description="channels of the network itself, with the background")
+
+
 class AdapterConfig(ModelConfig):
     """The config of any network that is not nacre's."""
 
@@ -133,6 +143,21 @@ class AdapterConfig(ModelConfig):
     pixels: PixelsConfig | None = Field(
         default=None, description="normalization of pixels; by default its own, or ImageNet's"
     )
+    ledger: BesideConfig | None = Field(
+        default=None, description="the ledger beside it, in model files: the method adds it"
+    )
+
+    def own_steps(self, classes_per_step: Sequence[int]) -> list[int]:
+        """Return the channels of the steps that the network itself learned, without a ledger's."""
+        if self.ledger is None:
+            return list(classes_per_step)
+        for count in range(1, len(classes_per_step) + 1):
+            if sum(classes_per_step[:count]) == self.ledger.own:
+                return list(classes_per_step[:count])
+        raise NacreError(
+            f"its network has {self.ledger.own} channels of its own, with which none of its steps "
+            "ends"
+        )
 
 
 class ExternalConfig(AdapterConfig):

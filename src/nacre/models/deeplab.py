@@ -42,6 +42,7 @@ class DeepLab(Network):
 
     pixel_scale: Tensor
     pixel_shift: Tensor
+    ledger: LedgerHead | None
 
     def __init__(
         self,
@@ -112,6 +113,10 @@ class DeepLab(Network):
         """Return what the decoder reads of the backbone, of images in 0..255."""
         features, stages = self.read(images)
         return tuple(stages[i] for i in self.decoder.reads) or (features,)
+
+    def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the stages of the backbone, of images in 0..255."""
+        return self.read(images)[1]
 
     def decode_kept(self, kept: tuple[Tensor, ...]) -> Output:
         """Return the output that follows from what `read_maps` returned."""
@@ -212,7 +217,7 @@ def build(
     decoder, ledger = _make_decoder(backbone, config, crop), None
     classifier = Classifier(decoder.channels, steps)
     if config.grid_stride and config.decoder != "stages":
-        grid = StageGrid(backbone, stride=config.grid_stride, crop=crop)
+        grid = StageGrid(backbone.stages, stride=config.grid_stride, crop=crop)
         ledger = LedgerHead(grid, steps, decoder.stride)
     network = DeepLab(backbone, decoder, classifier, ledger)
     network.config, network.uses_all_parameters = config, not of_timm
@@ -221,6 +226,6 @@ def build(
 
 def _make_decoder(backbone: Backbone, config: DeepLabConfig, crop: int | None) -> Decoder:
     if config.decoder == "stages":
-        return StageGrid(backbone, stride=config.grid_stride or DEFAULT_STRIDE, crop=crop)
+        return StageGrid(backbone.stages, stride=config.grid_stride or DEFAULT_STRIDE, crop=crop)
     make = LightDecoder if config.decoder == "light" else AsppDecoder
     return make(backbone, width=config.decoder_channels, crop=crop, norm=NORMS[config.norm])

@@ -98,8 +98,11 @@ def adapt(
     )
     found = PixelsConfig(mean=pixels.mean, std=pixels.std)
     adapter.config = config.model_copy(update={"pixels": found})
-    for num_new in classes_per_step[1:]:
+    own = config.own_steps(classes_per_step)
+    for num_new in own[1:]:
         adapter.grow(num_new, "random")
+    if config.ledger is not None:
+        adapter.add_ledger(config.ledger, classes_per_step[len(own) :])
     return adapter
 
 

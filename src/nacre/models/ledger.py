@@ -6,6 +6,16 @@
 To a decoder that has not learned c, c *is* background: it takes the background's logit, as new
 classes do before their first update (eq. 8), and the ledger decides between the two. A softmax of
 the sum is that of log-softmax(z) + weight * l: they differ by one number for all channels.
+
+Beside a network of others (`RestHead`) there are no sums of what it knew before. To the ledger all
+of that is the rest, which has one row r, and the network is left as it is:
+
+    together[k] = z[k] + weight * l[r]              for a class k of the network
+    together[c] = z[background] + weight * l[c]     for a class c of the ledger
+
+So among the network's own classes nothing moves, and a new class is found where it sees background,
+or is not sure. Without a background the greatest of z takes its place: new classes are found
+wherever l[c] is greater than l[r].
 """
 
 from __future__ import annotations
@@ -20,31 +30,58 @@ from nacre.models.classifier import Classifier
 from nacre.models.stage_grid import StageGrid
 
 
-class LedgerHead(nn.Module):
-    """Rows on the grid of stages, and which classes the decoder beside them has learned.
+class GridHead(nn.Module):
+    """Rows on the grid of stages, whose scores are added to those of a decoder.
 
     Args:
         grid: joins the stages.
-        classes_per_step: channels of each step, those of step 0 with the background.
+        rows_per_step: rows of each step, the first with that of the background.
         decoder_stride: input pixels per logit of the decoder.
     """
 
-    learned: Tensor
     weight: Tensor
+
+    def __init__(self, grid: StageGrid, rows_per_step: Sequence[int], decoder_stride: int) -> None:
+        super().__init__()
+        self.grid, self.decoder_stride = grid, decoder_stride
+        self.classifier = Classifier(grid.channels, list(rows_per_step))
+        self.register_buffer("weight", torch.ones(()))
+
+    def forward(self, stages: tuple[Tensor, ...]) -> Tensor:
+        """Return the scores of its rows, N,R,h,w."""
+        return at_least_float32(self.classifier(self.grid(stages)))
+
+    def score(self, features: Tensor) -> Tensor:
+        """Return the scores of all channels by the ledger alone, from standardized features."""
+        return at_least_float32(self.classifier(features))
+
+    def put_rows(self, weight: Tensor, bias: Tensor) -> None:
+        """Take the rows of all channels, K,D, and their biases, K."""
+        self.classifier.set_rows(weight, bias)
+
+    def grow(self, num_new: int) -> None:
+        """Add rows for new classes."""
+        self.classifier.grow(num_new)
+
+    def add(self, z: Tensor, scores: Tensor) -> Tensor:
+        """Return logits and scores of the same channels added, at the finer stride."""
+        if self.grid.stride < self.decoder_stride:
+            z = upsample(z, (scores.shape[-2], scores.shape[-1]))
+        elif self.grid.stride > self.decoder_stride:
+            scores = upsample(scores, (z.shape[-2], z.shape[-1]))
+        return z + self.weight * scores
+
+
+class LedgerHead(GridHead):
+    """Rows of all classes, and which of them the decoder beside them has learned."""
+
+    learned: Tensor
 
     def __init__(
         self, grid: StageGrid, classes_per_step: Sequence[int], decoder_stride: int
     ) -> None:
-        super().__init__()
-        self.grid, self.decoder_stride = grid, decoder_stride
-        self.classifier = Classifier(grid.channels, list(classes_per_step))
-        count = sum(classes_per_step)
-        self.register_buffer("learned", torch.zeros(count, dtype=torch.bool))
-        self.register_buffer("weight", torch.ones(()))
-
-    def forward(self, stages: tuple[Tensor, ...]) -> Tensor:
-        """Return the ledger's scores, N,C,h,w."""
-        return at_least_float32(self.classifier(self.grid(stages)))
+        super().__init__(grid, classes_per_step, decoder_stride)
+        self.register_buffer("learned", torch.zeros(sum(classes_per_step), dtype=torch.bool))
 
     def add_to(self, logits: Tensor, scores: Tensor, learned: Tensor | None = None) -> Tensor:
         """Return a decoder's logits and the ledger's scores added, at the finer stride.
@@ -55,14 +92,55 @@ class LedgerHead(nn.Module):
             learned: C, the classes that the decoder has learned, if not those that are known.
         """
         own = self.learned if learned is None else learned
-        z = torch.where(own[:, None, None], logits, logits[:, :1])
-        if self.grid.stride < self.decoder_stride:
-            z = upsample(z, (scores.shape[-2], scores.shape[-1]))
-        elif self.grid.stride > self.decoder_stride:
-            scores = upsample(scores, (z.shape[-2], z.shape[-1]))
-        return z + self.weight * scores
+        return self.add(torch.where(own[:, None, None], logits, logits[:, :1]), scores)
 
     def grow(self, num_new: int) -> None:
         """Add rows for new classes, which the decoder has not learned."""
-        self.classifier.grow(num_new)
+        super().grow(num_new)
         self.learned = torch.cat([self.learned, self.learned.new_zeros(num_new)])
+
+
+class RestHead(GridHead):
+    """Rows of classes that a network of others has not learned, and one row of all that it has.
+
+    Args:
+        grid: joins the stages.
+        own: channels of the network itself, with the background.
+        classes_per_step: channels of each step that the ledger learned.
+        stride: input pixels per score of the network.
+        has_background: whether the network has a background.
+    """
+
+    def __init__(
+        self,
+        grid: StageGrid,
+        own: int,
+        classes_per_step: Sequence[int],
+        stride: int,
+        has_background: bool,
+    ) -> None:
+        super().__init__(grid, [1, *classes_per_step], stride)
+        self.own, self.has_background = own, has_background
+
+    def add_to(self, logits: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores of all channels, at the finer stride.
+
+        Args:
+            logits: N,K,h,w, of the network's own channels.
+            scores: N,R,h,w, of the rest and of the ledger's classes.
+        """
+        z = logits[:, :1] if self.has_background else logits.amax(1, keepdim=True)
+        z = torch.cat([logits, z.expand(-1, scores.shape[1] - 1, -1, -1)], 1)
+        rest = scores[:, :1].expand(-1, self.own, -1, -1)
+        return self.add(z, torch.cat([rest, scores[:, 1:]], 1))
+
+    def put_rows(self, weight: Tensor, bias: Tensor) -> None:
+        """Take the rows of the rest, which is channel 0, and of the ledger's classes."""
+        rows = [0, *range(self.own, len(bias))]
+        self.classifier.set_rows(weight[rows], bias[rows])
+
+    def score(self, features: Tensor) -> Tensor:
+        """Return the scores of all channels by the ledger alone, those of the rest as channel 0."""
+        scores = super().score(features)
+        never = scores.new_full((), -1e4).expand_as(scores[:, :1])
+        return torch.cat([scores[:, :1], *[never] * (self.own - 1), scores[:, 1:]], 1)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nacre.losses.reference import at_least_float32
 from nacre.models.config import ModelConfig
+from nacre.models.ledger import LedgerHead, RestHead
 
 Init = Literal["background", "random"]
 """How the channels of new classes start: as shares of the background (eq. 8, 9), or random."""
@@ -78,11 +79,13 @@ class Network(nn.Module):
         takes_channels_last: whether it is known to compute rightly, and faster, in that layout.
         has_background: whether a channel of its own stands for background; without, the first
             channel is never probable and a pixel that nobody labeled may be any old class.
+        ledger: scores maps of the backbone; what it says is added to the logits in eval.
     """
 
     stride: int
     alignment: int
     config: ModelConfig
+    ledger: LedgerHead | RestHead | None
     uses_all_parameters = True
     takes_channels_last = True
     has_background = True
@@ -129,6 +132,14 @@ class Network(nn.Module):
             shared: which parts.
         """
         return None
+
+    @abstractmethod
+    def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the maps that a ledger reads, of images in 0..255, without gradients."""
+
+    def covered(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width of what these maps show of an image: it may be continued."""
+        return size
 
     def drop_ledger(self) -> None:
         """Go on without a ledger beside the decoder, if there is one."""

@@ -82,7 +82,7 @@ def rebuild(
     rows = None
     if isinstance(config, AdapterConfig):
         first = num_outputs(config, steps)
-        rows = Rows(first, first + sum(steps[1:]))
+        rows = Rows(first, first + sum(config.own_steps(steps)[1:]))
     if given is not None:
         assert isinstance(config, ExternalConfig)
         assert rows is not None
@@ -136,7 +136,7 @@ def _from_given(
     """Return a copy of a network that was given, as wide as the file's."""
     model, inner = copy.deepcopy(given).cpu(), _inner(state)
     problems = []
-    for i in range(1, len(steps) + 1):  # it may have learned some of the steps
+    for i in range(1, len(config.own_steps(steps)) + 1):  # it may have learned some of the steps
         width = rows.first + sum(steps[1:i])
         try:
             check_shapes(model, inner, Rows(width, rows.now))

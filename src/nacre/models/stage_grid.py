@@ -1,4 +1,4 @@
-"""A decoder without weights: all stages of the backbone on one grid, for a linear classifier.
+"""A decoder without weights: all stages of a backbone on one grid, for a linear classifier.
 
     x = (concat of the stages on the grid and of pool(last stage) - mean) / std
 
@@ -9,12 +9,13 @@ is that of `nacre.models.decoders`. Mean and deviation of each channel are const
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.backbone import Backbone
 from nacre.models.decoders import window_pool
 
 DEFAULT_STRIDE = 16
@@ -24,7 +25,7 @@ class StageGrid(nn.Module):
     """Standardized features of all stages of a backbone.
 
     Args:
-        backbone: whose stages are read.
+        stages: channels and stride of each stage of a backbone.
         stride: input pixels per point of the grid.
         crop: side of the training crops; None always pools over the whole image.
 
@@ -36,14 +37,14 @@ class StageGrid(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, backbone: Backbone, *, stride: int, crop: int | None) -> None:
+    def __init__(self, stages: Sequence[tuple[int, int]], *, stride: int, crop: int | None) -> None:
         super().__init__()
-        widths = [width for width, _ in backbone.stages]
-        self.strides = [stride for _, stride in backbone.stages]
+        widths = [width for width, _ in stages]
+        self.strides = [stride for _, stride in stages]
         if not self.strides or min(self.strides) > stride:
             raise NacreError(
-                f"model.decoder=stages needs a stage of stride {stride} or less, which "
-                f"{type(backbone).__name__} does not have; choose another backbone"
+                f"a grid of stages needs one of stride {stride} or less, and the backbone's have "
+                f"{', '.join(map(str, self.strides)) or 'none'}; choose another backbone"
             )
         self.reads = tuple(range(len(widths)))
         self.stride = stride
@@ -66,7 +67,7 @@ class StageGrid(nn.Module):
     def lay_out(self, stages: tuple[Tensor, ...]) -> Tensor:
         """Return the stages on the grid, N,map_channels,h,w."""
         pairs = zip(stages, self.strides, strict=True)
-        finest, stride = next(pair for pair in pairs if pair[1] <= self.stride)
+        finest, stride = next(pair for pair in pairs if self.stride % pair[1] == 0)
         like = _average(finest, self.stride // stride)
         return torch.cat(self._on_grid(list(stages), self.strides, like), dim=1)
 
@@ -82,9 +83,9 @@ class StageGrid(nn.Module):
     def _on_grid(self, maps: list[Tensor], strides: list[int], like: Tensor) -> list[Tensor]:
         size, found = (like.shape[-2], like.shape[-1]), []
         for one, stride in zip(maps, strides, strict=True):
-            if stride < self.stride:
+            if self.stride % stride == 0:
                 one = _average(one, self.stride // stride)
-            elif stride > self.stride:
+            else:
                 one = F.interpolate(one, size, mode="bilinear", align_corners=False)
             found.append(one)
         return found

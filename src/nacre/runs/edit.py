@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from nacre.errors import NacreError, check, did_you_mean
 from nacre.labels.channels import extend_colors
 from nacre.losses.ridge import Sums, join
 from nacre.methods import find_method
+from nacre.methods.base import deeplab
 from nacre.methods.ledger import (
     SumsConfig,
     check_sums,
@@ -33,10 +35,13 @@ from nacre.methods.ledger import (
     put_head,
     to_state,
 )
+from nacre.models.adapter import Adapter
 from nacre.models.classifier import Classifier
+from nacre.models.config import AdapterConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
-from nacre.models.ledger import LedgerHead
+from nacre.models.ledger import LedgerHead, RestHead
+from nacre.models.network import Network
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class LedgerModel:
         sums: its rows; their steps are places in the lineage.
     """
 
-    network: DeepLab
+    network: Network
     info: ModelInfo
     sums: Sums
 
@@ -63,15 +68,19 @@ class LedgerModel:
         return config.ridge
 
 
-def open_ledger(path: Path) -> LedgerModel:
+def open_ledger(path: Path, given: nn.Module | None = None) -> LedgerModel:
     """Read a model that the ledger learned.
+
+    Args:
+        path: its file, or a folder that holds it.
+        given: what it was learned from, if its file alone cannot build it.
 
     Raises:
         NacreError: another method did, which keeps no sums.
     """
     file = find_model(path)
-    network, info, state = load_model(file)
-    if not isinstance(network, DeepLab) or not has_grid(network) or not state:
+    network, info, state = load_model(file, network=given)
+    if not has_grid(network) or not state:
         raise NacreError(
             f"{file} keeps no sums of its classes; only models of the methods 'ledger' and 'duo' "
             "can forget and be merged"
@@ -96,6 +105,8 @@ def forget_step(model: LedgerModel, step: int) -> LedgerModel:
     lineage = model.info.lineage
     if not 0 <= step < len(lineage):
         raise NacreError(f"there is no step {step}: the model has steps 0 to {len(lineage) - 1}")
+    if not bool((model.sums.step == step).any()):
+        raise NacreError(f"step {step} was not learned by the ledger, and cannot be forgotten")
     kept = model.sums.keep(model.sums.step != step)
     sums = replace(kept, step=kept.step - (kept.step > step).long())
     entries = [one for i, one in enumerate(lineage) if i != step]
@@ -154,6 +165,8 @@ def forget_class(model: LedgerModel, name: str) -> LedgerModel:
             f"the model knows no class {name!r}{did_you_mean(name, classes[1:])}; it knows "
             f"{', '.join(classes[1:])}"
         )
+    if not bool((model.sums.channel == classes.index(name)).any()):
+        raise NacreError(f"{name!r} was not learned by the ledger, and cannot be forgotten")
     sums = model.sums.keep(model.sums.channel != classes.index(name))
     entries = [
         {**one, "classes": [other for other in one["classes"] if other != name]}
@@ -221,12 +234,19 @@ def _check_alike(one: LedgerModel, other: LedgerModel) -> None:
             raise NacreError(
                 f"the models cannot be merged: {key} is {a!r} in one and {b!r} in the other"
             )
-    mine, theirs = (model.network.backbone.state_dict() for model in (one, other))
+    mine, theirs = (_unchanged(model.network).state_dict() for model in (one, other))
     if not all(torch.equal(value, theirs[name]) for name, value in mine.items()):
         raise NacreError(
             "the models cannot be merged: their backbones have different weights; learn both from "
             "the same weights"
         )
+
+
+def _unchanged(network: Network) -> nn.Module:
+    """Return the part of a network that no step of the ledger changes."""
+    if isinstance(network, Adapter):
+        return network.model
+    return deeplab(network).backbone
 
 
 def _added(one: ModelInfo, other: ModelInfo) -> list[int]:
@@ -255,7 +275,7 @@ def _without(model: LedgerModel, sums: Sums, lineage: list[dict[str, Any]]) -> L
     """Return the model of fewer rows, without the channels that have lost all of theirs."""
     lost = set(model.sums.channel.tolist()) - set(sums.channel.tolist()) - {0}
     kept = [c for c in range(len(model.info.classes)) if c not in lost]
-    if len(kept) < 2:
+    if len(kept) < 2 or not len(sums):
         raise NacreError("no class would be left; a model knows at least one")
     place = {c: i for i, c in enumerate(kept)}
     channel = torch.tensor([place[c] for c in sums.channel.tolist()])
@@ -289,10 +309,15 @@ def _numbered(lineage: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _solved(model: LedgerModel, info: ModelInfo, sums: Sums) -> LedgerModel:
     """Return a model with the head that follows from sums."""
     network = copy.deepcopy(model.network)
-    if network.ledger is not None:
-        _arrange(network, network.ledger, model.info.classes, info)
+    if isinstance(network.ledger, RestHead):
+        assert isinstance(network.config, AdapterConfig)
+        first = len(network.config.own_steps(info.steps))
+        network.ledger.classifier = _rows(network.ledger.classifier, [1, *info.steps[first:]])
+    elif network.ledger is not None:
+        _arrange(deeplab(network), network.ledger, model.info.classes, info)
     else:
-        network.classifier = Classifier(network.classifier.in_channels, info.steps).eval()
+        own = deeplab(network)
+        own.classifier = _rows(own.classifier, info.steps)
     put_head(network, sums, model.ridge)
     return LedgerModel(network, info, sums)
 
@@ -308,7 +333,12 @@ def _arrange(network: DeepLab, ledger: LedgerHead, before: Sequence[str], info: 
     weight, bias = network.classifier.weight(slice(None)), network.classifier.bias(slice(None))
     bias = bias.clone()
     bias[0] -= math.log(1 + int(lacks.sum()))
-    network.classifier = Classifier(network.classifier.in_channels, info.steps).eval()
+    network.classifier = _rows(network.classifier, info.steps)
     network.classifier.set_rows(weight[places], bias[places])
-    ledger.classifier = Classifier(ledger.classifier.in_channels, info.steps).eval()
+    ledger.classifier = _rows(ledger.classifier, info.steps)
     ledger.learned = ledger.learned[places] & ~lacks
+
+
+def _rows(like: Classifier, steps: Sequence[int]) -> Classifier:
+    """Return rows for other channels, which nobody has solved for yet."""
+    return Classifier(like.in_channels, list(steps)).eval()

@@ -26,14 +26,14 @@ from nacre.utils.config import NO_EFFECT, result_values
 def default_method(model: Mapping[str, Any], ground: Ground) -> str:
     """Return what learns a step unless another method is named (docs/ledger.md).
 
-    Duo, where ImageNet's features are there to build on; a model with sums goes on with them; MiB
-    else.
+    Duo, where ImageNet's features are there to build on; a model with sums goes on with them; the
+    ledger beside a network of others; MiB else.
 
     Args:
         model: The start model's network, or what a user says of a new one.
         ground: What the step builds on.
     """
-    if model.get("decoder") == "stages":
+    if model.get("decoder") == "stages" or ground == "other":
         return "ledger"
     is_ours = model.get("kind", OWN) == OWN
     if model.get("grid_stride") is not None or (ground == "weights" and is_ours):

@@ -17,10 +17,9 @@ from nacre.data.dataset import EvalDataset, EvalSample, eval_batches, split_off
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
-from nacre.methods.components import needs_of, shared_part
+from nacre.methods.components import check_fusible, needs_of, shared_part
 from nacre.methods.step import Mapper, until_stopped
 from nacre.models.build import build_network
-from nacre.models.fusion import check_fusible
 from nacre.models.network import Network, Shared
 from nacre.training.config import TrainConfig
 from nacre.training.events import Iterated, StepJudged, StepLearned
@@ -95,7 +94,8 @@ def _fit(method: Method, step: Step) -> None:
     step.observe(step_began(step, 0))
     step.network.train()
     method.prepare(step)
-    layout = memory_layout(step.dist.device)
+    fast = step.network.takes_channels_last
+    layout = memory_layout(step.dist.device) if fast else torch.contiguous_format
     step.network.to(memory_format=layout).eval()  # type: ignore[call-overload]
     method.fit(step)
 
@@ -127,7 +127,7 @@ def _new_network(method: Method, step: Step) -> Network:
     model = method.network_config(step.config.model)
     network = build_network(model, step.num_classes, step.config.images.crop_size)
     network = network.to(step.dist.device)
-    if getattr(network, "ledger", None) is not None and "sums" not in method.persistent_state:
+    if network.ledger is not None and "sums" not in method.persistent_state:
         raise NacreError(
             f"model.grid_stride: method {method.name!r} keeps no sums for a ledger beside the "
             "decoder; leave it out, or use method 'duo'"
