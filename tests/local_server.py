@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from nacre.export.server import ModelServer, Served
+from nacre.export.server import ModelServer
 
 
 @contextlib.contextmanager
 def serving(model: Any, at_once: int = 2) -> Iterator[int]:
     """Serve a model; yields the port."""
-    with ModelServer([Served("tiny", model)], ("127.0.0.1", 0), at_once) as server:
+    with ModelServer([("tiny", model)], ("127.0.0.1", 0), at_once) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server.server_address[1]

@@ -127,7 +127,7 @@ def test_a_model_of_any_run_is_tested_on_a_folder(model, tmp_path):
 @pytest.mark.slow
 def test_a_model_becomes_a_page(model, tmp_path, monkeypatch):
     runtime = WebRuntime(b"script", b"glue", b"wasm")
-    monkeypatch.setattr("nacre.api.model.web_runtime", lambda: runtime)
+    monkeypatch.setattr("nacre.export.page.web_runtime", lambda: runtime)
     page = model.export(tmp_path / "model.html").read_text()
     assert model.classes[1] in page
     assert [path.name for path in tmp_path.iterdir()] == ["model.html"]

@@ -31,7 +31,7 @@ from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.predictor import whole_predictor
 from nacre.export.onnx_file import export_onnx, noise_image
 from nacre.export.onnx_model import OnnxModel
-from nacre.export.page import PageModel, web_runtime, write_page
+from nacre.export.page import make_page, web_runtime
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests
 from nacre.models.adapter import Adapter
 from nacre.models.build import build_network
@@ -274,9 +274,10 @@ def page(
     except NacreError as error:
         pytest.skip(f"the runtime for browsers is not here: {error}")
     files = {(name, mode): known(name, mode)[1] for name in NETWORKS for mode in MODES}
-    shown = [PageModel(" ".join(key), OnnxModel(file).metadata) for key, file in files.items()]
+    shown = [(" ".join(key), OnnxModel(file).metadata) for key, file in files.items()]
     out = tmp_path_factory.mktemp("page")
-    write_page(out / "page.html", shown, [file.read_bytes() for file in files.values()], runtime)
+    graphs = [file.read_bytes() for file in files.values()]
+    (out / "page.html").write_text(make_page(shown, graphs, runtime))
     browser = Browser(out / "profile")
     try:
         browser.open((out / "page.html").as_uri())

@@ -12,10 +12,11 @@ import torch
 
 from nacre.api.model import Model
 from nacre.errors import NacreError
-from nacre.export import onnx_file
+from nacre.export import NamedModel, export_models, onnx_file
 from nacre.export.graph import to_onnx
 from nacre.export.onnx_file import Exported, export_onnx, noise_image
 from nacre.export.onnx_model import OnnxModel, open_session
+from nacre.export.page import WebRuntime
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 
@@ -43,23 +44,16 @@ def test_the_file_says_what_it_is(model, exported: Exported) -> None:
     names = {entry.key: entry.value for entry in graph.metadata_props}["names"]
     assert json.loads(names)["0"] == "background"
     assert [output.name for output in graph.graph.output] == ["classes"]
-    assert [side.dim_param for side in graph.graph.input[0].type.tensor_type.shape.dim] == [
-        "",
-        "height",
-        "width",
-        "",
-    ]
+    sides = graph.graph.input[0].type.tensor_type.shape.dim
+    assert [side.dim_param for side in sides] == ["", "height", "width", ""]
 
 
-def test_the_pictures_of_the_comparison_hold_several_classes(exported: Exported) -> None:
-    opened = OnnxModel(exported.path)
-    assert len(np.unique(opened.classify(noise_image((160, 224))))) > 1
-
-
-def test_the_comparison_is_told(exported: Exported) -> None:
+def test_a_comparison_at_odd_sizes_of_several_classes_is_told(exported: Exported) -> None:
     assert exported.comparison.agreement > 0.999
     assert exported.comparison.difference < 1e-4
     assert any(height % 32 and width % 32 for height, width in exported.comparison.sizes)
+    assert "at 6 sizes: 100.000% of the pixels are the same" in str(exported.comparison)
+    assert len(np.unique(OnnxModel(exported.path).classify(noise_image((160, 224))))) > 1
 
 
 class _Tampered:
@@ -174,3 +168,21 @@ def test_a_graph_that_takes_no_images_is_refused(exported, tmp_path) -> None:
     onnx.save(graph, str(tmp_path / "other.onnx"))
     with pytest.raises(NacreError, match=r"other\.onnx does not take images"):
         OnnxModel(tmp_path / "other.onnx")
+
+
+def test_the_ending_of_a_file_says_in_which_form_a_model_is_written(
+    model, exported: Exported, tmp_path: Path, trace_once, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = WebRuntime(b"script", b"glue", b"wasm")
+    monkeypatch.setattr("nacre.export.page.web_runtime", lambda: runtime)
+    named = NamedModel("mine", *model)
+    for name, said in (
+        ("m.onnx", f"m.onnx ({exported.size / 1e6:.1f} MB, fp32); compared"),
+        ("m.html", "MB, fp32); mine compared with torch at 6 sizes"),
+    ):
+        assert said in export_models([named], tmp_path / name)
+    assert 'id="model-0"' in (tmp_path / "m.html").read_text()
+    with pytest.raises(NacreError, match="contains one model: give one, or --page"):
+        export_models([named, named], tmp_path / "two.onnx")
+    with pytest.raises(NacreError, match=r"unknown ending .*m\.pt.* known: html, onnx"):
+        export_models([named], tmp_path / "m.pt")

@@ -209,7 +209,7 @@ class Zeros:
 
 REQUESTS = [
     b"GET / HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n\r\n",
-    b"POST /classify?model=0&height=2&width=2&count=1 HTTP/1.1\r\nHost: 127.0.0.1:80\r\n"
+    b"POST /classify?model=0&height=2&width=2 HTTP/1.1\r\nHost: 127.0.0.1:80\r\n"
     b"Content-Type: application/octet-stream\r\nContent-Length: 12\r\n\r\n" + bytes(12),
     b"POST /classify HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 70\r\nConnection: close\r\n\r\n"
     b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde\0\0\0\x0cIDATx\x9cc\xf8"

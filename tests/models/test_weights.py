@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -182,27 +181,6 @@ def test_negative_scale_without_a_convolution_before() -> None:
 def test_release_names_cover_the_real_network() -> None:
     names = [line.split()[0] for line in NAMES.read_text().splitlines()]
     assert [from_release_name(release_name(n).removeprefix("module.")) for n in names] == names
-
-
-@pytest.mark.parametrize(("norm", "kind"), [(LEAKY, "abn"), (IABN, "iabn")])
-@pytest.mark.parametrize(("target", "slope"), [(LEAKY, 0.01), (IABN, 0.01)])
-def test_nacre_models(
-    tmp_path: Path, norm: NormFactory, kind: str, target: NormFactory, slope: float
-) -> None:
-    state = {k: v for k, v in torchvision_state().items() if not k.startswith("fc")}
-    source = ResNet(50, stride=32, norm=norm, width=WIDTH)
-    source.load_state_dict(state)
-    tensors = {f"network.backbone.{name}": value for name, value in state.items()}
-    tensors |= {
-        "network.decoder.reduce.weight": torch.ones(1),
-        "network.classifier.rows.0.weight": torch.ones(1),
-        "method.importance": torch.ones(1),
-    }
-    path = tmp_path / "model.safetensors"
-    save_file(tensors, path, {"nacre": json.dumps({"model": {"norm": kind}})})
-    backbone = ResNet(50, stride=32, norm=target, width=WIDTH)
-    load_backbone(backbone, "resnet50", str(path))
-    assert_same(backbone, source.eval()(pixels()))
 
 
 def test_lite0_from_a_file(tmp_path: Path) -> None:

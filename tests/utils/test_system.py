@@ -10,6 +10,7 @@ import pytest
 from nacre.data import DATASETS, find_dataset, open_source
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
+from nacre.export import EXPORTS, find_export
 from nacre.methods import METHODS, all_rows, find_method
 from nacre.methods.table import ROWS
 from nacre.models.build import KINDS, find_kind
@@ -59,11 +60,16 @@ def broken():
     raise ImportError("no module named elsewhere")
 
 
+def find_ending(name):
+    return find_export(Path(f"model.{name}"))
+
+
 # What finds one, the table of ours, one of them, and what it is called
 TABLES = {
     "methods": (find_method, METHODS, "mib", "Method"),
     "kinds": (find_kind, KINDS, "deeplab", "Kind"),
     "data sets": (find_dataset, DATASETS, "voc", "DataSet"),
+    "exports": (find_ending, EXPORTS, "onnx", "ExportFormat"),
 }
 
 

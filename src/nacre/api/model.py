@@ -1,7 +1,6 @@
 """A learned model: use it on images, test it, take it elsewhere, teach it more."""
 
 import itertools
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +12,8 @@ from torch import nn
 from nacre.api.run import watched
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
+from nacre.export import Form, NamedModel, export_models
 from nacre.export.hub import push
-from nacre.export.onnx_file import Form, export_onnx
-from nacre.export.onnx_model import OnnxModel
-from nacre.export.page import PageModel, web_runtime, write_page
 from nacre.models.io import ModelInfo, find_model, load_model, save_start
 from nacre.models.network import Network
 from nacre.predict.prediction import AnyImage, Prediction, predict_image
@@ -228,14 +225,9 @@ class Model:
         """
         out = Path(out)
         form: Form = "fp16" if fp16 else "fp32"
-        if out.suffix != ".html":
-            return export_onnx(self.network, self.info, out, form=form, license=license).path
-        runtime = web_runtime()
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "model.onnx"
-            export_onnx(self.network, self.info, file, form=form, license=license)
-            shown = PageModel(out.stem, OnnxModel(file).metadata)
-            write_page(out, [shown], [file.read_bytes()], runtime)
+        export_models(
+            [NamedModel(out.stem, self.network, self.info)], out, form=form, license=license
+        )
         return out
 
 

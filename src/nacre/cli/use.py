@@ -10,10 +10,9 @@ import typer
 from nacre.cli.app import command, echo, make_console
 from nacre.cli.options import ModelPath, argument, flag, option, split_names
 from nacre.errors import NacreError, shown
-from nacre.utils.io import check_can_write
 
 if TYPE_CHECKING:
-    from nacre.export.onnx_file import Form
+    from nacre.export import NamedModel
     from nacre.export.onnx_model import OnnxModel
     from nacre.predict.files import Summary
 
@@ -105,48 +104,24 @@ def export(
     ] = None,
 ) -> None:
     """Export a model as an ONNX file, from image to class map, or as a page that runs it."""
-    if len(models) > 1 and not page:
-        raise NacreError("an ONNX file contains one model: give one, or --page to compare several")
-    form: Form = "fp16" if fp16 else "fp32"
+    from nacre.export import export_models, find_export
+
     out = out or Path("model.html" if page else "model.onnx")
-    check_can_write(out)
-    if page:
-        _write_page(models, out, form, license_)
-    else:
-        _write_onnx(models[0], out, form, license_)
+    if page and out.suffix.lower() != ".html":
+        raise NacreError(f"--page writes an HTML file, and {out} does not end in .html")
+    find_export(out)  # a mistake is told before models are opened
+    named = [_named(model) for model in models]
+    with make_console().status("tracing and comparing with torch"):
+        text = export_models(named, out, form="fp16" if fp16 else "fp32", license=license_)
+    make_console().print(text, soft_wrap=True, highlight=False)
 
 
-def _write_onnx(model: Path, out: Path, form: "Form", license: str | None) -> None:
-    from nacre.export.onnx_file import export_onnx
+def _named(model: Path) -> "NamedModel":
+    from nacre.export import NamedModel
     from nacre.models.io import find_model, load_model
 
     network, info, _ = load_model(find_model(model))
-    with make_console().status("tracing and comparing with torch"):
-        done = export_onnx(network, info, out, form=form, license=license)
-    found = done.comparison
-    make_console().print(
-        f"{out} ({done.size / 1e6:.1f} MB, {form}); compared with torch at {len(found.sizes)} "
-        f"sizes: {found.agreement:.3%} of the pixels are the same, scores differ by at most "
-        f"{found.difference:.1e} of their range",
-        soft_wrap=True,
-        highlight=False,
-    )
-
-
-def _write_page(models: list[Path], out: Path, form: "Form", license: str | None) -> None:
-    from nacre.export.onnx_model import OnnxModel
-    from nacre.export.page import PageModel, web_runtime, write_page
-
-    runtime = web_runtime()
-    pages, graphs = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for i, model in enumerate(models):
-            file = Path(folder) / f"{i}.onnx"
-            _write_onnx(model, file, form, license)
-            pages.append(PageModel(_display_name(model), OnnxModel(file).metadata))
-            graphs.append(file.read_bytes())
-    size = write_page(out, pages, graphs, runtime)
-    make_console().print(f"page: {out} ({size / 1e6:.1f} MB)", soft_wrap=True)
+    return NamedModel(_display_name(model), network, info)
 
 
 @command("serve", "nacre serve runs/mib", "nacre serve model.onnx --port 8000 --threads 4")
@@ -163,9 +138,9 @@ def serve(
     ] = 0,
 ) -> None:
     """Serve models on this machine, with a page to try them on your own images."""
-    from nacre.export.server import ModelServer, Served
+    from nacre.export.server import ModelServer
 
-    served = [Served(_display_name(model), _open_onnx(model, threads)) for model in models]
+    served = [(_display_name(model), _open_onnx(model, threads)) for model in models]
     try:
         server = ModelServer(served, (host, port))
     except OSError as error:
@@ -182,14 +157,17 @@ def serve(
 
 def _open_onnx(model: Path, threads: int) -> "OnnxModel":
     """Open an ONNX file, or a model that is exported first."""
+    from nacre.export.onnx_file import export_onnx
     from nacre.export.onnx_model import OnnxModel
 
     if model.suffix == ".onnx":
         return OnnxModel(model, threads)
+    name, network, info = _named(model)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.onnx"
-        _write_onnx(model, file, "fp32", None)
-        return OnnxModel(file, threads)
+        with make_console().status("tracing and comparing with torch"):
+            done = export_onnx(network, info, Path(folder) / "model.onnx")
+        make_console().print(f"{name}: {done.comparison}", soft_wrap=True, highlight=False)
+        return OnnxModel(done.path, threads)
 
 
 def _display_name(model: Path) -> str:

@@ -1,1 +1,59 @@
-"""Models in use elsewhere: ONNX files, a page that runs them, model cards."""
+"""Forms in which models are taken elsewhere; the ending of the file says which.
+
+A form of another package joins the table through the entry point group ``nacre.export`` (name = the
+ending of its files without the dot, object = an `ExportFormat`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nacre.errors import unknown_name
+from nacre.export.onnx_file import Form, NamedModel, write_onnx
+from nacre.export.page import write_page
+from nacre.utils.io import check_can_write
+from nacre.utils.system import load_registered, registered
+
+__all__ = ["EXPORTS", "ExportFormat", "Form", "NamedModel", "export_models", "find_export"]
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """A row of the table of forms.
+
+    Attributes:
+        about: What it is, for people.
+        write: Writes models into a file (models, file, numbers, license of the weights); returns a
+            sentence about it for people.
+    """
+
+    about: str
+    write: Callable[[Sequence[NamedModel], Path, Form, str | None], str]
+
+
+EXPORTS: dict[str, ExportFormat] = {
+    "onnx": ExportFormat("one ONNX file, from image to class map", write_onnx),
+    "html": ExportFormat("one HTML file that runs models in a browser", write_page),
+}
+
+
+def find_export(out: Path) -> ExportFormat:
+    """Return the form that the ending of a file asks for, if the file can be written."""
+    check_can_write(out)
+    ending = out.suffix[1:].lower()
+    if ending in EXPORTS:
+        return EXPORTS[ending]
+    others = registered("nacre.export", EXPORTS)
+    if ending not in others:
+        raise unknown_name(f"ending of the exported file {out}:", ending, [*EXPORTS, *others])
+    found: ExportFormat = load_registered(
+        others[ending], "the export", "ExportFormat", lambda one: isinstance(one, ExportFormat)
+    )
+    return found
+
+
+def export_models(
+    models: Sequence[NamedModel], out: Path, *, form: Form = "fp32", license: str | None = None
+) -> str:
+    """Write models in the form that the file's ending asks for; return a sentence about it."""
+    return find_export(out).write(models, out, form, license)

@@ -8,9 +8,10 @@ are as good as equal if they differ by a small share of the range that the score
 classes are that close at a pixel, either may be its class.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +20,15 @@ import torch
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.export.graph import ImageToClasses, to_onnx
-from nacre.export.onnx_model import MOST_CLASSES, describe, open_session, write_metadata
+from nacre.export.onnx_model import Metadata, describe, open_session, write_metadata
 from nacre.models.io import ModelInfo
 from nacre.models.network import Network
 from nacre.utils.io import remove_temporaries, save
 
-if TYPE_CHECKING:
-    from onnx import ModelProto
-
 Pixels = npt.NDArray[np.uint8]
 Scores = npt.NDArray[np.float32]
 Size = tuple[int, int]
+Form = Literal["fp32", "fp16"]
 
 TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2}
 """Largest difference, as a share of the range of the scores."""
@@ -48,6 +47,13 @@ class Comparison:
     sizes: tuple[Size, ...]
     agreement: float
     difference: float
+
+    def __str__(self) -> str:
+        """Return a sentence for people."""
+        return (
+            f"compared with torch at {len(self.sizes)} sizes: {self.agreement:.3%} of the pixels "
+            f"are the same, scores differ by at most {self.difference:.1e} of their range"
+        )
 
 
 def sizes_to_compare(crop: int) -> tuple[Size, ...]:
@@ -75,7 +81,7 @@ def torch_scores(predictor: Predictor, image: Pixels) -> Scores:
 
 
 def compare(
-    predictor: Predictor, session: Any, sizes: tuple[Size, ...], names: list[str], form: str
+    predictor: Predictor, session: Any, sizes: tuple[Size, ...], names: list[str], tolerance: float
 ) -> Comparison:
     """Compare classes and scores of a graph with torch.
 
@@ -95,7 +101,7 @@ def compare(
         span = float(np.ptp(wanted)) or 1.0
         distance = np.abs(scores[0] - wanted).max(0) / span
         worst = max(worst, float(distance.max()))
-        _check(distance, classes[0], wanted, size, names, TOLERANCE[form])
+        _check(distance, classes[0], wanted, size, names, tolerance)
         same += int((classes[0] == wanted.argmax(0)).sum())
         total += classes[0].size
     return Comparison(sizes, same / total, worst)
@@ -127,7 +133,12 @@ def _text(size: Size) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-Form = Literal["fp32", "fp16"]
+class NamedModel(NamedTuple):
+    """A network in eval mode, what its file says about it, and its name for people."""
+
+    name: str
+    network: Network
+    info: ModelInfo
 
 
 @dataclass(frozen=True)
@@ -136,15 +147,21 @@ class Exported:
 
     Attributes:
         path: The file.
-        form: Its numbers.
         size: Bytes.
         comparison: With torch.
     """
 
     path: Path
-    form: Form
     size: int
     comparison: Comparison
+
+
+def write_onnx(models: Sequence[NamedModel], out: Path, form: Form, license: str | None) -> str:
+    """Write a model as an ONNX file; return a sentence about it."""
+    if len(models) > 1:
+        raise NacreError("an ONNX file contains one model: give one, or --page to compare several")
+    done = export_onnx(models[0].network, models[0].info, out, form=form, license=license)
+    return f"{out} ({done.size / 1e6:.1f} MB, {form}); {done.comparison}"
 
 
 def export_onnx(
@@ -157,31 +174,30 @@ def export_onnx(
 ) -> Exported:
     """Write a model as an ONNX file if it does what the model does.
 
-    Args:
-        network: The network, in eval mode.
-        info: What its file says about it.
-        out: The ONNX file.
-        form: Its numbers.
-        license: Of the weights, for the metadata.
-
     Raises:
         NacreError: the graph differs from torch; nothing is written then.
     """
-    if len(info.classes) > MOST_CLASSES:
-        raise NacreError(f"{len(info.classes)} classes do not fit into a class map of 8 bits")
     remove_temporaries(out.parent, [out.name])
-    graph, comparison = _trace(network, info, form)
-    del graph.graph.output[1]
-    write_metadata(graph, describe(info, form, license))
-    content = graph.SerializeToString()
+    content, comparison = make_onnx(network, info, describe(info, form, license))
     save(out, lambda file: file.write_bytes(content))
-    return Exported(out, form, len(content), comparison)
+    return Exported(out, len(content), comparison)
 
 
-def _trace(network: Network, info: ModelInfo, form: Form) -> tuple["ModelProto", Comparison]:
+def make_onnx(network: Network, info: ModelInfo, metadata: Metadata) -> tuple[bytes, Comparison]:
+    """Return the content of an ONNX file, compared with torch.
+
+    Args:
+        network: The network, in eval mode.
+        info: What its file says about it.
+        metadata: What the ONNX file says about itself.
+    """
+    form = metadata.form
     dtype = torch.float16 if form == "fp16" else torch.float32
     graph = to_onnx(ImageToClasses(network, info.predict_mode, info.crop, dtype))
     session = open_session(graph.SerializeToString())
     sizes = sizes_to_compare(info.crop)
     predictor = Predictor(network, info.predict_mode, info.crop)
-    return graph, compare(predictor, session, sizes, list(info.classes), form)
+    found = compare(predictor, session, sizes, list(info.classes), TOLERANCE[form])
+    del graph.graph.output[1]
+    write_metadata(graph, metadata)
+    return graph.SerializeToString(), found

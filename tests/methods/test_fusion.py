@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from nacre.errors import NacreError
+from nacre.methods.components import check_fusible, fuse_, fusion_factor
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.fusion import check_fusible, fuse_, fusion_factor
 from nacre.models.network import Network
 
 
