@@ -32,7 +32,7 @@ Ious = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What held-out images chose, and the mean IoU on them with neither option and with these."""
+    """The choice of held-out images, and the mean IoU on them with neither option and with it."""
 
     options: dict[str, bool]
     plain: float
