@@ -6,7 +6,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -159,19 +158,6 @@ def test_mapping_on_the_way_is_mapping_before(
         np.testing.assert_array_equal(here, there)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(8, 40))
-def test_any_size_can_be_tested(height: int, width: int, crop: int) -> None:
-    mask = _patches(height, width)
-    image, labels = transforms.eval_sample(_paint(mask), mask, ImagesConfig(crop_size=crop))
-    assert (image.shape, labels.shape) == ((3, crop, crop), (crop, crop))
-    image, labels = transforms.eval_sample(
-        _paint(mask), mask, ImagesConfig(crop_size=crop, eval_mode="full")
-    )
-    np.testing.assert_array_equal(image, COLORS[mask].transpose(2, 0, 1))
-    np.testing.assert_array_equal(labels, mask)
-
-
 @pytest.mark.parametrize("size", [(61, 97), (97, 61), (300, 200), (33, 33)])
 def test_the_test_crop_is_the_middle_of_the_scaled_picture(size: tuple[int, int]) -> None:
     mask = _patches(*size)
@@ -200,14 +186,6 @@ def test_masks_take_the_nearest_pixel_centre(h: int, w: int, height: int, width:
             at_row, at_column = divmod(int(found[row, column]), w)
             assert y[at_row] == min(y)
             assert x[at_column] == min(x)
-
-
-@pytest.mark.parametrize("lengths", [(22, 513), (513, 22)])
-def test_centres_on_the_edge_of_two_pixels_are_rounded_as_pillows(lengths: tuple[int, int]) -> None:
-    length, new_length = lengths
-    exact = (2 * np.arange(new_length) + 1) * length // (2 * new_length)
-    assert (nearest_pixels(length, new_length) != exact).any() == (length == 22)
-    np.testing.assert_array_equal(nearest_pixels(length, new_length), _by_pillow(*lengths))
 
 
 @pytest.mark.parametrize("new_length", [*range(1, 66), 96, 160, 255, 256, 320, 511, 512, 513, 1024])
@@ -251,14 +229,6 @@ def test_new_pictures_are_seen_at_the_scale_of_training(
 ) -> None:
     config = ImagesConfig(crop=policy, eval_mode=eval_mode)  # type: ignore[arg-type]
     assert config.predict_mode == expected
-
-
-def test_masks_agree_with_torch() -> None:
-    mask = np.random.default_rng(0).integers(0, 255, (37, 53)).astype(np.uint8)
-    found = _nearest(mask, Placement(Box(5, 3, 40, 30), 64, 48))
-    part = torch.from_numpy(mask[3:33, 5:45].astype(np.float32))[None, None]
-    wanted = torch.nn.functional.interpolate(part, size=(48, 64), mode="nearest-exact")
-    np.testing.assert_array_equal(found, wanted[0, 0].numpy())
 
 
 def test_the_papers_boxes() -> None:
