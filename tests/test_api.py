@@ -221,20 +221,22 @@ def test_a_model_of_nan_says_so(finished, tmp_path):
         evaluate_checkpoint(out, {})
 
 
-def test_a_method_keeps_its_name_beside_its_values(monkeypatch, tmp_path):
+def test_arguments_lie_over_the_config_and_beside_its_values(monkeypatch, tmp_path):
     import nacre.api.model as api
 
-    def plan(*_, values, **__):
-        raise Planned(values["method"])
-
-    class Planned(Exception):
+    class Built(Exception):
         pass
 
-    monkeypatch.setattr(api, "plan_learning", plan)
-    with pytest.raises(Planned, match=r"\{'name': 'mib', 'weight': 3\}"):
-        nacre.learn("x", out=tmp_path, method="mib", config={"method": {"weight": 3}})
-    with pytest.raises(NacreError, match="'mib', and 'ft' in the config; say it once"):
-        nacre.learn("x", out=tmp_path, method="mib", config={"method": {"name": "ft"}})
+    def built(*, overrides, **_):
+        raise Built(overrides["method"], overrides["seed"])
+
+    monkeypatch.setattr(api, "learn_config", built)
+    config = {"method": {"weight": 3}, "seed": 5}
+    with pytest.raises(Built, match=r"\{'weight': 3, 'name': 'mib'\}, 5"):
+        nacre.learn("x", out=tmp_path, method="mib", config=config)
+    config = {"method": {"name": "ft", "freeze": []}, "seed": 5}
+    with pytest.raises(Built, match=r"\{'name': 'mib'\}, 7"):
+        nacre.learn("x", out=tmp_path, method="mib", seed=7, config=config)
 
 
 def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys, request):

@@ -5,6 +5,8 @@ import yaml
 from nacre.errors import NacreError
 from nacre.methods import METHODS
 from nacre.training.config import (
+    LearnConfig,
+    build,
     build_config,
     deep_merge,
     differences,
@@ -43,6 +45,27 @@ def test_later_sources_lie_over_earlier_ones(tmp_path):
         10.0,
     )
     assert config.model.backbone == "lite0"
+    named = {"train": {"batch_size": 5, "lr": 0.5}, "seed": 2}
+    config = build_config(file=file, overrides=named, assignments=["train.lr=0.25", "seed=3"])
+    assert (config.train.batch_size, config.train.lr, config.seed) == (5, 0.25, 3)
+
+
+@pytest.mark.parametrize(
+    ("preset", "weights", "method"),
+    [
+        ("small", None, "duo"),
+        ("demo", None, "duo"),
+        ("small", "none", "mib"),
+        ("paper", "imagenet", "mib"),
+        (None, "imagenet", "duo"),
+        (None, None, "mib"),
+    ],
+)
+def test_a_run_and_a_step_have_one_default_method(preset, weights, method):
+    model = {} if weights is None else {"weights": weights}
+    run = build_config(preset=preset, overrides={**SCENES, "model": model})
+    step = build(LearnConfig, {"data": ["x"], "model": model}, preset=preset)
+    assert run.method.name == step.method.name == method
 
 
 def test_another_method_leaves_no_values_of_the_first_behind():

@@ -32,8 +32,7 @@ from nacre.labels.channels import Channels, ignore_value
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import BACKGROUND
 from nacre.methods import Step
-from nacre.models.io import load_model
-from nacre.runs.steps import Start
+from nacre.models.io import ModelInfo
 from nacre.training.config import Recipe
 from nacre.training.events import ImagesTested
 from nacre.training.step import batches_to_test
@@ -125,23 +124,22 @@ class LearnTests:
     Attributes:
         data: The step's.
         config: Its config.
-        start: The model that is continued, if there is one.
+        start: What the file of the model that is continued says, if there is one.
         path: Where the start model's class maps are.
     """
 
     data: LearnData
     config: Recipe
-    start: Start | None = None
+    start: ModelInfo | None = None
     path: Path = Path()
 
     def prepare(self, step: Step) -> None:
         """Store what the start model says of the test images, unless that was done before."""
         if self.start is None or step.dist.from_main(self.path.exists()):
             return
-        info, images = self.start.info, self.config.images
-        network, _, _ = load_model(self.start.path, step.dist.device, self.start.network)
+        info, images = self.start, self.config.images
         predictor = Predictor(
-            network, info.predict_mode, info.crop, mirror=images.mirror, edges=images.edges
+            step.network, info.predict_mode, info.crop, mirror=images.mirror, edges=images.edges
         )
         maps = self._tester(step, only_tests=False).class_maps(predictor)
         step.dist.on_main(lambda: save_maps(self.path, maps))
