@@ -46,6 +46,8 @@ _TRIES = 10
 
 
 EvalMode = Literal["crop", "full", "sliding"]
+Chosen = bool | Literal["auto"]
+"""Whether something is done; `auto` leaves it to held-out images (`nacre.evaluation.choose`)."""
 
 
 class ImagesConfig(Config):
@@ -71,11 +73,15 @@ class ImagesConfig(Config):
         description="crop: shorter side to `crop_size`, then the center, as the paper; full: whole "
         "images at their own size; sliding: the same through windows of `crop_size`",
     )
-    mirror: bool = Field(
-        False, description="test by the mean of the scores of an image and of its mirror image"
+    mirror: Chosen = Field(
+        False,
+        description="test by the mean of the scores of an image and of its mirror image; auto: "
+        "where held-out images gain",
     )
-    edges: bool = Field(
-        False, description="test with scores that are upsampled along the edges of the image"
+    edges: Chosen = Field(
+        False,
+        description="test with scores that are upsampled along the edges of the image; auto: "
+        "where held-out images gain",
     )
 
     def view_of(self, epoch: int) -> int:

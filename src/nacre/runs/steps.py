@@ -23,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from nacre.data.dataset import explain_worker_crash
+from nacre.evaluation.choose import decide
 from nacre.methods import Step, find_method
 from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
@@ -148,7 +149,9 @@ def _learn_or_load(
     path, dist = folder.model(step.index), step.dist
     step.tests.prepare(step)
     if dist.from_main(path.exists()):
-        begin_from(step, path, step.network.given if step.network is not None else None)
+        given = step.network.given if step.network is not None else None
+        info = begin_from(step, path, given)
+        decide(step, {"mirror": info.mirror, "edges": info.edges})
         return
     if step.network is None and source is not None:
         begin_from(step, source)
@@ -274,4 +277,6 @@ def model_info(step: Step) -> ModelInfo:
         crop=config.images.crop_size,
         predict_mode=config.images.predict_mode,
         config=with_absolute_paths(config),
+        mirror=config.images.mirror is True,
+        edges=config.images.edges is True,
     )
