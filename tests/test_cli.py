@@ -414,8 +414,8 @@ def test_options_beside_a_step_that_goes_on_are_refused_where_they_differ(nacre,
     for given, said in (
         (["--test", "birds"], "birds"),
         (["--start", "other"], "no new class"),
-        (["--config", "mine.yaml"], "iterations"),
-        (["--preset", "small"], "iterations"),
+        (["--config", "mine.yaml"], "no data"),
+        (["--preset", "small"], "no data"),
         (["--seed", "0"], "seed"),
         (["--classes", "pearl"], "classes"),
     ):

@@ -126,19 +126,6 @@ def test_steps_are_those_of_a_scenario_run_bit_for_bit(pets, data, tmp_path):
     same_tensors(tmp_path / "run" / "step-2", tmp_path / "fish")
 
 
-def test_a_model_of_ours_keeps_backbone_and_batch_norm(pets, data, tmp_path):
-    birds = learning(data / "birds", tmp_path / "birds", start=pets)
-    assert birds.step.config.method.name == "mib"
-    birds()
-    before, after = tensors(pets), tensors(tmp_path / "birds")
-    kept = [name for name in before if name.startswith("backbone.")]
-    assert kept
-    assert all(torch.equal(before[name], after[name]) for name in kept)
-    others = (before.keys() & after.keys()) - set(kept)
-    changed = [n for n in others if not torch.equal(before[n], after[n])]
-    assert changed
-
-
 CPU, LARGE = ("cpu", 0), ("cuda", 24 << 30)
 
 
@@ -197,12 +184,6 @@ def test_a_first_model_is_duo_with_the_recipe_of_small_unless_a_preset_is_of_the
     assert (nothing.method.name, nothing.train.optimizer) == ("mib", "sgd")
     values = {"data": [str(data / "pets")], "model": {"weights": "imagenet"}}
     assert learn_config(preset="paper", overrides=values).method.name == "mib"
-
-
-def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):
-    learning(data / "birds", tmp_path / "a", start=pets)()
-    learning(data / "birds", tmp_path / "b", start=pets / "model.safetensors")()
-    same_tensors(tmp_path / "a", tmp_path / "b")
 
 
 def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
@@ -309,20 +290,6 @@ def test_methods_of_any_kind_take_what_the_background_hides(data, tmp_path, meth
     assert step()["classes"] == ["background", *PETS, *BIRDS, *FISH]
 
 
-def test_unlabelled_classes_can_be_taken_for_background_to_compare(data, tmp_path):
-    known = learning([data / "pets", data / "birds"], tmp_path / "known")
-    plain = learning(
-        [data / "pets", data / "birds"],
-        tmp_path / "plain",
-        labels={"unlabeled": "background"},
-    )
-    assert hidden(plain) is None, "the loss of a first step takes background for background"
-    known(), plain()
-    unions = [find_model(tmp_path / name) for name in ("known", "plain")]
-    assert not torch.equal(*(tensors(one)["classifier.rows.0.weight"] for one in unions))
-    assert load_model(unions[1])[1].lineage[0]["hidden"] == {"pets": [], "birds": []}
-
-
 def test_classes_that_are_labelled_again_are_not_hidden(pets, data, tmp_path):
     both = write_folder(tmp_path / "both", ["pearl", "crate"], world=WORLD)
     step = learning(both, tmp_path / "out", start=pets)
@@ -391,13 +358,6 @@ def _all_for_training(folder):
         new = next(f"p{i}" for i in range(99) if not is_for_testing(f"p{i}-{name}"))
         for kind in ("images", "masks"):
             (folder / kind / f"{name}.png").rename(folder / kind / f"{new}-{name}.png")
-
-
-def test_test_folders_judge_what_they_label(pets, data, tmp_path):
-    metrics = learning(data / "birds", tmp_path / "out", pets, tests=[str(data / "all")])()
-    assert {test["name"] for test in metrics["tests"]} == {"birds", "all"}
-    assert set(metrics["iou"]) == {*PETS, *BIRDS}, "coral is not a class of the model"
-    assert set(metrics["iou_before"]) == set(PETS)
 
 
 @pytest.mark.parametrize(
@@ -483,13 +443,6 @@ def test_a_start_of_another_kind_is_one_sentence(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_start_is_one_sentence(pets, data, tmp_path):
-    bad = tmp_path / "model.safetensors"
-    bad.write_bytes((pets / "model.safetensors").read_bytes()[:500])
-    with pytest.raises(NacreError, match="is not a whole safetensors file"):
-        learning(data / "birds", tmp_path / "out", start=bad)
-
-
 def test_how_a_step_is_learned_is_said(pets, data):
     step = open_step(config_of(data / "birds", start=pets))
     assert step.config.model.backbone == "tiny"
@@ -508,19 +461,6 @@ def test_an_option_of_another_method_is_refused_by_the_name_of_the_one_that_was_
         config_of(data / "birds", method={"pod": 1})
     with pytest.raises(NacreError, match=r"known here: [\w, ]+$"):
         config_of(data / "birds", method={"name": "mib", "pod": 1})
-
-
-def test_a_model_is_tested_again_on_its_own_and_on_other_folders(pets, data, tmp_path):
-    from nacre.runs.evaluate import evaluate_checkpoint
-
-    learning(data / "birds", tmp_path / "birds", start=pets)()
-    metrics = json.loads((tmp_path / "birds" / "metrics.json").read_text())
-    again = evaluate_checkpoint(tmp_path / "birds", {})
-    assert again["iou"] == metrics["iou"]
-    on_all = evaluate_checkpoint(tmp_path / "birds", {"data": {"root": str(data / "all")}})
-    assert set(on_all["iou"]) == {*PETS, *BIRDS}
-    with pytest.raises(NacreError, match="no test image has a pixel of a class that"):
-        evaluate_checkpoint(pets, {"data": {"root": str(data / "fish")}})
 
 
 @pytest.mark.slow
