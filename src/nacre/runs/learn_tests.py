@@ -176,7 +176,7 @@ class LearnTests:
         }
 
     def _watch(self, step: Step, parts: Iterable[SeenPart]) -> None:
-        """Tell a step's observers of the images that are tested, and stop when it does."""
+        """Report images that are tested to a step's observers, and stop when it does."""
         total = sum(len(part.set.index(part.split)) for part in parts)
 
         def on_images(count: int) -> None:
