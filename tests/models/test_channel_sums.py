@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nacre.models import channel_sums
-from nacre.models.channel_sums import (
+from nacre.models.norm import (
+    ABN,
+    InPlaceABN,
     channel_affine,
     channel_statistics,
+    channel_sums,
     lies_in_rows,
     per_channel,
 )
-from nacre.models.norm import ABN, InPlaceABN
 
 LAST = torch.channels_last
 
@@ -41,7 +42,7 @@ def test_statistics_have_the_digits_of_float64(shape: tuple[int, ...]) -> None:
 def test_sums_of_products_have_the_digits_of_float64(shape: tuple[int, ...]) -> None:
     x, dy = a_map(*shape), a_map(*shape, seed=1) - 0.3
     mean, scale = x.mean((0, 2, 3)), x.std((0, 2, 3)).reciprocal()
-    found = channel_sums.channel_sums(dy, x, mean, scale)
+    found = channel_sums(dy, x, mean, scale)
     exact = dy.double()
     xhat = (x.double() - per_channel(mean)) * per_channel(scale)
     for one, product in zip(found, (exact, exact * xhat), strict=True):

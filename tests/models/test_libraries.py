@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.losses.reference import unbiased_cross_entropy, unbiased_distillation, upsample
-from nacre.models.adapter import Adapter, pixels_of
+from nacre.models.adapter import Adapter
 from nacre.models.probe import scores_of, scoring_layer
+from nacre.models.transformers import pixels_of
 from nacre.models.widen import Teacher, widen
 
 CLASSES = 4
@@ -210,7 +211,7 @@ def test_query_networks_are_refused(kind: str) -> None:
 def test_stages_and_pixels_of_segformer() -> None:
     transformers = pytest.importorskip("transformers")
     network = trained(TRANSFORMERS["segformer"])
-    pixels = pixels_of(transformers.SegformerImageProcessor())
+    pixels = pixels_of(transformers.SegformerImageProcessor().to_dict())
     stages = tuple(f"segformer.stages.{i}.layer_norm" for i in range(4))
     adapter = Adapter(network, pixels=pixels, stages=stages)
     output = adapter(torch.zeros(1, 3, SIZE, 2 * SIZE, dtype=torch.uint8))

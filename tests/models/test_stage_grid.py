@@ -10,9 +10,9 @@ from nacre.errors import NacreError
 from nacre.export.graph import ImageToClasses
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
+from nacre.models.decoders import StageGrid
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import ModelInfo, load_model, save_model
-from nacre.models.stage_grid import StageGrid
 
 
 def on_stages(backbone: str = "tiny", crop: int = 64, **values: Any) -> tuple[DeepLab, StageGrid]:
