@@ -102,21 +102,6 @@ def test_they_are_downloaded_once_and_loaded(library: Library, published: Any, s
     assert len(site.asked) == asked
 
 
-@pytest.mark.usefixtures("published")
-def test_another_file_is_not_taken(library: Library, site: Site) -> None:
-    site.headers[library.place()] = {"ETag": f'"{"0" * 64}"'}
-    with pytest.raises(NacreError, match="what came is not the published file"):
-        build(library)
-
-
-@pytest.mark.usefixtures("site")
-def test_where_they_are_absent_one_sentence_says_what_to_do(library: Library) -> None:
-    with pytest.raises(
-        NacreError, match=r"could not get model\.safetensors of .*404.*: check the name"
-    ):
-        build(library)
-
-
 def test_weights_that_smp_does_not_have_are_named() -> None:
     config = LIBRARIES["smp"].config | {"weights": "ssl"}
     with pytest.raises(NacreError, match=r"smp has no such weights of 'mobilenet_v2'; it has imag"):
