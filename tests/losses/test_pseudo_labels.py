@@ -138,15 +138,6 @@ def test_the_median_is_interpolated_within_its_bin() -> None:
     torch.testing.assert_close(found, torch.tensor([0.5, 1 / 3, 0.001, 2.5 / 3]))
 
 
-def test_histograms_of_batches_add_up() -> None:
-    logits = random(4, 3, 3, 3, seed=1)
-    whole = counts(teacher_predictions(logits, (9, 9), "entropy"), 50, 3)
-    parts = [
-        counts(teacher_predictions(part, (9, 9), "entropy"), 50, 3) for part in logits.split(3)
-    ]
-    assert torch.equal(parts[0] + parts[1], whole)
-
-
 def slow_released(histogram: list[int], least: float = 0.001) -> float:
     """The search for a median that adds numbers of bins."""
     bins, half, running = len(histogram), sum(histogram) / 2, 0

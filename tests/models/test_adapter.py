@@ -175,8 +175,3 @@ def test_a_saved_state_loads_into_a_new_adapter(name: str) -> None:
 def test_logits_are_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert adapted()(IMAGES).logits.dtype == torch.float32
-
-
-def test_background_must_be_a_channel() -> None:
-    with pytest.raises(NacreError, match="background=5: the network has 5 channels"):
-        adapted(background=5)

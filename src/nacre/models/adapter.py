@@ -270,16 +270,11 @@ class Adapter(Network):
 
     def _fit_size(self, x: Tensor) -> Tensor:
         """Return pixels of a size that the network takes."""
-        height, width = self._fitted(x.shape[-2:])
         if self.fixed_size is not None:
-            return F.interpolate(x, (height, width), mode="bilinear", align_corners=False)
+            return F.interpolate(x, self.fixed_size, mode="bilinear", align_corners=False)
+        height, width = (-(-side // self.divisor) * self.divisor for side in x.shape[-2:])
         bottom, right = height - x.shape[-2], width - x.shape[-1]
         return F.pad(x, (0, right, 0, bottom), mode="replicate") if bottom or right else x
-
-    def _fitted(self, size: Sequence[int]) -> tuple[int, int]:
-        """Return the size that images of a size are brought to."""
-        height, width = (-(-side // self.divisor) * self.divisor for side in size)
-        return self.fixed_size or (height, width)
 
     def grow(
         self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
@@ -357,14 +352,6 @@ class Adapter(Network):
         if self.background is None:
             never = logits.new_full((), NEVER).expand_as(logits[:, :1])
             return torch.cat([never, logits], 1)
-        background = self.background
-        if background == 0:
-            return logits
-        return torch.cat(
-            [
-                logits[:, background : background + 1],
-                logits[:, :background],
-                logits[:, background + 1 :],
-            ],
-            1,
-        )
+        b = self.background
+        parts = logits[:, b : b + 1], logits[:, :b], logits[:, b + 1 :]
+        return torch.cat(parts, 1) if b else logits

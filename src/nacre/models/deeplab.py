@@ -42,6 +42,7 @@ class DeepLab(Network):
     pixel_scale: Tensor
     pixel_shift: Tensor
     ledger: LedgerHead | None
+    takes_maps = True
 
     def __init__(
         self,

@@ -120,11 +120,6 @@ class ABN(nn.Module):
         running = self.running_mean, self.running_var
         return batch_norm(x, *running, self.gain(), self.bias, training, self.momentum, self.eps)
 
-    def extra_repr(self) -> str:
-        """Return what stands in the brackets when a network is printed."""
-        slope = f", slope={self.slope}" if self.activation == "leaky_relu" else ""
-        return f"{self.channels}, {self.activation}{slope}, eps={self.eps}"
-
 
 def activate_(x: Tensor, activation: Activation, slope: float) -> Tensor:
     """Apply an activation in place."""
