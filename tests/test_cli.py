@@ -274,16 +274,6 @@ def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
     assert f"backbone 42,500,160, decoder {decoder:,}, classifier {9 * 257:,}" in shown
 
 
-@pytest.mark.parametrize(
-    ("kind", "figure"),
-    [("voc", "69.0"), ("ade20k", "34.6"), ("ablation", "27.2"), ("lwf-mc", "60.5")],
-)
-def test_the_papers_tables_are_shown_without_runs(kind, figure, nacre):
-    shown = nacre("table", "--kind", kind, "--paper").stdout
-    assert figure in shown
-    assert "copied from the paper" in shown
-
-
 def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(nacre):
     from nacre.runs.learn_config import default_method
 
