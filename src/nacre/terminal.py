@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -157,10 +158,13 @@ class Display:
 
     def __init__(self, console: Console, drawing: Live | Progress) -> None:
         self.console, self._drawing = console, drawing
+        # A notebook without widgets gets lines, as a file does.
+        has_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
+        self._draws = console.is_terminal or has_widgets
 
     def __enter__(self) -> Self:
         """Begin to draw."""
-        if self.console.is_terminal or self.console.is_jupyter:
+        if self._draws:
             self._drawing.start()
         return self
 
@@ -171,7 +175,7 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         """Stop drawing: bars disappear, a table stays as it was last."""
-        if self.console.is_terminal or self.console.is_jupyter:
+        if self._draws:
             self._drawing.stop()
 
 
@@ -227,6 +231,8 @@ class RunDisplay(Display):
                 self.console.print(Text(text), soft_wrap=True)
             case events.StepJudged():
                 self._print(f"  step {event.step}: {judged_line(event)}")
+            case events.OptionsChosen():
+                self._print(f"  step {event.step}: {chosen_line(event)}")
             case events.StepLearned():
                 self._replace(f"{self.label} step {event.step}: testing", 1, 0)
             case events.ImagesTested() if self.now is not None:
@@ -305,6 +311,16 @@ def judged_line(event: "events.StepJudged") -> str:
         return f"the decoder's updates are not kept: {means}"
     named = ", ".join(event.classes) or "no class"
     return f"the decoder is kept: {means}; it has a say in {named}, the ledger in all classes"
+
+
+def chosen_line(event: "events.OptionsChosen") -> str:
+    """Return what held-out images decided as a line."""
+    ways = [("with its mirror image", event.mirror), ("along edges", event.edges)]
+    named = " and ".join(name for name, is_chosen in ways if is_chosen)
+    if not named:
+        return "images are seen plainly: neither mirror image nor edges gain on held-out images"
+    means = f"mean IoU {100 * event.after:.1f} on held-out images, {100 * event.before:.1f} without"
+    return f"an image is seen {named}: {means}"
 
 
 def one_line(means: dict[str, Any]) -> str:
