@@ -115,7 +115,7 @@ def open_step(config: LearnConfig, network: nn.Module | None = None) -> Step:
         sampler=sampler,
         config=config,
         dist=dist,
-        tests=LearnTests(data, config, info),
+        tests=LearnTests(data, config, dist, info),
         entry=entry,
         history=info.lineage if info else (),
     )
