@@ -181,7 +181,7 @@ def test_captions_beside_the_instances_are_passed_over(tmp_path: Path) -> None:
     captions = {"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a cat"}]}
     save_json(tmp_path / "x" / "captions_val.json", captions)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.report.num_images == 1
+    assert len(got.report.written) == 1
     assert "captions_val.json lists no categories and is passed over" in got.text
 
 
@@ -453,7 +453,7 @@ def test_yolo_boxes_are_counted_and_files_without_lines_are_empty(tmp_path: Path
     save_image(tmp_path / "x" / "train" / "images" / "no-text.jpg", (9, 9))
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.report.skipped_shapes == {"boxes without an outline": 1}
-    assert got.report.empty == ("train/images/empty.jpg", "train/images/no-text.jpg")
+    assert got.report.empty == ["train/images/empty.jpg", "train/images/no-text.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -636,7 +636,7 @@ def test_a_task_without_annotation_is_unlabelled_one_with_an_empty_result_is_emp
     save_json(tmp_path / "x" / "export.json", tasks)
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.images() == {"p", "s"}
-    assert got.report.empty == ("p.jpg",)
+    assert got.report.empty == ["p.jpg"]
 
 
 def test_shapes_and_labels_that_label_studio_keeps_apart(tmp_path: Path) -> None:
