@@ -43,7 +43,7 @@ def data(tmp_path):
 def problems(data):
     """What `nacre data` and `nacre plan` find, which must be the same."""
     source = open_folder("folder", data)
-    found = [one.text for one in check_source(source, workers=1).splits[0].problems]
+    found = [one.text for one in check_source(source).splits[0].problems]
     if found:
         with pytest.raises(NacreError) as caught:
             source.index("train")
@@ -191,7 +191,7 @@ def test_a_mask_drawn_on_the_stored_picture_is_told_of(data):
     assert "EXIF data turn the image, and a mask must be drawn on the turned one" in text
     picture().save(data / "images" / "p0.jpg", exif=exif(3))
     assert problems(data) == []
-    assert check_source(open_folder("folder", data), workers=1).splits[0].turned == 1
+    assert check_source(open_folder("folder", data)).splits[0].turned == 1
 
 
 def test_a_mask_that_is_turned_itself_is_refused(data):

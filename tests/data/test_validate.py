@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def _check(root: Path) -> DataReport:
-    return check_source(Folder(FolderConfig(root=root)), workers=1)
+    return check_source(Folder(FolderConfig(root=root)))
 
 
 def _text(report: DataReport) -> str:
@@ -58,8 +58,8 @@ def test_everything_wrong_is_counted_and_named(root: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:-200])
     report = _check(root)
     train, val = report.splits
-    kinds = ("missing image", "missing mask", "sizes differ", "unknown label", "damaged file")
-    assert [train.count(kind) for kind in kinds] == [1, 1, 1, 1, 0]
+    kinds = ["missing image", "missing mask", "sizes differ", "unknown label"]
+    assert [problem.kind for problem in train.problems] == kinds
     assert [problem.kind for problem in val.problems] == ["damaged file"]
     assert not report.is_valid
     text = _text(report)
@@ -75,7 +75,7 @@ def test_a_part_of_voc_is_called_a_part(tmp_path: Path) -> None:
     (tmp_path / "splits").mkdir()
     (tmp_path / "splits" / "train_aug.txt").write_text("a")
     (tmp_path / "splits" / "val.txt").write_text("b")
-    report = check_source(Voc(VocConfig(root=tmp_path)), workers=1)
+    report = check_source(Voc(VocConfig(root=tmp_path)))
     assert (report.is_valid, report.is_complete) == (True, False)
     assert "train has 1 images, the whole data set has 10,582" in _text(report)
 

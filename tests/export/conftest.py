@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
+from nacre.evaluation.predictor import model_predictor
 from nacre.export import onnx_file
 from nacre.export.graph import ImageToClasses, to_onnx
 from nacre.export.onnx_file import Exported
@@ -23,7 +24,7 @@ def model(learned: Path) -> tuple[Network, ModelInfo]:
 @pytest.fixture(scope="session")
 def traced(model: tuple[Network, ModelInfo]) -> ModelProto:
     """The graph of the model, with its scores: tracing is what takes long in an export."""
-    return to_onnx(ImageToClasses(model[0], model[1].predict_mode, model[1].crop))
+    return to_onnx(ImageToClasses(model_predictor(*model)))
 
 
 @pytest.fixture

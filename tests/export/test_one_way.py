@@ -153,7 +153,10 @@ def by_tests(model: Model, predicted: Maps, images: Path, folder: Path) -> Maps:
     source = Folder(FolderConfig(root=folder))
     stems = sorted(Path(name).stem for name in predicted)
     mapping = mapping_for_tests(model.info.channels, source.space, LabelPolicy(), names)
-    config = ImagesConfig(eval_mode=model.info.predict_mode, crop_size=model.info.crop)
+    info = model.info
+    config = ImagesConfig(
+        eval_mode=info.predict_mode, crop_size=info.crop, mirror=info.mirror, edges=info.edges
+    )
     whole = config.model_copy(update={"eval_mode": "full"})
     dataset = EvalDataset(source, stems, mapping, whole)
     kept = Kept()
@@ -184,17 +187,28 @@ def check_same(found: Maps, predicted: Maps, least: float = SAME) -> None:
     assert {len(np.unique(mask)) for mask in predicted.values()} != {1}, "constant class maps"
 
 
-@pytest.mark.parametrize("mode", ["crop", pytest.param("sliding", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("crop", {}),
+        ("crop", {"mirror": True, "edges": True}),
+        pytest.param("sliding", {}, marks=pytest.mark.slow),
+        pytest.param("sliding", {"mirror": True, "edges": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_every_way_gives_the_class_map_of_predict(
-    learned: Path, tmp_path: Path, mode: EvalMode
+    learned: Path, tmp_path: Path, mode: EvalMode, options: dict[str, bool]
 ) -> None:
     images = tmp_path / "images"
     images.mkdir()
     for i, size in enumerate(((45, 77), (130, 61), (31, 33), (64, 96))):
         Image.fromarray(noise_image(size, i)).save(images / f"{i}.png")
     model = load(learned)
-    model = replace(model, info=replace(model.info, predict_mode=mode))
+    plain = {path.name: model.predict(path).mask for path in images.iterdir()}
+    model = replace(model, info=replace(model.info, predict_mode=mode, **options))
     predicted = by_predict(model, images, tmp_path / "seen")
+    changed = any((plain[name] != mask).any() for name, mask in predicted.items())
+    assert changed or not options
     check_same(by_tests(model, predicted, images, tmp_path / "data"), predicted)
     check_same({path.name: model.predict(path).mask for path in images.iterdir()}, predicted)
     assert model.export(tmp_path / "model.onnx") == tmp_path / "model.onnx"

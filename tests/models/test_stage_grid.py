@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from nacre.errors import NacreError
+from nacre.evaluation.predictor import Predictor
 from nacre.export.graph import ImageToClasses
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
@@ -70,7 +71,7 @@ def test_folded_and_traced_networks_say_the_same(backbone: str, stride: int) -> 
     images = torch.randint(0, 256, (1, 3, 96, 128), dtype=torch.uint8)
     wanted = network(images).logits
     torch.testing.assert_close(network.fused()(images).logits, wanted, rtol=1e-3, atol=1e-3)
-    exported = ImageToClasses(network)
+    exported = ImageToClasses(Predictor(network))
     torch.testing.assert_close(exported.network(images).logits, wanted, rtol=1e-3, atol=1e-3)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from nacre.api.run import watched
 from nacre.errors import NacreError
-from nacre.evaluation.predictor import Predictor
+from nacre.evaluation.predictor import Predictor, model_predictor
 from nacre.export import Form, NamedModel, export_models
 from nacre.export.hub import push
 from nacre.models.io import ModelInfo, find_model, load_model, save_start
@@ -141,8 +141,8 @@ class Model:
         image: AnyImage,
         *,
         window: int | None = ...,
-        mirror: bool = ...,
-        edges: bool = ...,
+        mirror: bool | None = ...,
+        edges: bool | None = ...,
         scores: bool = ...,
     ) -> Prediction: ...
 
@@ -152,8 +152,8 @@ class Model:
         image: list[AnyImage] | tuple[AnyImage, ...],
         *,
         window: int | None = ...,
-        mirror: bool = ...,
-        edges: bool = ...,
+        mirror: bool | None = ...,
+        edges: bool | None = ...,
         scores: bool = ...,
     ) -> list[Prediction]: ...
 
@@ -162,8 +162,8 @@ class Model:
         image: AnyImage | list[AnyImage] | tuple[AnyImage, ...],
         *,
         window: int | None = None,
-        mirror: bool = False,
-        edges: bool = False,
+        mirror: bool | None = None,
+        edges: bool | None = None,
         scores: bool = False,
     ) -> Prediction | list[Prediction]:
         """Predict the class of every pixel of an image, or of each of a list, at its own size.
@@ -176,9 +176,10 @@ class Model:
             image: A file, a Pillow image, an array (height x width x 3) or a tensor (3 x height x
                 width). EXIF data turn a file or a Pillow image; others are taken as they are.
             window: Side of windows, through which it is seen then, at the same scale.
-            mirror: Whether its mirror image is looked at, too: twice the time, often better.
+            mirror: Whether its mirror image is looked at, too: twice the time, often better. By
+                default as the model's file says.
             edges: Whether classes follow the edges of the image: better for large things, and
-                worse for thin ones.
+                worse for thin ones. By default as the model's file says.
             scores: Whether the prediction has the probabilities of all classes: 4 bytes each for
                 every pixel.
         """
@@ -188,13 +189,14 @@ class Model:
         return predict_image(predictor, image, self.legend, scores)
 
     def predictor(
-        self, *, window: int | None = None, mirror: bool = False, edges: bool = False
+        self, *, window: int | None = None, mirror: bool | None = None, edges: bool | None = None
     ) -> Predictor:
         """Return how the network sees images, at the scale that it learned at."""
         if window is not None and not LEAST_WINDOW <= window <= MOST_WINDOW:
             raise NacreError(f"windows of {window} pixels: give {LEAST_WINDOW} to {MOST_WINDOW:,}")
-        mode, crop = self.info.predict_mode, self.info.crop
-        return Predictor(self.network, mode, crop, window, mirror, edges)
+        info = self.info if mirror is None else replace(self.info, mirror=mirror)
+        info = info if edges is None else replace(info, edges=edges)
+        return replace(model_predictor(self.network, info), window=window)
 
     @property
     def legend(self) -> Legend:

@@ -47,11 +47,19 @@ def predict(
         ),
     ] = None,
     mirror: Annotated[
-        bool, flag("--mirror", "Average with the mirrored image; takes twice the time.")
-    ] = False,
+        bool | None,
+        flag(
+            "--mirror/--no-mirror",
+            "Average with the mirrored image; takes twice the time. Default: the model's choice.",
+        ),
+    ] = None,
     edges: Annotated[
-        bool, flag("--edges", "Snap class borders to the edges of the image.")
-    ] = False,
+        bool | None,
+        flag(
+            "--edges/--no-edges",
+            "Snap class borders to the edges of the image. Default: the model's choice.",
+        ),
+    ] = None,
 ) -> None:
     """Segment images or videos; write masks, overlays, polygons and class fractions."""
     from nacre.api.model import load

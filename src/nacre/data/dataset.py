@@ -138,7 +138,8 @@ class EvalDataset(Dataset[EvalSample]):
         """Return the image and its targets."""
         name = self.names[i]
         image, mask = self.source.image(self.split, name), self.source.mask(self.split, name)
-        return _tensors(eval_sample(image, mask, self.config, table=self.mapping.table))
+        pixels, labels = eval_sample(image, mask, self.config)
+        return _tensors((pixels, self.mapping.apply(labels)))
 
 
 def train_batches(

@@ -46,6 +46,8 @@ _TRIES = 10
 
 
 EvalMode = Literal["crop", "full", "sliding"]
+Chosen = bool | Literal["auto"]
+"""Whether something is done; `auto` leaves it to held-out images (`nacre.evaluation.choose`)."""
 
 
 class ImagesConfig(Config):
@@ -71,11 +73,15 @@ class ImagesConfig(Config):
         description="crop: shorter side to `crop_size`, then the center, as the paper; full: whole "
         "images at their own size; sliding: the same through windows of `crop_size`",
     )
-    mirror: bool = Field(
-        False, description="test by the mean of the scores of an image and of its mirror image"
+    mirror: Chosen = Field(
+        False,
+        description="test by the mean of the scores of an image and of its mirror image; auto: "
+        "where held-out images gain",
     )
-    edges: bool = Field(
-        False, description="test with scores that are upsampled along the edges of the image"
+    edges: Chosen = Field(
+        False,
+        description="test with scores that are upsampled along the edges of the image; auto: "
+        "where held-out images gain",
     )
 
     def view_of(self, epoch: int) -> int:
@@ -135,8 +141,7 @@ def train_sample(
         config: How to cut.
         rng: The only source of chance.
         pad: The label beside the image, where the crop is larger than the image.
-        table: Maps labels to channels, of which `pad` is one then; fewer pixels are mapped
-            this way than by mapping the mask first.
+        table: Maps labels to targets, of which `pad` is one then.
 
     Returns:
         The image (3, crop, crop) and the labels or channels (crop, crop).
@@ -151,30 +156,26 @@ def train_sample(
         place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
     box = _decode(image, place)
     pixels = _place_image(_scale(image, box, place), place, config.crop_size)
-    labels = _place_mask(_nearest(mask, place, table), place, config.crop_size, pad)
+    labels = _nearest(mask, place)
+    labels = labels if table is None else map_labels(labels, table)
+    labels = _place_mask(labels, place, config.crop_size, pad)
     return config.augment.apply(pixels, labels, rng)
 
 
-def eval_sample(
-    image: Image.Image,
-    mask: Mask,
-    config: ImagesConfig,
-    table: LabelTable | None = None,
-) -> Sample:
+def eval_sample(image: Image.Image, mask: Mask, config: ImagesConfig) -> Sample:
     """Return an image and its mask as they are tested: the center, or everything.
 
     Args:
         image: The image, decoded or not.
         mask: Its labels.
         config: Says which of the two.
-        table: Maps labels to channels.
     """
     width, height = _common_size(image, mask)
     whole = Box(0, 0, width, height)
     load(image)
     if config.eval_mode != "crop":
         place = Placement(whole, width, height)
-        return _scale(image, whole, place), np.ascontiguousarray(_nearest(mask, place, table))
+        return _scale(image, whole, place), np.ascontiguousarray(mask)
     crop = config.crop_size
     # The longer side is rounded down and the middle to even, as is usual, so that the pixels
     # are those that published results were measured on.
@@ -182,7 +183,7 @@ def eval_sample(
     place = Placement(whole, crop * width // shorter, crop * height // shorter)
     left, top = round((place.width - crop) / 2), round((place.height - crop) / 2)
     pixels = _scale(image, whole, place)[:, top : top + crop, left : left + crop]
-    labels = _nearest(mask, place, table)[top : top + crop, left : left + crop]
+    labels = _nearest(mask, place)[top : top + crop, left : left + crop]
     return np.ascontiguousarray(pixels), np.ascontiguousarray(labels)
 
 
@@ -276,21 +277,10 @@ def _shrunk(start: int, length: int, full: int, small: int) -> tuple[int, int]:
     return first, last - first
 
 
-def _nearest(mask: Mask, place: Placement, table: LabelTable | None = None) -> Mask:
+def _nearest(mask: Mask, place: Placement) -> Mask:
     """Return the box of a mask at its new size: the label at the nearest pixel center."""
     left, top, width, height = place.box
     labels = mask[top : top + height, left : left + width]
-    if table is None:
-        return _pick(labels, place)
-    # Mapped where there are fewer pixels of it.
-    if labels.size < place.width * place.height:
-        return _pick(map_labels(labels, table), place)
-    return map_labels(_pick(labels, place), table)
-
-
-def _pick(labels: Mask, place: Placement) -> Mask:
-    """Return rows and columns of labels at their new size."""
-    height, width = labels.shape
     if (width, height) == (place.width, place.height):
         return labels[:, ::-1] if place.flip else labels
     rows, columns = nearest_pixels(height, place.height), nearest_pixels(width, place.width)

@@ -31,6 +31,7 @@ from nacre.evaluation.upsampling import (
     upsample_maps,
     whole_maps,
 )
+from nacre.models.io import ModelInfo
 from nacre.models.network import Network
 
 NOT_FINITE = (
@@ -269,18 +270,24 @@ class Predictor:
 
 def cut_predictor(network: Network, images: ImagesConfig) -> Predictor:
     """Return how a network sees test images that were scaled and cut as the config says."""
-    return Predictor(network, window=images.test_window, mirror=images.mirror, edges=images.edges)
+    window, (mirror, edges) = images.test_window, _decided(images)
+    return Predictor(network, window=window, mirror=mirror, edges=edges)
 
 
 def whole_predictor(network: Network, images: ImagesConfig) -> Predictor:
     """Return how a network sees whole images, as `nacre predict` shows them."""
-    return Predictor(
-        network,
-        images.predict_mode,
-        images.crop_size,
-        mirror=images.mirror,
-        edges=images.edges,
-    )
+    mirror, edges = _decided(images)
+    return Predictor(network, images.predict_mode, images.crop_size, mirror=mirror, edges=edges)
+
+
+def model_predictor(network: Network, info: ModelInfo) -> Predictor:
+    """Return how the network of a model file sees images, as the file says."""
+    return Predictor(network, info.predict_mode, info.crop, mirror=info.mirror, edges=info.edges)
+
+
+def _decided(images: ImagesConfig) -> tuple[bool, bool]:
+    """Return whether mirror images are seen and edges followed; what is undecided is not."""
+    return images.mirror is True, images.edges is True
 
 
 def strip_width(window: int, channels: int) -> int:

@@ -13,7 +13,7 @@ color of the cell:
     w(p, j) ~ exp(-|p - j|^2 / (2 d^2) - |color(p) - color(j)|^2 / (2 c^2)),  d = 1/2 cell, c = 0.1
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -128,27 +128,66 @@ def _edge_aware_strips(
     """Yield rows of images and their scores N,C,rows,W."""
     assert maps.colors is not None
     scores, colors = at_least_float32(maps.scores), maps.colors / 255
-    row_cells, row_weights = _cells(scores.shape[2], size[0], maps.inside[0], scores.device)
-    cells, weights = _cells(scores.shape[3], size[1], maps.inside[1], scores.device)
+    (row_cells, row_weights), (cells, weights) = (
+        cells_around(scores.shape[2 + i], size[i], maps.inside[i] / size[i], scores.device)
+        for i in range(2)
+    )
     step = max(1, _STRIP_BYTES // (4 * scores.shape[0] * max(scores.shape[1], 9) * size[1]))
     for top in range(0, size[0], step):
         rows = slice(top, min(top + step, size[0]))
-        pixels = guide(rows).float() / 255
-        nearness = []
-        for i, j in product(range(3), range(3)):
-            far = (pixels - _pick(colors, row_cells[i, rows], cells[j])).square().sum(1)
-            near = row_weights[i, rows, None] + weights[j]
-            nearness.append(near - far / (2 * COLOR * COLOR))
-        shares = torch.stack(nearness).softmax(0)  # that of the nearest never vanishes
-        total = torch.zeros((), device=scores.device)
-        for share, (i, j) in zip(shares, product(range(3), range(3)), strict=True):
-            total = total + share[:, None] * _pick(scores, row_cells[i, rows], cells[j])
-        yield rows, total
+        yield (
+            rows,
+            upsample_along_edges(
+                scores,
+                colors,
+                guide(rows).float() / 255,
+                (row_cells[:, rows], cells),
+                (row_weights[:, rows], weights),
+            ),
+        )
 
 
-def _cells(inputs: int, outputs: int, inside: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return for each pixel of a side the three cells around it, and what distance says of them."""
-    place = (torch.arange(outputs, device=device) + 0.5) * (inside / outputs)
+def upsample_along_edges(
+    scores: Tensor,
+    colors: Tensor,
+    pixels: Tensor,
+    cells: Sequence[Tensor],
+    nearness: Sequence[Tensor],
+) -> Tensor:
+    """Return the scores of pixels, N,C,H,W: means over the nine cells around each.
+
+    Args:
+        scores: N,C,h,w, of cells.
+        colors: N,3,h,w in 0..1, of cells.
+        pixels: N,3,H,W in 0..1.
+        cells: Of rows and of columns, those around each pixel (`cells_around`).
+        nearness: Of rows and of columns, what distance says of them.
+    """
+    (rows, columns), (down, across) = cells, nearness
+    around = list(product(range(3), range(3)))
+    nearest = []
+    for i, j in around:
+        far = (pixels - _pick(colors, rows[i], columns[j])).square().sum(1)
+        nearest.append(down[i, :, None] + across[j] - far / (2 * COLOR * COLOR))
+    shares = torch.stack(nearest).softmax(0)  # that of the nearest never vanishes
+    total = torch.zeros((), device=scores.device)
+    for share, (i, j) in zip(shares, around, strict=True):
+        total = total + share[:, None] * _pick(scores, rows[i], columns[j])
+    return total
+
+
+def cells_around(
+    inputs: int, outputs: int, scale: float | Tensor, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return for each pixel of a side the three cells around it, and what distance says of them.
+
+    Args:
+        inputs: Cells.
+        outputs: Pixels.
+        scale: Cells per pixel.
+        device: Where both are to be.
+    """
+    place = (torch.arange(outputs, device=device) + 0.5) * scale
     around = place.floor().long() + torch.tensor([[-1], [0], [1]], device=device)
     weights = -(place - (around + 0.5)).square() / (2 * DISTANCE * DISTANCE)
     return around.clamp(0, inputs - 1), weights

@@ -4,7 +4,8 @@
 
 It is the way of `nacre.evaluation.predictor`, in operations that hold for all sizes: an antialiased
 resize and an upsampling are two products with matrices that are computed from the sizes, windows
-are gathered into one batch and their probabilities scattered back.
+are gathered into one batch and their probabilities scattered back. Where the model says so, the
+mirror image is seen, too, and scores are upsampled along the edges of the image.
 """
 
 import contextlib
@@ -16,19 +17,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from nacre.data.transforms import EvalMode
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import (
+    Predictor,
     padded_places,
     resize_weights,
     seen_size,
     smaller,
     window_starts,
 )
+from nacre.evaluation.upsampling import cells_around, upsample_along_edges
 from nacre.models.adapter import Adapter
 from nacre.models.decoders import WindowPool
 from nacre.models.lite import SameConv2d
-from nacre.models.network import Network
 from nacre.utils.system import import_extra
 
 if TYPE_CHECKING:
@@ -41,21 +42,13 @@ class ImageToClasses(nn.Module):
     """From an image to its class map and scores, in operations that hold for all sizes.
 
     Args:
-        network: what is exported; it is copied.
-        mode: how it sees images, as in `nacre.evaluation.predictor.Predictor`.
-        crop: side of its training crops.
+        predictor: how the network sees images; its network is copied.
         dtype: of its weights and activations.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        mode: EvalMode = "full",
-        crop: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, predictor: Predictor, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        inner = network.fused()
+        inner = predictor.network.fused()
         self.alignment = inner.alignment
         for module in inner.modules():
             if isinstance(module, SameConv2d):
@@ -65,31 +58,36 @@ class ImageToClasses(nn.Module):
             elif isinstance(module, Adapter):
                 module.divisor = 1  # images are padded before
         self.network = inner.requires_grad_(False).cpu().to(dtype)
-        self.mode, self.crop, self.dtype = mode, crop, dtype
+        self.mode, self.crop, self.dtype = predictor.mode, predictor.crop, dtype
+        self.mirror, self.edges = predictor.mirror, predictor.edges
         self.eval()
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Return classes 1,H,W and scores 1,C,H,W of a uint8 image 1,H,W,3."""
         height, width = image.shape[1], image.shape[2]
-        image = image[0].permute(2, 0, 1).float()
+        image = guide = image[0].permute(2, 0, 1).float()
         if self.mode == "crop":
             seen = seen_size((height, width), self.mode, self.crop)
             rows, columns = resize_weights(height, seen[0]), resize_weights(width, seen[1])
             image = rows @ image @ columns.T
         see = self._through_windows if self.mode == "sliding" else self._whole
-        scores = see(image, (height, width))
+        scores = see(image, guide)
         return scores.argmax(1).to(torch.uint8), scores
 
-    def _whole(self, image: Tensor, size: tuple[int, int]) -> Tensor:
-        """Return the scores of an image at its own size."""
-        rows, columns = (padded_places(side, self.alignment) for side in image.shape[1:])
-        low = self._score(image[:, rows][:, :, columns][None])
-        return _upsample(
-            low, size, (image.shape[1], image.shape[2]), (rows.shape[0], columns.shape[0])
-        )
+    def _whole(self, image: Tensor, guide: Tensor) -> Tensor:
+        """Return the scores of an image at its own size.
 
-    def _through_windows(self, image: Tensor, size: tuple[int, int]) -> Tensor:
+        Args:
+            image: 3,h,w, scaled to what the network sees.
+            guide: 3,H,W, the image itself.
+        """
+        rows, columns = (padded_places(side, self.alignment) for side in image.shape[1:])
+        padded = image[:, rows][:, :, columns][None]
+        return self._upsampled(padded, (image.shape[1], image.shape[2]), guide[None])
+
+    def _through_windows(self, image: Tensor, guide: Tensor) -> Tensor:
         """Return the probabilities of an image, added up over windows of the crop's size."""
+        size = (image.shape[1], image.shape[2])
         sides = [smaller(side, self.crop) for side in size]
         starts = [window_starts(side, self.crop)[:, None] for side in size]
         padded = [padded_places(side, self.alignment) for side in sides]
@@ -99,8 +97,9 @@ class ImageToClasses(nn.Module):
         rows, columns = (a + b for a, b in zip(starts, padded, strict=True))
         parts = image[:, rows.flatten()][:, :, columns.flatten()]
         parts = parts.reshape(3, down, high, across, wide).permute(1, 3, 0, 2, 4)
-        low = self._score(parts.reshape(down * across, 3, high, wide))
-        scores = _upsample(low, (sides[0], sides[1]), (sides[0], sides[1]), (high, wide))
+        parts = parts.reshape(down * across, 3, high, wide)
+        seen = (sides[0], sides[1])
+        scores = self._upsampled(parts, seen, parts[:, :, : sides[0], : sides[1]])
         scores = scores.softmax(1).reshape(down, across, -1, *sides).permute(2, 0, 3, 1, 4)
         scores = scores.reshape(-1, down * sides[0], across * sides[1])
         # Products and no scatter: onnxruntime's threads lose sums where windows overlap.
@@ -111,31 +110,63 @@ class ImageToClasses(nn.Module):
         scores = down_to @ scores @ across_to.T
         return scores[None]
 
+    def _upsampled(self, images: Tensor, seen: tuple[int, int], guide: Tensor) -> Tensor:
+        """Return the scores of padded images, of which so many pixels are seen, as the guide is."""
+        scores = self._score(images)
+        if self.mirror:
+            scores = (scores + self._score(images.flip(-1)).flip(-1)) / 2
+        scales = [
+            _cells_per_pixel(scores.shape[i], guide.shape[i], seen[i - 2], images.shape[i])
+            for i in (2, 3)
+        ]
+        if self.edges:
+            return _upsample_along_edges(scores, images, guide, scales)
+        rows, columns = (
+            _upsample_weights(scores.shape[i], guide.shape[i], scales[i - 2]) for i in (2, 3)
+        )
+        return rows @ scores @ columns.T
+
     def _score(self, images: Tensor) -> Tensor:
         scores: Tensor = self.network(images.to(self.dtype)).scores
         return scores.float()
 
 
-def _upsample(
-    scores: Tensor, size: tuple[int, int], seen: tuple[int, int], padded: tuple[int, int]
-) -> Tensor:
-    """Return scores of padded images at the size of the images, bilinearly."""
-    rows, columns = (
-        _upsample_weights(scores.shape[2 + i], size[i], seen[i], padded[i]) for i in range(2)
-    )
-    return rows @ scores @ columns.T
-
-
-def _upsample_weights(inputs: int, outputs: int, seen: int, padded: int) -> Tensor:
-    """Return the matrix, outputs x inputs, of linear interpolation; inputs cover `padded` pixels.
+def _cells_per_pixel(cells: int, pixels: int, seen: int, padded: int) -> Tensor:
+    """Return how many cells an output pixel is wide; all cells cover the padded pixels.
 
     Sizes come from the places, so that a graph holds them.
     """
     # Exporters round what is added to whole numbers
+    last, last_pixel = (torch.arange(side, dtype=torch.float32).max() for side in (cells, pixels))
+    return (last + 1) * seen / padded / (last_pixel + 1)
+
+
+def _upsample_weights(inputs: int, outputs: int, scale: Tensor) -> Tensor:
+    """Return the matrix, outputs x inputs, of linear interpolation."""
     cells, places = (torch.arange(side, dtype=torch.float32) for side in (inputs, outputs))
-    scale = (cells.max() + 1) * seen / padded / (places.max() + 1)
     position = ((places + 0.5) * scale - 0.5).clamp(min=0).minimum(cells.max())
     return (1 - (position[:, None] - cells).abs()).clamp(min=0)
+
+
+def _upsample_along_edges(
+    scores: Tensor, images: Tensor, guide: Tensor, scales: list[Tensor]
+) -> Tensor:
+    """Return scores at the size of a guide, along its edges (`nacre.evaluation.upsampling`)."""
+    down, across = (_cell_means(images.shape[i], scores.shape[i]) for i in (2, 3))
+    colors = down @ images @ across.T / 255
+    cells, nearness = zip(
+        *(cells_around(scores.shape[i], guide.shape[i], scales[i - 2]) for i in (2, 3)),
+        strict=True,
+    )
+    return upsample_along_edges(scores, colors, guide / 255, cells, nearness)
+
+
+def _cell_means(pixels: int, cells: int) -> Tensor:
+    """Return the matrix, cells x pixels, of means over cells of equal width."""
+    places, first = (torch.arange(side, dtype=torch.float32) for side in (pixels, cells))
+    width = (places.max() + 1) / (first.max() + 1)
+    inside = ((places + 0.5) / width).floor() == first[:, None]
+    return inside.float() / width
 
 
 def to_onnx(module: ImageToClasses) -> "ModelProto":

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from nacre.errors import NacreError
-from nacre.evaluation.predictor import Predictor
+from nacre.evaluation.predictor import Predictor, model_predictor
 from nacre.export.graph import ImageToClasses, to_onnx
 from nacre.export.onnx_model import Metadata, describe, open_session, write_metadata
 from nacre.models.io import ModelInfo
@@ -193,10 +193,10 @@ def make_onnx(network: Network, info: ModelInfo, metadata: Metadata) -> tuple[by
     """
     form = metadata.form
     dtype = torch.float16 if form == "fp16" else torch.float32
-    graph = to_onnx(ImageToClasses(network, info.predict_mode, info.crop, dtype))
+    graph = to_onnx(ImageToClasses(model_predictor(network, info), dtype))
     session = open_session(graph.SerializeToString())
     sizes = sizes_to_compare(info.crop)
-    predictor = Predictor(network, info.predict_mode, info.crop)
+    predictor = model_predictor(network, info)
     found = compare(predictor, session, sizes, list(info.classes), TOLERANCE[form])
     del graph.graph.output[1]
     write_metadata(graph, metadata)

@@ -146,11 +146,6 @@ class Growth:
         """The origins of the new classes."""
         return self.origins[self.first_new :]
 
-    @property
-    def is_from_background(self) -> bool:
-        """True if all new classes split from the background, as in the paper."""
-        return not any(self.new_origins)
-
 
 def from_background(num_old: int, num_channels: int) -> Growth:
     """Return the growth of a step whose new classes all split from the background."""

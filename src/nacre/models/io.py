@@ -54,6 +54,7 @@ class LineageEntry(BaseModel):
     data: list[Name] = []
     hidden: dict[Name, list[Name]] = {}
     method: Name = "?"
+    chosen: dict[Name, bool] = {}
     when: Annotated[str, Field(max_length=100)] = ""
 
 
@@ -84,6 +85,8 @@ class ModelInfo:
         predict_mode: How a new image is shown to it: ``crop`` (its shorter side scaled to the
             crop), ``full`` (at its own size) or ``sliding`` (the same through windows of the crop).
         config: The config of the whole run.
+        mirror: Whether its mirror image is seen, too (`nacre.evaluation.predictor.Predictor`).
+        edges: Whether classes follow the edges of an image.
     """
 
     classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
@@ -95,6 +98,8 @@ class ModelInfo:
     crop: Annotated[int, Field(strict=True, ge=1, le=8192)]
     predict_mode: Literal["crop", "full", "sliding"]
     config: dict[str, Any]
+    mirror: Annotated[bool, Field(strict=True)] = False
+    edges: Annotated[bool, Field(strict=True)] = False
 
     @property
     def channels(self) -> Channels:

@@ -13,7 +13,7 @@ background hides. So both can be seen in it.
 import io
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -173,7 +173,8 @@ def _last_predictor(row: Row, classes: Sequence[str], data: ScenarioData) -> Pre
     network, info, _ = load_model(path, choose_device("auto"))
     if tuple(info.classes) != tuple(classes):
         raise NacreError(f"{path} has the classes {', '.join(info.classes)}, not those of its data")
-    return cut_predictor(network, data.config)
+    predictor = cut_predictor(network, data.config)
+    return replace(predictor, mirror=info.mirror, edges=info.edges)
 
 
 def _disagreement(image: TestImage, i: int, compared: Sequence[Sequence[Pixels]]) -> float:

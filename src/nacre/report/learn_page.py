@@ -14,7 +14,7 @@ import numpy as np
 
 from nacre.data.learn_data import LearnData
 from nacre.errors import NacreError
-from nacre.evaluation.predictor import whole_predictor
+from nacre.evaluation.predictor import model_predictor
 from nacre.models.io import load_model, read_info
 from nacre.report.images import (
     Color,
@@ -131,10 +131,10 @@ def choose_images(folder: Path, count: int) -> StepImages:
     start = load_model(config.start, device) if config.start else None
     data = open_learn_data(config, start[1].channels if start else None)
     images = _read_some(data)
-    after = predict_masks(whole_predictor(network, config.images), images)
+    after = predict_masks(model_predictor(network, info), images)
     before: Sequence[Pixels | None] = [None] * len(images)
     if start:
-        before = predict_masks(whole_predictor(start[0], config.images), images)
+        before = predict_masks(model_predictor(*start[:2]), images)
     found = [BeforeAfter(*one) for one in zip(images, before, after, strict=True)]
     by_change = sorted(found, key=lambda one: (-one.change, one.image.name))
     changed, rest = by_change[: (count + 1) // 2], by_change[(count + 1) // 2 :]

@@ -13,7 +13,7 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.errors import NacreError
 from nacre.evaluation.confusion import ConfusionMatrix, iou, iou_by_class, mean_of
 from nacre.evaluation.evaluate import Metric, evaluate
-from nacre.evaluation.predictor import Predictor, whole_predictor
+from nacre.evaluation.predictor import Predictor, model_predictor, whole_predictor
 from nacre.labels.channels import Channels, ignore_value
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import BACKGROUND
@@ -138,18 +138,18 @@ class LearnTests:
         """Store what the start model says of the test images, unless that was done before."""
         if self.start is None or step.dist.from_main(self.path.exists()):
             return
-        info, images = self.start.info, self.config.images
-        network, _, _ = load_model(self.start.path, step.dist.device, self.start.network)
-        predictor = Predictor(
-            network, info.predict_mode, info.crop, mirror=images.mirror, edges=images.edges
-        )
+        network, info, _ = load_model(self.start.path, step.dist.device, self.start.network)
+        images = self.config.images
+        mirror = info.mirror if images.mirror == "auto" else images.mirror
+        edges = info.edges if images.edges == "auto" else images.edges
+        predictor = replace(model_predictor(network, info), mirror=mirror, edges=edges)
         maps = self._tester(step, only_tests=False).class_maps(predictor)
         step.dist.on_main(lambda: save_maps(self.path, maps))
 
     def measure(self, step: Step) -> dict[str, Any]:
         """Test the network after a step beside what the start model said."""
         before = open_maps(self.path) if self.start else None
-        predictor = whole_predictor(step.network, self.config.images)
+        predictor = whole_predictor(step.network, step.config.images)
         tester = self._tester(step, only_tests=before is None)
         found = tester.compare(predictor, step.channels, before)
         iou, iou_before = class_ious(found.after), class_ious(found.before)
@@ -166,7 +166,7 @@ class LearnTests:
             "agreement": found.agreement,
             "tests": found.after,
             "tests_before": found.before,
-            "conventions": self.config.measured_under(),
+            "conventions": step.config.measured_under(),
         }
 
     def _tester(self, step: Step, *, only_tests: bool) -> "Tester":

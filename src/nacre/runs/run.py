@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,9 @@ class ScenarioTests:
         """Do nothing: what the model before the step says was measured after that one."""
 
     def measure(self, step: Step) -> Metrics:
-        """Test the network after a step."""
-        return self.test(step.network, step.index, step.dist, step.observe, step.should_stop)
+        """Test the network after a step, as it decided to see images."""
+        tests = replace(self, config=step.config)
+        return tests.test(step.network, step.index, step.dist, step.observe, step.should_stop)
 
     def test(
         self,

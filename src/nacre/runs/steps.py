@@ -25,6 +25,7 @@ from typing import Any
 from torch import nn
 
 from nacre.data.dataset import explain_worker_crash
+from nacre.evaluation.choose import decide
 from nacre.methods import Step, find_method
 from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
@@ -143,17 +144,18 @@ def run_steps(
         return dist.on_main(lambda: [folder.metrics_of(step.index) for step in steps])
 
 
-def _load(step: Step, path: Path, given: nn.Module | None) -> None:
+def _load(step: Step, path: Path, given: nn.Module | None) -> ModelInfo:
     """Give a step the network of a file, and what was kept with it as far as its method knows."""
-    step.network, _, state = load_model(path, step.dist.device, given)
+    step.network, info, state = load_model(path, step.dist.device, given)
     # A step 0 that was taken over may hold what another method keeps.
     own = find_method(step.config.method.name).persistent_state
     step.state = {k: v for k, v in state.items() if k.partition(".")[0] in own}
+    return info
 
 
 def _learn_or_load(
     step: Step,
-    load: Callable[[Path], None],
+    load: Callable[[Path], ModelInfo],
     source: Path | None,
     folder: RunFolder,
     checkpoint: Checkpoint,
@@ -163,7 +165,8 @@ def _learn_or_load(
     path, dist = folder.model(step.index), step.dist
     step.tests.prepare(step)
     if dist.from_main(path.exists()):
-        load(path)
+        info = load(path)
+        decide(step, {"mirror": info.mirror, "edges": info.edges})
         return
     if step.network is None and source is not None:
         load(source)
@@ -288,4 +291,6 @@ def model_info(step: Step) -> ModelInfo:
         crop=config.images.crop_size,
         predict_mode=config.images.predict_mode,
         config=with_absolute_paths(config),
+        mirror=config.images.mirror is True,
+        edges=config.images.edges is True,
     )

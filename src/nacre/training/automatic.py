@@ -81,7 +81,7 @@ def choose(
         most, least, passes = (40_000, 600, 30) if is_fast else (3_000, 120, 3)
     iterations = min(most, max(least, round(num_images * passes / BATCH)))
     train: dict[str, Any] = {"batch_size": BATCH, "iterations": iterations}
-    images: dict[str, Any] = {}
+    images: dict[str, Any] = {"mirror": "auto", "edges": "auto"}
     values: dict[str, Any] = {"train": train, "images": images}
     if is_frozen and is_fast:
         images["views"] = None  # features are kept image by image, which is slow there

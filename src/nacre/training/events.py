@@ -141,6 +141,21 @@ class StepJudged(Event):
 
 
 @dataclass(frozen=True)
+class OptionsChosen(Event):
+    """Held-out images decided how the model sees images.
+
+    `before` and `after` are mean IoUs on them with neither option and with those chosen.
+    """
+
+    kind = "chosen"
+    step: int
+    mirror: bool
+    edges: bool
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class StepLearned(Event):
     """The last update of a step was made."""
 
@@ -182,6 +197,7 @@ EVENTS: dict[str, type[Event]] = {
         Saved,
         StepUsable,
         StepJudged,
+        OptionsChosen,
         StepLearned,
         ImagesTested,
         StepTested,

@@ -15,6 +15,7 @@ import torch
 
 from nacre.data.dataset import EvalDataset, EvalSample, eval_batches, split_off
 from nacre.errors import NacreError
+from nacre.evaluation.choose import choose_options, decide, known_options, open_options
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
 from nacre.methods.components import check_fusible, needs_of, shared_part
@@ -22,7 +23,7 @@ from nacre.methods.step import Mapper, until_stopped
 from nacre.models.build import build_network
 from nacre.models.network import Network, Shared
 from nacre.training.config import TrainConfig
-from nacre.training.events import Iterated, StepJudged, StepLearned
+from nacre.training.events import Iterated, OptionsChosen, StepJudged, StepLearned
 from nacre.training.loop import learn_by_gradient, step_began
 from nacre.training.resume import Checkpoint
 from nacre.utils.device import configure_backends, count_workers, memory_layout, peak_memory
@@ -64,6 +65,7 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
     else:
         _fit(method, step)
     step.state, step.teacher = method.state(), None
+    _choose_options(step)
     # Without updates there is nothing to judge.
     step.judged = method.judged if step.iterations else None
     if step.judged is not None:
@@ -71,6 +73,19 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
         step.observe(StepJudged(step.index, step.judged.before, step.judged.after, names))
     step.observe(StepLearned(step.index, round(time.monotonic() - began, 1), peak_memory(device)))
     return step
+
+
+def _choose_options(step: Step) -> None:
+    """Decide how the model sees images, as far as the config leaves it to held-out ones."""
+    if not open_options(step.config.images):
+        return
+    found = choose_options(step)
+    decide(step, found.options if found else known_options(step.history) or {})
+    if found:
+        step.entry = step.entry | {"chosen": found.options}
+        images = step.config.images
+        event = OptionsChosen(step.index, images.mirror, images.edges, found.plain, found.best)
+        step.observe(event)
 
 
 def _hold_out(step: Step) -> None:
