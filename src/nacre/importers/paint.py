@@ -76,7 +76,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of one image.
+    """The outcome for one image.
 
     Attributes:
         index: Its place.
