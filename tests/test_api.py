@@ -142,27 +142,6 @@ def test_a_picture_that_is_not_there_or_damaged(model, tmp_path, content):
         model.predict(path)
 
 
-def test_every_form_of_a_picture_is_the_same_to_the_network(model, tmp_path):
-    rng = np.random.default_rng(2)
-    rgba = rng.integers(0, 256, (40, 60, 4)).astype(np.uint8)
-    gray = rng.integers(0, 65536, (40, 60)).astype(np.uint16)
-    pictures = {
-        "gray": Image.fromarray(rgba[..., 0]),
-        "16 bit": Image.fromarray(gray),
-        "alpha": Image.fromarray(rgba),
-        "gray and alpha": Image.fromarray(rgba[..., :2], "LA"),
-        "palette": Image.fromarray(rgba[..., :3]).quantize(16),
-    }
-    for name, picture in pictures.items():
-        path = tmp_path / f"{name}.png"
-        picture.save(path)
-        with Image.open(path) as opened:
-            array = np.asarray(opened if name != "palette" else opened.convert("RGB"))
-            seen = [model.predict(one).mask for one in (path, opened, array)]
-        assert np.array_equal(seen[0], seen[1]), name
-        assert np.array_equal(seen[0], seen[2]), name
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_photograph_is_upright_in_every_form(model, tmp_path, orientation):
     pixels = np.zeros((40, 60, 3), np.uint8)
@@ -221,20 +200,22 @@ def test_a_model_of_nan_says_so(finished, tmp_path):
         evaluate_checkpoint(out, {})
 
 
-def test_a_method_keeps_its_name_beside_its_values(monkeypatch, tmp_path):
+def test_arguments_lie_over_the_config_and_beside_its_values(monkeypatch, tmp_path):
     import nacre.api.model as api
 
-    def plan(*_, values, **__):
-        raise Planned(values["method"])
-
-    class Planned(Exception):
+    class Built(Exception):
         pass
 
-    monkeypatch.setattr(api, "plan_learning", plan)
-    with pytest.raises(Planned, match=r"\{'name': 'mib', 'weight': 3\}"):
-        nacre.learn("x", out=tmp_path, method="mib", config={"method": {"weight": 3}})
-    with pytest.raises(NacreError, match="'mib', and 'ft' in the config; say it once"):
-        nacre.learn("x", out=tmp_path, method="mib", config={"method": {"name": "ft"}})
+    def built(*, overrides, **_):
+        raise Built(overrides["method"], overrides["seed"])
+
+    monkeypatch.setattr(api, "learn_config", built)
+    config = {"method": {"weight": 3}, "seed": 5}
+    with pytest.raises(Built, match=r"\{'weight': 3, 'name': 'mib'\}, 5"):
+        nacre.learn("x", out=tmp_path, method="mib", config=config)
+    config = {"method": {"name": "ft", "freeze": []}, "seed": 5}
+    with pytest.raises(Built, match=r"\{'name': 'mib'\}, 7"):
+        nacre.learn("x", out=tmp_path, method="mib", seed=7, config=config)
 
 
 def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys, request):

@@ -22,7 +22,7 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import open_ledger
-from nacre.runs.learn import plan_learning
+from nacre.runs.learn import describe, learn_config, open_step
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.events import Iterated
@@ -258,9 +258,10 @@ def test_step_0_is_shared_only_by_runs_of_the_same_head():
 
 def test_the_plan_of_a_step_speaks_of_one_pass(tmp_path):
     pearls = write_folder(tmp_path / "pearl", ["pearl"], world=WORLD)
-    plan = plan_learning([pearls], None, values={"method": {"name": "ledger"}})
-    assert plan.reasons[-1] == "one pass over the images, without an update"
-    assert not any("updates" in reason for reason in plan.reasons)
+    config = learn_config(overrides={"data": [str(pearls)], "method": {"name": "ledger"}})
+    lines = describe(open_step(config))
+    assert lines[-1] == "one pass over the images, without an update"
+    assert not any("updates" in line for line in lines)
 
 
 def test_the_papers_preset_gives_it_the_papers_network_and_crop(tmp_path):

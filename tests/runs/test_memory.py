@@ -108,19 +108,6 @@ def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
         run_scenario(tiny_config(**MEMORY), out)
 
 
-def test_a_folder_in_which_nothing_was_learnt_can_keep_others(tmp_path):
-    out, damaged = tmp_path / "run", tmp_path / "damaged.pth"
-    damaged.write_bytes(b"no weights")
-    model = {"backbone": "resnet18", "weights": str(damaged)}
-    for memory in (6, 3):
-        with pytest.raises(NacreError, match=r"damaged\.pth"):
-            run_scenario(tiny_config(memory=memory, model=model), out)
-        assert len((out / "exemplars.csv").read_text().splitlines()) == 1 + 2 * memory
-    with pytest.raises(NacreError, match=r"damaged\.pth"):
-        run_scenario(tiny_config(model=model), out)
-    assert not (out / "exemplars.csv").exists()
-
-
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path):
     values = {"scenario": "scenes/4-4/overlapped", **MEMORY}

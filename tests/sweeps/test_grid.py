@@ -56,18 +56,6 @@ def test_the_benches_that_are_shipped_have_every_method():
             assert build_config(preset=grid.preset, overrides=values).method.name in METHODS
 
 
-def test_other_images_make_another_step_0(tmp_path):
-    scenarios = ["scenes/4-4/overlapped", "scenes/4-4/disjoint"]
-    config = {**VALUES, "train": {**VALUES["train"], "batch_size": 2}}
-    grid = {**GRID, "scenarios": scenarios, "methods": ["ft"], "config": config}
-    assert [job.first for job in make_jobs(check_grid(grid), tmp_path)] == [None, None]
-
-
-def test_another_seed_has_a_step_0_of_its_own(tmp_path):
-    jobs = make_jobs(check_grid({**GRID, "seeds": [1, 2], "methods": ["ft"]}), tmp_path)
-    assert [job.first is None for job in jobs] == [True, True, False, False]
-
-
 @pytest.mark.slow
 def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1]})
@@ -92,14 +80,6 @@ def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     again = make_jobs(grid, tmp_path)
     assert run_grid(again, Local(1))
     assert again[1].folder.metrics.stat().st_mtime_ns == before
-
-
-def test_a_stopped_grid_goes_on(tmp_path):
-    grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1], "methods": ["ft"]})
-    jobs = make_jobs(grid, tmp_path)
-    asked = iter([False, False, True])
-    assert not run_grid(jobs, Local(1), should_stop=lambda: next(asked, True))
-    assert jobs[0].state == "waiting"
 
 
 def test_a_grid_from_a_file_and_its_mistakes(tmp_path):

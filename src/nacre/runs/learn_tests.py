@@ -32,8 +32,7 @@ from nacre.labels.channels import Channels, ignore_value
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import BACKGROUND
 from nacre.methods import Step
-from nacre.models.io import load_model
-from nacre.runs.steps import Start
+from nacre.models.io import ModelInfo
 from nacre.training.config import Recipe
 from nacre.training.events import ImagesTested
 from nacre.training.step import batches_to_test
@@ -125,24 +124,23 @@ class LearnTests:
     Attributes:
         data: The step's.
         config: Its config.
-        start: The model that is continued, if there is one.
+        start: What the file of the model that is continued says, if there is one.
         path: Where the start model's class maps are.
     """
 
     data: LearnData
     config: Recipe
-    start: Start | None = None
+    start: ModelInfo | None = None
     path: Path = Path()
 
     def prepare(self, step: Step) -> None:
         """Store what the start model says of the test images, unless that was done before."""
         if self.start is None or step.dist.from_main(self.path.exists()):
             return
-        network, info, _ = load_model(self.start.path, step.dist.device, self.start.network)
-        images = self.config.images
+        info, images = self.start, self.config.images
         mirror = info.mirror if images.mirror == "auto" else images.mirror
         edges = info.edges if images.edges == "auto" else images.edges
-        predictor = replace(model_predictor(network, info), mirror=mirror, edges=edges)
+        predictor = replace(model_predictor(step.network, info), mirror=mirror, edges=edges)
         maps = self._tester(step, only_tests=False).class_maps(predictor)
         step.dist.on_main(lambda: save_maps(self.path, maps))
 
