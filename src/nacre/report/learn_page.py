@@ -101,7 +101,7 @@ def _changed(image: TestImage, masks: tuple[Pixels, ...]) -> PredictedImage:
     """Return an image with the fraction of its pixels that is predicted as something else now."""
     before = masks[0] if masks[1:] else np.zeros_like(masks[0])
     change = float((before != masks[-1]).mean())
-    return PredictedImage(image, masks, change, f"{percent(change)} % of the pixels changed")
+    return PredictedImage(image, masks, change, f"{percent(change)} % changed")
 
 
 def _read_some(data: LearnData) -> list[TestImage]:
