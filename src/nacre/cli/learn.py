@@ -158,7 +158,7 @@ def forget(
 
     edited = load(model, "cpu").forget(step=step, folder=folder, class_name=class_name, out=out)
     note = (
-        "the ledger keeps no trace of it; the decoder's weights, learned with it, stay as they are"
+        "the ledger keeps no trace of it; the decoder keeps the weights that it learned with it"
     )
     _show_edited(edited, note)
 
