@@ -157,9 +157,7 @@ def forget(
     from nacre.api.model import load
 
     edited = load(model, "cpu").forget(step=step, folder=folder, class_name=class_name, out=out)
-    note = (
-        "the ledger keeps no trace of it; the decoder keeps the weights that it learned with it"
-    )
+    note = "the ledger keeps no trace of it; the decoder keeps the weights that it learned with it"
     _show_edited(edited, note)
 
 
