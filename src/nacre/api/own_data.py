@@ -91,7 +91,7 @@ def make_step(
     *,
     start: Step | str | Path | None = None,
     method: str | None = None,
-    seed: int = 1,
+    seed: int | None = None,
     config: Mapping[str, Any] | None = None,
     observers: Iterable[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
@@ -106,15 +106,16 @@ def make_step(
             Those that the start model does not know are new.
         start: A step that was learned, or a model file or folder; it stays as it is.
         method: Name of the method; by default as for `learn`.
-        seed: Of the weights, the order and the augmentation.
+        seed: Of the weights, the order and the augmentation; 1 unless the config says another.
         config: The sections `model`, `train`, `images`, `labels` and `method` of a config.
         observers: Receive the events.
         should_stop: Whether to stop.
     """
-    named: dict[str, Any] = {"method": {"name": method}} if method else {}
+    named = {"method": {"name": method} if method else None, "seed": seed}
+    given = {key: value for key, value in named.items() if value is not None}
     file = find_model(Path(start)) if isinstance(start, str | Path) else None
     info = model_info(start) if isinstance(start, Step) else read_info(file) if file else None
-    recipe = build(Recipe, deep_merge(config or {}, {**named, "seed": seed}), start=info)
+    recipe = build(Recipe, deep_merge(config or {}, given), start=info)
     space = LabelSpace(dict(enumerate(classes, start=1)))
     known = info.channels if info is not None else None
     new = [name for name in classes if known is None or name not in known.names]
@@ -131,7 +132,7 @@ def make_step(
         index=index,
         channels=channels,
         growth=from_background(len(known.names) if known else 0, len(channels)),
-        data=TrainDataset([images], recipe.images, seed),
+        data=TrainDataset([images], recipe.images, recipe.seed),
         sampler=sampler,
         config=recipe,
         dist=dist,
