@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.small_networks import CLASSES
-from models.test_odd_networks import Unet, Vit
+from models.test_odd_networks import Unet
 from nacre.errors import NacreError
 from nacre.export.onnx_file import export_onnx
 from nacre.models.adapter import Adapter
@@ -38,13 +38,6 @@ def test_a_network_of_ones_own_is_exported(tmp_path: Path) -> None:
     done = export_onnx(Adapter(clear(Unet())), about(), tmp_path / "unet.onnx")
     assert done.comparison.agreement > 0.999
     assert any(height % 32 for height, _ in done.comparison.sizes)
-
-
-@pytest.mark.nightly
-def test_a_network_of_one_size_is_exported(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    done = export_onnx(Adapter(clear(Vit())), about(), tmp_path / "model.onnx")
-    assert done.comparison.agreement > 0.99
 
 
 class Chooses(nn.Module):

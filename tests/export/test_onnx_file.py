@@ -2,13 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from nacre.api.model import Model
 from nacre.errors import NacreError
@@ -17,8 +15,6 @@ from nacre.export.graph import to_onnx
 from nacre.export.onnx_file import Exported, export_onnx, noise_image
 from nacre.export.onnx_model import OnnxModel, open_session
 from nacre.export.page import WebRuntime
-from nacre.models.build import build_network
-from nacre.models.config import DeepLabConfig
 
 
 @pytest.mark.parametrize("size", [(32, 32), (160, 224), (1, 1), (33, 31), (97, 5), (101, 203)])
@@ -109,23 +105,6 @@ def test_a_missing_package_is_one_sentence(without_package, package) -> None:
     needed_by = open_session if package == "onnxruntime" else to_onnx
     with pytest.raises(NacreError, match=rf"{package}, .*pip install .*\[export\]"):
         needed_by(b"")
-
-
-def test_what_a_killed_export_left_is_removed(model, tmp_path: Path, trace_once) -> None:
-    (tmp_path / ".m.onnx.abcd_123").touch()
-    export_onnx(*model, tmp_path / "m.onnx")
-    assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("backbone", ["lite0", "resnet18"])
-def test_other_backbones_export_at_all_sizes(model, tmp_path: Path, backbone: str) -> None:
-    _, info = model
-    torch.manual_seed(0)
-    norm = "bn" if backbone == "lite0" else "iabn"
-    network = build_network(DeepLabConfig(backbone=backbone, norm=norm), info.steps, crop=96).eval()
-    done = export_onnx(network, replace(info, crop=96), tmp_path / "model.onnx")
-    assert done.comparison.agreement > 0.99
 
 
 @pytest.mark.parametrize(

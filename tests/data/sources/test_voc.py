@@ -97,6 +97,10 @@ def test_a_missing_list_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("../../outside/o\n", "leads out of"),
+        ("/../x\n", "leads out of"),
+        ("../o.jpg ../o.png\n", "leads out of"),
+        ("JPEGImages/../../o.jpg a.png\n", "leads out of"),
         ("a b c\n", r"the line 'a b c' is neither a name, which has no space, nor a pair"),
         ("2007_000032 -1\n", r"the line '2007_000032 -1' is neither a name"),
         (f"{VAL[0]}\n", rf"1 images are both for training and for testing: {VAL[0]}"),
