@@ -184,8 +184,8 @@ def _length_line(step: Step) -> str:
     if not kind.learns_by_gradient:
         return "one pass over the images, without an update"
     if kind.holds_out and count < FEWEST_TO_HOLD_OUT:
-        few = f"without updates of its decoder, which fewer than {FEWEST_TO_HOLD_OUT} cannot judge"
-        return f"the ledger in one pass over the images, {few}"
+        few = f"fewer than {FEWEST_TO_HOLD_OUT} images cannot judge updates of its decoder"
+        return f"the ledger in one pass over the images; {few}, so none is made"
     times = step.iterations * step.sampler.batch_size / max(1, count)
     length = f"{step.iterations:,} updates, each of the {count:,} images about {times:.0f} times"
     length += " (--set train.iterations=… for another length)"
