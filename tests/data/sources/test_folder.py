@@ -47,9 +47,7 @@ def test_without_lists_the_subfolders_train_and_val_are_the_splits(tmp_path: Pat
     folder = _open(tmp_path)
     assert folder.index("train").names + folder.index("val").names == tuple(names)
     save_image(tmp_path / "images" / "test" / "q.jpg")
-    with pytest.raises(
-        NacreError, match=r"holds train, val and test; train\.txt and"
-    ):
+    with pytest.raises(NacreError, match=r"holds train, val and test; train\.txt and"):
         _open(tmp_path).index("train")
 
 
