@@ -112,7 +112,9 @@ def keys(prefix: str, fields: dict[str, FieldInfo]) -> Iterator[str]:
 
 def _default(field: FieldInfo) -> str:
     value = None if field.is_required() else field.get_default(call_default_factory=True)
-    return "" if value in (None, (), {}) else f"`{json.dumps(value) if isinstance(value, bool) else value}`"
+    if value in (None, (), {}):
+        return ""
+    return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
 
 
 def _is_section(field: FieldInfo) -> bool:
