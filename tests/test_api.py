@@ -218,7 +218,25 @@ def test_arguments_lie_over_the_config_and_beside_its_values(monkeypatch, tmp_pa
         nacre.learn("x", out=tmp_path, method="mib", seed=7, config=config)
 
 
-def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys, request):
+def run_of(out, **options):
+    values = {key: value for key, value in TINY.items() if key != "scenario"}
+    return nacre.run("scenes/4-4/overlapped", out, config=values, **options)
+
+
+def learned_of(out, **options):
+    data = out.parent / "data"
+    if not data.exists():
+        write_folder(data, ["pearl"], world=ScenesConfig(train=40, val=6, size=32, seed=3))
+    values = {key: TINY[key] for key in ("model", "images", "train")}
+    values["train"] = {**values["train"], "epochs": 3}
+    nacre.learn(data, out=out, config=values, **options)
+    return (out / "metrics.json").read_bytes()
+
+
+@pytest.mark.parametrize(("call", "shown"), [(run_of, "step 1"), (learned_of, "step 0")])
+def test_ctrl_c_saves_and_the_same_call_goes_on(
+    call, shown, tmp_path, monkeypatch, capsys, request
+):
     from nacre.training import loop
 
     def interrupted(trainer, *arguments, update=loop.update, **options):
@@ -230,18 +248,16 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys, r
     # Where the tests run in the background, SIGINT may be ignored from the start.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    values = {key: value for key, value in TINY.items() if key != "scenario"}
     seen = []
-    given = {"config": values, "observers": [seen.append], "progress": True}
+    given = {"observers": [seen.append], "progress": True}
     monkeypatch.setattr(loop, "update", interrupted)
     out = tmp_path / "run"
     with pytest.raises(nacre.Interrupted, match=r"saved in .*run, and the same call goes on"):
-        nacre.run("scenes/4-4/overlapped", out, **given)
+        call(out, **given)
     assert any(isinstance(event, Saved) for event in seen)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    whole = nacre.run("scenes/4-4/overlapped", tmp_path / "whole", config=values, progress=False)
-    assert nacre.run("scenes/4-4/overlapped", out, **given) == whole
-    assert "step 1" in capsys.readouterr().err
+    assert call(out, **given) == call(tmp_path / "whole", progress=False)
+    assert shown in capsys.readouterr().err
 
 
 def test_all_names_are_listed_before_they_are_used():

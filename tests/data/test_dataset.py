@@ -8,9 +8,14 @@ import torch
 from small_data import blocks, make_pairs
 
 from nacre.data import dataset as loading
-from nacre.data.dataset import LabeledImages, TrainDataset, explain_worker_crash, train_batches
+from nacre.data.dataset import (
+    LabeledImages,
+    StepSampler,
+    TrainDataset,
+    explain_worker_crash,
+    train_batches,
+)
 from nacre.data.image_io import open_image, read_mask
-from nacre.data.sampler import StepSampler
 from nacre.data.sources.scenes import SPACE, Scenes, ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
@@ -20,7 +25,7 @@ from nacre.scenarios.classes import ClassSchedule
 
 TABLE = ClassSchedule(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
 PAPER = LabelPolicy()
-PICTURES = ImagesConfig(crop_size=24, crop="paper")
+IMAGES = ImagesConfig(crop_size=24, crop="paper")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def scenes():
 
 def training_set(scenes, seed=1):
     names, mapping = scenes.index("train").names, TABLE.training_mapping(0, PAPER)
-    return TrainDataset([LabeledImages(scenes, names, mapping)], PICTURES, seed)
+    return TrainDataset([LabeledImages(scenes, names, mapping)], IMAGES, seed)
 
 
 def order(**changes):
@@ -41,24 +46,6 @@ def order(**changes):
 def joined(data, order, start=0, workers=0):
     batches = train_batches(data, order, start, workers, pin=False)
     return [torch.cat([images for images, *_ in parts]) for parts in batches]
-
-
-def test_an_epoch_visits_no_image_twice_and_drops_what_is_left():
-    parts = list(order().starting_at(0))
-    assert len(parts) == order().iterations == 9
-    for epoch in range(3):
-        visited = [image for part in parts[3 * epoch : 3 * epoch + 3] for _, image in part]
-        assert len(set(visited)) == 12
-    orders = [tuple(image for part in parts[i : i + 3] for _, image in part) for i in (0, 3, 6)]
-    assert len(set(orders)) == 3, "each epoch has an order of its own"
-
-
-def test_processes_and_parts_share_out_the_same_batches():
-    whole = list(order().starting_at(0))
-    dealt = [list(order(world_size=2, rank=rank, micro_batch=1).starting_at(0)) for rank in (0, 1)]
-    for i, batch in enumerate(whole):
-        mine = [one for rank in dealt for part in rank[2 * i : 2 * i + 2] for one in part]
-        assert mine == batch
 
 
 def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
@@ -75,7 +62,7 @@ def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
     assert not torch.equal(whole[0], joined(training_set(scenes, seed=2), order())[0])
 
 
-def test_a_sample_is_a_picture_and_its_channels(scenes):
+def test_a_sample_is_an_image_and_its_channels(scenes):
     image, labels, _ = training_set(scenes)[0, 3]
     assert image.shape == (3, 24, 24)
     assert labels.shape == (24, 24)
@@ -130,7 +117,7 @@ class Damaged(Scenes):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_picture_is_one_sentence_whoever_reads_it(scenes, workers):
+def test_a_damaged_image_is_one_sentence_whoever_reads_it(scenes, workers):
     data = training_set(Damaged(scenes.config))
     with pytest.raises(NacreError) as caught:
         joined(data, order(), workers=workers)
@@ -138,18 +125,6 @@ def test_a_damaged_picture_is_one_sentence_whoever_reads_it(scenes, workers):
     assert message.startswith("the image scene-")
     assert message.endswith("is damaged: it ends too early")
     assert "Traceback" not in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"world_size": 3}, "4 images cannot be dealt evenly to 3 processes"),
-        ({"micro_batch": 3}, "the 4 images of a process are not a multiple of 3"),
-    ],
-)
-def test_batches_that_cannot_be_dealt(changes, message):
-    with pytest.raises(NacreError, match=message):
-        order(**changes)
 
 
 class _Files:
@@ -185,7 +160,7 @@ def exit_at_once():
 def test_a_worker_that_dies_is_one_sentence(tmp_path, end, busy, workers):
     source = _Files(tmp_path, end)
     mapping = TABLE.training_mapping(0, PAPER)
-    data = TrainDataset([LabeledImages(source, list(source.pairs), mapping)], PICTURES, 1)
+    data = TrainDataset([LabeledImages(source, list(source.pairs), mapping)], IMAGES, 1)
 
     def learn():
         for _ in train_batches(data, order(num_images=8), 0, workers, pin=False):

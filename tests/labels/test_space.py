@@ -37,7 +37,7 @@ def test_data_without_a_background(tmp_path: Path) -> None:
     assert _read(tmp_path, "classes: {0: sky, 255: road}").allowed == {0, 255}
 
 
-def test_colours_by_name_or_label(tmp_path: Path) -> None:
+def test_colors_by_name_or_label(tmp_path: Path) -> None:
     text = (
         "classes: {1: cat, 2: dog}\ncolors: {cat: [1, 2, 3], 2: [4, 5, 6], background: [7, 8, 9]}"
     )
@@ -50,6 +50,7 @@ def test_colours_by_name_or_label(tmp_path: Path) -> None:
         ("classes: {1: cat, 2: cat}", "class 'cat' is named twice: for the labels 1 and 2"),
         ("classes: {1: cat, 1: dog}", "line 1: 1 is given twice"),
         ("classes: {1: cat}\nignore: 9", "unknown key 'ignore' (did you mean 'ignored'?)"),
+        ("classes: {1: cat}\nbackground: 9\nignored: 9", "label 9 is both the background and"),
         ("classes: {1: cat}\nbackground: 1", "label 1 is both the class 'cat' and"),
         ("classes: {1: cat}\nignored: -1", "`ignored` is -1; it must be a whole number"),
         ("classes: {1: cat}\nignored: true", "`ignored` is True; it must be a whole number"),
@@ -65,6 +66,12 @@ def test_colours_by_name_or_label(tmp_path: Path) -> None:
         ("classes: {1: cat}\ncolors: {cow: [1, 2, 3]}", "no class is named 'cow'"),
         ("classes: {1: cat}\ncolors: 3", "`colors` must be a table"),
         ("classes: {[1]: cat}", "is not valid YAML"),
+        ('classes: {1: "a\\u001b[31m"}', "without control characters"),
+        (f"classes: {{1: {'x' * 1000}}}", "a text of at most 200 characters"),
+        ("classes: {1: cat}\ncolors: {true: [1, 2, 3]}", "`colors` names True"),
+        ("classes: {1: cat}\ncolors: {2020-01-01: [1, 2, 3]}", "no class is named '2020-01-01'"),
+        ("classes: {1: 2020-13-45}\nbackground: 10000000000000000000000", "`background` is 1000"),
+        ("classes: [" * 2000, "is not valid YAML"),
     ],
 )
 def test_a_mistake_is_told_with_the_file(tmp_path: Path, text: str, message: str) -> None:
@@ -72,6 +79,7 @@ def test_a_mistake_is_told_with_the_file(tmp_path: Path, text: str, message: str
         _read(tmp_path, text)
     assert message in str(caught.value)
     assert "classes.yaml" in str(caught.value)
+    assert len(str(caught.value)) < 600
 
 
 def test_a_missing_file_says_what_it_is_for(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_smaller_memory_is_the_beginning_of_a_larger_one(
 
 
 @given(labels=candidates, seed=st.integers(0, 9))
-def test_no_class_goes_without_while_another_gets_a_second_picture(
+def test_no_class_goes_without_while_another_gets_a_second_image(
     labels: dict[str, frozenset[int]], seed: int
 ) -> None:
     classes = {label for held in labels.values() for label in held}
@@ -49,21 +49,14 @@ def test_rare_classes_are_as_frequent_as_common_ones() -> None:
     assert Counter(name.split()[0] for name in chosen) == {"common": 10, "rare": 10}
 
 
-def test_another_seed_chooses_others() -> None:
-    labels = {f"{n}": {1, 2} for n in range(50)}
-    assert choose_exemplars(labels, 10, seed=0) != choose_exemplars(labels, 10, seed=1)
-
-
-def test_a_picture_is_kept_for_what_its_own_step_labelled() -> None:
+def test_an_image_is_kept_for_what_its_own_step_labeled() -> None:
     classes = ClassSchedule(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2,), (3,)))
     names = tuple("pqrst")
     labels = tuple(dict.fromkeys(held, 1) for held in ({1, 2}, {1}, {2}, {2, 3}, {1, 3}))
     memories = keep_exemplars(
         classes, LabelIndex(names, labels), ((0, 1, 4), (0, 2, 3), (3, 4)), 3, seed=0
     )
-    assert memories[0] == ()
-    assert {(one.name, one.step) for one in memories[1]} == {("p", 0), ("q", 0), ("t", 0)}
-    kept = {one.name: one.step for one in memories[2]}
-    assert len(kept) == 3
-    assert {1, 0} == set(kept.values()), "class b, of step 1, has its part"
-    assert all(kept[name] == 0 for name in "pqt" if name in kept)
+    assert memories[:2] == [{}, {0: ["p", "q", "t"]}]
+    assert sorted(memories[2]) == [0, 1], "class b, of step 1, has its part"
+    assert sum(map(len, memories[2].values())) == 3
+    assert set(memories[2][0]) <= set("pqt")

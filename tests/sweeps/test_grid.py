@@ -89,6 +89,9 @@ def test_a_grid_from_a_file_and_its_mistakes(tmp_path):
     path.write_text(json.dumps({**GRID, "sedes": [1]}))
     with pytest.raises(NacreError, match=r"sedes: unknown key \(did you mean 'seeds'\?\)"):
         read_grid(path)
+    for config, key in (({"seed": 2}, "seed"), ({"method": "mib"}, "method")):
+        with pytest.raises(NacreError, match=f"is not one value for all runs: .* {key}s"):
+            check_grid({**GRID, "config": config})
     with pytest.raises(NacreError, match="could not read grid"):
         read_grid(tmp_path / "nothing.yaml")
     with pytest.raises(NacreError, match="twice"):

@@ -6,7 +6,6 @@ Where the data are read-only, it is kept under the user's cache folder (``$XDG_C
 ``~/.cache/nacre``), named by the data path.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -14,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,16 +101,12 @@ def scan(
     rest = pairs[done:]
     # Measured, not guessed: masks of one data set take a hundred times as long as another's.
     seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
-    workers = usable_cores()
-    with contextlib.ExitStack() as held:
-        results: Iterator[Contents | Problem] = map(examine, rest)
-        if workers > 1 and seconds >= _POOL_PAYS_SECONDS:
-            pool = held.enter_context(
-                worker_pool(workers, lambda forked: None, "reads masks", cancel=True)
-            )
-            # So small that all end together, so large that none waits for more.
-            size = min(_LARGEST_CHUNK, 1 + len(rest) // (4 * workers))
-            results = pool.map(examine, rest, chunksize=size)
+    workers = usable_cores() if seconds >= _POOL_PAYS_SECONDS else 1
+    pool = worker_pool(workers, lambda forked: None, "reads masks", cancel=True)
+    with pool if workers > 1 else nullcontext() as processes:
+        # So small that all end together, so large that none waits for more.
+        size = min(_LARGEST_CHUNK, 1 + len(rest) // (4 * workers))
+        results = processes.map(examine, rest, chunksize=size) if processes else map(examine, rest)
         for i, result in enumerate(results, start=done + 1):
             yield result
             progress(i, len(pairs))

@@ -20,7 +20,7 @@ figure must not depend on a decoder's short cuts.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,8 @@ SCALE = (0.5, 2.0)
 FILL = (124, 116, 104)
 """Color beside an image: ImageNet's mean, so 0 once it is normalized."""
 
+_FILL = np.array(FILL, np.uint8)[:, None, None]
 _TRIES = 10
-
 
 EvalMode = Literal["crop", "full", "sliding"]
 Chosen = bool | Literal["auto"]
@@ -155,10 +155,10 @@ def train_sample(
     if config.augment.draw_flip(rng):
         place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
     box = _decode(image, place)
-    pixels = _place_image(_scale(image, box, place), place, config.crop_size)
     labels = _nearest(mask, place)
     labels = labels if table is None else map_labels(labels, table)
-    labels = _place_mask(labels, place, config.crop_size, pad)
+    pixels = _on_canvas(_scale(image, box, place), place, config.crop_size, _FILL)
+    labels = _on_canvas(labels, place, config.crop_size, pad)
     return config.augment.apply(pixels, labels, rng)
 
 
@@ -303,20 +303,12 @@ def nearest_pixels(length: int, new_length: int) -> npt.NDArray[np.intp]:
     return np.minimum(np.cumsum(steps).astype(np.intp), length - 1)
 
 
-def _place_image(
-    pixels: npt.NDArray[np.uint8], place: Placement, crop: int
-) -> npt.NDArray[np.uint8]:
-    if pixels.shape[1:] == (crop, crop):
-        return pixels
-    canvas = np.empty((3, crop, crop), np.uint8)
-    canvas[:] = np.array(FILL, np.uint8)[:, None, None]
-    canvas[:, place.top : place.top + place.height, place.left : place.left + place.width] = pixels
-    return canvas
-
-
-def _place_mask(labels: Mask, place: Placement, crop: int, pad: int) -> Mask:
-    if labels.shape == (crop, crop):
-        return np.ascontiguousarray(labels)
-    canvas = np.full((crop, crop), pad, labels.dtype)
-    canvas[place.top : place.top + place.height, place.left : place.left + place.width] = labels
+def _on_canvas(values: npt.NDArray[Any], place: Placement, crop: int, fill: Any) -> Any:
+    """Return pixels or labels at their place in a crop, all beside them filled."""
+    if values.shape[-2:] == (crop, crop):
+        return np.ascontiguousarray(values)
+    canvas = np.empty((*values.shape[:-2], crop, crop), values.dtype)
+    canvas[:] = fill
+    bottom, right = place.top + place.height, place.left + place.width
+    canvas[..., place.top : bottom, place.left : right] = values
     return canvas

@@ -67,7 +67,6 @@ class Channels:
         assert len(self.colors) == len(self.step_of) == len(self.names)
 
     def __len__(self) -> int:
-        """Return the number of channels, the background included."""
         return len(self.names)
 
     @cached_property

@@ -80,6 +80,7 @@ class Network(nn.Module):
         has_background: whether a channel of its own stands for background; without, the first
             channel is never probable and a pixel that nobody labeled may be any old class.
         ledger: scores maps of the backbone; what it says is added to the logits in eval.
+        takes_maps: whether `forward` takes what `read_maps` returned, as ``kept``.
     """
 
     stride: int
@@ -89,6 +90,7 @@ class Network(nn.Module):
     uses_all_parameters = True
     takes_channels_last = True
     has_background = True
+    takes_maps = False
 
     @property
     @abstractmethod
@@ -125,13 +127,12 @@ class Network(nn.Module):
         return [] if part is None else [part]
 
     def decode_again(self, output: Output, shared: Shared) -> Output | None:
-        """Return what follows from what a network with these parts read; None if that is not known.
-
-        Args:
-            output: of a network that has the shared parts, too.
-            shared: which parts.
-        """
+        """Return what follows from what a network with these parts read; None if not known."""
         return None
+
+    def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return what the decoder reads of the backbone, of images in 0..255."""
+        raise NotImplementedError("of networks with `takes_maps` alone")
 
     @abstractmethod
     def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -164,12 +165,7 @@ class Network(nn.Module):
 def merge_unknown(logits: Tensor, unknown: Tensor) -> Tensor:
     """Return logits whose background has the probabilities of background and unknown together.
 
-    Args:
-        logits: N,C,H,W, background first.
-        unknown: N,1,H,W, the unknown class's.
-
-    Returns:
-        N,C,H,W; the probabilities' sum is at most 1 - 1e-6.
+    Their sum is at most 1 - 1e-6.
     """
     logits, unknown = at_least_float32(logits), at_least_float32(unknown)
     together = logits[:, :1].sigmoid() + unknown.sigmoid()

@@ -30,6 +30,7 @@ from nacre.models.build import build_network, find_kind, read_model_config
 from nacre.models.config import AdapterConfig, ExternalConfig, ModelConfig
 from nacre.models.external import adapt, check_given, num_outputs
 from nacre.models.network import Network
+from nacre.models.probe import until_left
 
 State = Mapping[str, Tensor]
 
@@ -63,14 +64,9 @@ def rebuild(
     state: dict[str, Tensor],
     given: nn.Module | None = None,
 ) -> Network:
-    """Build the network of a model file and load its tensors.
+    """Build the network of a model file, as its header says, and load its tensors.
 
-    Args:
-        raw: the config of the network, as the header says it.
-        steps: channels of each step.
-        crop: side of the training crops.
-        state: the file's tensors of the network.
-        given: the network that the file was learned from, if the caller has brought it.
+    `given` is the network that the file was learned from, if the caller has brought it.
 
     Raises:
         NacreError: the header asks for what it may not, or for other tensors than there are.
@@ -208,11 +204,8 @@ def _at_most(tensors: int, elements: int | None = None) -> Iterator[None]:
         registration.register_module_buffer_registration_hook(count),
         registration.register_module_module_registration_hook(count),
     ]
-    try:
+    with until_left(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _count(tensors: Any) -> int:

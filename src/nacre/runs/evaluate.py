@@ -11,7 +11,7 @@ from nacre.evaluation.predictor import whole_predictor
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.learn import open_folders, open_tests
-from nacre.runs.learn_tests import Tester, class_ious, mean_ious
+from nacre.runs.learn_tests import LearnTests, class_ious, mean_ious
 from nacre.runs.run import ScenarioTests, open_scenario
 from nacre.training.config import (
     LearnConfig,
@@ -101,7 +101,7 @@ def _evaluate_with(
     )
     dist = init_distributed(config.train.device)
     predictor = whole_predictor(network.to(dist.device), config.images)
-    tests = Tester(data, config, dist).compare(predictor, channels, None).after
+    tests = LearnTests(data, config, dist).compare(predictor, channels, None).after
     if not tests:
         named = sorted({name for one in (*sets, *given) for name in one.names.values()})
         raise NacreError(

@@ -24,7 +24,6 @@ import shlex
 import sys
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,46 +43,29 @@ from nacre.utils.io import LOCK_NAME, locked, remove_temporaries, save_json, sav
 from nacre.version import __version__
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The files of a run.
 
-    Attributes:
+    Args:
         path: The folder.
         one_step: Whether it is of `nacre learn`: model and metrics lie in the folder itself.
     """
 
-    path: Path
-    one_step: bool = False
+    def __init__(self, path: Path, *, one_step: bool = False) -> None:
+        self.path, self.one_step = path, one_step
+        self.config = path / "config.yaml"
+        self.starts = path / "run.json"
+        self.events = path / "events.jsonl"
+        self.metrics = path / "metrics.json"
+        self.fingerprint = path / "facts.json"
+        self.exemplars = path / "exemplars.csv"
+        self.resume = path / "resume.safetensors"
+        self.before = path / "before.npz"
+        self.first_model = path / FIRST_MODEL
 
     def place(self, step: int) -> Path:
         """Return the folder of a step's model and metrics."""
         return self.path if self.one_step else self.path / f"step-{step}"
-
-    @property
-    def config(self) -> Path:
-        """The resolved config."""
-        return self.path / "config.yaml"
-
-    @property
-    def resume(self) -> Path:
-        """The state in the middle of a step."""
-        return self.path / "resume.safetensors"
-
-    @property
-    def events(self) -> Path:
-        """The events, one per line."""
-        return self.path / "events.jsonl"
-
-    @property
-    def starts(self) -> Path:
-        """Every start of the run."""
-        return self.path / "run.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The summary of all steps."""
-        return self.path / "metrics.json"
 
     def model(self, step: int) -> Path:
         """Return the file of the network after a step."""
@@ -93,35 +75,15 @@ class RunFolder:
         """Return the file of the test figures after a step."""
         return self.place(step) / "metrics.json"
 
-    @property
-    def fingerprint(self) -> Path:
-        """The classes and the images that they are learned from and tested on."""
-        return self.path / "facts.json"
-
-    @property
-    def exemplars(self) -> Path:
-        """The old images that each step learns from, where some are kept."""
-        return self.path / "exemplars.csv"
-
-    @property
-    def before(self) -> Path:
-        """The start model's class maps of the test images."""
-        return self.path / "before.npz"
-
     def _models(self) -> list[Path]:
-        return sorted(
-            self.path.glob("model.safetensors" if self.one_step else "step-*/model.safe*")
-        )
+        places = [self.path] if self.one_step else sorted(self.path.glob("step-*"))
+        files = (place / "model.safetensors" for place in places)
+        return [file for file in files if file.exists()]
 
     @property
     def nothing_learned(self) -> bool:
         """True if no step and no part of one is there yet."""
         return not self.resume.exists() and not self._models()
-
-    @property
-    def first_model(self) -> Path:
-        """The network before its first update, where it is of use by then."""
-        return self.path / FIRST_MODEL
 
     def remove_first(self) -> None:
         """Remove the network before its first update."""

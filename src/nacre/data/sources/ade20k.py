@@ -76,7 +76,6 @@ class Ade20k(FileSource):
     known_counts = KNOWN_COUNTS
 
     def __init__(self, config: AdeConfig) -> None:
-        """Find the folders; they are listed when they are needed."""
         needed = ("images", "annotations")
         self.root = find_root(config.root, ["ADEChallengeData2016"], needed, "ADE20K", LAYOUT)
 

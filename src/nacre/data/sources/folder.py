@@ -48,7 +48,6 @@ class Folder(FileSource):
     """Source of images from a folder."""
 
     def __init__(self, config: FolderConfig) -> None:
-        """Read which classes, images and masks there are; no image is opened."""
         self.config = config
         self.root = expand_user(config.root)
         images, masks = self.root / "images", self.root / "masks"

@@ -78,7 +78,6 @@ class Voc(FileSource):
     known_counts = KNOWN_COUNTS
 
     def __init__(self, config: VocConfig) -> None:
-        """Find the folders; the lists are read when they are needed."""
         below = ("VOC2012", "VOCdevkit/VOC2012")
         self.root = find_root(config.root, below, ["JPEGImages"], "Pascal VOC 2012", LAYOUT)
 
