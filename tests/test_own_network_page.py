@@ -99,6 +99,8 @@ def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
     with pytest.raises(NacreError, match="no new class in nucleus"):
         nacre.make_step(names["Cells"](), ["nucleus"], start=second)
     unknown = nacre.make_step([(np.zeros((8, 8, 3), np.uint8), np.full((8, 8), 7))], ["a"])
+    seeded = nacre.make_step(names["Cells"](), ["nucleus"], config={"seed": 5})
+    assert seeded.config.seed == seeded.data.seed == 5
     with pytest.raises(NacreError, match="the mask of image 0 holds the value 7"):
         unknown.data[0, 0]
 

@@ -146,7 +146,7 @@ def test_the_highest_weight_that_passes_is_written_as_a_config(measured, tmp_pat
         "too low",
         "chosen",
     }
-    assert "# fine-tuning: 50.0; mIoU by weight: " in tuning.config.read_text()
+    assert tuning.config.read_text().startswith("# weight 50: chosen by nacre tune")
 
 
 def test_fine_tuning_chooses_the_learning_rate(measured, tmp_path):
@@ -178,6 +178,20 @@ def test_both_weights_of_ilt_are_tried_as_one(measured, tmp_path):
 def test_lwf_mc_is_measured_against_its_own_fine_tuning(measured, tmp_path):
     tune(config_of("lwf-mc"), tmp_path / "out")
     assert measured.tried[0][:2] == ("lwf-mc", 0)
+
+
+def test_fine_tuning_keeps_what_a_preset_freezes(measured, tmp_path, monkeypatch):
+    configs = []
+    monkeypatch.setattr(
+        type(measured),
+        "accuracy",
+        staticmethod(lambda method, rate: configs.append(method) or FINE_TUNING),
+    )
+    frozen = {"freeze_step_0": True, "freeze": ["batch_norm", "old_rows"]}
+    tune(config_of({"name": "ewf", **frozen}), tmp_path / "out")
+    assert configs[0].name == "ft"
+    assert configs[0].freeze_step_0
+    assert configs[0].freeze == ("batch_norm",), "old_rows is EWF's own"
 
 
 def test_what_cannot_be_tuned(measured, tmp_path):

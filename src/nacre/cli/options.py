@@ -39,7 +39,8 @@ MethodName = Annotated[
 ]
 
 Preset = Annotated[
-    str | None, option("NAME", "Config values that lie under yours: paper, text, small or demo.")
+    str | None,
+    option("NAME", "Config values to begin with, under your own: paper, text, small or demo."),
 ]
 
 Seed = Annotated[
@@ -56,7 +57,11 @@ Config = Annotated[Path | None, option("FILE", "YAML file with config values.")]
 
 Set = Annotated[
     list[str] | None,
-    option("KEY=VALUE", "Set one config value, such as train.batch_size=8. Repeatable.", "--set"),
+    option(
+        "KEY=VALUE",
+        "Set one config value over all others, such as train.batch_size=8. Repeatable.",
+        "--set",
+    ),
 ]
 
 Track = Annotated[

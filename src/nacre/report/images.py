@@ -69,8 +69,8 @@ class PredictedImage:
 
     Attributes:
         image: The image and its truth.
-        masks: Channel by pixel, one mask per method.
-        disagreement: Fraction of the tested pixels on which incremental methods disagree.
+        masks: Channel by pixel, one mask per column.
+        disagreement: Fraction of the pixels on which its predictions differ.
         why: The reason why it was chosen.
     """
 
@@ -90,11 +90,12 @@ class Sheet:
     """Images in rows, predictions in columns.
 
     Attributes:
-        columns: The methods.
+        columns: Whose predictions they are.
         classes: Class name by channel.
         colors: RGB by channel.
         images: The rows.
-        candidates: Number of test images that were looked at to choose from.
+        candidates: Number of images that were looked at to choose from.
+        is_scored: True if the truth tells every class, so that predictions are right or wrong.
     """
 
     columns: tuple[str, ...]
@@ -102,6 +103,12 @@ class Sheet:
     colors: tuple[Color, ...]
     images: tuple[PredictedImage, ...]
     candidates: int
+    is_scored: bool = True
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of all columns, those of the image and of its labels too."""
+        return "image", *self.columns, "truth" if self.is_scored else "labels"
 
     @property
     def has_untested(self) -> bool:
@@ -247,10 +254,7 @@ def data_uri(pixels: Pixels, side: int) -> str:
 
 
 def sheet_rows(sheet: Sheet, side: int) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Return the name of each row and its tiles: the image as text, an alternative, a line below.
-
-    A row is the image, one column per method, the truth.
-    """
+    """Return the name of each row and its tiles: image as text, text alternative, line below."""
     rows = []
     for one in sheet.images:
         name, pixels = one.image.name, one.image.pixels
@@ -260,8 +264,9 @@ def sheet_rows(sheet: Sheet, side: int) -> list[tuple[str, list[tuple[str, str, 
         ]
         tiles = [(data_uri(pixels, side), f"test image {name}", "")]
         for i, column in enumerate(sheet.columns):
-            right = f"{percent(one.accuracy(i), 0)} %"
-            tiles.append((uris[i], f"{column} on {name}: {right} of the pixels right", right))
-        tiles.append((uris[-1], f"truth of {name}", ""))
+            right = f"{percent(one.accuracy(i), 0)} %" if sheet.is_scored else ""
+            scored = f": {right} of the pixels right" if right else ""
+            tiles.append((uris[i], f"{column} on {name}{scored}", right))
+        tiles.append((uris[-1], f"{sheet.heads[-1]} of {name}", ""))
         rows.append((f"{name}\n{one.why}", tiles))
     return rows
