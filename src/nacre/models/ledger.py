@@ -10,14 +10,15 @@ the sum is that of log-softmax(z) + weight * l: they differ by one number for al
 Beside a network of others (`RestHead`) there are no sums of what it knew before. To the ledger all
 of that is the rest, which has one row r, and the network is left as it is:
 
-    together[k] = z[k] + weight * l[r]              for a class k of the network
-                  z[k] + weight * max l             where z[k] > z[background]
-    together[c] = z[background] + weight * l[c]     for a class c of the ledger
+    together[k] = z[k] + weight * l[r]                                  for a class k of the network
+    together[c] = z[background] + weight * (l[r] + s (l[c] - l[r]))     for a class c of the ledger
 
-So a new class is found in what the network takes for background, and nowhere else: of images like
-those that the network was trained on the ledger has seen none, and what it says of them is not to
-be believed. Without a background the mean of z takes its place, so that a new class begins as one
-of average score, as in `nacre.models.widen`: it is found where the network is not sure.
+with s = z[background] - max of z[k], in 0..1: so a new class is found in what the network takes for
+background, and nowhere else. Of images like those that the network was trained on the ledger has
+seen none, and what it says of them is not to be believed. (s is no step, so that rounding in an
+exported graph does not decide.) Without a background the mean of z takes its place and s is 1: a
+new class begins as one of average score, as in `nacre.models.widen`, and is found where the network
+is not sure.
 """
 
 from __future__ import annotations
@@ -116,13 +117,16 @@ class RestHead(GridHead):
         """Return the scores of all channels, at the finer stride, from both parts' own."""
         z, scores = self.at_finer_stride(logits, scores)
         rest, new = scores[:, :1], scores[:, 1:]
-        if self.has_background:
-            start, greatest = z[:, :1], scores.amax(1, keepdim=True)
-            known = torch.where(z[:, 1:] > start, greatest, rest)
-        else:  # its first channel is never probable
-            start, known = z[:, 1:].mean(1, keepdim=True), rest.expand(-1, self.own - 1, -1, -1)
+        if not self.has_background:  # the first channel is never probable
+            start = z[:, 1:].mean(1, keepdim=True)
+        elif self.own > 1:
+            start = z[:, :1]
+            share = (start - z[:, 1:].amax(1, keepdim=True)).clamp(0, 1)
+            new = rest + share * (new - rest)
+        else:
+            start = z
         z = torch.cat([z, start.expand(-1, new.shape[1], -1, -1)], 1)
-        return z + self.weight * torch.cat([rest, known, new], 1)
+        return z + self.weight * torch.cat([rest.expand(-1, self.own, -1, -1), new], 1)
 
     def put_rows(self, weight: Tensor, bias: Tensor) -> None:
         """Take the rows of the rest, which is channel 0, and of the ledger's classes."""
