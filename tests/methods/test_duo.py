@@ -261,16 +261,6 @@ def test_one_of_ten_images_is_split_off_by_its_name():
     assert split(names, held[:2])[0] == [kept, held[:2]], "a data set keeps some"
 
 
-@pytest.mark.slow
-def test_an_exported_graph_says_what_torch_says(learned, tmp_path):
-    pytest.importorskip("onnxruntime")
-    from nacre.export.onnx_file import export_onnx
-
-    network, info, _ = load_model(find_model(learned("pearl", "starfish")))
-    done = export_onnx(network, info, tmp_path / "model.onnx")
-    assert done.comparison.agreement > 0.999
-
-
 def test_the_ledger_adds_a_class_to_it_in_one_pass_and_duo_goes_on(learned):
     quick = open_ledger(learned("pearl", "starfish:ledger"))
     before = open_ledger(learned("pearl"))
@@ -358,12 +348,6 @@ def test_what_it_cannot_continue_or_learn_is_refused(learned, folders, tmp_path)
         nacre.learn(folders["pearl"], out=tmp_path / "y", method="mib", config=grid)
     with pytest.raises(ValueError, match="freeze_step_0 cannot be set for duo"):
         DUO.Config(freeze_step_0=False)
-
-
-def test_step_0_is_shared_only_by_runs_of_the_same_sums_and_weight():
-    values = ({}, {"grid_stride": 16}, {"ridge": 0.1}, {"ledger_weight": 2.0})
-    assert len({DUO.step_0_of(DUO.Config(**one)) for one in values}) == 4
-    assert DUO.step_0_of(DUO.Config(weight=1)) == DUO.step_0_of(DUO.Config())
 
 
 @pytest.mark.parametrize("case", ["one image", "three images", "no background", "two folders"])

@@ -215,13 +215,6 @@ def test_ssul_with_branches_learns_only_the_new_and_the_unknown_one():
     )
 
 
-def test_stars_step_0_is_shared_only_with_the_same_weight_of_positive_pixels():
-    kind = METHODS["star"]
-    assert kind.step_0_of(kind.Config(positive_weight=4)) != kind.step_0_of(
-        kind.Config(positive_weight=30)
-    )
-
-
 @pytest.mark.parametrize("overlapped", [True, False])
 def test_star_counts_old_classes_again_where_no_picture_comes_again(overlapped):
     trainer, _, samples = second_step("star")

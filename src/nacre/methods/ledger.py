@@ -194,7 +194,11 @@ def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
         if batch.hidden is not None:
             may_hide &= batch.hidden[i, :known]
         may_hide[0] = False
-        one[(one == 0) & may_hide[full[0].argmax(0)]] = ignore_value(one)
+        if not bool(may_hide.any()):
+            continue
+        # The greatest of many channels is found much faster than its place among them.
+        hiding, others = (full[0, which].amax(0) for which in (may_hide, ~may_hide))
+        one[(one == 0) & (hiding > others)] = ignore_value(one)
     return targets
 
 
