@@ -7,19 +7,22 @@
 The straightforward side does what research code does: upsample both networks' logits, then plain
 PyTorch operations on tensors of full resolution. The two sides take turns and the shortest time of
 each counts; peak memory is measured in a fresh process for each, above what its inputs take.
-Values and gradients of the two are compared as well.
+Values and gradients of the two are compared as well. Two of the losses are also compared with the
+whole update that they are a part of: of the network that `nacre learn` takes by default, and of the
+paper's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import Row, command, peak_bytes, take_turns
+from methods import make_batch, trainer_of
 from nacre.losses import (
     IGNORE_INDEX,
     binary_cross_entropy,
@@ -28,6 +31,8 @@ from nacre.losses import (
     fused_losses,
     pixel_count,
 )
+from nacre.models.config import DeepLabConfig
+from nacre.training.loop import update
 
 WEIGHT = 10.0
 
@@ -39,6 +44,7 @@ class Case:
     old: int
     batch: int
     size: int = 512
+    stride: int = 16
     faster: float | None = None  # goals
     leaner: float | None = None
 
@@ -53,9 +59,17 @@ CASES = [
     Case("lwf", 21, 16, 8),
     Case("ft", 21, 16, 8),
     Case("lwf-mc", 21, 16, 8),
-    Case("mib", 7, 5, 16, size=160),  # the default of `nacre learn`
+    Case("mib", 7, 5, 16, size=160),
     Case("lwf-mc", 7, 5, 16, size=160),
 ]
+DEFAULT = DeepLabConfig(backbone="lite0", decoder="light", decoder_channels=128)
+PAPERS = DeepLabConfig(backbone="resnet101", norm="iabn")
+UPDATES = [
+    *((Case(method, 7, 5, 16, size=160, stride=8), DEFAULT, True) for method in ("mib", "lwf-mc")),
+    *((Case(method, 21, 16, 2), PAPERS, False) for method in ("mib", "lwf-mc")),
+]
+"""What losses are a part of: the network, and whether its backbone is frozen."""
+
 TINY = [Case(method, 7, 4, 2, size=64) for method in ("mib", "lwf", "ft", "lwf-mc")]
 
 Inputs = tuple[str, Tensor, Tensor, Tensor]
@@ -64,7 +78,7 @@ Inputs = tuple[str, Tensor, Tensor, Tensor]
 def make(case: Case = TINY[0]) -> Inputs:
     """Student's and teacher's logits at stride 16 and labels, nearly half of them background."""
     g = torch.Generator().manual_seed(0)
-    low, shape = case.size // 16, (case.batch, case.size, case.size)
+    low, shape = case.size // case.stride, (case.batch, case.size, case.size)
     logits = torch.randn(case.batch, case.classes, low, low, generator=g) * 2
     old_logits = torch.randn(case.batch, case.old, low, low, generator=g) * 2
     targets = torch.randint(case.old, case.classes, shape, generator=g)
@@ -180,9 +194,37 @@ def measure_case(case: Case, rounds: int) -> list[Row]:
     ]
 
 
+def measure_share(case: Case, model: DeepLabConfig, is_frozen: bool, rounds: int) -> Row:
+    """Return the time of a case's losses as a share of that of an update."""
+    name = f"{case.method} with a frozen backbone" if is_frozen else case.method
+    trainer = trainer_of(name, model, case.size, case.batch, [case.old], case.classes - case.old)
+    assert trainer.network.stride == case.stride, trainer.network.stride
+    images = make_batch(case.size, case.batch, case.classes, case.old)
+    inputs = make(case)
+    jobs = {
+        "update": lambda: update(trainer, images),
+        "upsampling first": lambda: straightforward(*inputs),
+        "here": lambda: fused(*inputs),
+    }
+    for job in jobs.values():
+        job()  # warm-up
+    seconds = take_turns(jobs, rounds, often=("here",))
+    size = f"{case.batch} x {case.size} x {case.size}"
+    return Row(
+        f"losses of {case.method}, {model.backbone}{', frozen' if is_frozen else ''}, {size}: "
+        "share of an update",
+        seconds["here"] / seconds["update"],
+        None,
+        "most",
+        {f"{name} s": value for name, value in seconds.items()},
+    )
+
+
 def measure(tiny: bool, rounds: int) -> list[Row]:
-    """Return time and peak memory of each case as ratios."""
-    return [row for case in (TINY if tiny else CASES) for row in measure_case(case, rounds)]
+    """Return time and peak memory of each case as ratios, and its share of an update."""
+    rows = [row for case in (TINY if tiny else CASES) for row in measure_case(case, rounds)]
+    updates = [(replace(TINY[0], stride=8), DeepLabConfig(backbone="tiny"), True)]
+    return rows + [measure_share(*one, rounds) for one in (updates if tiny else UPDATES)]
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from typing import Any, cast
 import torch
 
 from measuring import Row, apart, command, take_turns
-from nacre.data.dataset import Sample
-from nacre.data.sampler import StepSampler
+from nacre.data.dataset import Sample, StepSampler
 from nacre.data.transforms import ImagesConfig
 from nacre.labels.channels import Growth, first_channels, from_background
 from nacre.methods import METHODS, Batch, Step

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from nacre.data.sampler import StepSampler
+from nacre.data.dataset import StepSampler
 from nacre.data.transforms import ImagesConfig
 from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step

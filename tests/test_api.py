@@ -142,27 +142,6 @@ def test_a_picture_that_is_not_there_or_damaged(model, tmp_path, content):
         model.predict(path)
 
 
-def test_every_form_of_a_picture_is_the_same_to_the_network(model, tmp_path):
-    rng = np.random.default_rng(2)
-    rgba = rng.integers(0, 256, (40, 60, 4)).astype(np.uint8)
-    gray = rng.integers(0, 65536, (40, 60)).astype(np.uint16)
-    pictures = {
-        "gray": Image.fromarray(rgba[..., 0]),
-        "16 bit": Image.fromarray(gray),
-        "alpha": Image.fromarray(rgba),
-        "gray and alpha": Image.fromarray(rgba[..., :2], "LA"),
-        "palette": Image.fromarray(rgba[..., :3]).quantize(16),
-    }
-    for name, picture in pictures.items():
-        path = tmp_path / f"{name}.png"
-        picture.save(path)
-        with Image.open(path) as opened:
-            array = np.asarray(opened if name != "palette" else opened.convert("RGB"))
-            seen = [model.predict(one).mask for one in (path, opened, array)]
-        assert np.array_equal(seen[0], seen[1]), name
-        assert np.array_equal(seen[0], seen[2]), name
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_photograph_is_upright_in_every_form(model, tmp_path, orientation):
     pixels = np.zeros((40, 60, 3), np.uint8)
@@ -221,23 +200,43 @@ def test_a_model_of_nan_says_so(finished, tmp_path):
         evaluate_checkpoint(out, {})
 
 
-def test_a_method_keeps_its_name_beside_its_values(monkeypatch, tmp_path):
+def test_arguments_lie_over_the_config_and_beside_its_values(monkeypatch, tmp_path):
     import nacre.api.model as api
 
-    def plan(*_, values, **__):
-        raise Planned(values["method"])
-
-    class Planned(Exception):
+    class Built(Exception):
         pass
 
-    monkeypatch.setattr(api, "plan_learning", plan)
-    with pytest.raises(Planned, match=r"\{'name': 'mib', 'weight': 3\}"):
-        nacre.learn("x", out=tmp_path, method="mib", config={"method": {"weight": 3}})
-    with pytest.raises(NacreError, match="'mib', and 'ft' in the config; say it once"):
-        nacre.learn("x", out=tmp_path, method="mib", config={"method": {"name": "ft"}})
+    def built(*, overrides, **_):
+        raise Built(overrides["method"], overrides["seed"])
+
+    monkeypatch.setattr(api, "learn_config", built)
+    config = {"method": {"weight": 3}, "seed": 5}
+    with pytest.raises(Built, match=r"\{'weight': 3, 'name': 'mib'\}, 5"):
+        nacre.learn("x", out=tmp_path, method="mib", config=config)
+    config = {"method": {"name": "ft", "freeze": []}, "seed": 5}
+    with pytest.raises(Built, match=r"\{'name': 'mib'\}, 7"):
+        nacre.learn("x", out=tmp_path, method="mib", seed=7, config=config)
 
 
-def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys, request):
+def run_of(out, **options):
+    values = {key: value for key, value in TINY.items() if key != "scenario"}
+    return nacre.run("scenes/4-4/overlapped", out, config=values, **options)
+
+
+def learned_of(out, **options):
+    data = out.parent / "data"
+    if not data.exists():
+        write_folder(data, ["pearl"], world=ScenesConfig(train=40, val=6, size=32, seed=3))
+    values = {key: TINY[key] for key in ("model", "images", "train")}
+    values["train"] = {**values["train"], "epochs": 3}
+    nacre.learn(data, out=out, config=values, **options)
+    return (out / "metrics.json").read_bytes()
+
+
+@pytest.mark.parametrize(("call", "shown"), [(run_of, "step 1"), (learned_of, "step 0")])
+def test_ctrl_c_saves_and_the_same_call_goes_on(
+    call, shown, tmp_path, monkeypatch, capsys, request
+):
     from nacre.training import loop
 
     def interrupted(trainer, *arguments, update=loop.update, **options):
@@ -249,18 +248,16 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys, r
     # Where the tests run in the background, SIGINT may be ignored from the start.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    values = {key: value for key, value in TINY.items() if key != "scenario"}
     seen = []
-    given = {"config": values, "observers": [seen.append], "progress": True}
+    given = {"observers": [seen.append], "progress": True}
     monkeypatch.setattr(loop, "update", interrupted)
     out = tmp_path / "run"
     with pytest.raises(nacre.Interrupted, match=r"saved in .*run, and the same call goes on"):
-        nacre.run("scenes/4-4/overlapped", out, **given)
+        call(out, **given)
     assert any(isinstance(event, Saved) for event in seen)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    whole = nacre.run("scenes/4-4/overlapped", tmp_path / "whole", config=values, progress=False)
-    assert nacre.run("scenes/4-4/overlapped", out, **given) == whole
-    assert "step 1" in capsys.readouterr().err
+    assert call(out, **given) == call(tmp_path / "whole", progress=False)
+    assert shown in capsys.readouterr().err
 
 
 def test_all_names_are_listed_before_they_are_used():

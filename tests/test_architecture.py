@@ -108,6 +108,37 @@ def test_there_is_no_cycle():
         visit(name, ())
 
 
+def private_uses(name: str) -> list[str]:
+    """The private names of other modules that a module imports or reaches into."""
+    found, modules = [], {}
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nacre":
+            names = {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
+            modules |= {short: full for short, full in names.items() if full in MODULES}
+            # A private module belongs to its package.
+            package = name.rpartition(".")[0]
+            private = [*names.values(), *([] if node.module.startswith(package) else [node.module])]
+            found += [one for one in private if is_private(one.rpartition(".")[2])]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            owner = ast.unparse(node.value)
+            if owner in modules:
+                found.append(f"{modules[owner]}.{node.attr}")
+    return found
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_private_name_crosses_modules(name):
+    assert not private_uses(name)
+
+
 def test_only_the_terminal_and_the_command_line_use_rich():
     users = {
         room(name)

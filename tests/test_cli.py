@@ -285,9 +285,9 @@ def test_the_papers_tables_are_shown_without_runs(kind, figure, nacre):
 
 
 def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(nacre):
-    from nacre.runs.learn_config import default_method
+    from nacre.training.config import default_method
 
-    ours, other = default_method({}, "weights"), default_method({"kind": "external"}, "other")
+    ours, other = default_method({}, "weights"), default_method({}, "nothing")
     assert (ours, other) == ("duo", "mib")
     shown = " ".join(nacre("learn", "--help").stdout.replace("│", " ").split())
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -414,8 +414,8 @@ def test_options_beside_a_step_that_goes_on_are_refused_where_they_differ(nacre,
     for given, said in (
         (["--test", "birds"], "birds"),
         (["--start", "other"], "no new class"),
-        (["--config", "mine.yaml"], "iterations"),
-        (["--preset", "small"], "iterations"),
+        (["--config", "mine.yaml"], "no data"),
+        (["--preset", "small"], "no data"),
         (["--seed", "0"], "seed"),
         (["--classes", "pearl"], "classes"),
     ):

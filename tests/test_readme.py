@@ -41,17 +41,16 @@ def test_the_python_example_for_researchers_runs(tmp_path, monkeypatch, capsys):
 
 def test_four_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch):
     from nacre.data.sources.scenes import ScenesConfig
-    from nacre.runs import learn as learn_plan
-    from nacre.training.automatic import Choice
+    from nacre.training import config as configs
     from partial_data import write_folder
 
     # What fits the machine is chosen for real images; here everything is tiny.
     tiny = {
-        "model": {"backbone": "tiny", "decoder_channels": 8},
+        "model": {"backbone": "tiny", "weights": "none", "decoder_channels": 8},
         "images": {"crop_size": 32, "crop": "plain"},
         "train": {"iterations": 2, "batch_size": 4},
     }
-    monkeypatch.setattr(learn_plan, "choose", lambda *_, **__: Choice(tiny, ()))
+    monkeypatch.setattr(configs, "fitted_values", lambda *_: tiny)
     monkeypatch.chdir(tmp_path)
     world = ScenesConfig(train=12, val=6, size=32, seed=3)
     called = {"pearl": "cat", "starfish": "dog", "crate": "bird"}

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -157,10 +158,13 @@ class Display:
 
     def __init__(self, console: Console, drawing: Live | Progress) -> None:
         self.console, self._drawing = console, drawing
+        # A notebook without widgets gets lines, as a file does.
+        has_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
+        self._draws = console.is_terminal or has_widgets
 
     def __enter__(self) -> Self:
         """Begin to draw."""
-        if self.console.is_terminal or self.console.is_jupyter:
+        if self._draws:
             self._drawing.start()
         return self
 
@@ -171,7 +175,7 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         """Stop drawing: bars disappear, a table stays as it was last."""
-        if self.console.is_terminal or self.console.is_jupyter:
+        if self._draws:
             self._drawing.stop()
 
 

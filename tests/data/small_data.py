@@ -18,6 +18,13 @@ def blocks(height: int, width: int, labels: list[int]) -> NDArray[np.uint8]:
     )
 
 
+def turned(value: int) -> Image.Exif:
+    """Return EXIF data with an orientation."""
+    tags = Image.Exif()
+    tags[0x0112] = value
+    return tags
+
+
 def save_mask(path: Path, mask: NDArray[np.integer], mode: str = "P") -> Path:
     """Write a mask as a palette (P), gray (L) or 16-bit (I;16) PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,11 +35,13 @@ def save_mask(path: Path, mask: NDArray[np.integer], mode: str = "P") -> Path:
     return path
 
 
-def save_image(path: Path, height: int = 12, width: int = 16, seed: int = 0) -> Path:
+def save_image(
+    path: Path, height: int = 12, width: int = 16, seed: int = 0, **options: object
+) -> Path:
     """Write an image of smooth noise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
-    Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(path)
+    Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(path, **options)
     return path
 
 

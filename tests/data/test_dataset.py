@@ -8,9 +8,14 @@ import torch
 from small_data import blocks, make_pairs
 
 from nacre.data import dataset as loading
-from nacre.data.dataset import LabeledImages, TrainDataset, explain_worker_crash, train_batches
+from nacre.data.dataset import (
+    LabeledImages,
+    StepSampler,
+    TrainDataset,
+    explain_worker_crash,
+    train_batches,
+)
 from nacre.data.image_io import open_image, read_mask
-from nacre.data.sampler import StepSampler
 from nacre.data.sources.scenes import SPACE, Scenes, ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
@@ -41,24 +46,6 @@ def order(**changes):
 def joined(data, order, start=0, workers=0):
     batches = train_batches(data, order, start, workers, pin=False)
     return [torch.cat([images for images, *_ in parts]) for parts in batches]
-
-
-def test_an_epoch_visits_no_image_twice_and_drops_what_is_left():
-    parts = list(order().starting_at(0))
-    assert len(parts) == order().iterations == 9
-    for epoch in range(3):
-        visited = [image for part in parts[3 * epoch : 3 * epoch + 3] for _, image in part]
-        assert len(set(visited)) == 12
-    orders = [tuple(image for part in parts[i : i + 3] for _, image in part) for i in (0, 3, 6)]
-    assert len(set(orders)) == 3, "each epoch has an order of its own"
-
-
-def test_processes_and_parts_share_out_the_same_batches():
-    whole = list(order().starting_at(0))
-    dealt = [list(order(world_size=2, rank=rank, micro_batch=1).starting_at(0)) for rank in (0, 1)]
-    for i, batch in enumerate(whole):
-        mine = [one for rank in dealt for part in rank[2 * i : 2 * i + 2] for one in part]
-        assert mine == batch
 
 
 def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
@@ -138,18 +125,6 @@ def test_a_damaged_picture_is_one_sentence_whoever_reads_it(scenes, workers):
     assert message.startswith("the image scene-")
     assert message.endswith("is damaged: it ends too early")
     assert "Traceback" not in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"world_size": 3}, "4 images cannot be dealt evenly to 3 processes"),
-        ({"micro_batch": 3}, "the 4 images of a process are not a multiple of 3"),
-    ],
-)
-def test_batches_that_cannot_be_dealt(changes, message):
-    with pytest.raises(NacreError, match=message):
-        order(**changes)
 
 
 class _Files:

@@ -1,59 +1,82 @@
-"""Images and masks of every kind, and files that are not what they should be."""
+"""Images and masks of every kind, and files that are damaged, huge, turned, or something else."""
 
+import io
+import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from small_data import blocks, save_image, save_mask
+from small_data import blocks, save_image, save_mask, turned
 
+from nacre.data import image_io
 from nacre.data.image_io import (
     count_labels,
     examine_image,
     load,
     open_image,
+    orientation,
     read_mask,
     upright_rgb,
 )
 from nacre.errors import NacreError
 
 MASK = blocks(6, 12, [0, 3, 255, 7])
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+SIDEWAYS = (5, 6, 7, 8)
+
+
+def image(width: int = 24, height: int = 16) -> Image.Image:
+    rng = np.random.default_rng(0)
+    return Image.fromarray(rng.integers(0, 255, (height, width, 3), np.uint8))
+
+
+def encoded(image: Image.Image, form: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    body = kind + content
+    return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+
+def png(width: int, height: int, bits: int, kind: int, rows: bytes) -> bytes:
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def png_with(after: bytes = b"", before: bytes = b"") -> bytes:
+    """Return a PNG with chunks before and after its pixels."""
+    whole = encoded(image(), "PNG")
+    first, last = whole.index(b"IDAT") - 4, whole.index(b"IEND") - 4
+    return whole[:first] + before + whole[first:last] + after + whole[last:]
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
 def test_masks_are_read_as_they_are_stored(tmp_path: Path, mode: str) -> None:
-    mask = read_mask(save_mask(tmp_path / "m.png", MASK, mode))
-    assert mask.dtype == (np.uint16 if mode == "I;16" else np.uint8)
-    np.testing.assert_array_equal(mask, MASK)
-
-
-def test_a_mask_of_16_bits_keeps_large_labels(tmp_path: Path) -> None:
-    large = MASK.astype(np.uint16) * 257
-    np.testing.assert_array_equal(read_mask(save_mask(tmp_path / "m.png", large, "I;16")), large)
+    mask = MASK.astype(np.uint16) * 257 if mode == "I;16" else MASK
+    found = read_mask(save_mask(tmp_path / "m.png", mask, mode))
+    assert found.dtype == mask.dtype
+    np.testing.assert_array_equal(found, mask)
 
 
 @pytest.mark.parametrize(("bits", "labels"), [(1, [0, 1]), (2, [0, 1, 2, 3]), (4, [0, 9, 15])])
 @pytest.mark.parametrize("mode", ["P", "L"])
 def test_masks_of_few_bits(tmp_path: Path, bits: int, labels: list[int], mode: str) -> None:
-    mask = blocks(5, 13, labels)
-    path = tmp_path / "m.png"
+    mask, path = blocks(5, 13, labels), tmp_path / "m.png"
     if mode == "P":
         save_mask(path, mask)
         Image.open(path).save(path, bits=bits)
-    else:
-        path.write_bytes(_gray_png(mask, bits))
+    else:  # which Pillow cannot write
+        lines = ["".join(f"{label:0{bits}b}" for label in row) for row in mask]
+        lines = [line + "0" * (-len(line) % 8) for line in lines]
+        rows = b"".join(b"\0" + int(line, 2).to_bytes(len(line) // 8) for line in lines)
+        path.write_bytes(png(13, 5, bits, 0, rows))
     np.testing.assert_array_equal(read_mask(path), mask)
-
-
-def test_a_mask_of_colours_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NacreError, match=r"c\.jpg holds colors \(mode RGB\), not labels"):
-        read_mask(save_image(tmp_path / "c.jpg"))
-
-
-def test_a_mask_with_filtered_rows(tmp_path: Path) -> None:
-    # A smooth gray ramp makes the encoder filter its rows, so its bytes are not its labels.
-    ramp = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
-    np.testing.assert_array_equal(read_mask(save_mask(tmp_path / "m.png", ramp, "L")), ramp)
 
 
 def test_the_real_masks_are_counted_right(voc_part: Path) -> None:
@@ -63,17 +86,35 @@ def test_the_real_masks_are_counted_right(voc_part: Path) -> None:
         assert count_labels(read_mask(path)) == slow
 
 
-def test_a_plain_jpeg_is_not_decoded_before_it_must_be(tmp_path: Path) -> None:
-    image = open_image(save_image(tmp_path / "a.jpg", 100, 80))
-    assert image.size == (80, 100)
-    assert image.draft("RGB", (40, 50)) is not None
+def test_what_is_no_mask_of_labels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NacreError, match=r"c\.jpg holds colors \(mode RGB\), not labels"):
+        read_mask(save_image(tmp_path / "c.jpg"))
+    gray = tmp_path / "gray.png"
+    Image.fromarray(MASK).save(gray, "JPEG")
+    with pytest.raises(NacreError, match=r"gray\.png is a JPEG, which mixes the labels"):
+        read_mask(gray)
+    Image.fromarray(MASK).save(gray, exif=turned(3))
+    with pytest.raises(NacreError, match="has EXIF data that turn it"):
+        read_mask(gray)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 20, 30, 60, -100, -60, None])
+def test_a_damaged_mask_is_named(tmp_path: Path, keep: int | None) -> None:
+    path = save_mask(tmp_path / "m.png", np.random.default_rng(0).integers(0, 9, (50, 50)))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 + 200] ^= 0xFF
+    path.write_bytes(content if keep is None else path.read_bytes()[:keep])
+    with pytest.raises(NacreError, match=r"the mask .*m\.png is damaged"):
+        read_mask(path)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".bmp", ".tif"])
-def test_every_kind_of_picture_is_rgb(tmp_path: Path, suffix: str) -> None:
-    path = save_image(tmp_path / f"a{suffix}", 9, 14)
-    image = open_image(path)
-    assert (image.mode, image.size, _size(path)) == ("RGB", (14, 9), (14, 9))
+def test_every_format_is_rgb(tmp_path: Path, suffix: str) -> None:
+    path = save_image(tmp_path / f"a{suffix}", 100, 80)
+    found = open_image(path)
+    assert (found.mode, found.size, examine_image(path)[0]) == ("RGB", (80, 100), (80, 100))
+    # A plain JPEG is not decoded before it must be.
+    assert (found.draft("RGB", (40, 50)) is not None) == (suffix == ".jpg")
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "I;16"])
@@ -90,88 +131,121 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
 
 
 def test_gray_of_32_bits_in_memory_is_refused_unless_its_range_is_that_of_16() -> None:
-    with pytest.raises(NacreError, match=r"32 bits \(mode I\), whose range nobody knows"):
-        upright_rgb(Image.fromarray(np.full((8, 8), 200, np.int32)))
-    with pytest.raises(NacreError, match="whose range nobody knows"):
-        upright_rgb(Image.fromarray(np.full((8, 8), -300, np.int32)))
+    for value in (200, -300):
+        with pytest.raises(NacreError, match=r"32 bits \(mode I\), whose range nobody knows"):
+            upright_rgb(Image.fromarray(np.full((8, 8), value, np.int32)))
     wide = upright_rgb(Image.fromarray(np.full((8, 8), 200 * 257, np.int32)))
     assert (np.asarray(wide) == 200).all()
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
 def test_the_orientation_of_a_camera_is_applied(tmp_path: Path, suffix: str) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
     path = tmp_path / f"a{suffix}"
-    Image.fromarray(blocks(8, 16, [0, 255])).convert("RGB").save(path, exif=exif)
-    image = open_image(path)
-    assert image.size == _size(path) == (8, 16)
-    pixels = np.asarray(image)
+    Image.fromarray(blocks(8, 16, [0, 255])).convert("RGB").save(path, exif=turned(6))
+    pixels = np.asarray(open_image(path))
+    assert pixels.shape == (16, 8, 3)
     assert pixels[:8].mean() < 20
     assert pixels[8:].mean() > 235
 
 
-@pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_a_truncated_picture_is_named(tmp_path: Path, suffix: str) -> None:
-    path = save_image(tmp_path / f"broken{suffix}", 90, 90)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(NacreError, match=r"the image .*broken.* is damaged"):
-        load(open_image(path))
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("value", [*range(10), 65535])
+def test_the_index_and_the_loader_see_a_turned_image_alike(
+    tmp_path: Path, form: str, value: int
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(encoded(image(), form, exif=turned(value)))
+    size = load(open_image(path)).size
+    assert examine_image(path)[0] == size
+    assert size == ((16, 24) if value in SIDEWAYS else (24, 16))
 
 
-def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "note.png"
-    path.write_text("not an image")
-    for read in (open_image, _size):
-        with pytest.raises(NacreError, match=r"image .*note\.png is damaged or not an image"):
-            read(path)
-    with pytest.raises(NacreError, match=r"mask .*note\.png is damaged or not an image"):
-        read_mask(path)
+def jpeg_with_late_exif() -> bytes:
+    whole = encoded(image(), "JPEG")
+    data = b"Exif\0\0" + turned(6).tobytes().removeprefix(b"Exif\0\0")
+    segment = b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data
+    scan = whole.index(b"\xff\xda")
+    return whole[:scan] + segment + whole[scan:]
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NacreError, match=r"the image .*a\.jpg is missing"):
-        open_image(tmp_path / "a.jpg")
-    with pytest.raises(NacreError, match=r"the mask .*a\.png is missing"):
-        read_mask(tmp_path / "a.png")
+ODD_PLACES = {
+    "a PNG's EXIF after its pixels": png_with(after=chunk(b"eXIf", turned(6).tobytes()[6:])),
+    "a PNG's EXIF before its pixels": png_with(before=chunk(b"eXIf", turned(6).tobytes()[6:])),
+    "a JPEG's EXIF behind its frame": jpeg_with_late_exif(),
+    "EXIF of random bytes": png_with(before=chunk(b"eXIf", b"\x13" * 40)),
+    "a JPEG's EXIF cut off": encoded(image(), "JPEG", exif=turned(6).tobytes()[:14]),
+}
 
 
-@pytest.mark.parametrize("keep", [0, 4, 20, 30, 60, -100, -60])
-def test_a_truncated_mask_is_named(tmp_path: Path, keep: int) -> None:
-    path = save_mask(tmp_path / "m.png", np.random.default_rng(0).integers(0, 9, (50, 50)))
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(NacreError, match=r"the mask .*m\.png is damaged"):
-        read_mask(path)
+@pytest.mark.parametrize("content", ODD_PLACES.values(), ids=ODD_PLACES)
+def test_exif_in_odd_places_is_one_thing_to_index_and_loader(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    assert examine_image(path)[0] == load(open_image(path)).size
 
 
-def test_a_mask_with_a_flipped_byte_is_named(tmp_path: Path) -> None:
-    path = save_mask(tmp_path / "m.png", np.random.default_rng(0).integers(0, 9, (50, 50)))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2 + 200] ^= 0xFF
-    path.write_bytes(data)
-    with pytest.raises(NacreError, match=r"the mask .*m\.png is damaged"):
-        read_mask(path)
+def test_an_image_in_memory_is_upright() -> None:
+    assert orientation(image()) == 1
 
 
-def _size(path: Path) -> tuple[int, int]:
-    return examine_image(path)[0]
+def broken_chunk() -> bytes:
+    whole = bytearray(png_with())
+    first = whole.index(b"IDAT")
+    whole[first - 4 : first] = b"\xff\xff\xff\xff"
+    return bytes(whole)
 
 
-def _gray_png(mask: np.ndarray, bits: int) -> bytes:
-    """Encode a gray PNG of few bits, which Pillow cannot write."""
-    import struct
-    import zlib
+LARGE = image(200, 200)
+UNUSABLE = {
+    **{f"half a {form}": encoded(LARGE, form) for form in ("JPEG", "PNG", "WEBP", "BMP", "TIFF")},
+    "a PNG with a broken chunk": broken_chunk(),
+    "a program in PostScript": EPS,
+    "a GIF": encoded(image().convert("P"), "GIF"),
+    "nothing": b"",
+    "the start of a JPEG": b"\xff\xd8\xff",
+    "zeros": b"\0" * 5000,
+    "text": b"not an image",
+    "shares": encoded(Image.fromarray(np.full((16, 24), 0.5, np.float32)), "TIFF"),
+    "32 bits": encoded(Image.fromarray(np.full((16, 24), 70_000, np.int32)), "TIFF"),
+    **{f"{side} x {side}": png(side, side, 8, 2, b"") for side in (12_000, 60_000)},
+}
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
 
-    rows = b""
-    for row in mask:
-        text = "".join(f"{label:0{bits}b}" for label in row)
-        text += "0" * (-len(text) % 8)
-        rows += b"\0" + bytes(int(text[i : i + 8], 2) for i in range(0, len(text), 8))
-    head = struct.pack(">IIBBBBB", mask.shape[1], mask.shape[0], bits, 0, 0, 0, 0)
-    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + body
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_an_image_that_cannot_be_used_is_named_by_index_and_loader(
+    tmp_path: Path, what: str
+) -> None:
+    path, content = tmp_path / "odd.png", UNUSABLE[what]
+    path.write_bytes(content[: len(content) // 2] if what.startswith("half") else content)
+    with pytest.raises(NacreError, match=r"^the image .*odd\.png "):
+        examine_image(path, decode=True)
+    if what != "a PNG with a broken chunk":  # of which Pillow takes the pixels
+        with pytest.raises(NacreError, match=r"^the image .*odd\.png "):
+            load(open_image(path))
+    if what not in ("shares", "32 bits"):
+        with pytest.raises(NacreError, match=r"odd\.png"):
+            examine_image(path)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_whole_images_are_not_decoded_for_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(encoded(image(300, 200), form))
+    monkeypatch.setattr(image_io, "load", None)
+    assert examine_image(path) == ((300, 200), False)
+    with pytest.raises(NacreError):
+        examine_image(path, decode=True)
+
+
+def test_what_is_missing_too_large_or_a_pipe_is_told_by_every_reader(tmp_path: Path) -> None:
+    (tmp_path / "large.png").write_bytes(png(2**31 - 1, 1, 8, 0, b""))
+    os.mkfifo(tmp_path / "pipe")
+    reasons = {"gone.png": "is missing", "large.png": "too large|pixels", "pipe": "not a regular"}
+    for name, reason in reasons.items():
+        for read in (open_image, read_mask, examine_image):
+            with pytest.raises(NacreError, match=rf"{name}.*({reason})"):
+                read(tmp_path / name)

@@ -6,13 +6,11 @@ from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from small_data import save_image
 
-from nacre.data import transforms
 from nacre.data.image_io import open_image
 from nacre.data.transforms import (
     ASPECT,
@@ -23,16 +21,31 @@ from nacre.data.transforms import (
     _draw_box,
     _draw_crop,
     _nearest,
+    eval_sample,
     nearest_pixels,
     train_sample,
 )
-from nacre.errors import NacreError
+from nacre.errors import NacreError, check
 
 POLICIES = get_args(ImagesConfig.model_fields["crop"].annotation)
 COLORS = np.array(
     [[0, 0, 0], [250, 20, 30], [20, 240, 60], [40, 50, 230], [240, 240, 40]], np.uint8
 )
 PAD = 200
+
+
+def _config(policy: str, crop: int, eval_mode: str = "crop") -> ImagesConfig:
+    return check(ImagesConfig, {"crop": policy, "crop_size": crop, "eval_mode": eval_mode})
+
+
+def _cut(mask: np.ndarray, config: ImagesConfig, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    return train_sample(_paint(mask), mask, config, np.random.default_rng(seed), PAD)
+
+
+def _jpeg(image: Image.Image) -> Image.Image:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=95, subsampling=0)
+    return Image.open(io.BytesIO(buffer.getvalue()))
 
 
 def _patches(height: int, width: int) -> np.ndarray:
@@ -66,23 +79,18 @@ def _assert_aligned(image: np.ndarray, mask: np.ndarray, reach: int, close: int)
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("size", [(90, 130), (130, 90), (40, 50), (300, 200)])
-def test_picture_and_mask_stay_aligned(policy: str, size: tuple[int, int]) -> None:
-    mask = _patches(*size)
-    config = ImagesConfig(crop_size=96, crop=policy)  # type: ignore[arg-type]
+def test_image_and_mask_stay_aligned(policy: str, size: tuple[int, int]) -> None:
     for seed in range(12):
-        rng = np.random.default_rng(seed)
-        image, labels = train_sample(_paint(mask), mask, config, rng, PAD)
+        image, labels = _cut(_patches(*size), _config(policy, 96), seed)
         _assert_aligned(image, labels, reach=3, close=1)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_flips_happen_half_of_the_time_and_to_both(policy: str) -> None:
     mask = np.repeat(np.array([[1, 2]], np.uint8), 20, axis=1).repeat(40, axis=0)
-    config = ImagesConfig(crop_size=40, crop=policy)  # type: ignore[arg-type]
     left = []
     for seed in range(300):
-        rng = np.random.default_rng(seed)
-        image, labels = train_sample(_paint(mask), mask, config, rng, PAD)
+        image, labels = _cut(mask, _config(policy, 40), seed)
         _assert_aligned(image, labels, reach=2, close=1)
         ones, twos = (np.flatnonzero((labels == label).any(0)) for label in (1, 2))
         if len(ones) and len(twos):
@@ -94,13 +102,10 @@ def test_flips_happen_half_of_the_time_and_to_both(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(policy: str) -> None:
     mask = _patches(1000, 1400)
-    buffer = io.BytesIO()
-    _paint(mask).save(buffer, "JPEG", quality=95, subsampling=0)
-    config = ImagesConfig(crop_size=48, crop=policy)  # type: ignore[arg-type]
     smaller = 0
     for seed in range(8):
-        image = Image.open(io.BytesIO(buffer.getvalue()))
-        pixels, labels = train_sample(image, mask, config, np.random.default_rng(seed), PAD)
+        image, rng = _jpeg(_paint(mask)), np.random.default_rng(seed)
+        pixels, labels = train_sample(image, mask, _config(policy, 48), rng, PAD)
         _assert_aligned(pixels, labels, reach=2, close=40)
         smaller += image.size != (1400, 1000)
     assert smaller == (8 if policy == "paper" else 0)
@@ -108,22 +113,18 @@ def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(policy: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 70),
-    st.integers(1, 70),
-    st.integers(8, 40),
-    st.sampled_from(POLICIES),
-    st.integers(0, 2**32),
-    st.sampled_from([np.uint8, np.uint16]),
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    crop=st.integers(8, 40),
+    policy=st.sampled_from(POLICIES),
+    seed=st.integers(0, 2**32),
+    kind=st.sampled_from([np.uint8, np.uint16]),
 )
 def test_any_size_gives_a_whole_crop_from_the_generator_alone(
-    height: int, width: int, crop: int, policy: str, seed: int, kind: type
+    size: tuple[int, int], crop: int, policy: str, seed: int, kind: type
 ) -> None:
-    mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
-    config = ImagesConfig(crop_size=crop, crop=policy)  # type: ignore[arg-type]
-    first, second = (
-        train_sample(_paint(mask), mask, config, np.random.default_rng(seed), PAD) for _ in range(2)
-    )
-    image, labels = first
+    mask = np.random.default_rng(seed).integers(0, 5, size).astype(kind)
+    config = _config(policy, crop)
+    image, labels = _cut(mask, config, seed)
     assert (image.shape, image.dtype) == ((3, crop, crop), np.uint8)
     assert (labels.shape, labels.dtype) == ((crop, crop), kind)
     assert image.flags.c_contiguous
@@ -131,71 +132,40 @@ def test_any_size_gives_a_whole_crop_from_the_generator_alone(
     assert set(np.unique(labels)) <= set(np.unique(mask)) | {PAD}
     assert (labels != PAD).any()
     assert (image[:, labels == PAD] == np.array(FILL)[:, None]).all()
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(1, 70),
-    st.integers(1, 70),
-    st.sampled_from(POLICIES),
-    st.integers(0, 2**32),
-    st.sampled_from([np.uint8, np.uint16]),
-)
-def test_mapping_on_the_way_is_mapping_before(
-    height: int, width: int, policy: str, seed: int, kind: type
-) -> None:
-    mask = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(kind)
-    table = np.zeros(65536, np.uint8)
+    table = np.full(65536, 7, np.uint8)
     table[:5] = [0, 3, 0, 255, 1]
-    config = ImagesConfig(crop_size=32, crop=policy)  # type: ignore[arg-type]
-    picture = _paint(mask)
-    before = train_sample(picture, table[mask], config, np.random.default_rng(seed), 255)
-    on_the_way = train_sample(picture, mask, config, np.random.default_rng(seed), 255, table)
-    tested = [
-        transforms.eval_sample(picture, labels, ImagesConfig(crop_size=32, eval_mode=test), mapped)  # type: ignore[arg-type]
-        for test in ("crop", "full")
-        for labels, mapped in ((table[mask], None), (mask, table))
-    ]
-    for one, other in ((before, on_the_way), tested[:2], tested[2:]):
-        assert other[1].dtype == np.uint8
-        assert other[1].flags.c_contiguous
-        for here, there in zip(one, other, strict=True):
-            np.testing.assert_array_equal(here, there)
+    rng = np.random.default_rng(seed)
+    again, targets = train_sample(_paint(mask), mask, config, rng, 9, table)
+    np.testing.assert_array_equal(image, again)
+    np.testing.assert_array_equal(targets, np.where(labels == PAD, 9, table[labels]))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(8, 40))
-def test_any_size_can_be_tested(height: int, width: int, crop: int) -> None:
-    mask = _patches(height, width)
-    image, labels = transforms.eval_sample(_paint(mask), mask, ImagesConfig(crop_size=crop))
-    assert (image.shape, labels.shape) == ((3, crop, crop), (crop, crop))
-    image, labels = transforms.eval_sample(
-        _paint(mask), mask, ImagesConfig(crop_size=crop, eval_mode="full")
-    )
-    np.testing.assert_array_equal(image, COLORS[mask].transpose(2, 0, 1))
-    np.testing.assert_array_equal(labels, mask)
-
-
-@pytest.mark.parametrize("size", [(61, 97), (97, 61), (300, 200), (33, 33)])
-def test_the_test_crop_is_the_middle_of_the_scaled_picture(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(61, 97), (97, 61), (300, 200), (33, 33), (1, 3)])
+def test_the_test_crop_is_the_middle_of_the_scaled_image(size: tuple[int, int]) -> None:
     mask = _patches(*size)
     noise = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
-    picture = Image.fromarray(noise)
-    image, labels = transforms.eval_sample(picture, mask, ImagesConfig(crop_size=64))
+    image = Image.fromarray(noise)
+    pixels, labels = eval_sample(image, mask, _config("paper", 64))
     height, width = (64 * side // min(size) for side in size)
     left, top = round((width - 64) / 2), round((height - 64) / 2)
     box = (left, top, left + 64, top + 64)
-    expected = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR).crop(box))
-    assert abs(expected.transpose(2, 0, 1).astype(int) - image).max() <= 1
+    expected = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR).crop(box))
+    assert abs(expected.transpose(2, 0, 1).astype(int) - pixels).max() <= 1
     nearest = Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST).crop(box)
     np.testing.assert_array_equal(labels, nearest)
 
 
+@pytest.mark.parametrize("mode", ["full", "sliding"])
+def test_a_whole_image_is_tested_as_it_is(mode: str) -> None:
+    mask = _patches(37, 53)
+    image, labels = eval_sample(_paint(mask), mask, _config("paper", 16, mode))
+    np.testing.assert_array_equal(image, COLORS[mask].transpose(2, 0, 1))
+    np.testing.assert_array_equal(labels, mask)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.integers(1, 50))
-def test_masks_take_the_nearest_pixel_centre(h: int, w: int, height: int, width: int) -> None:
+def test_masks_take_the_nearest_pixel_center(h: int, w: int, height: int, width: int) -> None:
     mask = np.arange(h * w, dtype=np.uint16).reshape(h, w)
     found = _nearest(mask, Placement(Box(0, 0, w, h), width, height))
     for row in range(height):
@@ -208,36 +178,22 @@ def test_masks_take_the_nearest_pixel_centre(h: int, w: int, height: int, width:
             assert x[at_column] == min(x)
 
 
-@pytest.mark.parametrize("lengths", [(22, 513), (513, 22)])
-def test_centres_on_the_edge_of_two_pixels_are_rounded_as_pillows(lengths: tuple[int, int]) -> None:
-    length, new_length = lengths
-    exact = (2 * np.arange(new_length) + 1) * length // (2 * new_length)
-    assert (nearest_pixels(length, new_length) != exact).any() == (length == 22)
-    np.testing.assert_array_equal(nearest_pixels(length, new_length), _by_pillow(*lengths))
-
-
 @pytest.mark.parametrize("new_length", [*range(1, 66), 96, 160, 255, 256, 320, 511, 512, 513, 1024])
 def test_masks_agree_with_pillow_at_every_size(new_length: int) -> None:
     for length in [*range(1, 130), *range(130, 701, 7)]:
+        row = Image.fromarray(np.arange(length, dtype=np.int32)[None])
+        expected = np.asarray(row.resize((new_length, 1), Image.Resampling.NEAREST))[0]
         found = nearest_pixels(length, new_length)
-        np.testing.assert_array_equal(found, _by_pillow(length, new_length), f"{length} pixels")
-
-
-def _by_pillow(length: int, new_length: int) -> np.ndarray:
-    row = Image.fromarray(np.arange(length, dtype=np.int32)[None])
-    return np.asarray(row.resize((new_length, 1), Image.Resampling.NEAREST))[0]
+        np.testing.assert_array_equal(found, expected, f"{length} pixels")
 
 
 @pytest.mark.parametrize("mode", ["crop", "full", "sliding"])
 def test_a_jpeg_is_decoded_fully_in_testing(mode: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (400, 600, 3)).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).save(buffer, "JPEG", quality=95)
-    mask = np.zeros((400, 600), np.uint8)
-    config = ImagesConfig(crop_size=96, eval_mode=mode)  # type: ignore[arg-type]
-    lazy, decoded = (Image.open(io.BytesIO(buffer.getvalue())) for _ in range(2))
+    lazy, decoded = (_jpeg(Image.fromarray(noise)) for _ in range(2))
     decoded.load()
-    pixels = [transforms.eval_sample(one, mask, config)[0] for one in (lazy, decoded)]
+    mask, config = np.zeros((400, 600), np.uint8), _config("paper", 96, mode)
+    pixels = [eval_sample(one, mask, config)[0] for one in (lazy, decoded)]
     np.testing.assert_array_equal(*pixels)
 
 
@@ -252,19 +208,10 @@ def test_a_jpeg_is_decoded_fully_in_testing(mode: str) -> None:
         ("plain", "sliding", "sliding"),
     ],
 )
-def test_new_pictures_are_seen_at_the_scale_of_training(
+def test_new_images_are_seen_at_the_scale_of_training(
     policy: str, eval_mode: str, expected: str
 ) -> None:
-    config = ImagesConfig(crop=policy, eval_mode=eval_mode)  # type: ignore[arg-type]
-    assert config.predict_mode == expected
-
-
-def test_masks_agree_with_torch() -> None:
-    mask = np.random.default_rng(0).integers(0, 255, (37, 53)).astype(np.uint8)
-    found = _nearest(mask, Placement(Box(5, 3, 40, 30), 64, 48))
-    part = torch.from_numpy(mask[3:33, 5:45].astype(np.float32))[None, None]
-    wanted = torch.nn.functional.interpolate(part, size=(48, 64), mode="nearest-exact")
-    np.testing.assert_array_equal(found, wanted[0, 0].numpy())
+    assert _config(policy, 16, eval_mode).predict_mode == expected
 
 
 def test_the_papers_boxes() -> None:
@@ -288,7 +235,7 @@ def test_the_papers_boxes() -> None:
         (1, 50, Box(0, 24, 1, 1)),
     ],
 )
-def test_a_picture_that_no_box_fits_gives_its_middle(width: int, height: int, box: Box) -> None:
+def test_an_image_that_no_box_fits_gives_its_middle(width: int, height: int, box: Box) -> None:
     assert {_draw_box(width, height, np.random.default_rng(seed)) for seed in range(5)} == {box}
 
 
@@ -304,17 +251,10 @@ def test_deeplabs_crops() -> None:
     assert min(top for _, top in places) == 0
 
 
-def test_sizes_that_differ_are_named(tmp_path: Path) -> None:
-    image = open_image(save_image(tmp_path / "odd.jpg", 10, 20))
-    with pytest.raises(NacreError, match=r"odd\.jpg is 20 x 10, its mask is 10 x 10"):
-        transforms.eval_sample(image, np.zeros((10, 10), np.uint8), ImagesConfig(crop_size=8))
-
-
-def test_a_picture_found_damaged_while_training_is_named(tmp_path: Path) -> None:
-    path = save_image(tmp_path / "broken.jpg", 200, 200)
+def test_an_image_of_another_size_or_damaged_is_named(tmp_path: Path) -> None:
+    path, mask = save_image(tmp_path / "odd.jpg", 200, 200), np.zeros((200, 200), np.uint8)
+    with pytest.raises(NacreError, match=r"odd\.jpg is 200 x 200, its mask is 200 x 100"):
+        eval_sample(open_image(path), mask[:100], _config("paper", 8))
     path.write_bytes(path.read_bytes()[:1200])
-    mask = np.zeros((200, 200), np.uint8)
-    with pytest.raises(NacreError, match=r"the image .*broken\.jpg is damaged"):
-        train_sample(
-            open_image(path), mask, ImagesConfig(crop_size=64), np.random.default_rng(0), PAD
-        )
+    with pytest.raises(NacreError, match=r"the image .*odd\.jpg is damaged"):
+        train_sample(open_image(path), mask, _config("paper", 8), np.random.default_rng(0), PAD)

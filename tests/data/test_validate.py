@@ -2,16 +2,19 @@
 
 import io
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from small_data import blocks, make_pairs, save_image, save_mask
+from small_data import blocks, make_pairs, save_image, save_mask, turned
 
 from nacre.cli.data import report_tables
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import Voc, VocConfig
 from nacre.data.validate import DataReport, check_source
+from nacre.errors import NacreError
 
 NAMES = [f"p{i}" for i in range(6)]
 
@@ -28,7 +31,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def _check(root: Path) -> DataReport:
-    return check_source(Folder(FolderConfig(root=root)), workers=1)
+    return check_source(Folder(FolderConfig(root=root)))
+
+
+def _problems(root: Path) -> list[str]:
+    """Return what `nacre data` finds in the training images, which `nacre plan` refuses alike."""
+    found = [one.text for one in _check(root).splits[0].problems]
+    if found:
+        with pytest.raises(NacreError, match=re.escape(found[0])):
+            Folder(FolderConfig(root=root)).index("train")
+    return found
 
 
 def _text(report: DataReport) -> str:
@@ -58,8 +70,8 @@ def test_everything_wrong_is_counted_and_named(root: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:-200])
     report = _check(root)
     train, val = report.splits
-    kinds = ("missing image", "missing mask", "sizes differ", "unknown label", "damaged file")
-    assert [train.count(kind) for kind in kinds] == [1, 1, 1, 1, 0]
+    kinds = ["missing image", "missing mask", "sizes differ", "unknown label"]
+    assert [problem.kind for problem in train.problems] == kinds
     assert [problem.kind for problem in val.problems] == ["damaged file"]
     assert not report.is_valid
     text = _text(report)
@@ -75,7 +87,7 @@ def test_a_part_of_voc_is_called_a_part(tmp_path: Path) -> None:
     (tmp_path / "splits").mkdir()
     (tmp_path / "splits" / "train_aug.txt").write_text("a")
     (tmp_path / "splits" / "val.txt").write_text("b")
-    report = check_source(Voc(VocConfig(root=tmp_path)), workers=1)
+    report = check_source(Voc(VocConfig(root=tmp_path)))
     assert (report.is_valid, report.is_complete) == (True, False)
     assert "train has 1 images, the whole data set has 10,582" in _text(report)
 
@@ -111,3 +123,22 @@ def test_masks_in_black_and_white_with_another_label_are_a_problem_with_its_reme
     assert "every file can be used" not in text
     (root / "classes.yaml").write_text("classes: {255: plant}")
     assert _check(root).is_valid
+
+
+@pytest.mark.parametrize("kind", ["images/p0.jpg", "masks/p0.png"])
+def test_damaged_files_and_pipes_are_found_by_data_and_plan(root: Path, kind: str) -> None:
+    path = root / kind
+    path.write_bytes(path.read_bytes()[:60])
+    assert "is damaged" in _problems(root)[0]
+    path.unlink()
+    os.mkfifo(path)
+    assert "not a regular file" in _problems(root)[0]
+
+
+def test_a_mask_drawn_on_the_stored_image_is_told_of(root: Path) -> None:
+    save_image(root / "images" / "p0.jpg", 8, 12, exif=turned(6))
+    (text,) = _problems(root)
+    assert "EXIF data turn the image, and a mask must be drawn on the turned one" in text
+    save_image(root / "images" / "p0.jpg", 8, 12, exif=turned(3))
+    assert _problems(root) == []
+    assert _check(root).splits[0].turned == 1

@@ -36,9 +36,7 @@ from nacre.export import server
 from nacre.export.onnx_model import Metadata
 from nacre.importers import import_export
 from nacre.methods import METHODS
-from nacre.runs.learn_config import build_learn_config, check_said
-from nacre.training.automatic import Choice
-from nacre.training.config import build_config, read_written
+from nacre.training.config import LearnConfig, build, build_config, read_written
 
 EFFORT = int(os.environ.get("NACRE_FUZZ", "1"))
 SEED = int(os.environ.get("NACRE_SEED", random.randrange(10**6) if EFFORT > 1 else 1))
@@ -87,17 +85,15 @@ def try_key(world: World, rng: random.Random) -> tuple[str, str]:
 
 def try_key_of_a_step(world: World, rng: random.Random) -> tuple[str, str]:
     """`nacre learn` would learn with what is right; its config is put together here alone."""
-    given: Any = {"start": None, "automatic": Choice({}, ("", ""))}
     data = {"data": ["x"]}
-    plain = build_learn_config(**given, written=data)
+    plain = build(LearnConfig, data)
     key, value = rng.choice(list(dict(keys(plain)))), rng.choice(BAD_YAML)
 
-    def build() -> None:
+    def try_it() -> None:
         with contextlib.suppress(NacreError):
-            written = read_written(None, [f"{key}={value}"], data, check_said)
-            build_learn_config(**given, written=written)
+            build(LearnConfig, read_written(None, data, [f"{key}={value}"]))
 
-    return f"{key}={value[:40]!r}", limited(build)
+    return f"{key}={value[:40]!r}", limited(try_it)
 
 
 def try_option(world: World, rng: random.Random) -> tuple[str, str]:

@@ -73,8 +73,7 @@ def test_a_class_may_split_from_a_class():
     growth = Growth(4, (0, 1, 2, 3, 2, 2, 0))
     assert (growth.first_new, growth.num_new) == (4, 3)
     assert growth.new_origins == (2, 2, 0)
-    assert not growth.is_from_background
-    assert from_background(4, 7).is_from_background
+    assert from_background(4, 7).new_origins == (0, 0, 0)
 
 
 @pytest.mark.parametrize("origins", [(0, 2, 1, 0), (0, 1, 2, 3), (1, 1, 2, 0)])

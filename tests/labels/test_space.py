@@ -65,6 +65,12 @@ def test_colours_by_name_or_label(tmp_path: Path) -> None:
         ("classes: {1: cat}\ncolors: {cow: [1, 2, 3]}", "no class is named 'cow'"),
         ("classes: {1: cat}\ncolors: 3", "`colors` must be a table"),
         ("classes: {[1]: cat}", "is not valid YAML"),
+        ('classes: {1: "a\\u001b[31m"}', "without control characters"),
+        (f"classes: {{1: {'x' * 1000}}}", "a text of at most 200 characters"),
+        ("classes: {1: cat}\ncolors: {true: [1, 2, 3]}", "`colors` names True"),
+        ("classes: {1: cat}\ncolors: {2020-01-01: [1, 2, 3]}", "no class is named '2020-01-01'"),
+        ("classes: {1: 2020-13-45}\nbackground: 10000000000000000000000", "`background` is 1000"),
+        ("classes: [" * 2000, "is not valid YAML"),
     ],
 )
 def test_a_mistake_is_told_with_the_file(tmp_path: Path, text: str, message: str) -> None:
@@ -72,6 +78,7 @@ def test_a_mistake_is_told_with_the_file(tmp_path: Path, text: str, message: str
         _read(tmp_path, text)
     assert message in str(caught.value)
     assert "classes.yaml" in str(caught.value)
+    assert len(str(caught.value)) < 600
 
 
 def test_a_missing_file_says_what_it_is_for(tmp_path: Path) -> None:

@@ -244,9 +244,9 @@ def test_ignored_pixels_change_nothing(loss: Loss) -> None:
     assert (x.grad.movedim(1, -1)[a.targets == IGNORE_INDEX] == 0).all()
 
 
-@labeled_loss
-def test_another_value_can_be_the_ignored_one(loss: Loss) -> None:
-    a = Problem(seed=8)
+@pytest.mark.parametrize("name", [name for name in LABELED if name != "guided kd"])
+def test_another_value_can_be_the_ignored_one(name: str) -> None:
+    a, loss = Problem(seed=8), LOSSES[name]
     expected = loss(a.logits, a)
     a.targets = torch.where(a.targets == IGNORE_INDEX, -1, a.targets.long())
     assert loss(a.logits, a, ignore_index=-1) == expected
@@ -306,13 +306,6 @@ def test_unbiased_distillation_is_plain_when_nothing_is_new(a: Problem) -> None:
     close(unbiased_distillation(logits, a.old), float(distillation(logits, a.old)), 1e-12)
 
 
-@few
-@given(problems)
-def test_distillations_agree_when_only_background_is_old(a: Problem) -> None:
-    close(distillation(a.logits, a.old[:, :1]), 0.0, 1e-12)
-    close(unbiased_distillation(a.logits, a.old[:, :1]), 0.0, 1e-12)
-
-
 # ---------------------------------------------------------------- some of the channels
 
 
@@ -349,15 +342,6 @@ def test_what_background_hides_is_left_out_and_nothing_else(
     close(actual, mean_over_pixels(pixel, a.targets, x, hidden_map), 1e-9)
 
 
-def test_frozen_channels_may_be_left_out() -> None:
-    a = Problem(seed=3)
-    x = a.logits.requires_grad_()
-    whole = binary_cross_entropy(x, a.targets)
-    part = binary_cross_entropy(x[:, 3:], a.targets, first=3)
-    gradients = [torch.autograd.grad(loss, x)[0][:, 3:] for loss in (whole, part)]
-    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["ce", "unbiased ce", "partial ce"])
 def test_each_image_has_its_weight(name: str) -> None:
     a = Problem(images=3)
@@ -377,7 +361,3 @@ def test_each_image_has_its_weight(name: str) -> None:
 def test_upsample_keeps_pixel_centres_in_place() -> None:
     row = torch.tensor([0.0, 4.0]).view(1, 1, 1, 2)
     assert upsample(row, (1, 4)).flatten().tolist() == [0.0, 1.0, 3.0, 4.0]
-
-
-def test_upsample_returns_float32_for_half_precision() -> None:
-    assert upsample(torch.zeros(1, 2, 3, 3, dtype=torch.float16), (5, 7)).dtype == torch.float32

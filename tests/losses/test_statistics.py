@@ -213,13 +213,3 @@ def test_a_prototype_of_a_class_that_nobody_saw_is_near_to_nothing() -> None:
     alone = prototype_contrast(sums, nobody)
     assert alone == 0
     assert torch.isfinite(torch.autograd.grad(alone, a.features)[0]).all()
-
-
-def test_a_class_that_is_absent_adds_nothing_to_the_contrast() -> None:
-    a = Problem()
-    a.targets.clamp_(max=3)
-    a.features.requires_grad_()
-    both = prototype_contrast(direction_sums(a.features, a.targets, 3, 2), a.prototypes)
-    present = prototype_contrast(direction_sums(a.features, a.targets, 3, 1), a.prototypes)
-    torch.testing.assert_close(both, present / 2)
-    assert torch.isfinite(torch.autograd.grad(both, a.features)[0]).all()

@@ -18,7 +18,7 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
-from nacre.runs.learn import plan_learning
+from nacre.runs.learn import learn_config, learn_in_folder, open_step
 from nacre.runs.run import open_scenario, run_scenario
 from nacre.training import step as learn_one_step
 from nacre.training.events import Iterated, StepJudged, StepUsable
@@ -194,7 +194,8 @@ def test_a_step_of_few_images_leaves_the_decoder_as_it_is(learned):
 def test_a_step_without_updates_speaks_of_none(folders, tmp_path):
     recipe = {**RECIPE, "method": {"name": "duo"}}
     seen = []
-    plan_learning([folders["pearl"]], None, values=recipe).learn(tmp_path, observers=[seen.append])
+    config = learn_config(overrides={"data": [str(folders["pearl"])], **recipe})
+    learn_in_folder(open_step(config), tmp_path, observers=[seen.append])
     assert not any(isinstance(event, Iterated | StepUsable | StepJudged) for event in seen)
     assert "judged" not in (tmp_path / "metrics.json").read_text()
     assert not nacre.load(tmp_path).network.ledger.learned[1:].any()
@@ -205,8 +206,9 @@ def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_pat
 
     def learn(out, should_stop=lambda: False, observers=()):
         recipe = {**RECIPE, "method": {"name": "duo"}}
-        plan = plan_learning([folders["pearl"]], None, values=recipe)
-        return plan.learn(out, observers=observers, should_stop=should_stop)
+        config = learn_config(overrides={"data": [str(folders["pearl"])], **recipe})
+        step = open_step(config)
+        return learn_in_folder(step, out, observers=observers, should_stop=should_stop)
 
     seen = []
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from nacre.losses.distillations import local_pod
 from nacre.losses.statistics import FeatureStatistics, draw_features, grid_targets
-from nacre.methods import METHODS, Batch
+from nacre.methods import Batch
 from nacre.methods.components import fuse, pseudo_labels
 from nacre.training.loop import update
 from small_steps import NEW, OLD, SIDE, random_images, second_step

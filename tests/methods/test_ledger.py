@@ -22,7 +22,6 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import open_ledger
-from nacre.runs.learn import plan_learning
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.events import Iterated

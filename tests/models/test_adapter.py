@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,10 @@ from models.small_networks import CLASSES, NETWORKS, Small, conv, make
 from nacre.errors import NacreError
 from nacre.losses.reference import distillation, upsample
 from nacre.losses.softmax import fused_losses
-from nacre.models.adapter import Adapter, Pixels, as_map, pixels_of
+from nacre.models.adapter import IMAGENET, Adapter
+from nacre.models.feature_maps import as_map
 from nacre.models.probe import scores_of
+from nacre.models.transformers import pixels_of
 
 IMAGES = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
 EXAMPLE = torch.randn(2, 3, 16, 16)
@@ -28,7 +29,7 @@ def adapted(name: str = "tensor", **options: Any) -> Adapter:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_scores_are_the_networks_own(name: str) -> None:
     adapter = adapted(name)
-    mean, std = (torch.tensor(c).view(3, 1, 1) for c in (Pixels().mean, Pixels().std))
+    mean, std = (torch.tensor(c).view(3, 1, 1) for c in (IMAGENET.mean, IMAGENET.std))
     expected = scores_of(adapter.model((IMAGES / 255 - mean) / std))
     logits = adapter(IMAGES).logits
     size = (expected.shape[-2], expected.shape[-1])
@@ -59,9 +60,7 @@ def test_another_way_of_upsampling_is_left_to_the_network() -> None:
 
 
 def test_pixels_as_a_processor_says() -> None:
-    def processor(**said: Any) -> Any:
-        return SimpleNamespace(**{"image_mean": [0.5] * 3, "image_std": [0.25] * 3, **said})
-
+    usual = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     seen: list[Tensor] = []
 
     class Looks(Small):
@@ -74,8 +73,11 @@ def test_pixels_as_a_processor_says() -> None:
         ({"do_normalize": False}, IMAGES / 255),
         ({"do_rescale": False}, IMAGES.float()),
     ]:
-        Adapter(Looks(conv()), pixels=pixels_of(processor(**said)))(IMAGES)
+        Adapter(Looks(conv()), pixels=pixels_of(usual | said))(IMAGES)
         torch.testing.assert_close(seen[-1], expected)
+    for wrong in ([0.5], None):
+        with pytest.raises(NacreError, match="image_mean and image_std"):
+            pixels_of(usual | {"image_mean": wrong})
 
 
 @pytest.mark.parametrize("background", [0, 2, None])
@@ -134,7 +136,7 @@ def test_stages_by_name() -> None:
         adapted(stages=("body.9",))
 
 
-@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize("extra", [0, 1, 5])
 def test_tokens_become_a_map_of_the_images_proportions(extra: int) -> None:
     features = torch.randn(2, 7, 4, 6)
     tokens = torch.cat([torch.zeros(2, extra, 7), features.flatten(2).transpose(1, 2)], 1)
@@ -170,15 +172,6 @@ def test_a_saved_state_loads_into_a_new_adapter(name: str) -> None:
     assert anew(IMAGES).logits.shape[1] == CLASSES + 4
 
 
-def test_constants_are_not_saved() -> None:
-    assert all(name.startswith("model.") for name in adapted().state_dict())
-
-
 def test_logits_are_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert adapted()(IMAGES).logits.dtype == torch.float32
-
-
-def test_background_must_be_a_channel() -> None:
-    with pytest.raises(NacreError, match="background=5: the network has 5 channels"):
-        adapted(background=5)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import constants
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from models.file_server import COMMIT, CONTENT, Site, answering, sha256
 from models.test_download import HEADS
 from nacre.errors import NacreError
+from nacre.models.build import build_network, read_model_config
 from nacre.models.weights import find_weights, hub_file, hub_model
 
 PLACE = "/timm/resnet50.a1_in1k/resolve/main/model.safetensors"
@@ -145,13 +152,6 @@ def test_a_refusal_is_one_sentence(status: int, reason: str, site: Site) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_gated_repository_is_one_sentence(site: Site) -> None:
-    site.status = 403
-    site.headers["/o/n/resolve/main/model.safetensors"] = {"X-Error-Code": "GatedRepo"}
-    with pytest.raises(NacreError, match=r"for members only: `hf auth login`"):
-        hub_model("hf://o/n")
-
-
 @pytest.mark.parametrize("head", HEADS.values(), ids=list(HEADS))
 def test_garbage_is_one_sentence(head: bytes, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(head) as address:
@@ -169,30 +169,17 @@ def test_without_a_network_it_is_one_sentence(site: Site, monkeypatch: pytest.Mo
         hub_model("hf://o/n")
 
 
-def test_what_is_no_endpoint_is_one_sentence(tmp_path: Path) -> None:
-    """In a process of its own, since the client reads the variable when it is imported."""
-    assert "could not get model.safetensors of o/n, revision main, from x (" in ask("x", tmp_path)
-    assert "from http://[::1 (Invalid IPv6 URL): check the name" in ask("http://[::1", tmp_path)
-
-
-def test_an_empty_endpoint_is_not_set(tmp_path: Path) -> None:
-    assert "from https://huggingface.co (" in ask("", tmp_path)
-
-
-def test_settings_that_the_client_cannot_read_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("endpoint", "call", "said"),
+    [
+        ("x", "hub_model('hf://o/n')", "could not get model.safetensors of o/n, revision main, fr"),
+        ("http://[::1", "import_extra('transformers', 'hf')", "transformers, which cannot be impo"),
+    ],
+)
+def test_what_is_no_endpoint_is_one_sentence(
+    endpoint: str, call: str, said: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "soon")
-    assert "(invalid literal for int() with base 10: 'soon'): check" in ask("", tmp_path)
-
-
-def test_an_endpoint_that_breaks_the_import_of_a_library_is_one_sentence(tmp_path: Path) -> None:
-    said = ask("http://[::1", tmp_path, "import_extra('transformers', 'hf')")
-    assert said.startswith("this needs the package transformers, which cannot be imported here (")
-
-
-def ask(endpoint: str, folder: Path, call: str = "hub_model('hf://o/n')") -> str:
-    """What is said in offline mode, of a model or of what is called."""
+    """In a process of its own, since the client reads the variable when it is imported."""
     code = f"""
 from nacre.errors import NacreError
 from nacre.models.weights import hub_model
@@ -202,9 +189,102 @@ try:
 except NacreError as error:
     print(error)
 """
-    settings = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)}
+    settings = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | settings, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert said in done.stdout, done.stderr
+
+
+# Weights that timm and smp know by name
+
+
+@dataclass(frozen=True)
+class Library:
+    """How a library's weights are asked for, where they lie, and what is in them."""
+
+    config: dict[str, Any]
+    place: Callable[[], str]
+    state: Callable[[], dict[str, Tensor]]
+    part: Callable[[Any], nn.Module]
+
+
+def timm_state() -> dict[str, Tensor]:
+    import timm
+
+    return dict(timm.create_model("test_resnet").state_dict())
+
+
+def smp_encoder() -> dict[str, Any]:
+    import segmentation_models_pytorch as smp
+
+    return dict(smp.encoders.encoders["mobilenet_v2"])
+
+
+def smp_place() -> str:
+    where = smp_encoder()["pretrained_settings"]["imagenet"]
+    return f"/{where['repo_id']}/resolve/{where['revision']}/model.safetensors"
+
+
+def smp_state() -> dict[str, Tensor]:
+    about = smp_encoder()
+    return dict(about["encoder"](**about["params"], depth=5).state_dict())
+
+
+LIBRARIES = {
+    "timm": Library(
+        {"backbone": "timm/test_resnet", "decoder_channels": 8, "weights": "imagenet"},
+        lambda: "/timm/test_resnet.r160_in1k/resolve/main/model.safetensors",
+        timm_state,
+        lambda network: network.backbone.model,
+    ),
+    "smp": Library(
+        {"kind": "external", "library": "smp", "name": "Unet/mobilenet_v2"},
+        smp_place,
+        smp_state,
+        lambda network: network.model.encoder,
+    ),
+}
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest, foreign_libraries: None) -> Library:
+    return LIBRARIES[request.param]
+
+
+@pytest.fixture
+def published(library: Library, site: Site) -> dict[str, Tensor]:
+    """The weights that the hub has, with what it says of them."""
+    torch.manual_seed(3)
+    state = {
+        name: torch.rand_like(one) if one.is_floating_point() else one
+        for name, one in library.state().items()
+    }
+    site.files[library.place()] = save(state)
+    return state
+
+
+def build(library: Library) -> nn.Module:
+    return library.part(build_network(read_model_config(library.config), [3], crop=64))
+
+
+def assert_loaded(part: nn.Module, state: dict[str, Tensor]) -> None:
+    found = part.state_dict()
+    common = [name for name in found if name in state and found[name].ndim == 4]
+    assert len(common) > 5
+    for name in common:
+        assert torch.equal(found[name], state[name]), name
+
+
+def test_they_are_downloaded_once_and_loaded(library: Library, published: Any, site: Site) -> None:
+    assert_loaded(build(library), published)
+    asked = len(site.asked)
+    assert_loaded(build(library), published)
+    assert len(site.asked) == asked
+
+
+@pytest.mark.usefixtures("foreign_libraries")
+def test_weights_that_smp_does_not_have_are_named() -> None:
+    config = LIBRARIES["smp"].config | {"weights": "ssl"}
+    with pytest.raises(NacreError, match=r"smp has no such weights of 'mobilenet_v2'; it has imag"):
+        build_network(read_model_config(config), [3], crop=64)

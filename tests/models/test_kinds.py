@@ -311,7 +311,8 @@ def test_every_method_learns_with_a_foreign_network_or_refuses_it_at_once(
         refused = str(error)
     if refused:
         assert re.search(
-            r"needs (backbone|classifier|backbone and classifier) .* kind 'plain' does not give",
+            r"needs (backbone|classifier|backbone and classifier) .* kind 'plain' does not give"
+            "|begins on a network of ours, or beside a network of others that has learned",
             refused,
         )
         assert not any(isinstance(event, Iterated) for event in seen), "before the first iteration"

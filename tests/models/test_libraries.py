@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nacre.errors import NacreError
 from nacre.losses.reference import unbiased_cross_entropy, unbiased_distillation, upsample
-from nacre.models.adapter import Adapter, pixels_of
+from nacre.models.adapter import Adapter
 from nacre.models.probe import scores_of, scoring_layer
+from nacre.models.transformers import pixels_of
 from nacre.models.widen import Teacher, widen
 
 CLASSES = 4
@@ -196,21 +195,10 @@ def test_transformers_save_and_load_a_widened_network(tmp_path: Any) -> None:
     assert again.config.id2label[CLASSES] == "crack"
 
 
-@pytest.mark.parametrize("kind", ["mask2former", "maskformer", "oneformer", "eomt"])
-def test_query_networks_are_refused(kind: str) -> None:
-    """By the fields of their outputs: the networks themselves need scipy."""
-    pytest.importorskip("transformers")
-    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    outputs = [one for name, one in vars(module).items() if name.endswith("SegmentationOutput")]
-    output = outputs[0](class_queries_logits=torch.ones(2, 9, 5), masks_queries_logits=images())
-    with pytest.raises(NacreError, match="scores queries"):
-        scores_of(output)
-
-
 def test_stages_and_pixels_of_segformer() -> None:
     transformers = pytest.importorskip("transformers")
     network = trained(TRANSFORMERS["segformer"])
-    pixels = pixels_of(transformers.SegformerImageProcessor())
+    pixels = pixels_of(transformers.SegformerImageProcessor().to_dict())
     stages = tuple(f"segformer.stages.{i}.layer_norm" for i in range(4))
     adapter = Adapter(network, pixels=pixels, stages=stages)
     output = adapter(torch.zeros(1, 3, SIZE, 2 * SIZE, dtype=torch.uint8))

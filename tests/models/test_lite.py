@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.lite import Lite, SameConv2d, dilate, from_package_name
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.lite import DilatedDepthwiseConv2d, Lite, SameConv2d, dilate, from_package_name
 from nacre.models.weights import imagenet_file, load_backbone, read_weights
 
 SIZES = (0, 1, 2)
@@ -27,7 +29,7 @@ def trained(size: int) -> tuple[Lite, dict[str, Tensor]]:
         pytest.skip(str(error))
     backbone = Lite(size, stride=32).eval()
     load_backbone(backbone, f"lite{size}", "imagenet")
-    return backbone, read_weights(path).tensors
+    return backbone, read_weights(path)
 
 
 @pytest.mark.parametrize("stride", [8, 16, 32])
@@ -92,30 +94,6 @@ def test_weights_cover_the_network_exactly(size: int) -> None:
     assert dropped == {"_conv_head", "_bn1", "_fc"}
 
 
-@pytest.mark.usefixtures("foreign_libraries")
-@pytest.mark.parametrize("size", SIZES)
-def test_features_are_timms(size: int) -> None:
-    import timm
-
-    backbone, _ = trained(size)
-    reference = timm.create_model(f"tf_efficientnet_lite{size}", features_only=False).eval()
-    parts = {
-        name: value
-        for name, value in reference.state_dict().items()
-        if not name.startswith(("conv_head", "bn2", "classifier"))
-    }
-    # both have stem and blocks in the same order, under other names
-    own = backbone.state_dict()
-    assert [v.shape for v in parts.values()] == [v.shape for v in own.values()]
-    renamed = dict(zip(parts, own.values(), strict=True))
-    reference.load_state_dict(renamed, strict=False)
-    x = torch.randn(2, 3, 97, 65, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = reference.blocks(reference.bn1(reference.conv_stem(x)))
-        torch.testing.assert_close(backbone(x), expected, rtol=1e-3, atol=1e-3)
-    assert expected.std() > 0.1
-
-
 # ImageNet's Egyptian cat, Siamese cat, redbone (a dog) and ram
 PICTURES = {"2007_000549": 285, "2007_002445": 284, "2007_001239": 168, "2007_000925": 348}
 
@@ -141,3 +119,59 @@ def test_animals_are_recognized(size: int, voc_part: Path) -> None:
         with torch.no_grad():
             scores = classify(backbone((pixels - mean) / std), state)
         assert int(scores.argmax()) == expected, image
+
+
+# Dilated depthwise convolutions against torch's own
+
+
+def both(kernel: int, dilation: int) -> tuple[nn.Conv2d, nn.Conv2d]:
+    torch.manual_seed(0)
+    ours = DilatedDepthwiseConv2d(6, kernel, dilation).double()
+    theirs = nn.Conv2d(6, 6, kernel, 1, kernel // 2 * dilation, dilation, groups=6, bias=False)
+    theirs.double().load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize(("kernel", "dilation"), [(3, 2), (5, 2), (5, 4), (1, 2)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_maps_and_gradients_are_those_of_torch(
+    kernel: int, dilation: int, layout: torch.memory_format
+) -> None:
+    results = []
+    for conv in both(kernel, dilation):
+        x = torch.randn(
+            2, 6, 9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        )
+        x = x.contiguous(memory_format=layout).requires_grad_()
+        y = conv(x)
+        (y * torch.arange(y.numel()).view(y.shape).sin()).sum().backward()
+        assert x.grad is not None
+        assert conv.weight.grad is not None
+        results.append((y.detach(), x.grad, conv.weight.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_frozen_kernel_gets_no_gradient() -> None:
+    conv, _ = both(3, 2)
+    conv.requires_grad_(False)
+    x = torch.ones(1, 6, 8, 8, dtype=torch.float64, requires_grad=True)
+    conv(x).sum().backward()
+    assert x.grad is not None
+    assert conv.weight.grad is None
+
+
+def test_mixed_precision_works() -> None:
+    conv = DilatedDepthwiseConv2d(4, 3, 2)
+    x = torch.ones(1, 4, 8, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = conv(x)
+    y.float().sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
+
+
+def test_dilated_backbones_have_them() -> None:
+    network = build_network(DeepLabConfig(backbone="lite0", weights="none", output_stride=16), 3)
+    assert any(isinstance(part, DilatedDepthwiseConv2d) for part in network.modules())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,12 @@ from nacre.losses.softmax import fused_losses
 from nacre.methods import base, find_method
 from nacre.models.io import find_model, load_model
 from nacre.runs.event_file import read_events
-from nacre.runs.learn import find_start, plan_learning
-from nacre.runs.learn_config import default_method, ground_of
+from nacre.runs.learn import describe, learn_config, learn_in_folder, open_step
 from nacre.runs.records import LearnMetrics, Measured
 from nacre.runs.run import run_scenario
-from nacre.training.automatic import Machine, choose
-from nacre.training.config import build_config
+from nacre.training.config import build_config, default_method, find_ground
 from nacre.training.events import Trained
+from nacre.training.presets import Fit, fitted_values
 from nacre.utils.signals import Interrupted
 from partial_data import LABELS, write_folder
 from tiny_runs import StopAfter, tiny_config
@@ -64,16 +64,17 @@ def pets(data, tmp_path_factory):
     return out
 
 
+def config_of(*folders, start=None, **values):
+    data = {"data": list(map(str, folders)), "start": start and str(start)}
+    return learn_config(overrides={**data, **values})
+
+
 def learning(folders, out, start=None, should_stop=lambda: False, **values):
-    plan = plan_learning(
-        [folders] if not isinstance(folders, list) else folders,
-        find_start(start),
-        values={**TINY, **values},
-    )
-    step = plan.step()
+    folders = folders if isinstance(folders, list) else [folders]
+    step = open_step(config_of(*folders, start=start, **TINY | values))
 
     def learn():
-        return plan.learn(out, step=step, should_stop=should_stop)
+        return learn_in_folder(step, out, should_stop=should_stop)
 
     learn.step, learn.data, learn.num_images = step, step.tests.data, step.num_images
     return learn
@@ -125,84 +126,64 @@ def test_steps_are_those_of_a_scenario_run_bit_for_bit(pets, data, tmp_path):
     same_tensors(tmp_path / "run" / "step-2", tmp_path / "fish")
 
 
-def test_a_model_of_ours_keeps_backbone_and_batch_norm(pets, data, tmp_path):
-    plan = plan_learning([data / "birds"], find_start(pets), values=TINY)
-    assert plan.config.method.name == "mib"
-    plan.learn(tmp_path / "birds")
-    before, after = tensors(pets), tensors(tmp_path / "birds")
-    kept = [name for name in before if name.startswith("backbone.")]
-    assert kept
-    assert all(torch.equal(before[name], after[name]) for name in kept)
-    others = (before.keys() & after.keys()) - set(kept)
-    changed = [n for n in others if not torch.equal(before[n], after[n])]
-    assert changed
-
-
-CPU, LARGE = Machine("cpu", 0, True), Machine("cuda", 24 << 30, True)
+CPU, LARGE = ("cpu", 0), ("cuda", 24 << 30)
 
 
 @pytest.mark.parametrize("machine", [CPU, LARGE])
 @pytest.mark.parametrize("images", [1, 3, 10, 300, 10_000, 1_000_000])
 def test_the_length_goes_by_the_images_within_bounds(machine, images):
-    first, later = (choose(machine, images, ground) for ground in ("weights", "own"))
-    assert first.preset == later.preset == "small"
-    updates = [one.values["train"]["iterations"] for one in (first, later)]
+    fit = Fit(*machine, images)
+    first, later = (fitted_values(fit, ground, "duo") for ground in ("weights", "own"))
+    updates = [one["train"]["iterations"] for one in (first, later)]
     assert 100 <= updates[1] <= updates[0] <= (800 if machine is CPU else 8_000)
-    assert first.values["images"]["crop_size"] == (160 if machine is CPU else 512)
-    assert "crop_size" not in later.values["images"], "it is the start model's"
+    assert first["images"]["crop_size"] == (160 if machine is CPU else 512)
+    assert "crop_size" not in later["images"], "it is the start model's"
 
 
-@pytest.mark.parametrize("images", [10, 1000])
-def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped(images):
-    apart = choose(CPU, images, "other")
-    assert apart.values["method"] == {"freeze": ["backbone", "batch_norm"]}
-    assert apart.values["train"]["incremental_lr"] == 0.001
-    assert "grad_clip_norm" not in apart.values["train"]
-    whole = choose(CPU, images, "other", has_backbone=False)
-    assert whole.values["method"] == {"freeze": ["batch_norm"]}
-    assert whole.values["train"]["grad_clip_norm"] == 1
+def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped():
+    apart = fitted_values(Fit(*CPU, 10), "other", "mib")
+    assert apart["method"]["freeze"] == ["backbone", "batch_norm"]
+    assert apart["train"]["incremental_lr"] == 0.001
+    assert "grad_clip_norm" not in apart["train"]
+    whole = fitted_values(Fit(*CPU, 10, has_backbone=False), "other", "mib")
+    assert whole["method"]["freeze"] == ["batch_norm"]
+    assert whole["train"]["grad_clip_norm"] == 1
+    assert "method" not in fitted_values(Fit(*CPU, 10), "other", "ledger"), "it has its own parts"
 
 
 @pytest.mark.parametrize(
-    ("start", "model", "method"),
+    ("is_start", "model", "method"),
     [
-        (None, {}, "duo"),
-        (None, {"backbone": "resnet18", "weights": "imagenet"}, "duo"),
-        (None, {"decoder": "stages"}, "ledger"),
-        (None, {"backbone": "tiny"}, "mib"),
-        (None, {"weights": "none"}, "mib"),
-        (None, {"backbone": "timm/convnext_tiny", "weights": "imagenet"}, "duo"),
-        (None, {"kind": "external", "library": "smp", "name": "x"}, "mib"),
-        ({"decoder": "stages", "grid_stride": 16}, {}, "ledger"),
-        ({"decoder": "light", "grid_stride": 8}, {}, "duo"),
-        ({"decoder": "light", "grid_stride": None}, {}, "mib"),
-        ({"kind": "external"}, {}, "ledger"),
+        (False, {}, "mib"),
+        (False, {"weights": "imagenet"}, "duo"),
+        (False, {"decoder": "stages"}, "ledger"),
+        (False, {"backbone": "tiny"}, "mib"),
+        (False, {"backbone": "timm/convnext_tiny", "weights": "imagenet"}, "duo"),
+        (False, {"kind": "external", "library": "smp", "name": "x"}, "mib"),
+        (True, {"decoder": "stages", "grid_stride": 16}, "ledger"),
+        (True, {"decoder": "light", "grid_stride": 8}, "duo"),
+        (True, {"decoder": "light", "grid_stride": None}, "mib"),
+        (True, {"kind": "external"}, "ledger"),
     ],
 )
-def test_a_step_is_learned_by_what_fits_the_features_it_builds_on(start, model, method):
-    assert default_method(start or model, ground_of(start, model)) == method
+def test_a_step_is_learned_by_what_fits_the_features_it_builds_on(is_start, model, method):
+    ground = find_ground(model, is_start=is_start)
+    assert default_method(model, ground) == method
+    assert default_method(model, ground, "paper") == "mib"
 
 
 def test_a_first_model_is_duo_with_the_recipe_of_small_unless_a_preset_is_of_the_paper(data):
-    config = plan_learning([data / "pets"], None, values={}).config
+    config = config_of(data / "pets")
     assert (config.method.name, config.model.decoder, config.train.optimizer) == (
         "duo",
         "light",
         "adamw",
     )
     assert config.images.views == 4
-    plan = plan_learning([data / "pets"], None, values={"model": {"weights": "none"}})
-    assert (plan.config.method.name, plan.config.train.optimizer) == ("mib", "sgd")
-    paper = plan_learning(
-        [data / "pets"], None, preset="paper", values={"model": {"weights": "imagenet"}}
-    )
-    assert paper.config.method.name == "mib"
-
-
-def test_any_step_of_a_run_can_be_continued(pets, data, tmp_path):
-    learning(data / "birds", tmp_path / "a", start=pets)()
-    learning(data / "birds", tmp_path / "b", start=pets / "model.safetensors")()
-    same_tensors(tmp_path / "a", tmp_path / "b")
+    nothing = config_of(data / "pets", model={"weights": "none"})
+    assert (nothing.method.name, nothing.train.optimizer) == ("mib", "sgd")
+    values = {"data": [str(data / "pets")], "model": {"weights": "imagenet"}}
+    assert learn_config(preset="paper", overrides=values).method.name == "mib"
 
 
 def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
@@ -245,12 +226,15 @@ def test_files_of_a_step_are_checked_where_they_are_read(name, content, reason, 
         kinds[name].load(tmp_path / name)
 
 
-@pytest.mark.parametrize("key", ["start", "tests"])
-def test_what_only_a_config_names_is_not_dropped_without_a_word(data, tmp_path, key):
-    (tmp_path / "c.yaml").write_text(f"{key}: [{data / 'fish'}]\n")
-    for given in ({"file": tmp_path / "c.yaml"}, {"assignments": [f"{key}=x"]}):
-        with pytest.raises(NacreError, match=f"{key}: .* stands in the config; say it by --"):
-            plan_learning([data / "pets"], None, values=TINY, **given)
+def test_data_start_and_tests_may_stand_in_a_file_and_options_lie_over_it(pets, data, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(f"data: [{data / 'fish'}]\nstart: {pets}\ntests: [{data / 'all'}]\n")
+    config = learn_config(file=file, overrides={"seed": 3})
+    assert config.data == (data / "fish",)
+    assert config.start == pets / "model.safetensors"
+    assert config.tests == (data / "all",)
+    other = learn_config(file=file, overrides={"data": [str(data / "birds")]})
+    assert (other.data, other.start) == ((data / "birds",), config.start)
 
 
 @pytest.mark.parametrize("after", [2, 5, 9])
@@ -304,20 +288,6 @@ def test_methods_of_any_kind_take_what_the_background_hides(data, tmp_path, meth
     old_may_hide = [[True, False, True, True, False]]
     assert hidden(step) == (old_may_hide if method == "ewf" else None)
     assert step()["classes"] == ["background", *PETS, *BIRDS, *FISH]
-
-
-def test_unlabelled_classes_can_be_taken_for_background_to_compare(data, tmp_path):
-    known = learning([data / "pets", data / "birds"], tmp_path / "known")
-    plain = learning(
-        [data / "pets", data / "birds"],
-        tmp_path / "plain",
-        labels={"unlabeled": "background"},
-    )
-    assert hidden(plain) is None, "the loss of a first step takes background for background"
-    known(), plain()
-    unions = [find_model(tmp_path / name) for name in ("known", "plain")]
-    assert not torch.equal(*(tensors(one)["classifier.rows.0.weight"] for one in unions))
-    assert load_model(unions[1])[1].lineage[0]["hidden"] == {"pets": [], "birds": []}
 
 
 def test_classes_that_are_labelled_again_are_not_hidden(pets, data, tmp_path):
@@ -390,16 +360,6 @@ def _all_for_training(folder):
             (folder / kind / f"{name}.png").rename(folder / kind / f"{new}-{name}.png")
 
 
-def test_test_folders_judge_what_they_label(pets, data, tmp_path):
-    plan = plan_learning(
-        [data / "birds"], find_start(pets), tests=[data / "all"], values=dict(TINY)
-    )
-    metrics = plan.learn(tmp_path / "out")
-    assert {test["name"] for test in metrics["tests"]} == {"birds", "all"}
-    assert set(metrics["iou"]) == {*PETS, *BIRDS}, "coral is not a class of the model"
-    assert set(metrics["iou_before"]) == set(PETS)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -441,7 +401,7 @@ def test_a_data_set_that_labels_nothing_and_an_empty_test_folder(pets, data, tmp
     with pytest.raises(NacreError, match="blank labels nothing"):
         learning(folder, tmp_path / "out", start=pets)
     with pytest.raises(NacreError, match="--test blank: no image there has"):
-        plan_learning([data / "birds"], find_start(pets), tests=[folder], values=dict(TINY)).step()
+        learning(data / "birds", tmp_path / "out", start=pets, tests=[str(folder)])
 
 
 def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
@@ -483,56 +443,33 @@ def test_a_start_of_another_kind_is_one_sentence(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_start_is_one_sentence(pets, data, tmp_path):
-    bad = tmp_path / "model.safetensors"
-    bad.write_bytes((pets / "model.safetensors").read_bytes()[:500])
-    with pytest.raises(NacreError, match="is not a whole safetensors file"):
-        learning(data / "birds", tmp_path / "out", start=bad)
-
-
-def test_what_is_chosen_without_a_preset_fits_and_is_said(pets, data):
-    plan = plan_learning([data / "birds"], find_start(pets), values={})
-    assert plan.config.model.backbone == "tiny"
-    assert plan.config.images.crop_size == 32
-    assert "start model's network" in plan.reasons[0]
-    assert plan.how == "learned by MiB; backbone and batch norm stay as before"
-    assert plan_learning([data / "birds"], None, values={}).how == "", "nothing is before step 0"
-    own = plan_learning([data / "birds"], find_start(pets), values={"train": {"batch_size": 2}})
-    assert own.reasons == (), "what a person sets needs no reason"
+def test_how_a_step_is_learned_is_said(pets, data):
+    step = open_step(config_of(data / "birds", start=pets))
+    assert step.config.model.backbone == "tiny"
+    assert step.config.images.crop_size == 32
+    method, network, length = describe(step)
+    assert method == "learned by MiB; backbone and batch norm stay as before"
+    assert network == "the start model's network, crops of 32 pixels, batches of 16 on cpu"
+    assert re.match(r"100 updates, each of the \d+ images about \d+ times", length)
+    first = describe(open_step(config_of(data / "birds")))
+    assert first[0] == "learned by Duo", "nothing is before step 0"
+    assert first[1].startswith("lite0 from ImageNet's weights, crops of 160 pixels")
 
 
 def test_an_option_of_another_method_is_refused_by_the_name_of_the_one_that_was_not_named(data):
-    values = {"method": {"pod": 1}}
     with pytest.raises(NacreError, match=r"method\.pod: unknown.*\(of duo, as no method is"):
-        plan_learning([data / "birds"], None, values=values)
-    values["method"]["name"] = "mib"
+        config_of(data / "birds", method={"pod": 1})
     with pytest.raises(NacreError, match=r"known here: [\w, ]+$"):
-        plan_learning([data / "birds"], None, values=values)
-
-
-def test_a_model_is_tested_again_on_its_own_and_on_other_folders(pets, data, tmp_path):
-    from nacre.runs.evaluate import evaluate_checkpoint
-
-    learning(data / "birds", tmp_path / "birds", start=pets)()
-    metrics = json.loads((tmp_path / "birds" / "metrics.json").read_text())
-    again = evaluate_checkpoint(tmp_path / "birds", {})
-    assert again["iou"] == metrics["iou"]
-    on_all = evaluate_checkpoint(tmp_path / "birds", {"data": {"root": str(data / "all")}})
-    assert set(on_all["iou"]) == {*PETS, *BIRDS}
-    with pytest.raises(NacreError, match="no test image has a pixel of a class that"):
-        evaluate_checkpoint(pets, {"data": {"root": str(data / "fish")}})
+        config_of(data / "birds", method={"name": "mib", "pod": 1})
 
 
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(pets, data, tmp_path):
     script = tmp_path / "learn.py"
     script.write_text(
-        "import sys, json\n"
-        "from pathlib import Path\n"
-        "from nacre.runs.learn import find_start, plan_learning\n"
+        "import sys, json, nacre\n"
         "data, start, out, values = sys.argv[1:]\n"
-        "plan = plan_learning([Path(data)], find_start(Path(start)), values=json.loads(values))\n"
-        "plan.learn(Path(out))\n"
+        "nacre.learn(data, start=start, out=out, config=json.loads(values))\n"
     )
     values = {**TINY, "train": {**TINY["train"], "incremental_lr": 1e-3}}
     learning(data / "birds", tmp_path / "one", start=pets, **values)()

@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import nacre
 from nacre.labels.channels import ignore_value
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import LabelSpace
-from nacre.losses import cross_entropy, fused_losses, unbiased_cross_entropy, upsample
 from nacre.runs.run import run_scenario
 from nacre.scenarios.classes import ClassSchedule
 from nacre.training.config import build_config
@@ -55,21 +53,6 @@ def test_targets_have_as_many_bits_as_the_classes_need():
     assert many[255] == 255, "a class like any other"
     assert many[65535] == ignore_value(many) == -1
     assert table.testing_mapping(1, policy).table[CLASSES] == CLASSES
-
-
-def test_losses_take_wide_targets():
-    g = torch.Generator().manual_seed(1)
-    logits = torch.randn(2, CLASSES + 1, 2, 2, generator=g, dtype=torch.float64)
-    targets = torch.randint(-1, CLASSES + 1, (2, 6, 6), generator=g).to(torch.int16)
-    targets[0, 0] = 255
-    full = upsample(logits, (6, 6))
-    usual = torch.where(targets < 0, 9999, targets.long())
-    expected = cross_entropy(full, usual, ignore_index=9999)
-    torch.testing.assert_close(cross_entropy(full, targets), expected)
-    torch.testing.assert_close(fused_losses(logits, targets)["ce"], expected)
-    expected = unbiased_cross_entropy(full, usual, 200, ignore_index=9999)
-    fused = fused_losses(logits, targets, ce="unbiased", num_old=200)["ce"]
-    torch.testing.assert_close(fused, expected)
 
 
 @pytest.mark.parametrize("method", ["mib", "lwf-mc"])

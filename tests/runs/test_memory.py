@@ -9,11 +9,9 @@ from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.runs.event_file import read_events
 from nacre.runs.run import open_scenario, run_scenario
-from nacre.training.config import deep_merge
 from nacre.training.events import StepBegan, StepSkipped
 from nacre.utils.signals import Interrupted
-from one_and_two import assert_equal_runs, learn_by_one_and_two
-from tiny_runs import TINY, StopAfter, tiny_config
+from tiny_runs import StopAfter, tiny_config
 
 MEMORY = {"memory": 6}
 
@@ -106,23 +104,3 @@ def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
     (out / "exemplars.csv").write_text("\n".join(kept[:-1]) + "\n")
     with pytest.raises(NacreError, match="the images that are kept would be others"):
         run_scenario(tiny_config(**MEMORY), out)
-
-
-def test_a_folder_in_which_nothing_was_learnt_can_keep_others(tmp_path):
-    out, damaged = tmp_path / "run", tmp_path / "damaged.pth"
-    damaged.write_bytes(b"no weights")
-    model = {"backbone": "resnet18", "weights": str(damaged)}
-    for memory in (6, 3):
-        with pytest.raises(NacreError, match=r"damaged\.pth"):
-            run_scenario(tiny_config(memory=memory, model=model), out)
-        assert len((out / "exemplars.csv").read_text().splitlines()) == 1 + 2 * memory
-    with pytest.raises(NacreError, match=r"damaged\.pth"):
-        run_scenario(tiny_config(model=model), out)
-    assert not (out / "exemplars.csv").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_learn_what_one_does(tmp_path):
-    values = {"scenario": "scenes/4-4/overlapped", **MEMORY}
-    folders = learn_by_one_and_two({"memory": deep_merge(TINY, values)}, tmp_path)
-    assert_equal_runs(folders, "memory")

@@ -70,11 +70,6 @@ def test_other_masks_or_another_data_folder_change_every_key():
     assert not {*step_keys(config, facts, "one")} & {*step_keys(config, facts, "other")}
 
 
-def test_a_later_step_of_the_same_config_has_the_same_key():
-    assert keys_of() == keys_of()
-    assert len({*keys_of()}) == 3
-
-
 def test_one_run_learns_a_step_and_the_others_wait_for_it(tmp_path):
     first, second = (cache_of(tmp_path / "steps", "mib") for _ in range(2))
     step = write_step(tmp_path / "first")
@@ -86,14 +81,6 @@ def test_one_run_learns_a_step_and_the_others_wait_for_it(tmp_path):
     assert second.ask(0, tmp_path / "second") == "taken"
     for name in FILES:
         assert (tmp_path / "second" / name).read_text() == "learned"
-
-
-def test_a_step_that_a_run_gave_up_is_learned_by_the_next(tmp_path):
-    first, second = (cache_of(tmp_path / "steps", "mib") for _ in range(2))
-    assert first.ask(0, tmp_path / "first") == "learn"
-    first.release()
-    assert second.ask(0, tmp_path / "second") == "learn"
-    second.release()
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,6 @@ def test_iterations_are_counted_on_after_a_step_that_was_only_tested(tmp_path):
     assert [one.step for one in found.Scalars("miou/all")] == [7 + 5]
 
 
-def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(NacreError, match=r"pip install .*\[tensorboard\]"):
-        TensorBoard(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_missing_tracker_names_its_extra(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)

@@ -22,8 +22,8 @@ from nacre.models.config import DeepLabConfig
 from nacre.report.learn_page import write_learn_page
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.learn import open_folders
-from nacre.runs.learn_config import resolve_learn_config
-from nacre.runs.learn_tests import Tester, class_ious, open_maps, save_maps
+from nacre.runs.learn_tests import LearnTests, class_ious, open_maps, save_maps
+from nacre.training.config import LearnConfig, resolve
 from nacre.utils.distributed import Distributed
 
 CPU = torch.device("cpu")
@@ -77,8 +77,8 @@ def step_data(world: Path, known: list[str], new: list[str]) -> LearnData:
 def test_a_network_in_which_nothing_changed_has_the_same_figures_before_and_after(world, tmp_path):
     known = ["background", "cat", "dog"]
     data = step_data(world, known, ["bird"])
-    config = resolve_learn_config({**TINY, "data": [str(world / "mixed")]})
-    tester = Tester(data, config, Distributed(0, 1, CPU))
+    config = resolve(LearnConfig, {**TINY, "data": [str(world / "mixed")]})
+    tester = LearnTests(data, config, Distributed(0, 1, CPU))
     torch.manual_seed(0)
     model = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(model, 3, 32).eval()

@@ -56,18 +56,6 @@ def test_the_benches_that_are_shipped_have_every_method():
             assert build_config(preset=grid.preset, overrides=values).method.name in METHODS
 
 
-def test_other_images_make_another_step_0(tmp_path):
-    scenarios = ["scenes/4-4/overlapped", "scenes/4-4/disjoint"]
-    config = {**VALUES, "train": {**VALUES["train"], "batch_size": 2}}
-    grid = {**GRID, "scenarios": scenarios, "methods": ["ft"], "config": config}
-    assert [job.first for job in make_jobs(check_grid(grid), tmp_path)] == [None, None]
-
-
-def test_another_seed_has_a_step_0_of_its_own(tmp_path):
-    jobs = make_jobs(check_grid({**GRID, "seeds": [1, 2], "methods": ["ft"]}), tmp_path)
-    assert [job.first is None for job in jobs] == [True, True, False, False]
-
-
 @pytest.mark.slow
 def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1]})
@@ -94,14 +82,6 @@ def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     assert again[1].folder.metrics.stat().st_mtime_ns == before
 
 
-def test_a_stopped_grid_goes_on(tmp_path):
-    grid = check_grid({**GRID, "scenarios": GRID["scenarios"][:1], "methods": ["ft"]})
-    jobs = make_jobs(grid, tmp_path)
-    asked = iter([False, False, True])
-    assert not run_grid(jobs, Local(1), should_stop=lambda: next(asked, True))
-    assert jobs[0].state == "waiting"
-
-
 def test_a_grid_from_a_file_and_its_mistakes(tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text(json.dumps({**GRID, "seeds": [1, 2]}))
@@ -109,6 +89,9 @@ def test_a_grid_from_a_file_and_its_mistakes(tmp_path):
     path.write_text(json.dumps({**GRID, "sedes": [1]}))
     with pytest.raises(NacreError, match=r"sedes: unknown key \(did you mean 'seeds'\?\)"):
         read_grid(path)
+    for config, key in (({"seed": 2}, "seed"), ({"method": "mib"}, "method")):
+        with pytest.raises(NacreError, match=f"is not one value for all runs: .* {key}s"):
+            check_grid({**GRID, "config": config})
     with pytest.raises(NacreError, match="could not read grid"):
         read_grid(tmp_path / "nothing.yaml")
     with pytest.raises(NacreError, match="twice"):

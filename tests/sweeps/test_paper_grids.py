@@ -98,13 +98,6 @@ def test_a_grid_has_a_run_for_every_figure_of_its_table(name, root, tmp_path):
     assert count == len(layout.places) * len(layout.methods) * orders
 
 
-@each_grid
-def test_a_grid_of_the_paper_starts_from_imagenet_under_its_preset(name):
-    grid = read_grid(EXAMPLES / f"{name}.yaml")
-    assert grid.preset == "paper"
-    assert grid.config == {"model": {"weights": "imagenet"}}
-
-
 def test_a_part_of_the_ablation_fills_its_part_of_the_table(voc, tmp_path):
     jobs = jobs_of("paper-ablation", voc, tmp_path, scenarios=["voc/19-1/overlapped"])
     carry_out(jobs)

@@ -29,12 +29,6 @@ def searched(accuracy_of, least):
     return found
 
 
-def test_the_grid_is_the_supplements():
-    assert len(WEIGHTS) == 14
-    assert WEIGHTS[:3] == (0.001, 0.005, 0.01)
-    assert WEIGHTS[-3:] == (500.0, 1000.0, 5000.0)
-
-
 @pytest.mark.parametrize("last", [None, *WEIGHTS])
 def test_halving_finds_the_highest_that_passes_in_four_trials(last):
     found = searched(lambda weight: 0.5 if last and weight <= last else 0.3, 0.4)
@@ -79,12 +73,6 @@ def test_held_out_images_have_the_labels_of_the_step_alone(whole, trial):
     new = {old, old + 1}
     assert new <= channels <= {0, 255} | new
     assert labels & set(whole.scenario.classes.old(1)), "there are old classes to hide"
-
-
-def test_held_out_images_are_not_augmented(trial):
-    data = trial.eval_dataset(1)
-    picture = np.asarray(trial.source.image("train", data.names[0])).transpose(2, 0, 1)
-    assert np.array_equal(data[0][0].numpy(), picture)
 
 
 def test_trials_read_no_old_image_and_no_test_image(whole, trial, monkeypatch):

@@ -1,5 +1,6 @@
 import io
 import signal
+import warnings
 
 import pytest
 from rich.console import Console
@@ -90,3 +91,12 @@ def test_the_first_signal_asks_to_stop_and_handlers_come_back():
         signal.raise_signal(signal.SIGINT)
         assert stop()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_notebook_without_widgets_gets_lines_and_no_warning(monkeypatch):
+    monkeypatch.setattr("nacre.terminal.find_spec", lambda name: None)
+    console = Console(force_jupyter=True, file=io.StringIO())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with RunDisplay(console):
+            pass

@@ -21,9 +21,9 @@ from nacre.predict.writers import Legend
 from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledger, save_ledger
 from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.evaluate import evaluate_on_folder
-from nacre.runs.learn import find_start, plan_learning
+from nacre.runs.learn import learn_config, learn_in_folder, open_step
 from nacre.terminal import progress_bar
-from nacre.training.config import deep_merge, read_section
+from nacre.training.config import deep_merge
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 from nacre.utils.progress import set_progress_bar
@@ -289,7 +289,8 @@ def learn(
             any torch network of yours that segments; it is copied and stays as it is.
         old: Names of your network's classes in the order of its channels, without the background.
         background: Channel of the background in your network; None if it has none.
-        method: Name of the method; mib unless given, and ledger or duo for models with sums.
+        method: Name of the method; by default duo, where the network has pretrained weights or
+            was learned by it; ledger beside networks of other libraries; else mib.
         classes: Learn only these of the data's classes.
         rename: The model's name of a class by the data's name of it.
         new: Names that are new although they look like known ones.
@@ -297,7 +298,8 @@ def learn(
         tests: More folders to test on.
         preset: ``paper``, ``small`` or ``demo`` instead of what fits the machine.
         seed: Of the weights, the order and the augmentation.
-        config: Values as in a config file, such as ``{"train": {"iterations": 200}}``.
+        config: Values as in a config file, such as ``{"train": {"iterations": 200}}``; arguments
+            that are given lie over them.
         observers: Called with every event (`nacre.training.events`).
         progress: Whether to show how it goes; by default in notebooks and on terminals.
 
@@ -315,18 +317,23 @@ def learn(
         start, network = _save_network(start, out, old, background, config)
     elif old is not None or background != 0:
         raise NacreError("old and background go with a network of your own as start")
-    values: dict[str, Any] = {"classes": list(classes)}
-    values |= {"method": {"name": method}} if method else {}
-    values |= {"new": list(new), "rename": dict(rename or {}), "share": dict(share or {})}
-    values |= {} if seed is None else {"seed": seed}
-    named = read_section(config, "method").get("name", method)
-    if method is not None and named != method:
-        raise NacreError(f"method is {method!r}, and {named!r} in the config; say it once")
-    values = deep_merge(values, config)
-    found = find_start(_start_path(start), network)
-    plan = plan_learning(_paths(data), found, tests=_paths(tests), preset=preset, values=values)
+    begun_from = _start_path(start)
+    named: dict[str, Any] = {
+        "data": list(map(str, _paths(data))),
+        "start": str(begun_from) if begun_from else None,
+        "tests": list(map(str, _paths(tests))),
+        "method": {"name": method} if method else None,
+        "classes": list(classes),
+        "new": list(new),
+        "rename": dict(rename or {}),
+        "share": dict(share or {}),
+        "seed": seed,
+    }
+    given = {key: value for key, value in named.items() if value not in (None, [], {})}
+    resolved = learn_config(preset=preset, overrides=deep_merge(config, given), network=network)
     with watched(out, observers, progress) as (told, stop):
-        plan.learn(out, observers=told, should_stop=stop)
+        step = open_step(resolved, network)
+        learn_in_folder(step, out, observers=told, should_stop=stop)
     return load(out, network=network)
 
 

@@ -21,11 +21,12 @@ from nacre.errors import NacreError, check
 from nacre.labels.channels import first_channels, from_background
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests, mapping_for_training
 from nacre.labels.space import LabelIndex, LabelSpace
-from nacre.methods import Step, find_method
-from nacre.models.io import find_model, load_model, save_model
+from nacre.methods import Step
+from nacre.models.io import ModelInfo, find_model, load_model, save_model
+from nacre.models.network import Network
 from nacre.runs.run import step_sampler
-from nacre.runs.steps import model_info
-from nacre.training.config import Recipe, config_type, deep_merge, read_section
+from nacre.runs.steps import known_state, model_info
+from nacre.training.config import Recipe, build, deep_merge
 from nacre.training.events import Observer, Recorder
 from nacre.utils.distributed import init_distributed
 from nacre.version import __version__
@@ -90,7 +91,7 @@ def make_step(
     classes: Sequence[str],
     *,
     start: Step | str | Path | None = None,
-    method: str = "mib",
+    method: str | None = None,
     seed: int = 1,
     config: Mapping[str, Any] | None = None,
     observers: Iterable[Observer] = (),
@@ -105,20 +106,15 @@ def make_step(
         classes: What the values 1, 2, … of the masks mean; 0 is the background, 255 is ignored.
             Those that the start model does not know are new.
         start: A step that was learned, or a model file or folder; it stays as it is.
-        method: Name of the method.
+        method: Name of the method; by default as for `learn`.
         seed: Of the weights, the order and the augmentation.
         config: The sections `model`, `train`, `images`, `labels` and `method` of a config.
         observers: Receive the events.
         should_stop: Whether to stop.
     """
-    values: dict[str, Any] = {"method": {"name": method}, "seed": seed}
-    values |= {"labels": {"border": "ignored", "unseen": "background"}}
+    named: dict[str, Any] = {"method": {"name": method}} if method else {}
     info, network, state = _opened(start)
-    if info is not None:
-        values |= {"model": info.model, "images": {"crop_size": info.crop}}
-    values = deep_merge(values, config or {})
-    kind = find_method(str(read_section(values, "method")["name"]))
-    recipe = check(config_type(Recipe, kind, values), values)
+    recipe = build(Recipe, deep_merge(config or {}, {**named, "seed": seed}), start=info)
     space = LabelSpace(dict(enumerate(classes, start=1)))
     known = info.channels if info is not None else None
     new = [name for name in classes if known is None or name not in known.names]
@@ -145,12 +141,12 @@ def make_step(
             "classes": new,
             "images": count,
             "data": [type(data).__name__],
-            "method": kind.name,
+            "method": recipe.method.name,
             "iterations": sampler.iterations,
             "nacre": __version__,
         },
         history=history,
-        state={key: one for key, one in state.items() if key.partition(".")[0] in _kept(kind)},
+        state=known_state(recipe, state),
         observe=Recorder(observers),
         should_stop=should_stop,
     )
@@ -164,7 +160,9 @@ def save_step(step: Step, path: str | Path) -> None:
     save_model(Path(path), step.network, model_info(step), step.state)
 
 
-def _opened(start: Step | str | Path | None) -> tuple[Any, Any, dict[str, Tensor]]:
+def _opened(
+    start: Step | str | Path | None,
+) -> tuple[ModelInfo | None, Network | None, dict[str, Tensor]]:
     """Return what is known of a start model, its network and what was kept with it."""
     if start is None:
         return None, None, {}
@@ -172,11 +170,6 @@ def _opened(start: Step | str | Path | None) -> tuple[Any, Any, dict[str, Tensor
         return model_info(start), copy.deepcopy(start.network), dict(start.state)
     network, info, state = load_model(find_model(Path(start)))
     return info, network, state
-
-
-def _kept(kind: Any) -> frozenset[str]:
-    found: frozenset[str] = kind.persistent_state
-    return found
 
 
 class _Given:

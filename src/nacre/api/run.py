@@ -19,7 +19,7 @@ def run(
     scenario: str,
     out: str | Path,
     *,
-    method: str = "mib",
+    method: str | None = None,
     preset: str | None = None,
     seed: int | None = None,
     cache: str | Path | None = None,
@@ -32,11 +32,13 @@ def run(
     Args:
         scenario: ``data/task/setup``, a shipped scenario or a ``.yaml`` file.
         out: The run's folder.
-        method: Name of the method.
+        method: Name of the method; by default duo on pretrained weights, mib without them and
+            under the presets of the paper.
         preset: Values that lie under all others: ``paper``, ``small`` or ``demo``.
         seed: Of the weights, the order and the augmentation; 1 unless the config says another.
         cache: Folder of learned steps that runs share: what is there is not learned again.
-        config: Values as in a config file, such as ``{"train": {"epochs": 2}}``.
+        config: Values as in a config file, such as ``{"train": {"epochs": 2}}``; arguments that
+            are given lie over them.
         observers: Called with every event (`nacre.training.events`).
         progress: Whether to show how it goes; by default in notebooks and on terminals.
 
@@ -47,10 +49,9 @@ def run(
         Interrupted: by Ctrl-C; what was learned is saved, and the same call goes on.
     """
     set_progress_bar(progress_bar)
-    values: dict[str, Any] = {"scenario": scenario, "method": {"name": method}}
-    if seed is not None:
-        values["seed"] = seed
-    resolved = build_config(preset=preset, overrides=deep_merge(values, config or {}))
+    named = {"scenario": scenario, "method": {"name": method} if method else None, "seed": seed}
+    given = {key: value for key, value in named.items() if value is not None}
+    resolved = build_config(preset=preset, overrides=deep_merge(config or {}, given))
     folder = Path(cache) if cache else None
     with watched(out, observers, progress) as (told, stop):
         return run_scenario(resolved, Path(out), cache=folder, observers=told, should_stop=stop)

@@ -61,8 +61,9 @@ def learn(
         str | None,
         option(
             "NAME",
-            "Training method (see `nacre methods`). Default: duo; mib, the paper's, for a network "
-            "without pretrained weights or of another library. --method mib learns any network.",
+            "Training method (see `nacre methods`). Default: duo; ledger beside a network of "
+            "another library; mib, the paper's, without pretrained weights or under its presets. "
+            "--method mib learns any network.",
         ),
     ] = None,
     classes: Annotated[
@@ -95,6 +96,9 @@ def learn(
 ) -> None:
     """Train a first model, or add new classes to an existing one."""
     values: dict[str, Any] = {
+        "data": list(map(str, data or ())),
+        "start": str(start) if start else None,
+        "tests": list(map(str, test or ())),
         "method": {"name": method} if method else None,
         "classes": split_names(classes) if classes else None,
         "rename": split_pairs(rename, "--rename", "Katze=cat"),
@@ -102,43 +106,36 @@ def learn(
         "new": new,
         "seed": seed,
     }
-    values = {key: value for key, value in values.items() if value not in (None, {})}
-    folders = data or []
-    if not folders and out is not None and (out / "config.yaml").is_file():
+    values = {key: value for key, value in values.items() if value not in (None, {}, [])}
+    if not data and out is not None and config is None and preset is None:
         # What is given lies over what is saved, and is refused where it differs.
-        from nacre.runs.folder import read_learn_config
-
-        saved = read_learn_config(out)
-        folders, start, test = list(saved.data), start or saved.start, test or list(saved.tests)
-        config = config or (None if preset else out / "config.yaml")
-    if not folders:
-        raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
-    folder = out or Path("models") / "-".join(path.resolve().name for path in folders)
-    given = {"tests": test or (), "preset": preset, "file": config, "assignments": set_ or ()}
-    _learn(folders, start, folder, {**given, "values": values})
+        saved = out / "config.yaml"
+        config = saved if saved.is_file() else None
+    _learn(values, out, {"preset": preset, "file": config, "assignments": set_ or ()})
 
 
-def _learn(folders: list[Path], start: Path | None, out: Path, given: dict[str, Any]) -> None:
+def _learn(values: dict[str, Any], out: Path | None, given: dict[str, Any]) -> None:
     """Learn a step and show its progress."""
     from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
-    from nacre.runs.learn import find_start, plan_learning
+    from nacre.runs.learn import describe, learn_config, learn_in_folder, open_step
     from nacre.utils.signals import StopSignal
 
-    plan = plan_learning(folders, find_start(start), **given)
-    show_config(plan.config.to_dict())
+    config = learn_config(overrides=values, **given)
+    show_config(config.to_dict())
+    folder = out or Path("models") / "-".join(path.resolve().name for path in config.data)
     console = make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
-        step = plan.step()
-        console.print(plan_lines(step.tests.data, plan.how, plan.reasons))
+        step = open_step(config)
+        console.print(step_lines(step.tests.data, describe(step)))
         metrics = until_interrupted(
-            lambda: plan.learn(out, step=step, observers=[display], should_stop=stop),
-            resume_command("learn", "--out", str(out)),
+            lambda: learn_in_folder(step, folder, observers=[display], should_stop=stop),
+            resume_command("learn", "--out", str(folder)),
         )
     if is_main_process():
         console.print(learn_table(metrics))
-        console.print(f"model, metrics and events: {out}", soft_wrap=True, markup=False)
+        console.print(f"model, metrics and events: {folder}", soft_wrap=True, markup=False)
 
 
 @command(
@@ -211,8 +208,8 @@ def _show_edited(model: "Model", note: str) -> None:
     console.print(f"model: {model.path}", soft_wrap=True, markup=False)
 
 
-def plan_lines(data: "LearnData", how: str, reasons: Sequence[str]) -> RenderableType:
-    """Return what a step will learn, from which data, how and why so."""
+def step_lines(data: "LearnData", how: Sequence[str]) -> RenderableType:
+    """Return what a step will learn, from which data and how."""
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
         hidden = data.training_mapping(one).hidden
@@ -223,8 +220,7 @@ def plan_lines(data: "LearnData", how: str, reasons: Sequence[str]) -> Renderabl
         if known and hidden:
             text = f"{one.name} names {some(known)} but has no pixel of it: treated as hidden"
             lines.append(Text(text, "yellow"))
-    lines += [Text(how)] if how else []
-    return Group(*lines, *(Text(reason, "dim") for reason in reasons))
+    return Group(*lines, *(Text(line, "dim") for line in how))
 
 
 def learn_table(metrics: dict[str, Any]) -> RenderableType:

@@ -30,7 +30,12 @@ Scenario = Annotated[
 Root = Annotated[Path | None, option("FOLDER", "Folder of the data set.")]
 
 MethodName = Annotated[
-    str | None, option("NAME", "Training method (see `nacre methods`). Default: mib.")
+    str | None,
+    option(
+        "NAME",
+        "Training method (see `nacre methods`). Default: duo on pretrained weights; mib without "
+        "them and under the presets of the paper.",
+    ),
 ]
 
 Preset = Annotated[

@@ -222,12 +222,12 @@ def read_mask(path: Path) -> Mask:
     Returns:
         The labels, height x width: uint8, or uint16 for a mask of 16 bits.
     """
-    with _naming(path, "mask"):
-        return _read_mask(path)
-
-
-def _read_mask(path: Path) -> Mask:
-    with _open_whole(path, "mask") as image:
+    with _naming(path, "mask"), _open_whole(path, "mask") as image:
+        if image.format == "JPEG" and image.mode == "L":
+            raise NacreError(
+                f"the mask {path} is a JPEG, which mixes the labels of neighbors; save the masks "
+                "as PNG from where they were drawn"
+            )
         if orientation(image) != 1:
             raise NacreError(f"the mask {path} has EXIF data that turn it; save it upright")
         stored, mode = _stored_mode(image), image.mode

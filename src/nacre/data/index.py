@@ -6,15 +6,14 @@ Where the data are read-only, it is kept under the user's cache folder (``$XDG_C
 ``~/.cache/nacre``), named by the data path.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,16 +52,15 @@ ProblemKind = Literal[
 
 _PROBE = 100
 _POOL_PAYS_SECONDS = 0.4
-_CHUNK_SECONDS = 0.2
-_SMALLEST_CHUNK = 4
+_LARGEST_CHUNK = 32
 
 
 class Pair(NamedTuple):
-    """An image's name, its file and its mask (None where there is no such file)."""
+    """An image's name, and where it and its mask lie or should lie."""
 
     name: str
-    image: Path | None
-    mask: Path | None
+    image: Path
+    mask: Path
 
 
 @dataclass(frozen=True)
@@ -82,11 +80,7 @@ class Contents(NamedTuple):
 
 
 def scan(
-    pairs: Sequence[Pair],
-    *,
-    workers: int | None = None,
-    progress: Progress | None = None,
-    decode: bool = False,
+    pairs: Sequence[Pair], progress: Progress, *, decode: bool = False
 ) -> Iterator[Contents | Problem]:
     """Yield what each pair contains, or what is wrong with it, in the given order.
 
@@ -95,42 +89,32 @@ def scan(
 
     Args:
         pairs: The files to read.
-        workers: Number of processes; all cores by default, and none for little work.
         progress: Called with how far the pass has come.
         decode: Decode every image, instead of only those that may be damaged.
     """
-    report = progress or (lambda done, total: None)
     examine = partial(_examine, decode=decode)
     start = time.perf_counter()
     done = 0
     for done, pair in enumerate(pairs[:_PROBE], start=1):
         yield examine(pair)
-        report(done, len(pairs))
+        progress(done, len(pairs))
     rest = pairs[done:]
     # Measured, not guessed: masks of one data set take a hundred times as long as another's.
     seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
-    workers = workers or usable_cores()
-    with contextlib.ExitStack() as held:
-        results: Iterator[Contents | Problem] = map(examine, rest)
-        if workers > 1 and seconds >= _POOL_PAYS_SECONDS:
-            # Large enough that processes seldom wait for more work, small enough that all end
-            # together.
-            most = math.ceil(len(rest) / (4 * workers))
-            size = min(most, max(_SMALLEST_CHUNK, int(_CHUNK_SECONDS * len(rest) / seconds)))
-            pool = held.enter_context(
-                worker_pool(workers, lambda forked: None, "reads masks", cancel=True)
-            )
-            results = pool.map(examine, rest, chunksize=size)
+    workers = usable_cores() if seconds >= _POOL_PAYS_SECONDS else 1
+    pool = worker_pool(workers, lambda forked: None, "reads masks", cancel=True)
+    with pool if workers > 1 else nullcontext() as processes:
+        # So small that all end together, so large that none waits for more.
+        size = min(_LARGEST_CHUNK, 1 + len(rest) // (4 * workers))
+        results = processes.map(examine, rest, chunksize=size) if processes else map(examine, rest)
         for i, result in enumerate(results, start=done + 1):
             yield result
-            report(i, len(pairs))
+            progress(i, len(pairs))
 
 
 def _examine(pair: Pair, decode: bool) -> Contents | Problem:
     """Read one pair."""
     name, image, mask = pair
-    if image is None or mask is None:
-        return _missing(pair)
     try:
         labels = read_mask(mask)
         size, is_turned = examine_image(image, decode)
@@ -153,38 +137,24 @@ def _sizes(pair: Pair, size: tuple[int, int], mask: tuple[int, int], turned: boo
 
 def _missing(pair: Pair) -> Problem:
     """Name the file that is missing."""
-    name, image, mask = pair
-    if image is None or not image.exists():
-        where = image if image is not None else f"for the mask {mask}"
-        return Problem("missing image", name, f"the image {where} is missing")
-    where = mask if mask is not None else f"of the image {image}"
-    return Problem("missing mask", name, f"the mask {where} is missing")
+    if pair.image.exists():
+        return Problem("missing mask", pair.name, f"the mask {pair.mask} is missing")
+    return Problem("missing image", pair.name, f"the image {pair.image} is missing")
 
 
-def build_index(
-    pairs: Iterable[Pair],
-    space: LabelSpace,
-    *,
-    root: Path,
-    split: str,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> LabelIndex:
+def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: str) -> LabelIndex:
     """Return the index of these masks, reading only those that changed since the last time.
 
     Args:
-        pairs: Name, image and mask of every image.
+        pairs: Name, image and mask of every image, in the order of the names.
         space: The meaning of the labels; any other label in a mask is an error.
         root: The data folder, beside which the index is kept.
         split: The name of the index in that folder.
-        workers: Number of processes; all cores by default.
-        progress: Called with how far the pass has come; a bar on the terminal by default.
 
     Raises:
         NacreError: Files are missing or damaged, sizes differ, or a label is unknown; all of
             that at once, with the first few named.
     """
-    pairs = sort_pairs(pairs)
     caches = [_load(path) for path in index_paths(root, split)]
     # Taken before the files are read: a change meanwhile is noticed the next time.
     signatures = [_signature(pair) for pair in pairs]
@@ -194,8 +164,8 @@ def build_index(
     ]
     stale = [i for i, pixels in enumerate(found) if pixels is None]
     if stale:
-        with show_progress(f"index of {root.name} {split}", progress) as bar:
-            results = scan([pairs[i] for i in stale], workers=workers, progress=bar)
+        with show_progress(f"index of {root.name} {split}") as bar:
+            results = scan([pairs[i] for i in stale], bar)
             for i, result in zip(stale, results, strict=True):
                 found[i] = result.pixels if isinstance(result, Contents) else result
     kept: Kept = {
@@ -209,12 +179,6 @@ def build_index(
     if problems:
         raise NacreError(_describe(problems, len(pairs), space))
     return index
-
-
-def sort_pairs(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return pairs in the order of their names, each name once."""
-    by_name = {pair.name: pair for pair in pairs}
-    return [by_name[name] for name in sorted(by_name)]
 
 
 def index_of(
@@ -308,8 +272,6 @@ def _find(caches: Sequence[Kept], key: str, signature: FileSignature | None) -> 
 
 def _signature(pair: Pair) -> FileSignature | None:
     """Return the sizes and times of a pair's files; None if one is missing."""
-    if pair.image is None or pair.mask is None:
-        return None
     try:
         image, mask = os.stat(pair.image), os.stat(pair.mask)
     except OSError:

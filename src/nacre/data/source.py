@@ -4,10 +4,10 @@ A data set in files needs no more than a list of which image belongs to which ma
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, get_args
 
 from PIL import Image
 
@@ -16,8 +16,13 @@ from nacre.data.index import Pair, build_index
 from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.utils.config import Config
+from nacre.utils.system import expand_user
 
 Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+_SHOWN = 5
+_LONGEST = 100
 
 
 class DataConfig(Config):
@@ -60,16 +65,12 @@ class FileSource(ABC):
         """The meaning of the values in the masks."""
 
     @abstractmethod
-    def list_pairs(self, split: Split) -> Sequence[Pair]:
+    def list_pairs(self, split: Split) -> Iterable[Pair]:
         """Find the images of a split; called once, and no file is opened for it."""
 
-    def pairs(self, split: Split) -> Sequence[Pair]:
-        """Return name, image and mask of the images of a split."""
+    def pairs(self, split: Split) -> list[Pair]:
+        """Return the images of a split with their masks, in the order of their names."""
         return list(self._by_name[split].values())
-
-    def find(self, split: Split, name: str) -> Pair:
-        """Return image and mask of an image."""
-        return self._by_name[split][name]
 
     def index(self, split: Split) -> LabelIndex:
         """Return which labels each image of a split holds."""
@@ -77,19 +78,46 @@ class FileSource(ABC):
 
     def image(self, split: Split, name: str) -> Image.Image:
         """Open an image."""
-        path = self.find(split, name).image
-        if path is None:
-            raise NacreError(f"the image {name!r} is missing in {self.root}")
-        return open_image(path)
+        return open_image(self._by_name[split][name].image)
 
     def mask(self, split: Split, name: str) -> Mask:
         """Read the mask of an image."""
-        path = self.find(split, name).mask
-        if path is None:
-            raise NacreError(f"the mask of the image {name!r} is missing in {self.root}")
-        return read_mask(path)
+        return read_mask(self._by_name[split][name].mask)
 
     @cached_property
     def _by_name(self) -> dict[Split, dict[str, Pair]]:
-        splits: tuple[Split, ...] = ("train", "val")
-        return {split: {pair.name: pair for pair in self.list_pairs(split)} for split in splits}
+        train, val = ({pair.name: pair for pair in sorted(self.list_pairs(s))} for s in SPLITS)
+        tested = {pair.image for pair in val.values()}
+        both = [pair.name for pair in train.values() if pair.image in tested]
+        if both:
+            raise NacreError(
+                f"{self.root}: {len(both)} images are both for training and for testing: "
+                f"{first_names(both)}; take them out of one of the two lists"
+            )
+        return {"train": train, "val": val}
+
+
+def find_root(
+    given: Path, below: Sequence[str], needed: Sequence[str], what: str, layout: str
+) -> Path:
+    """Return the folder of a published data set, or say how it must lie.
+
+    Args:
+        given: What the user gave.
+        below: Where it may lie below that.
+        needed: Folders by which it is known.
+        what: The data set's name.
+        layout: Its files, and where they are from.
+    """
+    root = expand_user(given)
+    for place in (root, *(root / one for one in below)):
+        if all((place / folder).is_dir() for folder in needed):
+            return place
+    without = f"there is no {what} in {root} (no {' and '.join(needed)})"
+    raise NacreError(f"{without}; it must lie like this:\n{layout}")
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return the first few of many names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(name[:_LONGEST] for name in names[:_SHOWN]) + more

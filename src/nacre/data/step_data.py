@@ -10,7 +10,7 @@ from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import LabelIndex
-from nacre.scenarios.exemplars import Memory, by_step, keep_exemplars
+from nacre.scenarios.exemplars import Memory, keep_exemplars
 from nacre.scenarios.plan import digest
 from nacre.scenarios.scenario import (
     ImageLists,
@@ -79,12 +79,11 @@ class ScenarioData:
                 }
                 for step, images in enumerate(self.image_lists)
             ],
-            "tests": [self._fingerprint_of_test(step) for step in range(self.num_steps)],
+            "tests": [
+                {"images": len(names), "sha256": digest(names)}
+                for names in (list(self.eval_dataset(k).names) for k in range(self.num_steps))
+            ],
         }
-
-    def _fingerprint_of_test(self, step: int) -> dict[str, Any]:
-        names = list(self.eval_dataset(step).names)
-        return {"images": len(names), "sha256": digest(names)}
 
     def check_tests(self, num_steps: int) -> None:
         """Refuse data without a test image for one of the first steps: no figures without."""
@@ -96,10 +95,10 @@ class ScenarioData:
                 )
 
     @cached_property
-    def memories(self) -> tuple[Memory, ...]:
+    def memories(self) -> list[Memory]:
         """The images of earlier steps that each step learns from besides its own."""
         if not self.memory:
-            return ((),) * self.num_steps
+            return [{}] * self.num_steps
         classes, index = self.scenario.classes, self.train_index
         return keep_exemplars(classes, index, self.image_lists, self.memory, seed=self.seed)
 
@@ -112,7 +111,7 @@ class ScenarioData:
         classes, policy = self.scenario.classes, self.policy
         folders = [
             LabeledImages(self.source, names, classes.training_mapping(origin, policy, at=step))
-            for origin, names in [(step, own), *by_step(self.memories[step]).items()]
+            for origin, names in [(step, own), *self.memories[step].items()]
         ]
         return TrainDataset(folders, self.config, self.seed)
 
@@ -121,10 +120,9 @@ class ScenarioData:
         memory = self.memories[step]
         if not memory:
             return None
-        shares = [(len(self.image_lists[step]), 1 - MEMORY_SHARE)]
-        for names in by_step(memory).values():
-            shares.append((len(names), MEMORY_SHARE * len(names) / len(memory)))
-        return tuple(shares)
+        kept = [len(names) for names in memory.values()]
+        shares = [(count, MEMORY_SHARE * count / sum(kept)) for count in kept]
+        return (len(self.image_lists[step]), 1 - MEMORY_SHARE), *shares
 
     def eval_dataset(self, step: int) -> EvalDataset:
         """Return the images that the network is tested on after a step."""

@@ -20,7 +20,7 @@ figure must not depend on a decoder's short cuts.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,8 @@ SCALE = (0.5, 2.0)
 FILL = (124, 116, 104)
 """Color beside an image: ImageNet's mean, so 0 once it is normalized."""
 
+_FILL = np.array(FILL, np.uint8)[:, None, None]
 _TRIES = 10
-
 
 EvalMode = Literal["crop", "full", "sliding"]
 Chosen = bool | Literal["auto"]
@@ -141,8 +141,7 @@ def train_sample(
         config: How to cut.
         rng: The only source of chance.
         pad: The label beside the image, where the crop is larger than the image.
-        table: Maps labels to channels, of which `pad` is one then; fewer pixels are mapped
-            this way than by mapping the mask first.
+        table: Maps labels to targets, of which `pad` is one then.
 
     Returns:
         The image (3, crop, crop) and the labels or channels (crop, crop).
@@ -156,31 +155,27 @@ def train_sample(
     if config.augment.draw_flip(rng):
         place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
     box = _decode(image, place)
-    pixels = _place_image(_scale(image, box, place), place, config.crop_size)
-    labels = _place_mask(_nearest(mask, place, table), place, config.crop_size, pad)
+    labels = _nearest(mask, place)
+    labels = labels if table is None else map_labels(labels, table)
+    pixels = _on_canvas(_scale(image, box, place), place, config.crop_size, _FILL)
+    labels = _on_canvas(labels, place, config.crop_size, pad)
     return config.augment.apply(pixels, labels, rng)
 
 
-def eval_sample(
-    image: Image.Image,
-    mask: Mask,
-    config: ImagesConfig,
-    table: LabelTable | None = None,
-) -> Sample:
+def eval_sample(image: Image.Image, mask: Mask, config: ImagesConfig) -> Sample:
     """Return an image and its mask as they are tested: the center, or everything.
 
     Args:
         image: The image, decoded or not.
         mask: Its labels.
         config: Says which of the two.
-        table: Maps labels to channels.
     """
     width, height = _common_size(image, mask)
     whole = Box(0, 0, width, height)
     load(image)
     if config.eval_mode != "crop":
         place = Placement(whole, width, height)
-        return _scale(image, whole, place), np.ascontiguousarray(_nearest(mask, place, table))
+        return _scale(image, whole, place), np.ascontiguousarray(mask)
     crop = config.crop_size
     # The longer side is rounded down and the middle to even, as is usual, so that the pixels
     # are those that published results were measured on.
@@ -188,7 +183,7 @@ def eval_sample(
     place = Placement(whole, crop * width // shorter, crop * height // shorter)
     left, top = round((place.width - crop) / 2), round((place.height - crop) / 2)
     pixels = _scale(image, whole, place)[:, top : top + crop, left : left + crop]
-    labels = _nearest(mask, place, table)[top : top + crop, left : left + crop]
+    labels = _nearest(mask, place)[top : top + crop, left : left + crop]
     return np.ascontiguousarray(pixels), np.ascontiguousarray(labels)
 
 
@@ -282,21 +277,10 @@ def _shrunk(start: int, length: int, full: int, small: int) -> tuple[int, int]:
     return first, last - first
 
 
-def _nearest(mask: Mask, place: Placement, table: LabelTable | None = None) -> Mask:
+def _nearest(mask: Mask, place: Placement) -> Mask:
     """Return the box of a mask at its new size: the label at the nearest pixel center."""
     left, top, width, height = place.box
     labels = mask[top : top + height, left : left + width]
-    if table is None:
-        return _pick(labels, place)
-    # Mapped where there are fewer pixels of it.
-    if labels.size < place.width * place.height:
-        return _pick(map_labels(labels, table), place)
-    return map_labels(_pick(labels, place), table)
-
-
-def _pick(labels: Mask, place: Placement) -> Mask:
-    """Return rows and columns of labels at their new size."""
-    height, width = labels.shape
     if (width, height) == (place.width, place.height):
         return labels[:, ::-1] if place.flip else labels
     rows, columns = nearest_pixels(height, place.height), nearest_pixels(width, place.width)
@@ -319,20 +303,12 @@ def nearest_pixels(length: int, new_length: int) -> npt.NDArray[np.intp]:
     return np.minimum(np.cumsum(steps).astype(np.intp), length - 1)
 
 
-def _place_image(
-    pixels: npt.NDArray[np.uint8], place: Placement, crop: int
-) -> npt.NDArray[np.uint8]:
-    if pixels.shape[1:] == (crop, crop):
-        return pixels
-    canvas = np.empty((3, crop, crop), np.uint8)
-    canvas[:] = np.array(FILL, np.uint8)[:, None, None]
-    canvas[:, place.top : place.top + place.height, place.left : place.left + place.width] = pixels
-    return canvas
-
-
-def _place_mask(labels: Mask, place: Placement, crop: int, pad: int) -> Mask:
-    if labels.shape == (crop, crop):
-        return np.ascontiguousarray(labels)
-    canvas = np.full((crop, crop), pad, labels.dtype)
-    canvas[place.top : place.top + place.height, place.left : place.left + place.width] = labels
+def _on_canvas(values: npt.NDArray[Any], place: Placement, crop: int, fill: Any) -> Any:
+    """Return pixels or labels at their place in a crop, all beside them filled."""
+    if values.shape[-2:] == (crop, crop):
+        return np.ascontiguousarray(values)
+    canvas = np.empty((*values.shape[:-2], crop, crop), values.dtype)
+    canvas[:] = fill
+    bottom, right = place.top + place.height, place.left + place.width
+    canvas[..., place.top : bottom, place.left : right] = values
     return canvas

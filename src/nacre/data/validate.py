@@ -7,21 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nacre.data.index import (
-    Pair,
-    Problem,
-    ProblemKind,
-    images_by_label,
-    index_of,
-    scan,
-    sort_pairs,
-)
-from nacre.data.source import FileSource, Split
+from nacre.data.index import Problem, images_by_label, index_of, scan
+from nacre.data.source import SPLITS, FileSource, Split
 from nacre.labels.space import LabelIndex, LabelSpace
-from nacre.utils.progress import Progress, show_progress
-
-_SPLITS: tuple[Split, ...] = ("train", "val")
-_SHOWN = 10
+from nacre.utils.progress import show_progress
 
 
 @dataclass(frozen=True)
@@ -43,10 +32,6 @@ class SplitReport:
     index: LabelIndex
     problems: tuple[Problem, ...]
     turned: int = 0
-
-    def count(self, kind: ProblemKind) -> int:
-        """Count the problems of a kind."""
-        return sum(problem.kind == kind for problem in self.problems)
 
 
 @dataclass(frozen=True)
@@ -92,34 +77,21 @@ class DataReport:
         }
 
 
-def check_source(
-    source: FileSource, *, workers: int | None = None, progress: Progress | None = None
-) -> DataReport:
-    """Read every file of a data set and report what is there and what is wrong.
-
-    Args:
-        source: The data set; its `known_counts` say how many images a whole one has.
-        workers: How many processes; all cores by default.
-        progress: Told how far the pass has come; a bar on the terminal by default.
-    """
-    reports = []
-    for split in _SPLITS:
-        pairs = sort_pairs(source.pairs(split))
-        with show_progress(f"{source.root.name} {split}", progress) as bar:
-            index, problems, turned = _read(pairs, source.space, workers, bar)
-        expected = source.known_counts.get(split)
-        reports.append(SplitReport(split, len(pairs), expected, index, problems, turned))
-    return DataReport(source.root, source.space, tuple(reports))
+def check_source(source: FileSource) -> DataReport:
+    """Read every file of a data set and report what is there and what is wrong."""
+    splits = tuple(_check_split(source, split) for split in SPLITS)
+    return DataReport(source.root, source.space, splits)
 
 
-def _read(
-    pairs: list[Pair], space: LabelSpace, workers: int | None, progress: Progress
-) -> tuple[LabelIndex, tuple[Problem, ...], int]:
-    results = list(scan(pairs, workers=workers, progress=progress, decode=True))
+def _check_split(source: FileSource, split: Split) -> SplitReport:
+    pairs = source.pairs(split)
+    with show_progress(f"{source.root.name} {split}") as bar:
+        results = list(scan(pairs, bar, decode=True))
     found = [one if isinstance(one, Problem) else one.pixels for one in results]
-    index, problems = index_of(pairs, found, space)
+    index, problems = index_of(pairs, found, source.space)
     turned = sum(one.is_turned for one in results if not isinstance(one, Problem))
-    return index, tuple(problems), turned
+    expected = source.known_counts.get(split)
+    return SplitReport(split, len(pairs), expected, index, tuple(problems), turned)
 
 
 def _split_as_dict(split: SplitReport, space: LabelSpace) -> dict[str, Any]:

@@ -67,7 +67,6 @@ class Channels:
         assert len(self.colors) == len(self.step_of) == len(self.names)
 
     def __len__(self) -> int:
-        """Return the number of channels, the background included."""
         return len(self.names)
 
     @cached_property
@@ -145,11 +144,6 @@ class Growth:
     def new_origins(self) -> tuple[int, ...]:
         """The origins of the new classes."""
         return self.origins[self.first_new :]
-
-    @property
-    def is_from_background(self) -> bool:
-        """True if all new classes split from the background, as in the paper."""
-        return not any(self.new_origins)
 
 
 def from_background(num_old: int, num_channels: int) -> Growth:

@@ -120,7 +120,6 @@ class LabelIndex:
     pixel_counts: tuple[dict[int, int], ...]
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.names)
 
     @cached_property

@@ -64,7 +64,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.labels.channels import IGNORE_INDEX, ignore_value
+from nacre.labels.channels import ignore_value
 from nacre.losses.reference import at_least_float32, pixel_count, upsample
 
 
@@ -76,49 +76,30 @@ def label_guided_distillation(
     old_weight: float = 1.0,
     new_weight: float = 1.0,
     num_pixels: float | Tensor | None = None,
-    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Return the cross-entropy of all channels to the teacher's, guided by the labels.
 
-    Args:
-        logits: the student's, N,C,H,W.
-        old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
-        targets: N,H,W, channel numbers of any integer type.
-        old_weight: weight of pixels labeled background (or with any old target).
-        new_weight: weight of pixels labeled with a new class.
-        num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
-            are not ignored.
-        ignore_index: the target of pixels that do not count.
-
-    Returns:
-        The mean over the pixels that are not ignored; 0 if all are.
+    Pixels labeled background (or with any old target) weigh `old_weight`, those of a new class
+    `new_weight`; the rest is as everywhere in `nacre.losses.reference`.
     """
-    ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
-    guided = guided_probabilities(old_logits, targets, logits.shape[1], ignore_index=ignore_index)
+    guided = guided_probabilities(old_logits, targets, logits.shape[1])
     by_pixel = -(guided.to(logits.dtype) * logits.log_softmax(1)).sum(1)
     is_new = targets >= old_logits.shape[1]
     weights = torch.where(is_new, new_weight, old_weight).to(logits.dtype)
-    total = (by_pixel * weights * (targets != ignore_index)).sum()
-    return total / pixel_count(logits, targets, num_pixels, ignore_index)
+    total = (by_pixel * weights * (targets != ignore_value(targets))).sum()
+    return total / pixel_count(logits, targets, num_pixels)
 
 
-def guided_probabilities(
-    old_logits: Tensor, targets: Tensor, num_classes: int, *, ignore_index: int = IGNORE_INDEX
-) -> Tensor:
+def guided_probabilities(old_logits: Tensor, targets: Tensor, num_classes: int) -> Tensor:
     """Return the teacher's softmax over all channels, its background moved to the label's class.
 
-    Args:
-        old_logits: the teacher's, N,K,H,W.
-        targets: N,H,W, channel numbers of any integer type.
-        num_classes: all channels, N,num_classes,H,W is returned.
-        ignore_index: the target of pixels that do not count; they keep the teacher's softmax.
+    Pixels that do not count keep the teacher's softmax.
     """
-    ignore_index = ignore_value(targets, ignore_index)
     p = at_least_float32(old_logits.detach()).softmax(1)
     num_old = p.shape[1]
     guided = torch.cat([p, p.new_zeros(len(p), num_classes - num_old, *p.shape[2:])], 1)
-    is_new = ((targets >= num_old) & (targets != ignore_index)).unsqueeze(1)
+    is_new = ((targets >= num_old) & (targets != ignore_value(targets))).unsqueeze(1)
     moved = guided[:, :1] * is_new
     guided[:, :1] -= moved
     return guided.scatter_add_(1, targets.long().unsqueeze(1) * is_new, moved)
@@ -178,12 +159,7 @@ def decomposed_distillation(
 
 
 def auxiliary_loss(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return how far the auxiliary classifier is from calling every pixel negative.
-
-    Args:
-        logits: N,1,h,w, of features that are detached.
-        size: height and width of the pixels.
-    """
+    """Return how far logits N,1,h,w of the auxiliary row are from calling all pixels negative."""
     return F.softplus(upsample(logits, size)).mean()
 
 
@@ -197,15 +173,10 @@ SCALES = (1, 2, 4)
 
 
 def local_pod(features: Tensor, old_features: Tensor, *, scales: Sequence[int] = SCALES) -> Tensor:
-    """Return the distance of one layer's features to the teacher's.
+    """Return the distance of one layer's features N,D,h,w to the teacher's, averaged over images.
 
-    Args:
-        features: the student's, N,D,h,w, in any precision; squares are taken in float32 at least.
-        old_features: the teacher's, of the same shape; no gradient flows into them.
-        scales: windows along each side. One with more windows than rows or columns has none.
-
-    Returns:
-        The mean over the images of the distance.
+    Squares are taken in float32 at least; no gradient flows into the teacher's features. A scale
+    with more windows than rows or columns is left out.
     """
     assert features.shape == old_features.shape, (features.shape, old_features.shape)
     # Autocast would take the matrix products to half precision.
@@ -227,17 +198,12 @@ def pod_loss(
     *,
     num_old: int,
     num_new: int,
-    scales: Sequence[int] = SCALES,
 ) -> Tensor:
     """Return the sum of the layers' distances, weighted as PLOP does.
 
-    Args:
-        layers: the student's features, the teacher's, and the layer's factor.
-        num_old: old channels, background included.
-        num_new: new channels.
-        scales: as in `local_pod`.
+    A layer is the student's features, the teacher's, and its factor.
     """
-    distances = [factor * local_pod(f, g, scales=scales) for f, g, factor in layers]
+    distances = [factor * local_pod(f, g) for f, g, factor in layers]
     return math.sqrt((num_old + num_new) / num_new) * torch.stack(distances).mean()
 
 

@@ -42,7 +42,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nacre.labels.channels import IGNORE_INDEX, ignore_value, target_dtype
+from nacre.labels.channels import ignore_value, target_dtype
 from nacre.losses.reference import at_least_float32
 from nacre.losses.strips import StripUpsampler
 
@@ -70,13 +70,7 @@ class TeacherPrediction(NamedTuple):
 def teacher_predictions(
     old_logits: Tensor, size: tuple[int, int], score: Score
 ) -> TeacherPrediction:
-    """Find the best channel of each pixel and its score from low-resolution logits.
-
-    Args:
-        old_logits: the teacher's, N,O,h,w.
-        size: height and width of the targets.
-        score: normalized entropy, softmax of the best channel, or its sigmoid.
-    """
+    """Find the best channel of each pixel of a size and its score from logits N,O,h,w."""
     # In bits, as the fused losses: powers of 2 are faster, and the entropy's unit cancels out
     logits = at_least_float32(old_logits.detach()) * _BITS
     images, channels = logits.shape[:2]
@@ -111,16 +105,10 @@ def _score(below: Tensor, greatest: Tensor, score: Score) -> Tensor:
 
 
 def score_histogram(view: TeacherPrediction, counted: Tensor, num_old: int, *, bins: int) -> Tensor:
-    """Count pixels by the teacher's channel and by its score in 0..1.
+    """Count pixels by the teacher's channel and by its score in 0..1: num_old x bins, int64.
 
-    Args:
-        view: the teacher's channels and scores.
-        counted: N,H,W, which pixels count: those that are labeled background.
-        num_old: the teacher's channels.
-        bins: equal bins of the scores; those beyond 1 are in the last.
-
-    Returns:
-        num_old x bins, int64. Histograms of batches and of processes may be added.
+    Counted are pixels that are labeled background; scores beyond 1 are in the last bin. Histograms
+    of batches and of processes may be added.
     """
     bin_of = (view.scores * bins).long().clamp_(0, bins - 1)
     place = torch.where(counted, view.channels.long() * bins + bin_of, num_old * bins)
@@ -129,16 +117,8 @@ def score_histogram(view: TeacherPrediction, counted: Tensor, num_old: int, *, b
     return counts[:-1].view(num_old, bins)
 
 
-def median_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tensor:
-    """Return the median score of each channel, interpolated within its bin.
-
-    Args:
-        histogram: channels x bins of scores in 0..1.
-        least: the least threshold, and that of channels without pixels.
-
-    Returns:
-        One threshold per channel, float32.
-    """
+def median_thresholds(histogram: Tensor) -> Tensor:
+    """Return the median score of each channel, interpolated within its bin, float32."""
     counts = histogram.double()
     half = counts.sum(1, keepdim=True) / 2
     until = counts.cumsum(1)
@@ -147,16 +127,11 @@ def median_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tens
     count = counts.gather(1, index)
     before = until.gather(1, index) - count
     median = (index + (half - before) / count) / counts.shape[1]
-    return torch.where(half > 0, median, 0).clamp_(min=least).squeeze(1).float()
+    return torch.where(half > 0, median, 0).clamp_(min=LEAST_THRESHOLD).squeeze(1).float()
 
 
-def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Tensor:
-    """Return what PLOP's implementation takes for the median, see the module.
-
-    Args:
-        histogram: channels x 100 bins of `released_scores`.
-        least: as in `median_thresholds`.
-    """
+def released_thresholds(histogram: Tensor) -> Tensor:
+    """Return what PLOP's implementation takes for the median of `released_scores`."""
     bins = histogram.shape[1]
     counts = histogram.double()
     number = torch.arange(bins, device=counts.device, dtype=counts.dtype)
@@ -169,7 +144,7 @@ def released_thresholds(histogram: Tensor, least: float = LEAST_THRESHOLD) -> Te
     running = torch.where(none_fits, bins * (bins - 1) / 2, before.gather(1, index))
     found = (index + (half - running) / counts.gather(1, index)) / bins
     found = torch.where((half > 0) & ~found.isnan(), found, 0)
-    return found.clamp_(min=least).squeeze(1).float()
+    return found.clamp_(min=LEAST_THRESHOLD).squeeze(1).float()
 
 
 def released_scores(entropy: Tensor, num_old: int, num_new: int) -> Tensor:
@@ -188,33 +163,20 @@ def pseudo_targets(
     certain: Tensor,
     *,
     unsure: Literal["ignored", "kept"] = "ignored",
-    ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
     """Put the teacher's channels where the targets are background and the teacher is certain.
 
-    Args:
-        targets: N,H,W, channel numbers of any integer type.
-        channels: N,H,W, the teacher's.
-        certain: N,H,W, where to believe it.
-        unsure: what becomes of the other background pixels.
-        ignore_index: the target of pixels that do not count.
-
-    Returns:
-        The new targets, of the type of `targets`.
+    What becomes of the other background pixels `unsure` says. All are N,H,W; the result is of the
+    type of `targets`.
     """
-    ignore_index = ignore_value(targets, ignore_index)
-    is_background = targets == 0
-    kept = targets if unsure == "kept" else targets.masked_fill(is_background, ignore_index)
+    is_background, kept = targets == 0, targets
+    if unsure == "ignored":
+        kept = targets.masked_fill(is_background, ignore_value(targets))
     return torch.where(is_background & certain, channels.to(targets.dtype), kept)
 
 
 def acceptance_rate(targets: Tensor, certain: Tensor) -> Tensor:
-    """Return PLOP's factor of each image: its share of accepted background.
-
-    Args:
-        targets: N,H,W, as they were before.
-        certain: N,H,W, where the teacher was believed.
-    """
+    """Return PLOP's factor of each image: the share of its background that was accepted."""
     is_background = targets == 0
     accepted = (is_background & certain).sum((1, 2), dtype=torch.float32)
     return accepted / (is_background.sum((1, 2)) + 1e-6)

@@ -19,6 +19,13 @@ s = sigmoid(x) and the binary cross-entropy B(t, s) = -t log s - (1 - t) log(1 -
 
 Losses of labels are averaged over the pixels that are not ignored, distillations over all pixels.
 `nacre.losses.strips.by_strips` computes any of them straight from low-resolution logits.
+
+Everywhere `logits` are the student's, N,C,H,W; `old_logits` the teacher's, N,K,H,W with K <= C,
+into which no gradient flows; `targets` N,H,W, channel numbers of any integer type; `ignore_index`
+is the target of pixels that do not count; if all are ignored the loss is 0. `weights` N weighs the
+images. `num_pixels` is what the sum over the pixels is divided by, instead of the number of pixels
+that are not ignored: with the count of a whole batch the losses of its parts add up to the loss of
+the whole.
 """
 
 from __future__ import annotations
@@ -40,20 +47,7 @@ def cross_entropy(
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Return the cross-entropy, eq. 2.
-
-    Args:
-        logits: N,C,H,W.
-        targets: N,H,W, channel numbers of any integer type.
-        weights: N, of the images; all weigh 1 if not given.
-        num_pixels: what the sum over the pixels is divided by, instead of the number of pixels that
-            are not ignored. With the count of a whole batch here, the losses of its parts add up
-            to the loss of the whole.
-        ignore_index: the label of pixels that do not count.
-
-    Returns:
-        The mean over the pixels that are not ignored; 0 if all are.
-    """
+    """Return the cross-entropy, eq. 2."""
     ignore_index = ignore_value(targets, ignore_index)
     log_q = at_least_float32(logits).log_softmax(1)
     return _mean_negative(log_q, targets, weights, num_pixels, ignore_index)
@@ -70,17 +64,8 @@ def unbiased_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy where background may be any old class, eq. 3 and 4.
 
-    Args:
-        logits: N,C,H,W.
-        targets: N,H,W, channel numbers of any integer type.
-        num_old: channels that were there before the step, background included; 0 in step 0, where
-            nothing is old and the result is that of `cross_entropy`.
-        weights: as in `cross_entropy`.
-        num_pixels: as in `cross_entropy`.
-        ignore_index: the label of pixels that do not count.
-
-    Returns:
-        The mean over the pixels that are not ignored; 0 if all are.
+    Of the channels `num_old` were there before the step, background included; 0 in step 0, where
+    nothing is old and the result is that of `cross_entropy`.
     """
     ignore_index = ignore_value(targets, ignore_index)
     assert 0 <= num_old <= logits.shape[1], (num_old, logits.shape)
@@ -106,16 +91,7 @@ def partial_cross_entropy(
     itself alone it is `cross_entropy`. One step may learn from data sets that label different
     classes, and a label may stand for several parts.
 
-    Args:
-        logits: N,C,H,W.
-        targets: N,H,W, channel numbers of any integer type.
-        may_be: N,C,C, bool: whether a pixel of an image whose target is y may be c; itself always.
-        weights: as in `cross_entropy`.
-        num_pixels: as in `cross_entropy`.
-        ignore_index: the label of pixels that do not count.
-
-    Returns:
-        The mean over the pixels that are not ignored; 0 if all are.
+    `may_be` N,C,C says whether a pixel of an image whose target is y may be c; itself always.
     """
     ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
@@ -129,15 +105,7 @@ def partial_cross_entropy(
 
 
 def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
-    """Return the cross-entropy of the old channels to the teacher, eq. 5 and 6.
-
-    Args:
-        logits: the student's, N,C,H,W.
-        old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them.
-
-    Returns:
-        The mean over all pixels and over the K old channels.
-    """
+    """Return the cross-entropy of the old channels to the teacher, averaged over them, eq. 5, 6."""
     num_old = _num_old(logits, old_logits)
     p = at_least_float32(old_logits.detach()).softmax(1)
     log_q = at_least_float32(logits)[:, :num_old].log_softmax(1)
@@ -149,15 +117,8 @@ def unbiased_distillation(
 ) -> Tensor:
     """Return the distillation where an origin may be a class that splits from it, eq. 5 and 7.
 
-    Args:
-        logits: the student's, N,C,H,W.
-        old_logits: the teacher's, N,K,H,W with K <= C; no gradient flows into them. With K = C
-            nothing is new and the result is that of `distillation`.
-        new_origins: the old channel that each new one splits from; all from the background, as in
-            the paper, if not given.
-
-    Returns:
-        The mean over all pixels and over the K old channels.
+    `new_origins` are the old channels that the new ones split from: all from the background, as in
+    the paper, if not given. With nothing new the result is that of `distillation`.
     """
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
@@ -194,18 +155,15 @@ def binary_cross_entropy(
     A target that is none of the channels is negative for all of them.
 
     Args:
-        logits: N,C,H,W, of all channels or of some of them.
-        targets: N,H,W, channel numbers of any integer type.
-        first: The target that means the first of these channels.
-        positive_weight: Weight of the term of a pixel's own channel.
-        hidden: N,C, bool: which of these channels may hide in the background of an image: their
-            terms are left out there, but for the background's own.
-        num_background: How many targets mean background, from 0 on.
-        num_pixels: As in `cross_entropy`.
-        ignore_index: The target of pixels that do not count.
-
-    Returns:
-        The mean over the pixels that are not ignored; 0 if all are.
+        logits: of all channels or of some of them.
+        targets: as everywhere.
+        first: the target that means the first of these channels.
+        positive_weight: weight of the term of a pixel's own channel.
+        hidden: N,C, which of these channels may hide in the background of an image: their terms are
+            left out there, but for the background's own.
+        num_background: how many targets mean background, from 0 on.
+        num_pixels: as everywhere.
+        ignore_index: as everywhere.
     """
     ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
@@ -228,16 +186,7 @@ def binary_cross_entropy(
 def binary_distillation(
     logits: Tensor, old_logits: Tensor, *, num_pixels: float | None = None
 ) -> Tensor:
-    """Return the binary cross-entropy of the old channels to the teacher's sigmoids, summed.
-
-    Args:
-        logits: The student's, N,C,H,W.
-        old_logits: The teacher's, N,K,H,W with K <= C; no gradient flows into them.
-        num_pixels: What the sum over the pixels is divided by, instead of their number.
-
-    Returns:
-        The mean over all pixels.
-    """
+    """Return the binary cross-entropy of the old channels to the teacher's sigmoids, summed."""
     num_old = _num_old(logits, old_logits)
     old_targets = at_least_float32(old_logits.detach()).sigmoid()
     old_channels = at_least_float32(logits)[:, :num_old]
@@ -257,18 +206,8 @@ def binary_mixed(
 ) -> Tensor:
     """Return the binary cross-entropy to the labels for new channels, to the teacher for old ones.
 
-    Args:
-        logits: The student's, N,C,H,W.
-        targets: N,H,W, channel numbers of any integer type.
-        old_logits: The teacher's, N,K,H,W with K <= C; no gradient flows into them.
-        labeled_background: Background's target is the label's (LwF-MC's variant C), not the
-            teacher's (variant D).
-        hidden: As in `binary_cross_entropy`, for the new channels.
-        num_pixels: As in `cross_entropy`.
-        ignore_index: The label of pixels that do not count.
-
-    Returns:
-        The mean over the pixels that are not ignored of the sum over channels; 0 if all are.
+    Background's target is the label's if `labeled_background` (LwF-MC's variant C), else the
+    teacher's (variant D). `hidden` is as in `binary_cross_entropy`, for the new channels.
     """
     ignore_index = ignore_value(targets, ignore_index)
     num_old = _num_old(logits, old_logits)
@@ -337,14 +276,7 @@ def pixel_count(
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Return what sums over pixels are divided by: 1 for 0, so that an empty sum gives 0.
-
-    Args:
-        logits: Whose type and device the number has.
-        targets: N,H,W.
-        num_pixels: Taken instead of the number of pixels that are not ignored.
-        ignore_index: The target of pixels that do not count.
-    """
+    """Return what sums over pixels are divided by, of the logits' type and device: 1 for 0."""
     ignore_index = ignore_value(targets, ignore_index)
     count = (targets != ignore_index).sum() if num_pixels is None else num_pixels
     if not isinstance(count, Tensor):  # filled on the device: nothing is copied, nobody waits

@@ -65,23 +65,20 @@ def fused_losses(
 ) -> dict[str, Tensor]:
     """Return cross-entropy and distillation, plain or unbiased, eq. 2 to 7.
 
+    Arguments are as in `nacre.losses.reference`, but for
+
     Args:
-        logits: The student's, N,C,h,w.
-        targets: N,H,W, channel numbers of any integer type.
-        old_logits: The teacher's, N,K,h,w (h and w may differ from the student's); needed for a
-            distillation. No gradient flows into them.
-        ce: Which cross-entropy, if any.
-        kd: Which distillation, if any.
-        num_old: Channels that were there before the step, background included; the teacher's K if
-            not given.
-        may_be: N,C,C, bool: what a pixel of each target may be, by image, for the unbiased
-            cross-entropy; if not given, background may be any old class.
-        new_origins: The old channel that each new one splits from, for the unbiased distillation;
-            the background if not given.
-        weights: N, of the images in the cross-entropy.
-        num_pixels: What the sum of the cross-entropy over the pixels is divided by, instead of the
-            number of pixels that are not ignored.
-        ignore_index: The label of pixels that do not count in the cross-entropy.
+        logits: the student's, N,C,h,w.
+        targets: N,H,W.
+        old_logits: the teacher's, N,K,h,w (h and w may differ from the student's), for `kd`.
+        ce: which cross-entropy, if any.
+        kd: which distillation, if any.
+        num_old: channels that were there before the step; the teacher's K if not given.
+        may_be: N,C,C, for the unbiased cross-entropy; by default background may be any old class.
+        new_origins: for the unbiased distillation.
+        weights: of the images in the cross-entropy.
+        num_pixels: of the cross-entropy.
+        ignore_index: of the cross-entropy.
 
     Returns:
         `ce` and `kd` as far as asked for, not weighted; each may be weighted and added at will,

@@ -55,17 +55,11 @@ class FeatureStatistics:
 
 @torch.no_grad()
 def feature_moments(features: Tensor, targets: Tensor, first: int, num_classes: int) -> Tensor:
-    """Sum up the features of each class.
+    """Sum up the features N,D,h,w of each of K classes, whose targets count from `first`.
 
-    Args:
-        features: N,D,h,w.
-        targets: N,h,w, at the resolution of the features; see `grid_targets`.
-        first: the first class's target.
-        num_classes: K, how many classes from there on; all other pixels are left out.
-
-    Returns:
-        K,3+2D, sums over the pixels of each class of 1, |f|, |f|^2, u and u^2, in float64 (float32
-        on devices without). They may be added.
+    Targets N,h,w have the resolution of the features (`grid_targets`). Returned are K,3+2D sums
+    over the pixels of each class of 1, |f|, |f|^2, u and u^2, in float64 (float32 on devices
+    without). They may be added.
     """
     dtype = torch.float32 if features.device.type == "mps" else torch.float64
     f = features.detach().permute(0, 2, 3, 1).flatten(0, 2).to(dtype)
@@ -140,16 +134,10 @@ def grid_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
 def masked_feature_distance(
     features: Tensor, old_features: Tensor, mask: Tensor, *, total: Tensor | None = None
 ) -> Tensor:
-    """Return the mean square distance of features where a mask says so.
+    """Return the mean square distance of features to the teacher's, weighted by a mask N,h,w.
 
-    Args:
-        features: the student's, N,D,h,w.
-        old_features: the teacher's, of the same shape; no gradient flows into them.
-        mask: N,h,w, weights in 0..1.
-        total: what the weighted sum is divided by, instead of the sum of the weights.
-
-    Returns:
-        The mean over the channels and the pixels, weighted; 0 if all weights are 0.
+    `total` is what the weighted sum is divided by, instead of the sum of the weights. It is 0 if
+    all weights are.
     """
     features = at_least_float32(features)
     distance = (features - old_features.detach().to(features.dtype)).square().mean(1)
@@ -157,14 +145,7 @@ def masked_feature_distance(
 
 
 def direction_sums(features: Tensor, targets: Tensor, first_new: int, num_new: int) -> Tensor:
-    """Return the sum of the directions of each new class's features, C,D; 0 for an absent class.
-
-    Args:
-        features: the student's, N,D,h,w.
-        targets: N,h,w, at the resolution of the features.
-        first_new: the first new class's target.
-        num_new: new classes.
-    """
+    """Return the sum of the directions of each new class's features, C,D; 0 for an absent class."""
     f = at_least_float32(features).permute(0, 2, 3, 1).flatten(0, 2)
     classes = torch.arange(first_new, first_new + num_new, device=f.device)
     is_class = targets.flatten().long() == classes.unsqueeze(1)

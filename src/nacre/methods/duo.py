@@ -48,10 +48,10 @@ from nacre.methods.base import (
 from nacre.methods.ledger import Ledger, Products, SumsConfig, count_pixels, joined, put_head, total
 from nacre.methods.mib import Mib
 from nacre.models.config import ModelConfig
+from nacre.models.decoders import StageGrid
 from nacre.models.deeplab import DeepLab
 from nacre.models.ledger import LedgerHead
 from nacre.models.network import Network, Output
-from nacre.models.stage_grid import StageGrid
 
 
 class DuoConfig(DistillingConfig, SumsConfig):

@@ -1,7 +1,7 @@
 """Ledger: a linear head in closed form on a frozen backbone, from sums that are kept per class.
 
 One pass over a step's images, no gradient. The ends of all stages of the backbone lie on one grid
-(`nacre.models.stage_grid`), beside them the image's mean of the last stage. For every class c that
+(`nacre.models.decoders`), beside them the image's mean of the last stage. For every class c that
 the step labels, and for its background, three sums over *pixels* are kept
 (`nacre.losses.pixel_sums`):
 
@@ -50,10 +50,10 @@ from nacre.losses.ridge import Sums, from_products, join, solve
 from nacre.methods.base import Batch, Freeze, Method, MethodConfig, Step
 from nacre.models.adapter import Adapter
 from nacre.models.config import DeepLabConfig, ModelConfig
+from nacre.models.decoders import DEFAULT_STRIDE, StageGrid
 from nacre.models.deeplab import DeepLab
 from nacre.models.ledger import RestHead
 from nacre.models.network import Network
-from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
 
 SCALE = 8.0
 """Of the logits over the regression's scores."""

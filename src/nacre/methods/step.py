@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from nacre.data.dataset import TrainDataset, plain_batches
-from nacre.data.sampler import StepSampler
+from nacre.data.dataset import StepSampler, TrainDataset, plain_batches
 from nacre.labels.channels import Channels, Growth, ignore_value
 from nacre.losses.softmax import Variant
 from nacre.models.network import Network

@@ -17,20 +17,25 @@ scaled to it, and the scores back).
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nacre.errors import NacreError, did_you_mean, shown
+from nacre.errors import NacreError
 from nacre.losses.reference import upsample
-from nacre.models.config import BesideConfig
-from nacre.models.feature_maps import FoundMap, find_maps, watch
+from nacre.models.config import BesideConfig, PixelsConfig
+from nacre.models.decoders import DEFAULT_STRIDE, StageGrid
+from nacre.models.feature_maps import (
+    FoundMap,
+    as_map,
+    captured,
+    check_names,
+    find_maps,
+    watch,
+)
 from nacre.models.ledger import RestHead
 from nacre.models.network import Network, Output, Part
 from nacre.models.norm import keep_digits
@@ -42,11 +47,9 @@ from nacre.models.probe import (
     num_rows,
     scores_of,
     scoring_layer,
-    tensors_in,
     undisturbed,
 )
 from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
-from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
 from nacre.models.widen import Init, check_type, fit_layers, widen
 
 NEVER = -1e4
@@ -55,42 +58,7 @@ NEVER = -1e4
 ALIGNMENT = 32
 """What sides are padded to multiples of where the network takes these: the largest usual stride."""
 
-Color = tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """The form of pixels that a network expects.
-
-    Attributes:
-        mean: subtracted from RGB in 0..1; None leaves pixels in 0..255, for a network that
-            normalizes them itself.
-        std: what they are divided by.
-    """
-
-    mean: Color | None = IMAGENET_MEAN
-    std: Color = IMAGENET_STD
-
-
-def pixels_of(processor: Any) -> Pixels:
-    """Return what a transformers image processor (or anything with its fields) does to pixels."""
-    if not getattr(processor, "do_rescale", True):
-        return Pixels(mean=None)
-    if not getattr(processor, "do_normalize", True):
-        return Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    return Pixels(_color(processor, "image_mean"), _color(processor, "image_std"))
-
-
-def _color(processor: Any, key: str) -> Color:
-    values = getattr(processor, key, None)
-    try:
-        red, green, blue = (float(value) for value in values)  # type: ignore[union-attr]
-    except (TypeError, ValueError) as error:
-        raise NacreError(
-            f"the image processor says that it normalizes pixels, and {key}={shown(values)} is not "
-            "three numbers: say it by model.pixels"
-        ) from error
-    return red, green, blue
+IMAGENET = PixelsConfig(mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 class Adapter(Network):
@@ -125,7 +93,7 @@ class Adapter(Network):
         *,
         background: int | None = 0,
         scoring_layers: str | Sequence[str] | None = None,
-        pixels: Pixels | None = None,
+        pixels: PixelsConfig = IMAGENET,
         stages: Sequence[str] = (),
         images: Tensor | None = None,
         divisor: int | None = None,
@@ -151,12 +119,12 @@ class Adapter(Network):
             raise NacreError(
                 f"background={background}: the network has {self.layers.num_classes} channels"
             )
-        self._register_pixels(pixels or Pixels())
+        self._register_pixels(pixels)
         self.upsamples = False
         self.upsamples, side = self._watch(images)
         self.stride = round(images.shape[-1] / side)
 
-    def _register_pixels(self, pixels: Pixels) -> None:
+    def _register_pixels(self, pixels: PixelsConfig) -> None:
         mean, std = torch.tensor(pixels.mean or (0.0, 0.0, 0.0)), torch.tensor(pixels.std)
         scale = torch.ones(3) if pixels.mean is None else 1 / (255 * std)
         shift = torch.zeros(3) if pixels.mean is None else -mean / std
@@ -296,29 +264,17 @@ class Adapter(Network):
 
     def _stages(self, found: dict[str, Tensor], size: tuple[int, int]) -> tuple[Tensor, ...]:
         """Return the ledger's maps as N,C,h,w."""
-        assert self.ledger is not None
-        maps = []
-        for name, stride in zip(self._maps, self.ledger.grid.strides, strict=True):
-            value = found[name]
-            if value.ndim == 3:  # tokens; those of the whole image come first
-                high, wide = size[0] // stride, size[1] // stride
-                tokens = value[:, value.shape[1] - high * wide :].transpose(1, 2)
-                value = tokens.reshape(*tokens.shape[:2], high, wide)
-            maps.append(value.float())
-        return tuple(maps)
+        maps = [as_map(found[name], size) for name in self._maps]
+        assert None not in maps, "`add_ledger` takes maps alone"
+        return tuple(one.float() for one in maps if one is not None)
 
     def _fit_size(self, x: Tensor) -> Tensor:
         """Return pixels of a size that the network takes."""
-        height, width = self._fitted(x.shape[-2:])
         if self.fixed_size is not None:
-            return F.interpolate(x, (height, width), mode="bilinear", align_corners=False)
+            return F.interpolate(x, self.fixed_size, mode="bilinear", align_corners=False)
+        height, width = (-(-side // self.divisor) * self.divisor for side in x.shape[-2:])
         bottom, right = height - x.shape[-2], width - x.shape[-1]
         return F.pad(x, (0, right, 0, bottom), mode="replicate") if bottom or right else x
-
-    def _fitted(self, size: Sequence[int]) -> tuple[int, int]:
-        """Return the size that images of a size are brought to."""
-        height, width = (-(-side // self.divisor) * self.divisor for side in size)
-        return self.fixed_size or (height, width)
 
     def grow(
         self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
@@ -396,91 +352,6 @@ class Adapter(Network):
         if self.background is None:
             never = logits.new_full((), NEVER).expand_as(logits[:, :1])
             return torch.cat([never, logits], 1)
-        background = self.background
-        if background == 0:
-            return logits
-        return torch.cat(
-            [
-                logits[:, background : background + 1],
-                logits[:, :background],
-                logits[:, background + 1 :],
-            ],
-            1,
-        )
-
-
-# Feature maps from inside a network, taken by hooks that last for one forward pass: a copy of a
-# network then never reports to the original.
-
-
-@contextlib.contextmanager
-def captured(
-    model: nn.Module, outputs: Iterable[str], inputs: Iterable[str] = ()
-) -> Iterator[dict[str, Tensor]]:
-    """Collect what modules put out and take in while the network runs in this context.
-
-    Args:
-        model: the network.
-        outputs: names of the modules whose output is wanted; the last, if they run several times.
-        inputs: names of the modules whose first input is wanted, under their name with ` input`.
-    """
-    found: dict[str, Tensor] = {}
-    handles = []
-
-    def keep(key: str, value: Any) -> None:
-        tensor = next(tensors_in(value), None)
-        if tensor is not None:
-            found[key] = tensor
-
-    for name in outputs:
-        handles.append(
-            model.get_submodule(name).register_forward_hook(
-                lambda module, args, output, name=name: keep(name, output)
-            )
-        )
-    for name in inputs:
-        handles.append(
-            model.get_submodule(name).register_forward_pre_hook(
-                lambda module, args, name=name: keep(f"{name} input", args)
-            )
-        )
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def check_names(model: nn.Module, names: Sequence[str]) -> None:
-    """Refuse names of modules that the network does not have.
-
-    Raises:
-        NacreError: with the nearest name that it has.
-    """
-    known = [name for name, _ in model.named_modules()]
-    for name in names:
-        if name not in known:
-            raise NacreError(
-                f"{type(model).__name__} has no module {name!r}{did_you_mean(name, known)}"
-            )
-
-
-def as_map(value: Tensor, size: tuple[int, int]) -> Tensor | None:
-    """Return features as N,C,h,w; None if they are no map of the image.
-
-    Args:
-        value: N,C,h,w, or N,L,C as transformers have them, L being the pixels of a map of the
-            image's proportions, perhaps after a token of its own for the whole image.
-        size: of the image.
-    """
-    if value.ndim == 4:
-        return value
-    if value.ndim != 3:
-        return None
-    for extra in (0, 1):
-        length = value.shape[1] - extra
-        height = round(math.sqrt(length * size[0] / size[1]))
-        if height and length % height == 0 and height * size[1] == length // height * size[0]:
-            tokens = value[:, extra:].transpose(1, 2)
-            return tokens.reshape(*tokens.shape[:2], height, length // height)
-    return None
+        b = self.background
+        parts = logits[:, b : b + 1], logits[:, :b], logits[:, b + 1 :]
+        return torch.cat(parts, 1) if b else logits

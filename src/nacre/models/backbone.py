@@ -92,9 +92,6 @@ class Tiny(Backbone):
     keep the variance (`initialize`); before a normalization the scale of a weight does not change
     the output but divides the gradient, so learning is 6 times as quick.
 
-    Args:
-        widths: channels after each of the three halvings of the size.
-        norm: makes the normalization layers.
     """
 
     stride = 8
@@ -103,11 +100,9 @@ class Tiny(Backbone):
     mean = (0.5, 0.5, 0.5)
     std = (0.25, 0.25, 0.25)
 
-    def __init__(
-        self, *, widths: tuple[int, int, int] = (16, 48, 96), norm: NormFactory = ABN
-    ) -> None:
+    def __init__(self, *, norm: NormFactory = ABN) -> None:
         super().__init__()
-        first, second, third = widths
+        first, second, third = 16, 48, 96
         self.channels = third
         self.stages = ((second, 4), (third, 8))
         self.stem = nn.Sequential(

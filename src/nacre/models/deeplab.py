@@ -19,11 +19,10 @@ from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES, TIMM, NormName
 from nacre.models.classifier import Classifier
 from nacre.models.config import DeepLabConfig
-from nacre.models.decoders import AsppDecoder, LightDecoder
+from nacre.models.decoders import DEFAULT_STRIDE, AsppDecoder, LightDecoder, StageGrid
 from nacre.models.ledger import LedgerHead
 from nacre.models.network import Init, Network, Output, Part, Shared
 from nacre.models.norm import ABN, InPlaceABN, NormFactory, fuse_norms_
-from nacre.models.stage_grid import DEFAULT_STRIDE, StageGrid
 from nacre.models.timm_backbone import make_backbone
 from nacre.models.weights import load_backbone
 
@@ -43,6 +42,7 @@ class DeepLab(Network):
     pixel_scale: Tensor
     pixel_shift: Tensor
     ledger: LedgerHead | None
+    takes_maps = True
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from torch import nn
 
 from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models import transformers
-from nacre.models.adapter import Adapter, Pixels
+from nacre.models.adapter import IMAGENET, Adapter
 from nacre.models.config import AdapterConfig, ExternalConfig, ModelConfig, PixelsConfig
 from nacre.models.timm_backbone import check_name
 from nacre.models.weights import hub_file
@@ -34,30 +34,33 @@ def build(
     config: ExternalConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
 ) -> Adapter:
     """Make a network of another library in an adapter."""
-    num_classes = num_outputs(config, classes_per_step)
-    load = load and config.weights != "none"
-    again, pixels = config.model_copy(update={"weights": "none"}), None
-    if config.library == "transformers":
-        model, again, pixels = transformers.build(config, num_classes, load)
-    elif config.library == "smp":
-        model = _make_smp(config, num_classes, load)
-    elif config.library == "torchvision":
-        model = _make_torchvision(config, num_classes, load)
-    else:
-        raise NacreError(
-            "model.library='python' stands in files of networks that were given to nacre.learn in "
-            "Python, and no config can name one"
-        )
+    model, again, pixels = _make(
+        config, num_outputs(config, classes_per_step), load and config.weights != "none"
+    )
     divisor = _SMP_DIVISOR if config.library == "smp" else None
     return adapt(model, again, classes_per_step, pixels=pixels, divisor=divisor)
 
 
 def make(config: ExternalConfig, num_classes: int) -> nn.Module:
     """Make the library's module alone, with random weights and without running it."""
+    model, _, _ = _make(config, num_classes, False)
+    return model
+
+
+def _make(
+    config: ExternalConfig, num_classes: int, load: bool
+) -> tuple[nn.Module, ExternalConfig, PixelsConfig | None]:
+    """Return the library's module, how to build it again, and what it expects of its pixels."""
     if config.library == "transformers":
-        return transformers.make(config, num_classes)
+        return transformers.make(config, num_classes, load)
+    if config.library == "python":
+        raise NacreError(
+            "model.library='python' stands in files of networks that were given to nacre.learn in "
+            "Python, and no config can name one"
+        )
     make_module = _make_smp if config.library == "smp" else _make_torchvision
-    return make_module(config, num_classes, False)
+    again = config.model_copy(update={"weights": "none"})
+    return make_module(config, num_classes, load), again, None
 
 
 def num_outputs(config: AdapterConfig, classes_per_step: Sequence[int]) -> int:
@@ -70,7 +73,7 @@ def adapt(
     config: AdapterConfig,
     classes_per_step: Sequence[int],
     *,
-    pixels: Pixels | None = None,
+    pixels: PixelsConfig | None = None,
     divisor: int | None = None,
 ) -> Adapter:
     """Put a network between nacre's images and outputs, as large as its steps made it.
@@ -85,9 +88,7 @@ def adapt(
     if any(one.is_floating_point() and one.dtype != torch.float32 for one in model.parameters()):
         # Losses and updates are of float32; train.precision computes in half.
         model = model.float()
-    if config.pixels is not None:
-        pixels = Pixels(config.pixels.mean, config.pixels.std)
-    pixels = pixels or Pixels()
+    pixels = config.pixels or pixels or IMAGENET
     adapter = Adapter(
         model,
         background=config.background,
@@ -96,8 +97,7 @@ def adapt(
         stages=config.stages,
         divisor=divisor,
     )
-    found = PixelsConfig(mean=pixels.mean, std=pixels.std)
-    adapter.config = config.model_copy(update={"pixels": found})
+    adapter.config = config.model_copy(update={"pixels": pixels})
     own = config.own_steps(classes_per_step)
     for num_new in own[1:]:
         adapter.grow(num_new, "random")

@@ -1,26 +1,99 @@
-"""Maps inside a network of others that a ledger reads: where the stages of its backbone end.
+"""Maps inside a network of others, taken by hooks: those of named modules, or of stages.
 
-The network runs once and its modules are watched. Of all maps of one size, a stage ends with the
-last that a module nearest to the top puts out: blocks and what is inside them lie deeper. Only what
-runs before the scores counts, and only the backbone where it can be told apart. Where all maps are
-of one size, as in a plain vision transformer, those after one and two thirds of its blocks are read
-too.
+Hooks last for one forward pass, so that a copy of a network never reports to the original.
+
+A ledger reads the maps with which the stages of the backbone end. To find them the network runs
+once and its modules are watched. Of all maps of one size, a stage ends with the last that a module
+nearest to the top puts out: blocks and what is inside them lie deeper. Only what runs before the
+scores counts, and only the backbone where it can be told apart. Where all maps are of one size, as
+in a plain vision transformer, those after one and two thirds of its blocks are read too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from nacre.errors import NacreError
-from nacre.models.probe import tensors_in, undisturbed
+from nacre.errors import NacreError, did_you_mean
+from nacre.models.probe import tensors_in, undisturbed, until_left
 
 FEWEST = 3
 """Maps below which those inside a stage are read too."""
+
+MOST_EXTRA = 5
+"""Tokens of the whole image, a class token and registers, that may come before those of a map."""
+
+
+@contextlib.contextmanager
+def captured(
+    model: nn.Module, outputs: Iterable[str], inputs: Iterable[str] = ()
+) -> Iterator[dict[str, Tensor]]:
+    """Collect what modules put out and take in while the network runs in this context.
+
+    Args:
+        model: the network.
+        outputs: names of the modules whose output is wanted; the last, if they run several times.
+        inputs: names of the modules whose first input is wanted, under their name with ` input`.
+    """
+    found: dict[str, Tensor] = {}
+
+    def keep(key: str, value: Any) -> None:
+        tensor = next(tensors_in(value), None)
+        if tensor is not None:
+            found[key] = tensor
+
+    def keep_output(name: str) -> Any:
+        return lambda module, args, output: keep(name, output)
+
+    def keep_input(name: str) -> Any:
+        return lambda module, args: keep(f"{name} input", args)
+
+    get = model.get_submodule
+    handles = [get(name).register_forward_hook(keep_output(name)) for name in outputs]
+    handles += [get(name).register_forward_pre_hook(keep_input(name)) for name in inputs]
+    with until_left(handles):
+        yield found
+
+
+def check_names(model: nn.Module, names: Sequence[str]) -> None:
+    """Refuse names of modules that the network does not have.
+
+    Raises:
+        NacreError: with the nearest name that it has.
+    """
+    known = [name for name, _ in model.named_modules()]
+    for name in names:
+        if name not in known:
+            raise NacreError(
+                f"{type(model).__name__} has no module {name!r}{did_you_mean(name, known)}"
+            )
+
+
+def as_map(value: Tensor, size: tuple[int, int]) -> Tensor | None:
+    """Return features as N,C,h,w; None if they are no map of the image.
+
+    Args:
+        value: N,C,h,w, or N,L,C as transformers have them, L being the pixels of a map of the
+            image's proportions, perhaps after tokens for the whole image.
+        size: of the image.
+    """
+    if value.ndim == 4:
+        return value
+    if value.ndim != 3:
+        return None
+    for extra in range(min(MOST_EXTRA + 1, value.shape[1])):
+        length = value.shape[1] - extra
+        height = round(math.sqrt(length * size[0] / size[1]))
+        if height and length % height == 0 and height * size[1] == length // height * size[0]:
+            tokens = value[:, extra:].transpose(1, 2)
+            return tokens.reshape(*tokens.shape[:2], height, length // height)
+    return None
 
 
 @dataclass(frozen=True)
@@ -72,12 +145,15 @@ def watch(model: nn.Module, scoring: Sequence[str], images: Tensor) -> list[Foun
     side, ended = images.shape[-1], False
 
     def keep(name: str, value: Any) -> None:
-        stride = None if ended else stride_of(next(tensors_in(value), None), side)
-        if stride is not None:
-            tensor = next(tensors_in(value))
-            channels = tensor.shape[1] if tensor.ndim == 4 else tensor.shape[2]
+        tensor = None if ended else next(tensors_in(value), None)
+        if tensor is None or not tensor.is_floating_point():
+            return
+        one = as_map(tensor, (side, side))
+        if one is None or one.shape[2] != one.shape[3]:
+            return
+        if 2 <= one.shape[2] < side and side % one.shape[2] == 0:
             found.pop(name, None)  # the last run of a module counts
-            found[name] = FoundMap(name, channels, stride)
+            found[name] = FoundMap(name, one.shape[1], side // one.shape[2])
 
     def end(*_: Any) -> None:
         nonlocal ended
@@ -89,30 +165,9 @@ def watch(model: nn.Module, scoring: Sequence[str], images: Tensor) -> list[Foun
             handles.append(
                 module.register_forward_hook(lambda _, args, value, name=name: keep(name, value))
             )
-    try:
-        with undisturbed(model):
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with until_left(handles), undisturbed(model):
+        model(images)
     return list(found.values())
-
-
-def stride_of(value: Tensor | None, side: int) -> int | None:
-    """Return the stride of N,C,h,w or of tokens N,L,C of a square image; None if it is no map.
-
-    Args:
-        value: what a module put out.
-        side: of the image.
-    """
-    if value is None or not value.is_floating_point() or value.ndim not in (3, 4):
-        return None
-    if value.ndim == 4:
-        high, wide = value.shape[2:]
-    else:
-        high = wide = int(value.shape[1] ** 0.5)  # tokens of the whole image come before
-    is_map = high == wide and 2 <= high < side and side % high == 0
-    return side // high if is_map else None
 
 
 def _between(seen: Sequence[FoundMap]) -> list[FoundMap]:

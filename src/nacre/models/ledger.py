@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from nacre.losses.reference import at_least_float32, upsample
 from nacre.models.classifier import Classifier
-from nacre.models.stage_grid import StageGrid
+from nacre.models.decoders import StageGrid
 
 
 class GridHead(nn.Module):

@@ -80,6 +80,7 @@ class Network(nn.Module):
         has_background: whether a channel of its own stands for background; without, the first
             channel is never probable and a pixel that nobody labeled may be any old class.
         ledger: scores maps of the backbone; what it says is added to the logits in eval.
+        takes_maps: whether `forward` takes what `read_maps` returned, as ``kept``.
     """
 
     stride: int
@@ -89,6 +90,7 @@ class Network(nn.Module):
     uses_all_parameters = True
     takes_channels_last = True
     has_background = True
+    takes_maps = False
 
     @property
     @abstractmethod
@@ -132,6 +134,10 @@ class Network(nn.Module):
             shared: which parts.
         """
         return None
+
+    def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return what the decoder reads of the backbone, of images in 0..255."""
+        raise NotImplementedError("of networks with `takes_maps` alone")
 
     @abstractmethod
     def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:

@@ -30,12 +30,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from nacre.errors import NacreError, did_you_mean
 
@@ -133,6 +134,16 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextlib.contextmanager
+def until_left(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks when the context is left."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def example_images(model: nn.Module) -> Tensor:
@@ -249,12 +260,8 @@ class _Probe:
             calls += 1
             return change(value)
 
-        handle = layer.register_forward_hook(hook)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                return self.model(self.images), calls
-        finally:
-            handle.remove()
+        with until_left([layer.register_forward_hook(hook)]), torch.random.fork_rng(devices=[]):
+            return self.model(self.images), calls
 
 
 def gain_of(change: Tensor, shift: Tensor) -> float | None:

@@ -30,6 +30,7 @@ from nacre.models.build import build_network, find_kind, read_model_config
 from nacre.models.config import AdapterConfig, ExternalConfig, ModelConfig
 from nacre.models.external import adapt, check_given, num_outputs
 from nacre.models.network import Network
+from nacre.models.probe import until_left
 
 State = Mapping[str, Tensor]
 
@@ -208,11 +209,8 @@ def _at_most(tensors: int, elements: int | None = None) -> Iterator[None]:
         registration.register_module_buffer_registration_hook(count),
         registration.register_module_module_registration_hook(count),
     ]
-    try:
+    with until_left(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _count(tensors: Any) -> int:

@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,8 +25,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from nacre.errors import NacreError, did_you_mean, shown
-from nacre.models.adapter import Pixels, pixels_of
-from nacre.models.config import ExternalConfig, check_plain
+from nacre.models.config import ExternalConfig, PixelsConfig, check_plain
 from nacre.models.weights import hub_file
 from nacre.utils.io import load_json
 from nacre.utils.system import import_extra
@@ -39,10 +37,10 @@ _NEVER = re.compile(
 )
 
 
-def build(
-    config: ExternalConfig, num_classes: int, load: bool
-) -> tuple[nn.Module, ExternalConfig, Pixels | None]:
-    """Make a network of transformers.
+def make(
+    config: ExternalConfig, num_classes: int, load: bool = False
+) -> tuple[nn.Module, ExternalConfig, PixelsConfig | None]:
+    """Make a network of transformers, with random weights unless they are to be loaded.
 
     Returns:
         The module, how to build it again without files or downloads, and what its processor does
@@ -50,38 +48,23 @@ def build(
     """
     transformers = import_extra("transformers", "hf")
     settings, pixels = _settings(transformers, config)
+    auto, settings.num_labels = transformers.AutoModelForSemanticSegmentation, num_classes
     with _in_one_sentence(config), _quiet(transformers):
-        model = _make(transformers, config, settings, num_classes, load)
+        if load and config.weights == "pretrained":
+            model: nn.Module = auto.from_pretrained(
+                _folder(config.name, *_WEIGHTS),
+                config=settings,
+                ignore_mismatched_sizes=True,
+                trust_remote_code=False,
+            )
+        else:
+            model = auto.from_config(settings, trust_remote_code=False)
     again = {
         "name": settings.model_type,
         "weights": "none",
         "options": _architecture(transformers, settings),
     }
     return model, config.model_copy(update=again), pixels
-
-
-def make(config: ExternalConfig, num_classes: int) -> nn.Module:
-    """Make transformers' module, with random weights."""
-    transformers = import_extra("transformers", "hf")
-    settings, _ = _settings(transformers, config)
-    with _in_one_sentence(config), _quiet(transformers):
-        return _make(transformers, config, settings, num_classes, False)
-
-
-def _make(
-    transformers: Any, config: ExternalConfig, settings: Any, num_classes: int, load: bool
-) -> nn.Module:
-    auto, settings.num_labels = transformers.AutoModelForSemanticSegmentation, num_classes
-    if load and config.weights == "pretrained":
-        model: nn.Module = auto.from_pretrained(
-            _folder(config.name, *_WEIGHTS),
-            config=settings,
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-        )
-        return model
-    model = auto.from_config(settings, trust_remote_code=False)
-    return model
 
 
 def describe_model(model: Any) -> ExternalConfig | None:
@@ -97,14 +80,14 @@ def describe_model(model: Any) -> ExternalConfig | None:
             library="transformers", name=settings.model_type, weights="none", options=options
         )
         with torch.device("meta"):
-            again = make(config, settings.num_labels)
+            again, _, _ = make(config, settings.num_labels)
     except (NacreError, ValidationError):
         return None
     shapes = ({k: v.shape for k, v in one.state_dict().items()} for one in (model, again))
     return config if type(again) is type(model) and next(shapes) == next(shapes) else None
 
 
-def _settings(transformers: Any, config: ExternalConfig) -> tuple[Any, Pixels | None]:
+def _settings(transformers: Any, config: ExternalConfig) -> tuple[Any, PixelsConfig | None]:
     """Return transformers' config of the network, and what its processor does to pixels."""
     options, pixels = config.options, None
     if config.weights not in ("pretrained", "none"):
@@ -154,7 +137,7 @@ def _folder(name: str, *files: str) -> Path:
     raise NacreError(f"model.name={name!r} is neither a model type nor a folder: {problem}")
 
 
-def _pixels(name: str) -> Pixels | None:
+def _pixels(name: str) -> PixelsConfig | None:
     try:
         path = _folder(name, "preprocessor_config.json") / "preprocessor_config.json"
     except NacreError:
@@ -164,7 +147,26 @@ def _pixels(name: str) -> Pixels | None:
     content = load_json(path)
     if not isinstance(content, dict):
         raise NacreError(f"could not read {path}: it holds no mapping")
-    return pixels_of(SimpleNamespace(**content))
+    return pixels_of(content)
+
+
+def pixels_of(processor: Mapping[str, Any]) -> PixelsConfig:
+    """Return what an image processor of these settings does to pixels."""
+    if not processor.get("do_rescale", True):
+        return PixelsConfig(mean=None)
+    if not processor.get("do_normalize", True):
+        return PixelsConfig(mean=(0.0, 0.0, 0.0))
+    found = {key: processor.get(f"image_{key}") for key in ("mean", "std")}
+    try:
+        if found["mean"] is None:
+            raise ValueError("null would be pixels of 0 to 255")
+        return PixelsConfig.model_validate(found)
+    except ValueError as error:
+        raise NacreError(
+            "the image processor says that it normalizes pixels, and its image_mean and image_std, "
+            f"{shown(found['mean'])} and {shown(found['std'])}, are not three numbers each: say it "
+            "by model.pixels"
+        ) from error
 
 
 def _architecture(transformers: Any, settings: Any) -> dict[str, Any]:

@@ -46,7 +46,6 @@ from nacre.utils.system import expand_user, import_extra
 
 # Names of weights
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILE = re.compile(r".*\.(pth|pt|tar|bin|safetensors)", re.IGNORECASE)
 
 
@@ -68,7 +67,7 @@ def find_weights(backbone: str, weights: str) -> Path:
     if weights == "imagenet":
         return _timm_file(backbone) if backbone.startswith(TIMM) else imagenet_file(backbone)
     path = expand_user(Path(weights))
-    if not path.exists() and _HUB_NAME.fullmatch(weights) and not _FILE.fullmatch(weights):
+    if not path.exists() and _REPOSITORY.fullmatch(weights) and not _FILE.fullmatch(weights):
         return hub_file(weights, "model.safetensors")
     return path
 
@@ -255,21 +254,10 @@ def _reason(error: Exception) -> str:
 # What a file holds
 
 
-@dataclass(frozen=True)
-class WeightFile:
-    """The content of a file.
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a .safetensors file, or one written by `torch.save`: tensors by name.
 
-    Attributes:
-        path: where it is.
-        tensors: by the names in the file, without the `module.` of data-parallel training.
-    """
-
-    path: Path
-    tensors: dict[str, Tensor]
-
-
-def read_weights(path: Path) -> WeightFile:
-    """Read a .safetensors file, or one written by `torch.save`.
+    Names come without the `module.` of data-parallel training.
 
     Raises:
         NacreError: the file is not there, is damaged, or holds anything but tensors by name.
@@ -283,7 +271,7 @@ def read_weights(path: Path) -> WeightFile:
         raise NacreError(f"{path} holds no tensors")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
-    return WeightFile(path, tensors)
+    return tensors
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -391,22 +379,23 @@ def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
     """
     if weights == "none":
         return
-    file = read_weights(find_weights(name, weights))
-    form = _recognize(file)
-    state = _rename(file, form, backbone)
+    path = find_weights(name, weights)
+    tensors = read_weights(path)
+    form = _recognize(path, tensors)
+    state = _rename(path, tensors, form, backbone)
     backbone.load_state_dict(convert_norms(backbone, state, from_abn=form.abn))
 
 
-def _recognize(file: WeightFile) -> Form:
+def _recognize(path: Path, tensors: State) -> Form:
     for form in FORMS:
-        if form.sign in file.tensors:
+        if form.sign in tensors:
             return form
-    first = ", ".join(list(file.tensors)[:3])
+    first = ", ".join(list(tensors)[:3])
     known = "; ".join(form.name for form in FORMS)
-    raise NacreError(f"{file.path} holds weights of no known form ({first}, ...); known: {known}")
+    raise NacreError(f"{path} holds weights of no known form ({first}, ...); known: {known}")
 
 
-def _rename(file: WeightFile, form: Form, backbone: Backbone) -> State:
+def _rename(path: Path, tensors: State, form: Form, backbone: Backbone) -> State:
     """Return the file's tensors under the backbone's names.
 
     Raises:
@@ -415,7 +404,7 @@ def _rename(file: WeightFile, form: Form, backbone: Backbone) -> State:
     own = backbone.state_dict()
     state: State = {}
     problems: list[str] = []
-    for name, value in file.tensors.items():
+    for name, value in tensors.items():
         target = form.rename(name)
         if target is None:
             continue
@@ -430,7 +419,7 @@ def _rename(file: WeightFile, form: Form, backbone: Backbone) -> State:
     problems += [f"missing {name}" for name in own if name not in state]
     if problems:
         raise NacreError(
-            f"{file.path} ({form.name}) does not fit the network, nothing was loaded: "
+            f"{path} ({form.name}) does not fit the network, nothing was loaded: "
             + "; ".join(problems)
         )
     return state

@@ -11,10 +11,15 @@ from nacre.evaluation.predictor import whole_predictor
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.learn import open_folders, open_tests
-from nacre.runs.learn_config import LearnConfig, resolve_learn_config
-from nacre.runs.learn_tests import Tester, class_ious, mean_ious
+from nacre.runs.learn_tests import LearnTests, class_ious, mean_ious
 from nacre.runs.run import ScenarioTests, open_scenario
-from nacre.training.config import deep_merge, parse_assignment, resolve_config
+from nacre.training.config import (
+    LearnConfig,
+    RunConfig,
+    deep_merge,
+    parse_assignment,
+    resolve,
+)
 from nacre.utils.distributed import init_distributed
 
 
@@ -29,6 +34,15 @@ def _check_classes(path: Path, known: list[str], data: ScenarioData, step: int) 
     data.check_tests(step + 1)
 
 
+def _changed(
+    config: dict[str, Any], values: dict[str, Any], assignments: Sequence[str]
+) -> dict[str, Any]:
+    """Return a model's config with what is given over it."""
+    for one in (values, *map(parse_assignment, assignments)):
+        config = deep_merge(config, one)
+    return config
+
+
 def evaluate_checkpoint(
     path: Path, values: dict[str, Any], assignments: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -36,10 +50,7 @@ def evaluate_checkpoint(
     network, info, _ = load_model(find_model(path))
     if "scenario" not in info.config:
         return _evaluate_on_folders(network, info, values, assignments)
-    changed = deep_merge(info.config, values)
-    for text in assignments:
-        changed = deep_merge(changed, parse_assignment(text))
-    config = resolve_config(changed)
+    config = resolve(RunConfig, _changed(info.config, values, assignments))
     data = open_scenario(config)
     dist = init_distributed(config.train.device)
     step = len(info.steps) - 1
@@ -51,13 +62,10 @@ def _evaluate_on_folders(
     network: Network, info: ModelInfo, values: dict[str, Any], assignments: Sequence[str]
 ) -> dict[str, Any]:
     """Test a model of `nacre learn` on its own test images, or on another folder's."""
-    changed = dict(info.config)
-    for text in assignments:
-        changed = deep_merge(changed, parse_assignment(text))
     root = values.get("data", {}).get("root")
-    if root is not None:
-        changed |= {"data": [root], "tests": [], "rename": {}}
-    config = resolve_learn_config(changed)
+    other = {} if root is None else {"data": [root], "tests": []}
+    kept = {**info.config, "rename": {}} if other else info.config
+    config = resolve(LearnConfig, _changed(kept, other, assignments))
     own = config.data if root is None else ()
     tested = config.tests if root is None else config.data
     return _evaluate_with(config, network, info, own, tested)
@@ -73,7 +81,7 @@ def evaluate_on_folder(network: Network, info: ModelInfo, folder: Path) -> dict[
     seen = {"eval_mode": info.predict_mode, "crop_size": info.crop}
     place = {"device": next(network.parameters()).device.type}
     changed = deep_merge(kept, {"images": seen, "train": place})
-    config = resolve_learn_config({**changed, "data": [str(folder)]})
+    config = resolve(LearnConfig, {**changed, "data": [str(folder)]})
     return _evaluate_with(config, network, info, (), config.data)
 
 
@@ -93,7 +101,7 @@ def _evaluate_with(
     )
     dist = init_distributed(config.train.device)
     predictor = whole_predictor(network.to(dist.device), config.images)
-    tests = Tester(data, config, dist).compare(predictor, channels, None).after
+    tests = LearnTests(data, config, dist).compare(predictor, channels, None).after
     if not tests:
         named = sorted({name for one in (*sets, *given) for name in one.names.values()})
         raise NacreError(

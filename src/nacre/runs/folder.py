@@ -24,10 +24,9 @@ import shlex
 import sys
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,84 +35,55 @@ from pydantic import BaseModel
 
 from nacre.errors import NacreError
 from nacre.models.io import FIRST_MODEL
-from nacre.runs.learn_config import LearnConfig, resolve_learn_config
-from nacre.runs.records import (
-    Fingerprint,
-    LearnFingerprint,
-    LearnMetrics,
-    Record,
-    Starts,
-    StepMetrics,
-)
-from nacre.training.config import Recipe, RunConfig, differences, resolve_config
+from nacre.runs.records import Fingerprint, LearnFingerprint, LearnMetrics, Starts, StepMetrics
+from nacre.training.config import LearnConfig, Recipe, RunConfig, differences, resolve
 from nacre.utils.config import read_yaml, result_values
 from nacre.utils.distributed import Distributed
 from nacre.utils.io import LOCK_NAME, locked, remove_temporaries, save_json, save_text
 from nacre.version import __version__
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The paths of a run's files."""
+    """The files of a run.
 
-    fingerprint_type: ClassVar[type[Record]] = Fingerprint
-    metrics_type: ClassVar[type[Record]] = StepMetrics
-    keeps_first: ClassVar[bool] = False
-    """True if a model usable before the first update is kept until the step has one."""
-    path: Path
+    Args:
+        path: The folder.
+        one_step: Whether it is of `nacre learn`: model and metrics lie in the folder itself.
+    """
 
-    @property
-    def config(self) -> Path:
-        """The resolved config."""
-        return self.path / "config.yaml"
+    def __init__(self, path: Path, *, one_step: bool = False) -> None:
+        self.path, self.one_step = path, one_step
+        self.config = path / "config.yaml"
+        self.starts = path / "run.json"
+        self.events = path / "events.jsonl"
+        self.metrics = path / "metrics.json"
+        self.fingerprint = path / "facts.json"
+        self.exemplars = path / "exemplars.csv"
+        self.resume = path / "resume.safetensors"
+        self.before = path / "before.npz"
+        self.first_model = path / FIRST_MODEL
 
-    @property
-    def resume(self) -> Path:
-        """The state in the middle of a step."""
-        return self.path / "resume.safetensors"
-
-    @property
-    def events(self) -> Path:
-        """The events, one per line."""
-        return self.path / "events.jsonl"
-
-    @property
-    def starts(self) -> Path:
-        """Every start of the run."""
-        return self.path / "run.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The summary of all steps."""
-        return self.path / "metrics.json"
+    def place(self, step: int) -> Path:
+        """Return the folder of a step's model and metrics."""
+        return self.path if self.one_step else self.path / f"step-{step}"
 
     def model(self, step: int) -> Path:
         """Return the file of the network after a step."""
-        return self.path / f"step-{step}" / "model.safetensors"
+        return self.place(step) / "model.safetensors"
 
     def step_metrics(self, step: int) -> Path:
         """Return the file of the test figures after a step."""
-        return self.path / f"step-{step}" / "metrics.json"
+        return self.place(step) / "metrics.json"
 
-    @property
-    def fingerprint(self) -> Path:
-        """The classes and the images that they are learned from and tested on."""
-        return self.path / "facts.json"
-
-    @property
-    def exemplars(self) -> Path:
-        """The old images that each step learns from, where some are kept."""
-        return self.path / "exemplars.csv"
+    def _models(self) -> list[Path]:
+        places = [self.path] if self.one_step else sorted(self.path.glob("step-*"))
+        files = (place / "model.safetensors" for place in places)
+        return [file for file in files if file.exists()]
 
     @property
     def nothing_learned(self) -> bool:
         """True if no step and no part of one is there yet."""
-        return not self.resume.exists() and not any(self.path.glob("step-*/model.safetensors"))
-
-    @property
-    def first_model(self) -> Path:
-        """The network before its first update, where it is of use by then."""
-        return self.path / FIRST_MODEL
+        return not self.resume.exists() and not self._models()
 
     def remove_first(self) -> None:
         """Remove the network before its first update."""
@@ -127,34 +97,21 @@ class RunFolder:
     def sight(self) -> str:
         """Return what tells the folder, as a process sees it, from every other folder."""
         parts = [path.read_bytes() for path in (self.config, self.starts) if path.exists()]
-        models = sorted(self.path.glob("step-*/model.safetensors"))
-        parts += [str(path.relative_to(self.path)).encode() for path in models]
+        parts += [str(path.relative_to(self.path)).encode() for path in self._models()]
         return hashlib.sha256(b"\0".join([*parts, b"resume" * self.resume.exists()])).hexdigest()
 
     def tidy(self) -> None:
-        """Remove the half-written files that killed processes left."""
-        places = [self.path, *self.path.glob("step-*")] if self.config.exists() else [self.path]
-        names = ["config.yaml"]
+        """Remove what killed processes left half-written, and the way to a model that is there."""
+        names = [self.config.name]
         if self.config.exists():
-            files = (
-                self.fingerprint,
-                self.exemplars,
-                self.starts,
-                self.events,
-                self.metrics,
-                self.resume,
-            )
-            names += [*(file.name for file in files), "model.json", "model.safetensors"]
-        for place in places:
+            files = (self.fingerprint, self.exemplars, self.starts, self.events, self.metrics)
+            names += [file.name for file in (*files, self.resume, self.before, self.first_model)]
+            names += ["model.json", "model.safetensors"]
+        for place in (self.path, *self.path.glob("step-*")):
             remove_temporaries(place, names)
-
-    def saved_config(self) -> Recipe:
-        """Return the config that the folder holds."""
-        return read_config(self.path)
-
-    def changed_data(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-        """List where classes or images are not those that the folder began with."""
-        return _changed_data(before, now)
+        if self.one_step and self._models():
+            self.resume.unlink(missing_ok=True)
+            self.remove_first()
 
     def bind_config(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
         """Make the folder this config's, or refuse if it is another's.
@@ -178,20 +135,20 @@ class RunFolder:
 
     def check_kind(self, content: dict[str, Any]) -> None:
         """Refuse the folder of another command, whether or not something was learned there."""
-        if "scenario" not in content:
-            raise NacreError(
-                f"{self.path} holds a step of `nacre learn`, not a run of a scenario; choose "
-                "another folder"
-            )
+        kinds = ("a run of a scenario", "a step of `nacre learn`")
+        if ("scenario" in content) == self.one_step:
+            held, wanted = kinds if self.one_step else reversed(kinds)
+            raise NacreError(f"{self.path} holds {held}, not {wanted}; choose another folder")
 
     def check_same(self, config: Recipe, fingerprint: dict[str, Any]) -> None:
         """Refuse a folder in which another config or other data were learned."""
         if self.nothing_learned:
             return
-        changed = differences(result_values(self.saved_config()), result_values(config))
+        saved = read_learn_config(self.path) if self.one_step else read_config(self.path)
+        changed = differences(result_values(saved), result_values(config))
         if self.fingerprint.exists():
-            before = self.fingerprint_type.load(self.fingerprint).plain()
-            changed += self.changed_data(before, fingerprint)
+            kind = LearnFingerprint if self.one_step else Fingerprint
+            changed += _changed_data(kind.load(self.fingerprint).plain(), fingerprint)
         if changed:
             raise NacreError(
                 f"{self.path} holds a run with another config ({'; '.join(changed)}); "
@@ -209,73 +166,13 @@ class RunFolder:
 
     def metrics_of(self, step: int) -> dict[str, Any]:
         """Return how the network tests after a step, checked."""
-        return self.metrics_type.load(self.step_metrics(step)).plain()
+        kind = LearnMetrics if self.one_step else StepMetrics
+        return kind.load(self.step_metrics(step)).plain()
 
     def append_start(self, values: dict[str, Any]) -> None:
         """Add this start to run.json."""
         starts = Starts.load(self.starts).plain()["starts"] if self.starts.exists() else []
         save_json(self.starts, {"starts": [*starts, {**_versions(), **values}]})
-
-
-class LearnFolder(RunFolder):
-    """The folder of `nacre learn`: one step, so its model and metrics lie in the folder itself."""
-
-    fingerprint_type = LearnFingerprint
-    metrics_type = LearnMetrics
-    keeps_first = True
-
-    def model(self, step: int) -> Path:
-        """Return the file of the network after the step."""
-        return self.path / "model.safetensors"
-
-    def step_metrics(self, step: int) -> Path:
-        """Return the file of the test figures after the step."""
-        return self.path / "metrics.json"
-
-    @property
-    def before(self) -> Path:
-        """The start model's class maps of the test images."""
-        return self.path / "before.npz"
-
-    @property
-    def nothing_learned(self) -> bool:
-        """True if neither a model nor a part of the way to one is there yet."""
-        return not self.resume.exists() and not self.model(0).exists()
-
-    def tidy(self) -> None:
-        """Remove what killed processes left, and the way to a model that is there."""
-        super().tidy()
-        if self.config.exists():
-            remove_temporaries(self.path, [self.before.name, self.first_model.name])
-        if self.model(0).exists():
-            self.resume.unlink(missing_ok=True)
-            self.remove_first()
-
-    def check_kind(self, content: dict[str, Any]) -> None:
-        """Refuse the folder of another command, whether or not something was learned there."""
-        if "scenario" in content:
-            raise NacreError(
-                f"{self.path} holds a run of a scenario, not a step of `nacre learn`; choose "
-                "another --out"
-            )
-
-    def saved_config(self) -> LearnConfig:
-        """Return the config that the folder holds."""
-        return read_learn_config(self.path)
-
-    def changed_data(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-        """List where the start model, classes or images are not those it began with."""
-        changed = differences(
-            {key: before.get(key) for key in ("start", "known", "new")},
-            {key: now.get(key) for key in ("start", "known", "new")},
-        )
-        for kind in ("data", "tests"):
-            have = {one["name"]: one for one in before.get(kind, ())}
-            want = {one["name"]: one for one in now.get(kind, ())}
-            for name in sorted({*have, *want}):
-                if have.get(name) != want.get(name):
-                    changed.append(f"what {name} holds: other images or classes than before")
-        return changed
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -293,22 +190,33 @@ def read_plain_config(folder: Path) -> dict[str, Any]:
 
 
 def _changed_data(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List where the classes or images of a run are not those that it began with."""
-    if len(before["steps"]) != len(now["steps"]):
-        return [f"steps: {len(before['steps'])} -> {len(now['steps'])}"]
-    changed = differences({"background": before["background"]}, {"background": now["background"]})
-    for step, (one, other) in enumerate(zip(before["steps"], now["steps"], strict=True)):
-        if list(one["classes"].items()) != list(other["classes"].items()):
-            names = [", ".join(these["classes"].values()) for these in (one, other)]
-            changed.append(f"classes of step {step}: {names[0]} -> {names[1]}")
-        elif one["sha256"] != other["sha256"]:
-            counts = f"{one['images']} -> {other['images']}"
-            changed.append(f"images of step {step}: other ones ({counts})")
-    for step, (one, other) in enumerate(zip(before["tests"], now["tests"], strict=True)):
-        if one["sha256"] != other["sha256"]:
-            counts = f"{one['images']} -> {other['images']}"
-            changed.append(f"test images of step {step}: other ones ({counts})")
+    """List where start model, classes or images are not those that a folder began with."""
+    old, new = _facts(before), _facts(now)
+    changed = []
+    for name in dict.fromkeys([*old, *new]):
+        was, now_is = old.get(name, "none"), new.get(name, "none")
+        if was == now_is:
+            continue
+        if isinstance(was, dict) and isinstance(now_is, dict):
+            counts = [one.get("images") for one in (was, now_is)]
+            several = "other images or classes than before"
+            text = several if None in counts else f"other ones ({counts[0]} -> {counts[1]})"
+        else:
+            text = f"{was} -> {now_is}"
+        changed.append(f"{name}: {text}")
     return changed
+
+
+def _facts(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a fingerprint under names for people."""
+    facts = {key: fingerprint.get(key, "none") for key in ("background", "start", "known", "new")}
+    for step, one in enumerate(fingerprint.get("steps", ())):
+        facts[f"classes of step {step}"] = ", ".join(map(" ".join, one["classes"].items()))
+        facts[f"images of step {step}"] = {key: one[key] for key in ("images", "sha256")}
+    for step, one in enumerate([*fingerprint.get("data", ()), *fingerprint["tests"]]):
+        is_folder = "name" in one
+        facts[f"what {one['name']} holds" if is_folder else f"test images of step {step}"] = one
+    return facts
 
 
 def with_absolute_paths(config: BaseModel) -> dict[str, Any]:
@@ -328,14 +236,14 @@ def read_config(folder: Path) -> RunConfig:
     """Read the config of a run."""
     content = read_plain_config(folder)
     RunFolder(folder).check_kind(content)
-    return resolve_config(content)
+    return resolve(RunConfig, content)
 
 
 def read_learn_config(folder: Path) -> LearnConfig:
     """Read the config of a folder of `nacre learn`."""
     content = read_plain_config(folder)
-    LearnFolder(folder).check_kind(content)
-    return resolve_learn_config(content)
+    RunFolder(folder, one_step=True).check_kind(content)
+    return resolve(LearnConfig, content)
 
 
 def _versions() -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """`nacre learn`: one step for a model that exists, or the first one, in a folder of its own.
 
+    config = learn_config(overrides={"data": ["birds"], "start": "models/pets"})
+    metrics = learn_in_folder(open_step(config), Path("models/birds"))
+
 Calling it again on the same folder goes on where it stopped. Nothing but the start model and the
 new data is read: neither an old image nor an old label.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +27,15 @@ from nacre.data.sources.folder import FolderConfig
 from nacre.errors import NacreError, did_you_mean
 from nacre.labels.channels import Channels
 from nacre.methods import Step, find_method, find_row
-from nacre.models.io import find_model, load_model
-from nacre.runs.folder import LearnFolder
-from nacre.runs.learn_config import (
-    LearnConfig,
-    build_learn_config,
-    check_said,
-    ground_of,
-)
+from nacre.models.build import is_own_network
+from nacre.models.io import find_model, load_model, read_info
+from nacre.runs.folder import RunFolder
 from nacre.runs.learn_tests import LearnTests
 from nacre.runs.run import step_sampler
-from nacre.runs.steps import Metrics, Start, run_steps
-from nacre.training.automatic import Choice, choose, look_at
-from nacre.training.config import read_section, read_written
+from nacre.runs.steps import Metrics, begin_from, run_steps
+from nacre.training.config import LearnConfig, build, read_written, resolve
 from nacre.training.events import Observer
+from nacre.training.presets import fit_to
 from nacre.training.step import FEWEST_TO_HOLD_OUT
 from nacre.utils.device import choose_device
 from nacre.utils.distributed import explain_lost_process, init_distributed
@@ -47,175 +45,153 @@ EVERY = ":all"
 """What a folder's name ends in if its training images are to be tested, too."""
 
 
-def find_start(path: Path | None, network: nn.Module | None = None) -> Start | None:
-    """Find the model that a user means: a model file, a step's or a run's folder.
-
-    Args:
-        path: Where it is; None if nothing is continued.
-        network: What it was learned from, if its file alone cannot build it.
-    """
-    if path is None:
-        return None
-    file = find_model(path)
-    loaded, info, _ = load_model(file, network=network)
-    return Start(file, info, network, "backbone" in loaded.gives)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A step that is about to be learned: its config, and why it is as it is.
-
-    Attributes:
-        config: What is learned, and how.
-        start: The model that is continued, if there is one.
-        how: By which method it is continued, and what of it does not change.
-        reasons: Why the config is as it is, where nobody said otherwise.
-    """
-
-    config: LearnConfig
-    start: Start | None
-    how: str
-    reasons: tuple[str, ...]
-
-    def step(self) -> Step:
-        """Open the data; return the step."""
-        config, start = self.config, self.start
-        dist = init_distributed(config.train.device)
-        before = start.info.channels if start else None
-        with explain_lost_process(dist):
-            # The main process reads the index first, the others then find it.
-            dist.on_main(lambda: bool(open_learn_data(config, before)))
-            data = open_learn_data(config, before)
-        # A merged model was made by more steps than have channels of their own.
-        index = max(len(start.info.steps), len(start.info.lineage)) if start else 0
-        images, shares = data.train_dataset(), batch_shares(config, data)
-        sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size, shares)
-        entry = {
-            "step": index,
-            "classes": list(data.new),
-            "images": len(images),
-            "data": [one.name for one in data.sets],
-            "folder_images": [len(one) for one in images.folders],
-            "hidden": {one.name: data.training_mapping(one).hidden for one in data.sets},
-            "method": config.method.name,
-            "iterations": sampler.iterations,
-            "when": "",
-            "nacre": __version__,
-        }
-        return Step(
-            index=index,
-            channels=data.channels,
-            growth=data.growth,
-            data=images,
-            sampler=sampler,
-            config=config,
-            dist=dist,
-            tests=LearnTests(data, config, start),
-            entry=entry,
-            history=start.info.lineage if start else (),
-        )
-
-    def learn(
-        self,
-        out: Path,
-        *,
-        step: Step | None = None,
-        observers: Iterable[Observer] = (),
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Metrics:
-        """Learn the step in a folder and test it, each unless that was done; return its metrics.
-
-        Args:
-            out: The folder.
-            step: What `step` returned.
-            observers: Receive the events.
-            should_stop: Whether the user wants to stop.
-        """
-        step, folder = step or self.step(), LearnFolder(out)
-        data: LearnData = step.tests.data
-        step.tests.path, step.should_stop = folder.before, should_stop
-        fingerprint = self.start.fingerprint() if self.start else None
-        (metrics,) = run_steps(
-            [step],
-            folder,
-            about=", ".join(one.name for one in data.sets),
-            fingerprint={"start": fingerprint, **data.fingerprint()},
-            start=self.start,
-            observers=observers,
-        )
-        return metrics
-
-
-def plan_learning(
-    data: Sequence[Path],
-    start: Start | None,
+def learn_config(
     *,
-    tests: Sequence[Path] = (),
     preset: str | None = None,
     file: Path | None = None,
     assignments: Iterable[str] = (),
-    values: Mapping[str, Any],
-) -> Plan:
-    """Put together what a step is learned with, from what fits the machine and what is given."""
-    overrides = {
-        **values,
-        "data": [str(path) for path in data],
-        "tests": [str(path) for path in tests],
-        "start": str(start.path) if start else None,
+    overrides: Mapping[str, Any],
+    network: nn.Module | None = None,
+) -> LearnConfig:
+    """Build the config of a step from what fits the machine and what is given.
+
+    Args:
+        preset: Instead of what fits the machine.
+        file: A YAML file.
+        assignments: Of the option --set.
+        overrides: Named options, such as `data` and `start`.
+        network: What the start model was learned from, if its file alone cannot build it.
+    """
+    written = read_written(file, overrides, assignments)
+    if not written.get("data"):
+        raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
+    given = resolve(LearnConfig, {key: written.get(key) for key in ("data", "start")})
+    info, has_backbone = None, True
+    if given.start is not None:
+        start = find_model(given.start)
+        written, info = {**written, "start": str(start)}, read_info(start)
+        if not is_own_network(info.model):
+            has_backbone = "backbone" in load_model(start, network=network)[0].gives
+    num_images = sum(len(source.index("train")) for _, source in open_folders(given.data))
+    fit = fit_to(choose_device("auto"), num_images, has_backbone=has_backbone)
+    return build(LearnConfig, written, preset=preset, start=info, fit=fit)
+
+
+def open_step(config: LearnConfig, network: nn.Module | None = None) -> Step:
+    """Open the data of a step and the model that it continues; return the step.
+
+    Args:
+        config: What is learned, and how.
+        network: What the start model was learned from, if its file alone cannot build it.
+    """
+    dist = init_distributed(config.train.device)
+    info = read_info(config.start) if config.start else None
+    before = info.channels if info else None
+    with explain_lost_process(dist):
+        # The main process reads the index first, the others then find it.
+        dist.on_main(lambda: bool(open_learn_data(config, before)))
+        data = open_learn_data(config, before)
+    # A merged model was made by more steps than have channels of their own.
+    index = max(len(info.steps), len(info.lineage)) if info else 0
+    images, shares = data.train_dataset(), batch_shares(config, data)
+    sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size, shares)
+    entry = {
+        "step": index,
+        "classes": list(data.new),
+        "images": len(images),
+        "data": [one.name for one in data.sets],
+        "folder_images": [len(one) for one in images.folders],
+        "hidden": {one.name: data.training_mapping(one).hidden for one in data.sets},
+        "method": config.method.name,
+        "iterations": sampler.iterations,
+        "when": "",
+        "nacre": __version__,
     }
-    num_images = sum(len(source.index("train")) for _, source in open_folders(data))
-    written = read_written(file, assignments, overrides, check_said)
-    choice = choose(
-        look_at(choose_device("auto")),
-        num_images,
-        ground_of(start.info.model if start else None, read_section(written, "model")),
-        has_backbone=start is None or start.has_backbone,
+    step = Step(
+        index=index,
+        channels=data.channels,
+        growth=data.growth,
+        data=images,
+        sampler=sampler,
+        config=config,
+        dist=dist,
+        tests=LearnTests(data, config, dist, info),
+        entry=entry,
+        history=info.lineage if info else (),
     )
-    config = build_learn_config(
-        start=start.info if start else None, automatic=choice, written=written, preset=preset
+    if config.start is not None:
+        begin_from(step, config.start, network)
+    return step
+
+
+def learn_in_folder(
+    step: Step,
+    out: Path,
+    *,
+    observers: Iterable[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Metrics:
+    """Learn a step in a folder and test it, each unless that was done; return its metrics.
+
+    Args:
+        step: What `open_step` returned.
+        out: The folder.
+        observers: Receive the events.
+        should_stop: Whether the user wants to stop.
+    """
+    folder, start = RunFolder(out, one_step=True), step.config.start
+    data: LearnData = step.tests.data
+    step.tests.path, step.should_stop = folder.before, should_stop
+    digest = hashlib.sha256(start.read_bytes()).hexdigest() if start else None
+    (metrics,) = run_steps(
+        [step],
+        folder,
+        about=", ".join(one.name for one in data.sets),
+        fingerprint={"start": digest, **data.fingerprint()},
+        observers=observers,
     )
-    reasons = _reasons(config, num_images, None if preset else choice)
-    return Plan(config, start, _how(config) if start else "", reasons)
+    return metrics
 
 
-def _reasons(config: LearnConfig, num_images: int, choice: Choice | None) -> tuple[str, ...]:
-    """Return why the config is as it is; a person's own values need no reasons."""
-    reasons: tuple[str, ...] = choice.reasons if choice and _was_taken(choice, config) else ()
-    kind = find_method(config.method.name)
-    # The last reason says how many updates are made.
-    if not kind.learns_by_gradient:
-        reasons = (*reasons[:-1], "one pass over the images, without an update")
-    elif kind.holds_out and num_images < FEWEST_TO_HOLD_OUT:
-        few = f"without updates of its decoder, which fewer than {FEWEST_TO_HOLD_OUT} cannot judge"
-        reasons = (*reasons[:-1], f"the ledger in one pass over the images, {few}")
-    elif kind.holds_out and reasons:
-        first = "first the ledger in one pass over the images, then its decoder"
-        kept = "kept if they gain on held-out images"
-        reasons = (*reasons[:-1], f"{first}: {reasons[-1]}; {kept}")
-    return reasons
+def describe(step: Step) -> list[str]:
+    """Return lines about how a step is learned: by which method, on what network, how long."""
+    config: LearnConfig = step.config
+    return [_method_line(config), _network_line(config, step.dist.device.type), _length_line(step)]
 
 
-def _how(config: LearnConfig) -> str:
-    """Return by which method a model is continued, and what of it does not change."""
-    method = config.method
+def _method_line(config: LearnConfig) -> str:
+    method, title = config.method, find_row(config.method.name).title
     always = ["backbone"] if method.freeze_step_0 and "backbone" not in method.freeze else []
-    kept = [one.replace("_", " ") for one in (*always, *method.freeze)]
+    kept = [one.replace("_", " ") for one in (*always, *method.freeze)] if config.start else []
     named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
     stays = f"; {named} {'stay' if kept[1:] else 'stays'} as before" if kept else ""
-    name = config.method.name
-    return f"learned by {find_row(name).title}{stays}"
+    return f"learned by {title}{stays}"
 
 
-def _was_taken(choice: Choice, config: LearnConfig) -> bool:
-    """Return whether what was chosen is what is done: a person's own values need no reasons."""
-    plain = config.to_dict()
-    sections = {name: values for name, values in choice.values.items() if name != "method"}
-    # Of what is frozen `how` speaks.
-    return all(
-        plain[name].get(key) == value
-        for name, values in sections.items()
-        for key, value in values.items()
-    )
+def _network_line(config: LearnConfig, device: str) -> str:
+    model, crop = config.model, config.images.crop_size
+    network = "the start model's network"
+    if config.start is None:
+        weights = {"none": "random weights", "imagenet": "ImageNet's weights"}
+        network = f"{getattr(model, 'backbone', model.kind)} from "
+        network += weights.get(model.weights, f"the weights {model.weights}")
+    return f"{network}, crops of {crop} pixels, batches of {config.train.batch_size} on {device}"
+
+
+def _length_line(step: Step) -> str:
+    kind, count = find_method(step.config.method.name), step.num_images
+    if not kind.learns_by_gradient:
+        return "one pass over the images, without an update"
+    if kind.holds_out and count < FEWEST_TO_HOLD_OUT:
+        few = f"without updates of its decoder, which fewer than {FEWEST_TO_HOLD_OUT} cannot judge"
+        return f"the ledger in one pass over the images, {few}"
+    times = step.iterations * step.sampler.batch_size / max(1, count)
+    length = f"{step.iterations:,} updates, each of the {count:,} images about {times:.0f} times"
+    length += " (--set train.iterations=… for another length)"
+    if kind.holds_out:
+        first = "first the ledger in one pass over the images, then its decoder"
+        return f"{first}: {length}; kept if they gain on held-out images"
+    return length
 
 
 def open_tests(paths: Sequence[Path], rename: Mapping[str, str]) -> list[LabeledSet]:

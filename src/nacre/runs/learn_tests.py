@@ -12,7 +12,7 @@ images is still seen: the IoU of the two models' class maps.
 import io
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nacre.data.dataset import EvalDataset
-from nacre.data.learn_data import LabeledSet, LearnData
+from nacre.data.learn_data import LabeledSet, LearnData, SeenPart
 from nacre.errors import NacreError
 from nacre.evaluation.confusion import ConfusionMatrix, iou, iou_by_class, mean_of
 from nacre.evaluation.evaluate import Metric, evaluate
@@ -32,8 +32,7 @@ from nacre.labels.channels import Channels, ignore_value
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import BACKGROUND
 from nacre.methods import Step
-from nacre.models.io import load_model
-from nacre.runs.steps import Start
+from nacre.models.io import ModelInfo
 from nacre.training.config import Recipe
 from nacre.training.events import ImagesTested
 from nacre.training.step import batches_to_test
@@ -125,33 +124,40 @@ class LearnTests:
     Attributes:
         data: The step's.
         config: Its config.
-        start: The model that is continued, if there is one.
+        dist: Who computes.
+        start: What the file of the model that is continued says, if there is one.
         path: Where the start model's class maps are.
+        on_images: Called with the number of images of each batch.
+        should_stop: Whether the user wants to stop.
     """
 
     data: LearnData
     config: Recipe
-    start: Start | None = None
+    dist: Distributed
+    start: ModelInfo | None = None
     path: Path = Path()
+    on_images: OnImages = lambda count: None
+    should_stop: Callable[[], bool] = lambda: False
 
     def prepare(self, step: Step) -> None:
         """Store what the start model says of the test images, unless that was done before."""
-        if self.start is None or step.dist.from_main(self.path.exists()):
+        if self.start is None or self.dist.from_main(self.path.exists()):
             return
-        network, info, _ = load_model(self.start.path, step.dist.device, self.start.network)
-        images = self.config.images
+        info, images = self.start, self.config.images
         mirror = info.mirror if images.mirror == "auto" else images.mirror
         edges = info.edges if images.edges == "auto" else images.edges
-        predictor = replace(model_predictor(network, info), mirror=mirror, edges=edges)
-        maps = self._tester(step, only_tests=False).class_maps(predictor)
-        step.dist.on_main(lambda: save_maps(self.path, maps))
+        predictor = replace(model_predictor(step.network, info), mirror=mirror, edges=edges)
+        self._watch(step, self.data.seen_parts())
+        maps = self.class_maps(predictor)
+        self.dist.on_main(lambda: save_maps(self.path, maps))
 
     def measure(self, step: Step) -> dict[str, Any]:
         """Test the network after a step beside what the start model said."""
         before = open_maps(self.path) if self.start else None
         predictor = whole_predictor(step.network, step.config.images)
-        tester = self._tester(step, only_tests=before is None)
-        found = tester.compare(predictor, step.channels, before)
+        parts = self.data.seen_parts()
+        self._watch(step, (one for one in parts if one.is_test or self.start))
+        found = self.compare(predictor, step.channels, before)
         iou, iou_before = class_ious(found.after), class_ious(found.before)
         agreement = found.agreement["iou"] if found.agreement else None
         return {
@@ -169,34 +175,14 @@ class LearnTests:
             "conventions": step.config.measured_under(),
         }
 
-    def _tester(self, step: Step, *, only_tests: bool) -> "Tester":
-        total = Tester(self.data, self.config, step.dist).num_images(only_tests=only_tests)
+    def _watch(self, step: Step, parts: Iterable[SeenPart]) -> None:
+        """Report images that are tested to a step's observers, and stop when it does."""
+        total = sum(len(part.set.index(part.split)) for part in parts)
 
         def on_images(count: int) -> None:
             step.observe(ImagesTested(step.index, count, total))
 
-        return Tester(self.data, self.config, step.dist, on_images, step.should_stop)
-
-
-@dataclass(frozen=True)
-class Tester:
-    """Tests networks on the data of a step.
-
-    Attributes:
-        data: The step's.
-        recipe: How images are loaded.
-        dist: Who computes.
-        on_images: Called with the number of images of each batch.
-        should_stop: Whether the user wants to stop.
-    """
-
-    __test__ = False  # for pytest, which takes the name for its own
-
-    data: LearnData
-    recipe: Recipe
-    dist: Distributed
-    on_images: OnImages = lambda count: None
-    should_stop: Callable[[], bool] = lambda: False
+        self.on_images, self.should_stop = on_images, step.should_stop
 
     def class_maps(self, predictor: Predictor) -> ClassMaps:
         """Return a network's class maps of all images on which networks are compared."""
@@ -253,17 +239,9 @@ class Tester:
         start = self.data.before or channels
         return Compared(figures("after", channels), figures("before", start), agreed)
 
-    def num_images(self, *, only_tests: bool) -> int:
-        """Return how many images a pass looks at."""
-        return sum(
-            len(part.set.index(part.split))
-            for part in self.data.seen_parts()
-            if part.is_test or not only_tests
-        )
-
     def _see(self, predictor: Predictor, dataset: EvalDataset, metrics: Sequence[Metric]) -> None:
         """Show all images to a network and add what it says over all processes."""
-        train, device = self.recipe.train, self.dist.device
+        train, device = self.config.train, self.dist.device
         batches = batches_to_test(dataset, train, self.dist, self.should_stop)
         precision = set_precision(train.precision, device)
         with sizes_vary(True):

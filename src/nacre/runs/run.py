@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.data import find_dataset, open_source
-from nacre.data.sampler import StepSampler
+from nacre.data.dataset import StepSampler
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.confusion import ConfusionMatrix

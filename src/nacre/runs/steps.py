@@ -14,11 +14,9 @@ step that has metrics is not tested again.
 """
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder, check_shared, with_absolute_paths
 from nacre.runs.step_cache import StepCache
+from nacre.training.config import Recipe
 from nacre.training.events import (
     Observer,
     Recorder,
@@ -48,30 +47,10 @@ from nacre.utils.device import choose_precision
 from nacre.utils.distributed import explain_lost_process
 from nacre.utils.io import save_json
 from nacre.utils.signals import Interrupted
+from nacre.utils.tensor_file import Tensors
 
 Metrics = dict[str, Any]
 WAIT_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """The model that a step continues.
-
-    Attributes:
-        path: Its file.
-        info: What the file says about it.
-        network: What it was learned from, if the file alone cannot build it.
-        has_backbone: Whether its backbone can be told apart, and so frozen.
-    """
-
-    path: Path
-    info: ModelInfo
-    network: nn.Module | None = None
-    has_backbone: bool = True
-
-    def fingerprint(self) -> str:
-        """Return the digest of the model file."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
 def run_steps(
@@ -80,7 +59,6 @@ def run_steps(
     *,
     about: str,
     fingerprint: dict[str, Any],
-    start: Start | None = None,
     cache: StepCache | None = None,
     observers: Iterable[Observer] = (),
     on_open: Callable[[], None] = lambda: None,
@@ -92,7 +70,6 @@ def run_steps(
         folder: Where models, metrics and events go.
         about: What the steps are learned from, for people.
         fingerprint: Which classes and images these are, to notice when they change.
-        start: What the first step continues.
         cache: Learned steps that several folders share.
         observers: Receive the events.
         on_open: Called by the main process when the folder is its own.
@@ -115,7 +92,7 @@ def run_steps(
             on_open()
             position = _position(steps, folder, checkpoint)
             recorder.observers = [EventFile(folder.events, position), *observers]
-            event = _began(steps, about, start)
+            event = _began(steps, about)
             folder.append_start(event.to_dict())
             recorder(event)
 
@@ -123,8 +100,7 @@ def run_steps(
         check_shared(folder, fingerprint, dist)
         while_running.enter_context(explain_worker_crash())
         before: Step | None = None
-        given = start.network if start else None
-        source = start.path if start else None
+        source: Path | None = None
         for step in steps:
             # What is there is seen by the main process, and told: folders may look different
             # from another machine for a while.
@@ -136,26 +112,34 @@ def run_steps(
                     if not is_taken:
                         if before is not None:
                             step.network, step.state = before.network, before.state
-                        load = partial(_load, step, given=given)
-                        _learn_or_load(step, load, source, folder, checkpoint, began)
+                        _learn_or_load(step, source, folder, checkpoint, began)
                         _test(step, folder)
             before = None if is_taken else step
             source = folder.model(step.index)
         return dist.on_main(lambda: [folder.metrics_of(step.index) for step in steps])
 
 
-def _load(step: Step, path: Path, given: nn.Module | None) -> ModelInfo:
-    """Give a step the network of a file, and what was kept with it as far as its method knows."""
+def begin_from(step: Step, path: Path, given: nn.Module | None = None) -> ModelInfo:
+    """Give a step the network of a file, and what was kept with it as far as its method knows.
+
+    Args:
+        step: The step.
+        path: A model file.
+        given: What its network was learned from, if the file alone cannot build it.
+    """
     step.network, info, state = load_model(path, step.dist.device, given)
-    # A step 0 that was taken over may hold what another method keeps.
-    own = find_method(step.config.method.name).persistent_state
-    step.state = {k: v for k, v in state.items() if k.partition(".")[0] in own}
+    step.state = known_state(step.config, state)
     return info
+
+
+def known_state(config: Recipe, state: Tensors) -> Tensors:
+    """Return what the method of a config knows of what a step left: others keep other things."""
+    own = find_method(config.method.name).persistent_state
+    return {key: value for key, value in state.items() if key.partition(".")[0] in own}
 
 
 def _learn_or_load(
     step: Step,
-    load: Callable[[Path], ModelInfo],
     source: Path | None,
     folder: RunFolder,
     checkpoint: Checkpoint,
@@ -165,11 +149,12 @@ def _learn_or_load(
     path, dist = folder.model(step.index), step.dist
     step.tests.prepare(step)
     if dist.from_main(path.exists()):
-        info = load(path)
+        given = step.network.given if step.network is not None else None
+        info = begin_from(step, path, given)
         decide(step, {"mirror": info.mirror, "edges": info.edges})
         return
     if step.network is None and source is not None:
-        load(source)
+        begin_from(step, source)
 
     def save_first() -> None:
         """Save a model that is of use before the first update, unless that was done before."""
@@ -189,7 +174,7 @@ def _learn_or_load(
 
     if "when" in step.entry:
         step.entry["when"] = dist.on_main(folder.first_start)
-    step.on_usable = save_first if folder.keeps_first else step.on_usable
+    step.on_usable = save_first if folder.one_step else step.on_usable
     learn_step(step, checkpoint)
     dist.on_main(save)
 
@@ -255,8 +240,9 @@ def _position(steps: Sequence[Step], folder: RunFolder, checkpoint: Checkpoint) 
     return Position(index, is_learned=is_learned)
 
 
-def _began(steps: Sequence[Step], about: str, start: Start | None) -> RunBegan:
+def _began(steps: Sequence[Step], about: str) -> RunBegan:
     config, dist = steps[0].config, steps[0].dist
+    start = getattr(config, "start", None)
     return RunBegan(
         scenario=about,
         method=config.method.name,
@@ -264,7 +250,7 @@ def _began(steps: Sequence[Step], about: str, start: Start | None) -> RunBegan:
         device=str(dist.device),
         processes=dist.world_size,
         precision=choose_precision(config.train.precision, dist.device).reason,
-        weights=str(start.path) if start else _weights(config.model),
+        weights=str(start) if start else _weights(config.model),
         iterations=[step.iterations for step in steps],
     )
 

@@ -1,6 +1,5 @@
 """The step in which each class of a data set is learned, and so its channel."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -118,8 +117,3 @@ class NamedTask:
 
     steps: StepLabels
     partition_as: StepLabels | None = None
-
-
-def resolve_labels(space: LabelSpace, wanted: Sequence[str | int]) -> tuple[int, ...]:
-    """Return labels for classes given by name or label."""
-    return tuple(space.label_of(one) for one in wanted)

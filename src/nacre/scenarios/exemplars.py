@@ -11,7 +11,6 @@ as common ones, as far as there are images of them.
 import csv
 import io
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,26 +18,13 @@ from nacre.labels.space import LabelIndex
 from nacre.scenarios.classes import ClassSchedule
 from nacre.scenarios.scenario import ImageLists
 
-
-@dataclass(frozen=True)
-class Exemplar:
-    """An image that is kept.
-
-    Attributes:
-        name: The image.
-        step: The step it came from, whose labels it has.
-    """
-
-    name: str
-    step: int
-
-
-Memory = tuple[Exemplar, ...]
+Memory = dict[int, list[str]]
+"""Names of the images that are kept, by the step they came from, whose labels they have."""
 
 
 def keep_exemplars(
     classes: ClassSchedule, index: LabelIndex, lists: ImageLists, size: int, *, seed: int
-) -> tuple[Memory, ...]:
+) -> list[Memory]:
     """Choose after each step what is kept, of its own images and of what was kept before.
 
     Args:
@@ -55,21 +41,13 @@ def keep_exemplars(
     found: list[Memory] = []
     kept: dict[str, int] = {}
     for step, images in enumerate(lists):
-        found.append(tuple(Exemplar(name, origin) for name, origin in kept.items()))
-        origins = dict.fromkeys((index.names[i] for i in images), step) | kept
+        origins = sorted(set(kept.values()))
+        found.append({one: sorted(n for n in kept if kept[n] == one) for one in origins})
+        step_of = dict.fromkeys((index.names[i] for i in images), step) | kept
         candidates = {
-            name: labels[name] & set(classes.new(origin)) for name, origin in origins.items()
+            name: labels[name] & set(classes.new(origin)) for name, origin in step_of.items()
         }
-        chosen = choose_exemplars(candidates, size, seed=seed)
-        kept = {name: origins[name] for name in chosen}
-    return tuple(found)
-
-
-def by_step(memory: Memory) -> dict[int, list[str]]:
-    """Return the names of a memory's images by the step they came from, in order."""
-    found: dict[int, list[str]] = {}
-    for one in sorted(memory, key=lambda one: (one.step, one.name)):
-        found.setdefault(one.step, []).append(one.name)
+        kept = {name: step_of[name] for name in choose_exemplars(candidates, size, seed=seed)}
     return found
 
 
@@ -79,7 +57,7 @@ def memory_lines(memories: Iterable[Memory]) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["step", "image", "labels_of_step"])
     for step, memory in enumerate(memories):
-        table.writerows([step, one.name, one.step] for one in memory)
+        table.writerows([step, name, origin] for origin, names in memory.items() for name in names)
     return text.getvalue()
 
 

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from nacre.errors import NacreError, check, did_you_mean, shown, unknown_name
 from nacre.labels.space import LabelIndex, LabelSpace
-from nacre.scenarios.classes import ClassSchedule, NamedTask, StepLabels, resolve_labels
+from nacre.scenarios.classes import ClassSchedule, NamedTask, StepLabels
 from nacre.utils.config import Config, read_yaml
 
 Setup = Literal["disjoint", "overlapped", "partition"]
@@ -128,12 +128,12 @@ def make_scenario(
     """Apply a written scenario to a data set's classes and its named tasks."""
     partition_as: StepLabels | None = None
     if written.steps is not None:
-        steps = tuple(resolve_labels(space, step) for step in written.steps)
+        steps = tuple(tuple(map(space.label_of, step)) for step in written.steps)
     elif written.task in named and written.order is None:
         steps, partition_as = named[written.task].steps, named[written.task].partition_as
     else:
         assert written.task is not None
-        order = space.labels if written.order is None else resolve_labels(space, written.order)
+        order = space.labels if written.order is None else tuple(map(space.label_of, written.order))
         steps = split_classes(written.task, order, tuple(named))
     return Scenario(
         name, written.data, written.setup, ClassSchedule(space, steps), steps, partition_as

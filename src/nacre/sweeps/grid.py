@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nacre.errors import NacreError, check
 from nacre.methods import find_method
@@ -19,7 +19,7 @@ from nacre.runs.records import StepMetrics
 from nacre.runs.run import open_scenario, step_sampler
 from nacre.runs.step_cache import CACHE, digest_masks, step_keys
 from nacre.sweeps.engines import log_of
-from nacre.training.config import RunConfig, build_config, deep_merge
+from nacre.training.config import RunConfig, build_config, deep_merge, read_section
 from nacre.training.events import StepBegan, StepLearned, Trained, from_dict
 from nacre.utils.config import Config, read_yaml
 from nacre.utils.io import is_locked, parse_json
@@ -58,6 +58,17 @@ class GridConfig(Config):
     slurm: dict[str, Any] = Field(
         default_factory=dict, description="for `--engine slurm`: parameters of submitit's executor"
     )
+
+    @field_validator("config")
+    @classmethod
+    def _names_no_row(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Refuse values that the rows of the grid would overrule in silence."""
+        for key in ("scenario", "seed"):
+            if key in config:
+                raise ValueError(f"{key} is not one value for all runs: name it under {key}s")
+        if "name" in read_section(config, "method"):
+            raise ValueError("method.name is not one value for all runs: name it under methods")
+        return config
 
 
 @dataclass

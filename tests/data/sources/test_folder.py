@@ -1,5 +1,6 @@
 """Own folders: what is found, how it is split, and what is wrong with it."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from small_data import blocks, make_pairs, save_image, save_mask
 
 from nacre.data.sources.folder import Folder, FolderConfig, is_for_testing
+from nacre.data.validate import check_source
 from nacre.errors import NacreError
 
 NAMES = [f"p{i:02}" for i in range(40)]
@@ -85,24 +87,23 @@ def test_a_missing_folder_says_what_is_needed(root: Path, missing: str) -> None:
 def test_a_picture_without_mask_and_a_mask_without_picture(root: Path) -> None:
     save_image(root / "images" / "lonely.jpg")
     save_mask(root / "masks" / "orphan.png", blocks(4, 4, [1]))
-    found = []
-    for split in ("train", "val"):
-        try:
-            _open(root).index(split)  # type: ignore[arg-type]
-        except NacreError as error:
-            found.append(str(error))
-    assert "the mask of the image" in "".join(found)
-    assert "lonely.jpg is missing" in "".join(found)
-    assert "the image for the mask" in "".join(found)
-    assert "orphan.png is missing" in "".join(found)
+    problems = [one.text for split in check_source(_open(root)).splits for one in split.problems]
+    assert sorted(problems) == [
+        f"the image {root}/images/orphan.jpg is missing",
+        f"the mask {root}/masks/lonely.png is missing",
+    ]
 
 
 @pytest.mark.parametrize(
     ("train", "val", "message"),
     [
-        ("p01\nnope\n", "p02\n", r"1 of the 2 names in .*train\.txt have neither .*: nope"),
+        (
+            "p01\nnope\n",
+            "p02\n",
+            r"1 of the 2 names in .*train\.txt have neither .*: nope; a line is the path of",
+        ),
         ("p01\np01\n", "p02\n", r"train\.txt names an image more than once: p01"),
-        ("p01\n", "p01\n", r"1 images are both in .*train\.txt and in .*val\.txt: p01"),
+        ("p01\n", "p01\n", r"1 images are both for training and for testing: p01; take them out"),
         ("", "p01\n", r"train\.txt names no image"),
         (None, "p01\n", r"has val\.txt but not train\.txt; give both lists or none"),
     ],
@@ -147,3 +148,54 @@ def test_camvid_has_no_background(camvid: Path, tmp_path: Path) -> None:
     assert (len(train), len(val)) == (367, 101)
     assert sum(10 in labels for labels in train.labels) == 201
     assert frozenset().union(*train.labels) == frozenset(range(12))
+
+
+def test_letters_with_accents_are_one_name_however_they_are_written(root: Path) -> None:
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    save_image(root / "images" / f"{apart}.jpg")
+    save_mask(root / "masks" / f"{composed}.png", blocks(12, 16, [1]))
+    (root / "train.txt").write_text(f"{apart}.jpg\np01\n", encoding="utf-8")
+    (root / "val.txt").write_text("p02\n")
+    folder = _open(root)
+    assert folder.index("train").names == (composed, "p01")
+    assert folder.image("train", composed).size == (16, 12)
+
+
+def test_linked_folders_are_looked_into_but_not_round_in_circles(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    make_pairs(other, {"q": blocks(6, 12, [1])})
+    for kind in ("images", "masks"):
+        (root / kind / "more").symlink_to(other / kind)
+    folder = _open(root)
+    assert "more/q" in folder.index("train").names + folder.index("val").names
+    (other / "images" / "round").symlink_to(other / "images")
+    with pytest.raises(NacreError, match=r"more/round is a link to one that it lies in; remove it"):
+        _open(root)
+
+
+def test_a_byte_order_mark_in_a_list(root: Path) -> None:
+    (root / "train.txt").write_bytes(b"\xef\xbb\xbfp00\r\np01\r\n")
+    (root / "val.txt").write_text("p02")
+    assert _open(root).index("train").names == ("p00", "p01")
+
+
+def test_file_names_that_are_not_utf_8(root: Path) -> None:
+    os.rename(root / "images" / "p00.jpg", os.fsencode(root / "images") + b"/caf\xe9.jpg")
+    with pytest.raises(NacreError, match="is not text in UTF-8"):
+        _open(root)
+
+
+def test_hidden_files_and_folders_are_no_images(root: Path) -> None:
+    save_image(root / "images" / ".ipynb_checkpoints" / "p00-checkpoint.jpg")
+    (root / "images" / "._p00.jpg").write_bytes(b"\0\5\x16\7")
+    folder = _open(root)
+    assert sorted(folder.index("train").names + folder.index("val").names) == NAMES
+
+
+def test_masks_that_are_no_png_are_told_of(root: Path) -> None:
+    for path in (root / "masks").iterdir():
+        path.rename(path.with_suffix(".jpg"))
+    with pytest.raises(NacreError, match=r"masks holds no masks; they end in \.png"):
+        _open(root)

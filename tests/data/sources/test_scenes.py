@@ -6,15 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from nacre.data.sources import scenes
 from nacre.data.sources.scenes import (
     CLASS_NAMES,
     SPLIT_STREAMS,
-    ScenesConfig,
     render,
-    scene_name,
 )
 
 SIZE = 48
@@ -32,14 +29,6 @@ def world() -> tuple[np.ndarray, np.ndarray]:
     return np.stack([image for image, _ in drawn]), np.stack([mask for _, mask in drawn])
 
 
-def test_types_and_sizes() -> None:
-    for size in (16, 33, 64):
-        image, mask = render(0, 0, size)
-        assert image.shape == (size, size, 3)
-        assert mask.shape == (size, size)
-        assert image.dtype == mask.dtype == np.uint8
-
-
 def test_another_process_draws_the_same() -> None:
     code = (
         "import hashlib, sys; from nacre.data.sources.scenes import render\n"
@@ -51,11 +40,6 @@ def test_another_process_draws_the_same() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
     )
     assert done.stdout.strip() == digest(7, 123, 1)
-
-
-def test_a_scene_does_not_depend_on_those_before_it() -> None:
-    forwards = [digest(1, index, 0) for index in range(6)]
-    assert [digest(1, index, 0) for index in reversed(range(6))] == forwards[::-1]
 
 
 def test_seeds_streams_and_indices_are_all_different() -> None:
@@ -144,16 +128,3 @@ def test_a_thing_has_a_texture(world: tuple[np.ndarray, np.ndarray]) -> None:
             if (mask == label).sum() > 20
         ]
         assert np.median(contrasts) > 20
-
-
-def test_names() -> None:
-    assert scene_name(12) == "scene-00012"
-    assert sorted(scene_name(index) for index in (10, 9, 100)) == [
-        scene_name(index) for index in (9, 10, 100)
-    ]
-
-
-@pytest.mark.parametrize("wrong", [{"train": 0}, {"size": 4}, {"seed": -1}, {"color": "red"}])
-def test_config_refuses(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        ScenesConfig.model_validate(wrong)

@@ -97,7 +97,13 @@ def test_a_missing_list_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a b c\n", r"the line 'a b c' is neither a name nor a pair"),
+        ("../../outside/o\n", "leads out of"),
+        ("/../x\n", "leads out of"),
+        ("../o.jpg ../o.png\n", "leads out of"),
+        ("JPEGImages/../../o.jpg a.png\n", "leads out of"),
+        ("a b c\n", r"the line 'a b c' is neither a name, which has no space, nor a pair"),
+        ("2007_000032 -1\n", r"the line '2007_000032 -1' is neither a name"),
+        (f"{VAL[0]}\n", rf"1 images are both for training and for testing: {VAL[0]}"),
         ("2007_000032\n2007_000032\n", r"names the image '2007_000032' more than once"),
         ("\n", r"train_aug\.txt names no image"),
     ],

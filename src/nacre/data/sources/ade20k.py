@@ -14,12 +14,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from nacre.data.index import Pair
-from nacre.data.source import DataConfig, FileSource, Split
+from nacre.data.source import DataConfig, FileSource, Split, find_root
 from nacre.errors import NacreError
 from nacre.labels.space import LabelSpace
 from nacre.scenarios.classes import NamedTask, StepLabels
 from nacre.utils.config import NO_EFFECT
-from nacre.utils.system import expand_user
 
 KNOWN_COUNTS: dict[Split, int] = {"train": 20_210, "val": 2_000}
 
@@ -77,9 +76,8 @@ class Ade20k(FileSource):
     known_counts = KNOWN_COUNTS
 
     def __init__(self, config: AdeConfig) -> None:
-        """Find the folders; they are listed when they are needed."""
-        self.config = config
-        self.root = _find_root(expand_user(config.root))
+        needed = ("images", "annotations")
+        self.root = find_root(config.root, ["ADEChallengeData2016"], needed, "ADE20K", LAYOUT)
 
     def list_pairs(self, split: Split) -> list[Pair]:
         """List the folders of a split."""
@@ -93,16 +91,8 @@ class Ade20k(FileSource):
         # An image without a mask, or the other way round, is found by the index.
         names = {path.stem for path in images.glob("*.jpg")}
         names |= {path.stem for path in masks.glob("*.png")}
+        # macOS leaves hidden files beside those that it copies.
+        names = {name for name in names if not name.startswith(".")}
         if not names:
             raise NacreError(f"{images} holds no images; ADE20K must lie like this:\n{LAYOUT}")
-        return [Pair(name, images / f"{name}.jpg", masks / f"{name}.png") for name in sorted(names)]
-
-
-def _find_root(given: Path) -> Path:
-    for below in ("", "ADEChallengeData2016"):
-        if (given / below / "images").is_dir() and (given / below / "annotations").is_dir():
-            return given / below
-    raise NacreError(
-        f"there is no ADE20K in {given} (no folders images and annotations); "
-        f"it must lie like this:\n{LAYOUT}"
-    )
+        return [Pair(name, images / f"{name}.jpg", masks / f"{name}.png") for name in names]

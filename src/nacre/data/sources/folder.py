@@ -9,6 +9,7 @@ there are.
 
 import hashlib
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
@@ -19,7 +20,7 @@ from pydantic import Field
 
 from nacre.data.image_io import IMAGE_SUFFIXES
 from nacre.data.index import Pair
-from nacre.data.source import DataConfig, FileSource, Split
+from nacre.data.source import SPLITS, DataConfig, FileSource, Split, first_names
 from nacre.errors import NacreError, has_control_characters
 from nacre.labels.space import LabelSpace, read_classes
 from nacre.utils.config import NO_EFFECT
@@ -27,8 +28,6 @@ from nacre.utils.io import read_text
 from nacre.utils.system import expand_user
 
 _TEST_BYTES = 51
-_SHOWN = 5
-_LONGEST = 100
 
 
 class FolderConfig(DataConfig):
@@ -49,7 +48,6 @@ class Folder(FileSource):
     """Source of images from a folder."""
 
     def __init__(self, config: FolderConfig) -> None:
-        """Read which classes, images and masks there are; no image is opened."""
         self.config = config
         self.root = expand_user(config.root)
         images, masks = self.root / "images", self.root / "masks"
@@ -62,6 +60,8 @@ class Folder(FileSource):
         self._images, self._masks = _files(images, IMAGE_SUFFIXES), _files(masks, (".png",))
         if not self._images:
             raise NacreError(f"{images} holds no images; they end in {', '.join(IMAGE_SUFFIXES)}")
+        if not self._masks:
+            raise NacreError(f"{masks} holds no masks; they end in .png")
 
     @cached_property
     def space(self) -> LabelSpace:
@@ -69,40 +69,32 @@ class Folder(FileSource):
         path = self.config.classes
         return read_classes(self.root / "classes.yaml" if path is None else expand_user(path))
 
-    @property
-    def has_lists(self) -> bool:
-        """True if lists say which images are for testing."""
-        return self._list_file("val") is not None
-
     def list_pairs(self, split: Split) -> list[Pair]:
         """Return the images of a split."""
-        return [self.find(split, name) for name in self._splits[split]]
-
-    def find(self, split: Split, name: str) -> Pair:
-        """Return the image and mask of a name, whichever split it is in."""
-        return Pair(name, self._images.get(name), self._masks.get(name))
-
-    @cached_property
-    def _splits(self) -> dict[Split, list[str]]:
-        train, val = self._list_file("train"), self._list_file("val")
-        if train is None and val is None:
-            # An image without a mask or the other way round is found by the index.
-            names = sorted(self._images.keys() | self._masks.keys())
-            tests = {name for name in names if is_for_testing(name)}
-            return {
-                "train": [name for name in names if name not in tests],
-                "val": sorted(tests),
-            }
-        if train is None or val is None:
-            there, other = ("val", "train") if train is None else ("train", "val")
-            raise NacreError(
-                f"{self.root} has {there}.txt but not {other}.txt; give both lists or none"
+        images, masks = self.root / "images", self.root / "masks"
+        # An image without a mask or the other way round is found by the index.
+        return [
+            Pair(
+                name,
+                self._images.get(name, images / f"{name}.jpg"),
+                self._masks.get(name, masks / f"{name}.png"),
             )
-        lists: dict[Split, list[str]] = {"train": self._read(train), "val": self._read(val)}
-        both = sorted(set(lists["train"]) & set(lists["val"]))
-        if both:
-            raise NacreError(f"{len(both)} images are both in {train} and in {val}: {_first(both)}")
-        return lists
+            for name in self._names(split)
+        ]
+
+    def _names(self, split: Split) -> list[str]:
+        """Return the names in the list of a split; without lists, a name says which it is in."""
+        lists = {one: self._list_file(one) for one in SPLITS}
+        path = lists[split]
+        if path is not None:
+            return self._read(path)
+        there = [one for one, path in lists.items() if path is not None]
+        if there:
+            raise NacreError(
+                f"{self.root} has {there[0]}.txt but not {split}.txt; give both lists or none"
+            )
+        names = self._images.keys() | self._masks.keys()
+        return [name for name in names if is_for_testing(name) == (split == "val")]
 
     def _list_file(self, split: Split) -> Path | None:
         for path in (self.root / f"{split}.txt", self.root / "splits" / f"{split}.txt"):
@@ -118,11 +110,12 @@ class Folder(FileSource):
         if unknown:
             raise NacreError(
                 f"{len(unknown)} of the {len(found)} names in {path} have neither an image nor "
-                f"a mask: {_first(unknown)}"
+                f"a mask: {first_names(unknown)}; a line is the path of an image below "
+                f"{self.root / 'images'}"
             )
         repeated = sorted(name for name, times in Counter(found).items() if times > 1)
         if repeated:
-            raise NacreError(f"{path} names an image more than once: {_first(repeated)}")
+            raise NacreError(f"{path} names an image more than once: {first_names(repeated)}")
         if not found:
             raise NacreError(f"{path} names no image")
         return found
@@ -138,13 +131,14 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for relative in _below(folder):
         name, suffix = os.path.splitext(relative)
-        if suffix.lower() not in suffixes or os.path.basename(relative).startswith("."):
+        if suffix.lower() not in suffixes:
             continue
         if has_control_characters(name):
             raise NacreError(
                 f"the name of the file {folder / relative} is not text in UTF-8 or has control "
                 "characters; rename it"
             )
+        name = unicodedata.normalize("NFC", name)  # macOS writes letters and their accents apart
         if name in found:
             both = sorted([f"{found[name]}", f"{folder / relative}"])
             raise NacreError(f"{both[0]} and {both[1]} have the same name; one must go")
@@ -152,23 +146,23 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
     return found
 
 
-def _below(folder: Path) -> Iterator[str]:
-    """Yield paths below a folder; one that may not be looked into is an error, not empty."""
-
-    def tell(error: OSError) -> None:
-        raise NacreError(f"the folder {error.filename} cannot be read: {error.strerror}")
-
-    for here, _, files in os.walk(folder, onerror=tell, followlinks=False):
-        above = Path(here).relative_to(folder).as_posix()
-        yield from files if above == "." else (f"{above}/{file}" for file in files)
+def _below(folder: Path, start: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield paths below a folder, none that is hidden; what cannot be read is an error."""
+    real = os.path.realpath(folder)
+    if real in above:
+        raise NacreError(f"the folder {folder} is a link to one that it lies in; remove it")
+    try:
+        names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    except OSError as error:
+        raise NacreError(f"the folder {folder} cannot be read: {error.strerror}") from error
+    for name in names:
+        if (folder / name).is_dir():
+            yield from _below(folder / name, f"{start}{name}/", (*above, real))
+        else:
+            yield start + name
 
 
 def _without_suffix(name: str) -> str:
-    path = Path(name)
+    path = Path(unicodedata.normalize("NFC", name))
     known = path.suffix.lower() in IMAGE_SUFFIXES
     return path.with_suffix("").as_posix() if known else path.as_posix()
-
-
-def _first(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(name[:_LONGEST] for name in names[:_SHOWN]) + more

@@ -65,14 +65,6 @@ class ScenesConfig(DataConfig):
     )
 
 
-def _smaller(*fields: Floats) -> Floats:
-    """Return the outline of what lies inside all of the given outlines."""
-    smallest = fields[0]
-    for field in fields[1:]:
-        smallest = np.minimum(smallest, field)
-    return smallest
-
-
 # Outlines: u to the right, v downwards, rho and theta their polar form; about 1 in radius.
 
 
@@ -98,7 +90,7 @@ def _ring(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
 
 
 def _triangle(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return _smaller(0.6 - v, 0.5 * v - 0.866 * u + 0.56, 0.5 * v + 0.866 * u + 0.56)
+    return np.minimum.reduce((0.6 - v, 0.5 * v - 0.866 * u + 0.56, 0.5 * v + 0.866 * u + 0.56))
 
 
 def _half_disc(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
@@ -107,7 +99,7 @@ def _half_disc(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
 
 def _lens_with_tail(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
     body = 0.56 - np.hypot(0.62 * (u - 0.2), v)
-    tail = _smaller(u + 1.1, -0.4 - u, 0.12 - 0.8 * (u + 0.4) - np.abs(v))
+    tail = np.minimum.reduce((u + 1.1, -0.4 - u, 0.12 - 0.8 * (u + 0.4) - np.abs(v)))
     return np.maximum(body, tail)
 
 
@@ -165,11 +157,6 @@ _KINDS = (
 
 CLASS_NAMES = tuple(kind.name for kind in _KINDS)
 """Names of the classes; a mask holds 1 for the first, 2 for the second ..., 0 elsewhere."""
-
-
-def scene_name(index: int) -> str:
-    """Return the name of a scene, as it stands in an index or on a page: ``scene-00012``."""
-    return f"scene-{index:05d}"
 
 
 def render(seed: int, index: int, size: int, stream: int = 0) -> tuple[Bytes, Bytes]:
@@ -298,7 +285,7 @@ class Scenes:
 
 @lru_cache(maxsize=8)
 def _index(config: ScenesConfig, split: Split) -> LabelIndex:
-    names = tuple(scene_name(i) for i in range(config.train if split == "train" else config.val))
+    names = tuple(f"scene-{i:05d}" for i in range(getattr(config, split)))
     pixels = []
     for name in names:
         counts = np.bincount(_scene(config, split, name)[1].ravel())

@@ -12,12 +12,11 @@ from typing import Literal
 from pydantic import Field
 
 from nacre.data.index import Pair
-from nacre.data.source import DataConfig, FileSource, Split
+from nacre.data.source import DataConfig, FileSource, Split, find_root
 from nacre.errors import NacreError, shown
 from nacre.labels.space import LabelSpace
 from nacre.utils.config import NO_EFFECT
 from nacre.utils.io import read_text
-from nacre.utils.system import expand_user
 
 # fmt: off
 CLASS_NAMES = (
@@ -79,9 +78,8 @@ class Voc(FileSource):
     known_counts = KNOWN_COUNTS
 
     def __init__(self, config: VocConfig) -> None:
-        """Find the folders; the lists are read when they are needed."""
-        self.config = config
-        self.root = _find_root(expand_user(config.root))
+        below = ("VOC2012", "VOCdevkit/VOC2012")
+        self.root = find_root(config.root, below, ["JPEGImages"], "Pascal VOC 2012", LAYOUT)
 
     def list_pairs(self, split: Split) -> list[Pair]:
         """Read the list of a split."""
@@ -102,10 +100,11 @@ class Voc(FileSource):
 
     def _check_line(self, path: Path, fields: list[str]) -> None:
         line = shown(" ".join(fields))
-        if len(fields) > 2:
+        is_pair = len(fields) == 2 and all(Path(field).suffix for field in fields)
+        if len(fields) > 1 and not is_pair:
             raise NacreError(
-                f"{path}: the line {line} is neither a name nor a pair of an image's and a mask's "
-                "path"
+                f"{path}: the line {line} is neither a name, which has no space, nor a pair of an "
+                "image's and a mask's path"
             )
         if any(_leads_outside(field) for field in fields):
             raise NacreError(f"{path}: the line {line} leads out of {self.root}")
@@ -149,13 +148,3 @@ class Voc(FileSource):
 def _leads_outside(written: str) -> bool:
     """Return whether a list names a file elsewhere: paths may begin with a slash, but go down."""
     return ".." in Path(written).parts or "\0" in written
-
-
-def _find_root(given: Path) -> Path:
-    for below in ("", "VOC2012", "VOCdevkit/VOC2012"):
-        if (given / below / "JPEGImages").is_dir():
-            return given / below
-    raise NacreError(
-        f"there is no Pascal VOC 2012 in {given} (no folder JPEGImages); "
-        f"it must lie like this:\n{LAYOUT}"
-    )

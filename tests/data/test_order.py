@@ -1,15 +1,24 @@
 """The order of images: steps smaller than a batch, updates instead of epochs, shares of a batch."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 
-from nacre.data.sampler import StepSampler
+from nacre.data.dataset import StepSampler
+from nacre.errors import NacreError
 
 
 def flat(batches):
     return [pair for batch in batches for pair in batch]
+
+
+def test_an_epoch_visits_no_image_twice_and_drops_what_is_left():
+    batches = list(StepSampler(num_images=13, batch_size=4, epochs=3, seed=1))
+    orders = [tuple(image for _, image in flat(batches[i : i + 3])) for i in (0, 3, 6)]
+    assert [len(set(order)) for order in orders] == [12, 12, 12]
+    assert len(set(orders)) == 3, "each epoch has an order of its own"
 
 
 def test_a_step_smaller_than_a_batch_fills_batches_over_epoch_borders():
@@ -20,14 +29,6 @@ def test_a_step_smaller_than_a_batch_fills_batches_over_epoch_borders():
     pairs = flat(batches)
     assert len(set(pairs)) == len(pairs), "no image twice in the same augmentation"
     assert Counter(image for _, image in pairs) == {0: 16, 1: 16, 2: 16}
-
-
-def test_one_picture_is_a_step():
-    assert flat(StepSampler(num_images=1, batch_size=4, epochs=8, seed=1))[:3] == [
-        (0, 0),
-        (1, 0),
-        (2, 0),
-    ]
 
 
 @pytest.mark.parametrize("num_images", [3, 20])
@@ -58,9 +59,19 @@ def test_shares_of_a_batch_hold_over_time():
 def test_a_restart_and_several_processes_change_nothing(sampler):
     whole = list(sampler)
     assert list(sampler.starting_at(3)) == whole[3:]
-    from dataclasses import replace
-
     parts = [replace(sampler, rank=rank, world_size=2, micro_batch=1) for rank in (0, 1)]
     local = sampler.batch_size // 2
     first = [flat(islice(part, local)) for part in parts]
     assert first[0] + first[1] == whole[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world_size": 3}, "4 images cannot be dealt evenly to 3 processes"),
+        ({"micro_batch": 3}, "the 4 images of a process are not a multiple of 3"),
+    ],
+)
+def test_batches_that_cannot_be_dealt(changes, message):
+    with pytest.raises(NacreError, match=message):
+        StepSampler(13, 4, 3, 1, **changes)
