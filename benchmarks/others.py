@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 import nacre
@@ -296,10 +296,8 @@ def write_folder(
 
 
 def at_crop(image: Image.Image) -> Image.Image:
-    """Return an image as it is tested: its shorter side has the crop's."""
-    scale = CROP / min(image.size)
-    width, height = (round(side * scale) for side in image.size)
-    return image.resize((width, height), Image.Resampling.BILINEAR)
+    """Return the middle of an image as it is tested, without a border to be continued."""
+    return ImageOps.fit(image, (CROP, CROP), Image.Resampling.BILINEAR)
 
 
 class Answer:

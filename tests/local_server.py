@@ -10,9 +10,9 @@ from nacre.export.server import ModelServer
 
 
 @contextlib.contextmanager
-def serving(model: Any, at_once: int = 2) -> Iterator[int]:
+def serving(model: Any) -> Iterator[int]:
     """Serve a model; yields the port."""
-    with ModelServer([("tiny", model)], ("127.0.0.1", 0), at_once) as server:
+    with ModelServer([("tiny", model)], ("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server.server_address[1]

@@ -12,7 +12,7 @@ import typer.main
 import yaml
 
 from nacre.cli import app, main
-from nacre.cli.app import PANELS
+from nacre.cli.app import PANELS, resume_command
 from nacre.models.io import find_model, load_model
 from nacre.version import __version__
 from tiny_runs import TINY
@@ -196,17 +196,6 @@ def test_eval_refuses_data_of_other_classes(nacre, finished):
         assert "Traceback" not in done.stderr
 
 
-def test_values_on_top_of_a_runs_own_config_are_compared(nacre, finished):
-    done = nacre("run", "--out", finished, "--set", "train.lr=0.5", code=2)
-    assert "train.lr: 0.05 -> 0.5" in done.stderr
-    assert "after the last step" in nacre("run", "--out", finished).stdout
-
-
-def test_a_run_with_another_config_is_refused(nacre, finished):
-    done = nacre("run", "scenes/4-2-2/overlapped", "--out", finished, code=2)
-    assert "holds a run with another config" in done.stderr
-
-
 INTERRUPTED = """
 import os, signal
 from nacre.cli import main
@@ -274,16 +263,6 @@ def test_a_dry_run_counts_the_parameters_of_the_papers_network(nacre):
     assert f"backbone 42,500,160, decoder {decoder:,}, classifier {9 * 257:,}" in shown
 
 
-@pytest.mark.parametrize(
-    ("kind", "figure"),
-    [("voc", "69.0"), ("ade20k", "34.6"), ("ablation", "27.2"), ("lwf-mc", "60.5")],
-)
-def test_the_papers_tables_are_shown_without_runs(kind, figure, nacre):
-    shown = nacre("table", "--kind", kind, "--paper").stdout
-    assert figure in shown
-    assert "copied from the paper" in shown
-
-
 def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(nacre):
     from nacre.training.config import default_method
 
@@ -307,8 +286,6 @@ def test_a_table_of_nothing_is_refused(nacre):
     "words",
     [
         ["run", "scenes/4-2-2/overlapped"],
-        ["run", "scenes/4-2-2/overlapped", "--dry-run"],
-        ["tune", "scenes/4-2-2/overlapped", "--method", "mib"],
         ["grid", "--scenarios", "scenes/4-2-2/overlapped", "--methods", "ft,mib"],
     ],
     ids=" ".join,
@@ -323,21 +300,10 @@ def test_the_papers_preset_without_weights_is_refused_before_anything_begins(
     )
     assert "in-place ABN release" in done.stderr
     missing = ["--preset", "paper", "--set", "model.weights=gone.pth", "--set", "data.train=24"]
-    if "--dry-run" not in words:
-        done = nacre(*words, *missing, code=2)
-        assert "there is no weight file gone.pth; set model.weights to the path of" in done.stderr
+    done = nacre(*words, *missing, code=2)
+    assert "there is no weight file gone.pth; set model.weights to the path of" in done.stderr
     assert not list(tmp_path.rglob("config.yaml"))
     assert not list(tmp_path.rglob("*.log"))
-
-
-def test_a_first_model_by_the_papers_preset_says_what_it_starts_from(nacre, tmp_path):
-    from nacre.data.sources.scenes import ScenesConfig
-    from partial_data import write_folder
-
-    write_folder(tmp_path / "pets", ["pearl"], world=ScenesConfig(train=12, val=4, size=32))
-    out = tmp_path / "model"
-    done = nacre("learn", tmp_path / "pets", "--preset", "paper", "--out", out, code=2)
-    assert "model.weights is not set" in done.stderr
 
 
 def test_learn_history_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
@@ -357,6 +323,9 @@ def test_learn_history_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     assert "its background may hide pearl, starfish" in done.stdout
     assert "agreement" in done.stdout
     assert "IoU %" in nacre("learn", "--out", birds).stdout, "it is done, and says so again"
+    shown = nacre("eval", birds).stdout
+    assert "mean of new" in shown
+    assert "mean of old" not in shown, "no test image has an old class"
     log = nacre("history", birds).stdout
     assert "pearl, starfish" in log
     assert "birds" in log
@@ -395,15 +364,6 @@ SMALL_STEP = (
     *("--set", "model.backbone=tiny", "--set", "images.crop_size=32"),
     *("--set", "train.iterations=1", "--set", "train.batch_size=4"),
 )
-
-
-@pytest.mark.parametrize(
-    ("option", "text", "value"),
-    [("seed", "0", 0), ("classes", "starfish , pearl", ["starfish", "pearl"])],
-)
-def test_learn_hears_the_seed_0_and_names_with_blanks(nacre, pets, option, text, value):
-    nacre("learn", pets, "--out", "m", *SMALL_STEP, f"--{option}", text)
-    assert yaml.safe_load(Path("m/config.yaml").read_text())[option] == value
 
 
 def test_options_beside_a_step_that_goes_on_are_refused_where_they_differ(nacre, pets, tmp_path):
@@ -456,3 +416,26 @@ def test_predict_lists_no_classes_where_it_saw_nothing(nacre, finished, tmp_path
         (tmp_path / name).write_bytes(b"no picture")
     done = nacre("predict", finished, tmp_path, "--out", tmp_path / "seen", code=2)
     assert done.stdout.splitlines()[0] == "0 images"
+
+
+@pytest.mark.parametrize(
+    ("variables", "command"),
+    [
+        ({}, "nacre run --out 'my run'"),
+        (
+            {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"},
+            "torchrun --nproc-per-node 2 -m nacre run --out 'my run'",
+        ),
+        (
+            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"},
+            "torchrun --nproc-per-node 4 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
+            "-m nacre run --out 'my run'  on each of the 2 machines",
+        ),
+    ],
+)
+def test_the_resume_command_is_the_one_that_began(monkeypatch, variables, command):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert resume_command("run", "--out", "my run") == command

@@ -16,7 +16,6 @@ from nacre.api.model import _new_folder
 from nacre.errors import NacreError
 from nacre.models.adapter import Adapter
 from nacre.models.io import load_model
-from nacre.models.probe import scores_of
 from noise_data import noise_folder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-network.md"
@@ -100,6 +99,8 @@ def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
     with pytest.raises(NacreError, match="no new class in nucleus"):
         nacre.make_step(names["Cells"](), ["nucleus"], start=second)
     unknown = nacre.make_step([(np.zeros((8, 8, 3), np.uint8), np.full((8, 8), 7))], ["a"])
+    seeded = nacre.make_step(names["Cells"](), ["nucleus"], config={"seed": 5})
+    assert seeded.config.seed == seeded.data.seed == 5
     with pytest.raises(NacreError, match="the mask of image 0 holds the value 7"):
         unknown.data[0, 0]
 
@@ -284,26 +285,6 @@ def test_a_trainer_of_hugging_face_remembers(
     torch.testing.assert_close(learned.logits.cpu(), again.logits)
     moved = learned.logits[:, :3].cpu() - old.logits.cpu()
     assert moved.abs().max() > 1e-4  # six updates did something
-
-
-def test_forgetting_is_what_the_labels_say() -> None:
-    """A network that lost class 2 and learned class 3, on images that hold all of them."""
-    truth = torch.arange(4).repeat_interleave(4).view(1, 4, 4)
-    images = torch.zeros(1, 3, 4, 4)
-
-    def scores(classes: torch.Tensor, count: int) -> torch.Tensor:
-        return torch.nn.functional.one_hot(classes, count).permute(0, 3, 1, 2).float()
-
-    lost = torch.where(truth == 2, 0, truth)
-    known = torch.where(truth == 3, 0, truth)
-    report = nacre.report_forgetting(
-        lambda x: scores(known, 3), lambda x: scores(lost, 4), [(images, truth.byte())]
-    )
-    assert report.before == (0.5, 1.0, 1.0)
-    assert report.after == (0.5, 1.0, 0.0, 1.0)
-    assert report.agreement[1:] == (1.0, 0.0)
-    assert "2       100.0     0.0     0.0" in str(report)
-    assert scores_of(scores(lost, 4)).shape == (1, 4, 4, 4)
 
 
 def test_a_loss_of_ones_own_by_strips_is_that_of_upsampled_logits() -> None:

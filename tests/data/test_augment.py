@@ -88,11 +88,6 @@ def test_colors_change_as_pillow_changes_them(factors, enhance):
     assert np.array_equal(jitter_colors(pixels, 1, 1, 1), pixels)
 
 
-def test_without_colors_all_channels_are_equal():
-    pixels = sample(1, gray=1.0)[0]
-    assert (pixels == pixels[:1]).all()
-
-
 def test_a_blur_is_a_gaussian_and_keeps_the_mean_of_a_plane():
     pixels, _ = noise(48)
     assert blur(pixels, 0.0) is pixels

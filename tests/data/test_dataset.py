@@ -25,7 +25,7 @@ from nacre.scenarios.classes import ClassSchedule
 
 TABLE = ClassSchedule(SPACE, ((1, 2, 3, 4), (5, 6, 7, 8)))
 PAPER = LabelPolicy()
-PICTURES = ImagesConfig(crop_size=24, crop="paper")
+IMAGES = ImagesConfig(crop_size=24, crop="paper")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def scenes():
 
 def training_set(scenes, seed=1):
     names, mapping = scenes.index("train").names, TABLE.training_mapping(0, PAPER)
-    return TrainDataset([LabeledImages(scenes, names, mapping)], PICTURES, seed)
+    return TrainDataset([LabeledImages(scenes, names, mapping)], IMAGES, seed)
 
 
 def order(**changes):
@@ -62,7 +62,7 @@ def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
     assert not torch.equal(whole[0], joined(training_set(scenes, seed=2), order())[0])
 
 
-def test_a_sample_is_a_picture_and_its_channels(scenes):
+def test_a_sample_is_an_image_and_its_channels(scenes):
     image, labels, _ = training_set(scenes)[0, 3]
     assert image.shape == (3, 24, 24)
     assert labels.shape == (24, 24)
@@ -117,7 +117,7 @@ class Damaged(Scenes):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_picture_is_one_sentence_whoever_reads_it(scenes, workers):
+def test_a_damaged_image_is_one_sentence_whoever_reads_it(scenes, workers):
     data = training_set(Damaged(scenes.config))
     with pytest.raises(NacreError) as caught:
         joined(data, order(), workers=workers)
@@ -160,7 +160,7 @@ def exit_at_once():
 def test_a_worker_that_dies_is_one_sentence(tmp_path, end, busy, workers):
     source = _Files(tmp_path, end)
     mapping = TABLE.training_mapping(0, PAPER)
-    data = TrainDataset([LabeledImages(source, list(source.pairs), mapping)], PICTURES, 1)
+    data = TrainDataset([LabeledImages(source, list(source.pairs), mapping)], IMAGES, 1)
 
     def learn():
         for _ in train_batches(data, order(num_images=8), 0, workers, pin=False):

@@ -115,14 +115,6 @@ def test_a_moved_folder_need_not_be_read_again(tmp_path: Path, scanned: list[str
     assert scanned == []
 
 
-def test_an_image_taken_from_the_list_leaves_the_index(tmp_path: Path) -> None:
-    pairs = make_pairs(tmp_path, MASKS)
-    _build(pairs, tmp_path)
-    assert _build(pairs[:2], tmp_path).names == ("a", "b")
-    kept = json.loads((tmp_path / "nacre-index" / "train.json").read_text())
-    assert sorted(kept["masks"]) == ["masks/a.png", "masks/b.png"]
-
-
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version":2,"masks":{"masks/a.png":[1]}}'])
 def test_a_broken_cache_is_built_again(tmp_path: Path, text: str) -> None:
     pairs = make_pairs(tmp_path, MASKS)

@@ -101,15 +101,6 @@ def test_names_with_brackets_are_printed_as_they_are(root: Path) -> None:
     assert "[bold]cat" in text
 
 
-def test_many_problems_are_cut_short(root: Path) -> None:
-    make_pairs(root, {f"q{i:02}": blocks(8, 12, [9]) for i in range(15)})
-    (root / "train.txt").write_text("\n".join(f"q{i:02}" for i in range(15)))
-    text = _text(_check(root))
-    assert "q09" in text
-    assert "q10" not in text
-    assert "train: and 5 more" in text
-
-
 def test_masks_in_black_and_white_with_another_label_are_a_problem_with_its_remedy(
     root: Path,
 ) -> None:

@@ -2,13 +2,12 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-import torch
+from torch import Tensor, nn
 
 from nacre.api.model import Model
 from nacre.errors import NacreError
@@ -17,8 +16,7 @@ from nacre.export.graph import to_onnx
 from nacre.export.onnx_file import Exported, export_onnx, noise_image
 from nacre.export.onnx_model import OnnxModel, open_session
 from nacre.export.page import WebRuntime
-from nacre.models.build import build_network
-from nacre.models.config import DeepLabConfig
+from nacre.models.adapter import Adapter
 
 
 @pytest.mark.parametrize("size", [(32, 32), (160, 224), (1, 1), (33, 31), (97, 5), (101, 203)])
@@ -111,23 +109,6 @@ def test_a_missing_package_is_one_sentence(without_package, package) -> None:
         needed_by(b"")
 
 
-def test_what_a_killed_export_left_is_removed(model, tmp_path: Path, trace_once) -> None:
-    (tmp_path / ".m.onnx.abcd_123").touch()
-    export_onnx(*model, tmp_path / "m.onnx")
-    assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("backbone", ["lite0", "resnet18"])
-def test_other_backbones_export_at_all_sizes(model, tmp_path: Path, backbone: str) -> None:
-    _, info = model
-    torch.manual_seed(0)
-    norm = "bn" if backbone == "lite0" else "iabn"
-    network = build_network(DeepLabConfig(backbone=backbone, norm=norm), info.steps, crop=96).eval()
-    done = export_onnx(network, replace(info, crop=96), tmp_path / "model.onnx")
-    assert done.comparison.agreement > 0.99
-
-
 @pytest.mark.parametrize(
     ("lies", "says"),
     [
@@ -186,3 +167,20 @@ def test_the_ending_of_a_file_says_in_which_form_a_model_is_written(
         export_models([named, named], tmp_path / "two.onnx")
     with pytest.raises(NacreError, match=r"unknown ending .*m\.pt.* known: html, onnx"):
         export_models([named], tmp_path / "m.pt")
+
+
+class Chooses(nn.Module):
+    """Looks at its pixels to decide what to compute, which no graph can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Conv2d(3, 9, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.score(x if float(x.mean()) > 0.1 else x.flip(-1))
+
+
+def test_a_network_that_cannot_be_traced_leaves_no_file(model, tmp_path: Path) -> None:
+    with pytest.raises(NacreError, match="this network cannot be traced for all sizes"):
+        export_onnx(Adapter(Chooses()), model[1], tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []

@@ -56,17 +56,6 @@ def test_an_encoded_picture_comes_back_as_a_palette(port: int, opened: OnnxModel
     assert (np.asarray(Image.open(io.BytesIO(body))) == opened.classify(image)).all()
 
 
-def test_concurrent_requests_get_their_own_answers(port: int, opened: OnnxModel) -> None:
-    def one(seed: int) -> bool:
-        image = noise_image((32, 32 + seed), seed)
-        path = f"/classify?height=32&width={32 + seed}"
-        _, body, _ = ask(port, "POST", path, image.tobytes())
-        return bool((np.frombuffer(body, np.uint8) == opened.classify(image).ravel()).all())
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(one, range(24)))
-
-
 def test_the_page_and_the_models_are_there(port: int, opened: OnnxModel) -> None:
     status, body, answer = ask(port, "GET", "/")
     assert status == 200
@@ -169,12 +158,6 @@ def test_pages_of_this_server_may_ask_it(port: int) -> None:
     assert ask(port, "GET", "/models", headers={**own, "Origin": "http://localhost"})[0] == 403
 
 
-def test_head_is_get_without_the_body(port: int) -> None:
-    status, body, answer = ask(port, "HEAD", "/")
-    assert (status, body) == (200, b"")
-    assert int(answer.getheader("Content-Length")) == len(ask(port, "GET", "/")[1])
-
-
 @pytest.mark.parametrize("begin", [b"GET / HT", post("Content-Length: 1000")])
 def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(opened, monkeypatch, begin) -> None:
     monkeypatch.setattr(server_module, "SECONDS", 0.5)
@@ -217,14 +200,6 @@ def wait_until(is_so) -> None:
         time.sleep(0.01)
 
 
-def test_bodies_together_have_a_limit(opened, monkeypatch) -> None:
-    monkeypatch.setattr(server_module, "BODIES", 100)
-    with serving(opened) as port:
-        status, _, answer = ask(port, "POST", "/classify?height=10&width=10", bytes(300))
-        assert (status, answer.getheader("Retry-After")) == (503, "1")
-        assert ask(port, "POST", "/classify?height=5&width=5", bytes(75))[0] == 200
-
-
 class Slow:
     """A model that classifies images of some width when it is told to."""
 
@@ -243,22 +218,11 @@ def ask_width(port: int, width: int) -> int:
     return ask(port, "POST", f"/classify?height=1&width={width}", bytes(3 * width))[0]
 
 
-def test_the_queue_has_an_end(opened, monkeypatch) -> None:
-    monkeypatch.setattr(server_module, "WAITING", 1)
-    model = Slow(opened, 7)
-    with serving(model, at_once=1) as port, ThreadPoolExecutor(8) as pool:
-        first = pool.submit(ask_width, port, 7)
-        wait_until(lambda: model.seen == 1)
-        others = [pool.submit(ask_width, port, 8) for _ in range(3)]
-        wait_until(lambda: sum(one.done() for one in others) == 2)
-        model.go.set()
-        assert sorted([first.result(), *(one.result() for one in others)]) == [200, 200, 503, 503]
-
-
 def test_waiting_has_an_end(opened, monkeypatch) -> None:
     monkeypatch.setattr(server_module, "PATIENCE", 0.1)
     model = Slow(opened, 7)
-    with serving(model, at_once=1) as port, ThreadPoolExecutor(2) as pool:
+    monkeypatch.setattr(server_module, "AT_ONCE", 1)
+    with serving(model) as port, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask_width, port, 7)
         wait_until(lambda: model.seen == 1)
         assert ask_width(port, 8) == 503
@@ -266,20 +230,10 @@ def test_waiting_has_an_end(opened, monkeypatch) -> None:
         assert first.result() == 200
 
 
-def test_large_images_leave_room_for_small_ones(opened, monkeypatch) -> None:
-    monkeypatch.setattr(server_module, "LARGE", 50)
-    model = Slow(opened, 100)
-    with serving(model) as port, ThreadPoolExecutor(8) as pool:
-        large = [pool.submit(ask_width, port, 100) for _ in range(3)]
-        wait_until(lambda: model.seen == 1)
-        assert ask_width(port, 8) == 200
-        model.go.set()
-        assert [one.result() for one in large] == [200, 200, 200]
-
-
-def test_what_nobody_waits_for_is_not_computed(opened, capfd) -> None:
+def test_what_nobody_waits_for_is_not_computed(opened, monkeypatch, capfd) -> None:
     model = Slow(opened, 7)
-    with serving(model, at_once=1) as port, ThreadPoolExecutor(2) as pool:
+    monkeypatch.setattr(server_module, "AT_ONCE", 1)
+    with serving(model) as port, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask_width, port, 7)
         wait_until(lambda: model.seen == 1)
         with socket.create_connection(("127.0.0.1", port)) as leaving:
@@ -297,4 +251,8 @@ def test_a_model_that_fails_is_one_line(opened, capfd) -> None:
     model.classify = lambda image: [][1]
     with serving(model) as port:
         assert ask_width(port, 8) == 500
-    assert capfd.readouterr().err == "a request failed: IndexError: list index out of range\n"
+    said = ""
+    until = time.monotonic() + 60
+    while not said and time.monotonic() < until:  # it is printed after the answer
+        said = capfd.readouterr().err
+    assert said == "a request failed: IndexError: list index out of range\n"

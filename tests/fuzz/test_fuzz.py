@@ -187,7 +187,7 @@ def _import(export: Path, work: Path) -> None:
     else:
         folder = Folder(FolderConfig(root=work / "data"))
         assert (
-            0 < sum(len(folder.index(one).names) for one in ("train", "val")) <= report.num_images
+            0 < sum(len(folder.index(one).names) for one in ("train", "val")) <= len(report.written)
         )
         assert all(line.isprintable() for line in report.sentences())
         new = {path.relative_to(work).parts[0] for path in set(work.rglob("*")) - before}

@@ -8,25 +8,20 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from nacre.importers import ClassOptions, ImportOptions, ImportReport, import_export
-
-
-def options(**given: Any) -> ImportOptions:
-    """Return import options; those of the classes may stand beside the others.
-
-    Most outlines of these exports are boxes, so that the question is answered beforehand.
-    """
-    given = {"boxes": "fill"} | given
-    classes = {key: given.pop(key) for key in ("classes", "ignore", "rename") if key in given}
-    return ImportOptions(classes=ClassOptions(**classes), **given)
+from nacre.importers import ImportOptions, ImportReport, import_export
 
 
 class Imported:
-    """A folder that was imported."""
+    """A folder that was imported.
+
+    Most outlines of these exports are boxes, so that the question is answered beforehand.
+    """
 
     def __init__(self, export: Path, target: Path, **given: Any) -> None:
         self.root = target
-        self.report: ImportReport = import_export(export, target, options(**given))
+        self.report: ImportReport = import_export(
+            export, target, ImportOptions(**({"boxes": "fill"} | given))
+        )
         self.classes: dict[str, Any] = yaml.safe_load((target / "classes.yaml").read_text("utf-8"))
 
     @property

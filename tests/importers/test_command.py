@@ -43,6 +43,17 @@ def test_it_says_what_was_found_and_what_to_do_next(nacre: Nacre, tmp_path: Path
     assert "every file can be used" in out
 
 
+def test_paths_are_shown_as_they_were_given(
+    nacre: Nacre, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cvat_masks(tmp_path / "x")
+    monkeypatch.chdir(tmp_path)
+    out, _ = nacre("import", "x", "--to", "my-data")
+    assert "look at my-data/contact-sheet.jpg; then: nacre data my-data" in out
+    _, err = nacre("import", "x", "--to", "my-data", code=2)
+    assert err == "error: my-data is not empty; import into a new folder\n"
+
+
 def test_the_report_as_json(nacre: Nacre, tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     out, _ = nacre("import", tmp_path / "x", "--to", tmp_path / "y", "--json")

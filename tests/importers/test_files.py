@@ -1,6 +1,6 @@
 """Which file a name in an annotation means, which split a path tells, and what files are called."""
 
-from pathlib import Path
+import io
 
 import pytest
 
@@ -12,7 +12,7 @@ from nacre.importers.sheet import choose
 
 
 def files(*paths: str) -> list[File]:
-    return [File(path, 1, Path(path)) for path in paths]
+    return [File(path, 1, io.BytesIO) for path in paths]
 
 
 @pytest.mark.parametrize(

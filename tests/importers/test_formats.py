@@ -46,8 +46,8 @@ def test_the_masks_are_right_and_nacre_reads_the_folder(
     assert set(masks) == set(SIZES)
     for name in SIZES:
         np.testing.assert_array_equal(masks[name], truth(name), err_msg=name)
-    assert (report.num_images, report.left_out) == (3, ())
-    assert set(report.classes) == set(CLASSES)
+    assert (len(report.written), report.left_out) == (3, [])
+    assert set(report.labels.names) == set(CLASSES)
     folder = Folder(FolderConfig(root=target))
     split_of = {name: split for split in ("train", "val") for name in folder.index(split).names}
     assert set(split_of) == set(SIZES)
@@ -55,4 +55,4 @@ def test_the_masks_are_right_and_nacre_reads_the_folder(
         assert split_of == SPLITS
     assert (target / "contact-sheet.jpg").stat().st_size > 1000
     assert report.format == FORMATS[format_name].title
-    assert not any("also looks like" in note for note in report.notes)
+    assert not any("also looks like" in note for note in report.reading.notes)

@@ -1,10 +1,12 @@
 """Exports that mean harm: one sentence, nothing written, and never anything outside the target."""
 
+import gc
 import io
 import json
 import os
 import signal
 import stat
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -107,7 +109,7 @@ def test_an_entry_without_a_name_is_passed_over(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("nameless", b"x")
     path.write_bytes(path.read_bytes().replace(b"nameless", b"\0ameless"))
-    assert Imported(path, tmp_path / "y").report.num_images == 3
+    assert len(Imported(path, tmp_path / "y").report.written) == 3
 
 
 def test_hostile_names_of_images_become_plain_ones(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_hostile_names_of_images_become_plain_ones(tmp_path: Path) -> None:
         save_image(tmp_path / "x" / name, (16, 12))
     save_json(tmp_path / "x" / "c.json", content | {"images": images, "annotations": annotations})
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.report.num_images == len(names)
+    assert len(got.report.written) == len(names)
     written = sorted(path.name for path in (tmp_path / "y" / "images").iterdir())
     assert all(name.isprintable() and not name.startswith(".") for name in written)
     assert all(len(name) < 140 for name in written)
@@ -156,7 +158,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x" / "images" / "pipe.jpg")
     os.mkfifo(tmp_path / "x" / "pipe.json")
     os.mkfifo(tmp_path / "pipe")
-    assert Imported(tmp_path / "x", tmp_path / "y").report.num_images == 3
+    assert len(Imported(tmp_path / "x", tmp_path / "y").report.written) == 3
     with pytest.raises(NacreError, match="neither a folder nor a file"):
         import_export(tmp_path / "pipe", tmp_path / "z")
 
@@ -197,6 +199,32 @@ def test_an_archive_with_flipped_bytes_leaves_out_what_is_damaged(tmp_path: Path
     got = Imported(path, tmp_path / "y")
     assert got.images() == {"b", "empty"}
     assert "the image cannot be read" in got.text
+
+
+def test_an_entry_that_only_its_packing_damages_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("c.json", json.dumps(coco_content(["a"])))
+    data = path.read_bytes()
+    path.write_bytes(data[:60] + bytes(20) + data[80:])
+    refused(path, tmp_path, r"could not read c\.json: Corrupt input data")
+
+
+@pytest.mark.parametrize("description", ["a: [", "names: [cat]\ntrain: images\n"])
+def test_an_archive_is_closed_in_the_end(description: str, tmp_path: Path) -> None:
+    entries = {"data.yaml": description.encode(), "labels/a.txt": b"x"}
+    path = packed(tmp_path / "x.zip", entries)
+    caught = None
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            import_export(path, tmp_path / "y")
+        except NacreError as error:
+            caught = error  # its frames hold the archive
+        opened = [one for one in gc.get_objects() if isinstance(one, zipfile.ZipFile)]
+        assert not [one for one in opened if one.filename == str(path) and one.fp]
+    assert caught is not None
+    assert not [one for one in warned if one.category is ResourceWarning]
 
 
 def test_locked_archives_and_other_kinds_of_them(tmp_path: Path) -> None:
@@ -341,7 +369,7 @@ def test_a_long_zigzag_ends_in_time(tmp_path: Path) -> None:
     shape = {"label": "cat", "points": points.tolist(), "shape_type": "polygon"}
     save_json(tmp_path / "x" / "p.json", {"shapes": [shape], "imagePath": "p.jpg"})
     save_image(tmp_path / "x" / "p.jpg", (100, 100))
-    assert Imported(tmp_path / "x", tmp_path / "y").report.num_images == 1
+    assert len(Imported(tmp_path / "x", tmp_path / "y").report.written) == 1
 
 
 def test_a_file_where_the_target_should_be_and_a_folder_that_is_not_empty(tmp_path: Path) -> None:
@@ -485,4 +513,4 @@ def test_one_file_is_an_export_with_the_images_beside_it(tmp_path: Path) -> None
     save_image(tmp_path / "x" / "elsewhere" / "a.jpg", SIZES["a"], seed=5)
     save_json(tmp_path / "x" / "other.json", {"shapes": []})
     got = Imported(tmp_path / "x" / "result.json", tmp_path / "y")
-    assert got.report.num_images == 3
+    assert len(got.report.written) == 3

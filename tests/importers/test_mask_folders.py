@@ -267,7 +267,7 @@ def test_one_outline_that_is_no_box_answers_for_all(
     write: Any, other: list[list[float]], tmp_path: Path
 ) -> None:
     write(tmp_path / "x", corners(WEED), other)
-    assert import_export(tmp_path / "x", tmp_path / "y").num_images == 1
+    assert len(import_export(tmp_path / "x", tmp_path / "y").written) == 1
 
 
 def test_boxes_of_yolo_are_said_to_be_boxes(tmp_path: Path) -> None:

@@ -95,30 +95,6 @@ def test_cityscapes_layout_with_classes_of_ones_own(tmp_path: Path) -> None:
         )
 
 
-def test_cityscapes_polygons_where_there_are_no_masks(tmp_path: Path) -> None:
-    def item(label: str, box: tuple[int, int, int, int], **more: Any) -> dict[str, Any]:
-        return {"label": label, "polygon": corners(box), **more}
-
-    objects = [
-        item("road", (0, 8, 24, 16)),
-        item("cargroup", (2, 3, 9, 12)),
-        item("ego vehicle", (10, 14, 20, 16)),
-        item("sky", (0, 0, 24, 4), deleted=1),
-    ]
-    stem = "aachen_000000_000019"
-    save_json(
-        tmp_path / "x" / "gtFine" / "train" / "aachen" / f"{stem}_gtFine_polygons.json",
-        {"imgHeight": 16, "imgWidth": 24, "objects": objects},
-    )
-    folder = tmp_path / "x" / "leftImg8bit" / "train" / "aachen"
-    save_image(folder / f"{stem}_leftImg8bit.png", SIZE)
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    expected = np.full((16, 24), 255, np.uint8)
-    expected[8:], expected[3:12, 2:9], expected[14:, 10:20] = 1, 14, 255
-    np.testing.assert_array_equal(got.mask(f"{stem}_leftImg8bit"), expected)
-    assert got.classes["background"] is None
-
-
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_texts_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
     cvat_task(tmp_path / "x", (250, 50, 83), "Röhre")

@@ -62,7 +62,7 @@ def test_a_mask_drawn_on_the_stored_pixels_is_turned_as_the_image_is(
     exif[0x0112] = orientation
     expected = np.asarray(ImageOps.exif_transpose(stored))
     np.testing.assert_array_equal(got.mask("p"), expected)
-    assert got.report.doubtful == ()
+    assert got.report.doubtful == []
     Folder(FolderConfig(root=tmp_path / "y")).index("train")
 
 
@@ -72,13 +72,13 @@ def test_a_mask_drawn_on_the_upright_image_stays(orientation: int, tmp_path: Pat
     turned_export(tmp_path / "x", {"p": (orientation, upright)})
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(got.mask("p"), filled(upright, (*BOX, 1)))
-    assert (got.report.turned, got.report.doubtful) == ((), ())
+    assert (got.report.turned, got.report.doubtful) == ([], [])
 
 
 def test_where_the_size_cannot_tell_people_are_told(tmp_path: Path) -> None:
     turned_export(tmp_path / "x", {"p": (3, STORED), "q": (6, None), "r": (1, STORED)})
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.report.doubtful == ("p.jpg", "q.jpg")
+    assert got.report.doubtful == ["p.jpg", "q.jpg"]
     np.testing.assert_array_equal(got.mask("p"), filled(STORED, (*BOX, 1)))
     assert "orientation: 2 images turned by the camera" in got.text
 
@@ -87,14 +87,14 @@ def test_upright_evidence_outweighs_for_the_doubtful(tmp_path: Path) -> None:
     upright = (STORED[1], STORED[0])
     turned_export(tmp_path / "x", {"p": (3, STORED), "q": (6, upright), "r": (8, STORED)})
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (got.report.turned, got.report.doubtful) == (("r.jpg",), ("p.jpg",))
+    assert (got.report.turned, got.report.doubtful) == (["r.jpg"], ["p.jpg"])
 
 
 def test_a_mask_file_of_the_stored_pixels_is_turned_too(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_turned(tmp_path / "x" / "JPEGImages" / "a.jpg", 6, (16, 12))
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.report.turned == ("a",)
+    assert got.report.turned == ["a"]
     assert got.mask("a").shape == (16, 12)
 
 
@@ -242,7 +242,7 @@ def test_an_image_without_mask_is_empty_only_if_the_export_lists_it(tmp_path: Pa
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.images() == {"a", "b", "empty"}
     assert not got.mask("empty").any()
-    assert got.report.empty == ("empty",)
+    assert got.report.empty == ["empty"]
 
 
 def test_images_that_nothing_speaks_of_are_left_out_or_background(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_data_without_a_background(tmp_path: Path) -> None:
     assert _read(tmp_path, "classes: {0: sky, 255: road}").allowed == {0, 255}
 
 
-def test_colours_by_name_or_label(tmp_path: Path) -> None:
+def test_colors_by_name_or_label(tmp_path: Path) -> None:
     text = (
         "classes: {1: cat, 2: dog}\ncolors: {cat: [1, 2, 3], 2: [4, 5, 6], background: [7, 8, 9]}"
     )
@@ -50,6 +50,7 @@ def test_colours_by_name_or_label(tmp_path: Path) -> None:
         ("classes: {1: cat, 2: cat}", "class 'cat' is named twice: for the labels 1 and 2"),
         ("classes: {1: cat, 1: dog}", "line 1: 1 is given twice"),
         ("classes: {1: cat}\nignore: 9", "unknown key 'ignore' (did you mean 'ignored'?)"),
+        ("classes: {1: cat}\nbackground: 9\nignored: 9", "label 9 is both the background and"),
         ("classes: {1: cat}\nbackground: 1", "label 1 is both the class 'cat' and"),
         ("classes: {1: cat}\nignored: -1", "`ignored` is -1; it must be a whole number"),
         ("classes: {1: cat}\nignored: true", "`ignored` is True; it must be a whole number"),

@@ -38,161 +38,112 @@ few = settings(max_examples=25, deadline=None)
 Losses = Callable[[Tensor, Problem], dict[str, Tensor]]
 
 
-def softmaxes(teacher: bool = True, hides: bool = False, **options: Any) -> Losses:
-    """Return the fused losses of softmaxes with these options."""
+def fused(*problem: str, teacher: bool = True, **options: Any) -> Losses:
+    """Return the fused losses with these options and what the problem says of some more."""
     return lambda x, a: fused_losses(
-        x, a.targets, a.old if teacher else None, may_be=a.may_be if hides else None, **options
+        x,
+        a.targets,
+        a.old if teacher else None,
+        **{name: getattr(a, name) for name in problem},
+        **options,
     )
 
 
-def sigmoids(teacher: bool = True, hides: bool = False, **terms: Callable[..., Tensor]) -> Losses:
-    """Return losses of sigmoids by strips; a term takes both logits, targets and what hides."""
+PLAIN: dict[str, Callable[..., Tensor]] = {
+    "ce": lambda x, a, **k: cross_entropy(x, a.targets, **k),
+    "unbiased ce": lambda x, a, **k: unbiased_cross_entropy(x, a.targets, a.num_old, **k),
+    "partial ce": lambda x, a, **k: partial_cross_entropy(x, a.targets, a.may_be, **k),
+    "kd": lambda x, a: distillation(x, a.full(a.old)),
+    "unbiased kd": lambda x, a: unbiased_distillation(x, a.full(a.old)),
+    "split kd": lambda x, a: unbiased_distillation(x, a.full(a.old), a.new_origins),
+}
+
+
+def plain(ce: str = "", kd: str = "", *, weighted: bool = False) -> Losses:
+    """Return losses of upsampled logits."""
 
     def losses(x: Tensor, a: Problem) -> dict[str, Tensor]:
-        count, every = pixel_count(at_least_float32(x), a.targets), a.targets.numel()
+        weights = {"weights": a.weights} if weighted else {}
+        found = {"ce": PLAIN[ce](a.full(x), a, **weights)} if ce else {}
+        return found | ({"kd": PLAIN[kd](a.full(x), a)} if kd else {})
 
-        def of_strip(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None) -> dict[str, Tensor]:
+    return losses
+
+
+# of both logits, targets, what hides, and what a sum over pixels is divided by
+TERMS: dict[str, Callable[..., Tensor]] = {
+    "bce": lambda x, z, y, hidden, n: binary_cross_entropy(x, y, hidden=hidden, num_pixels=n),
+    "new bce": lambda x, z, y, hidden, n: binary_cross_entropy(
+        x[:, 1:], y, first=1, positive_weight=35.0, num_pixels=n
+    ),
+    "mixed": lambda x, z, y, hidden, n: binary_mixed(
+        x, y, z, labeled_background=True, hidden=hidden, num_pixels=n
+    ),
+    "kd": lambda x, z, y, hidden, n: binary_distillation(x, z, num_pixels=n),
+}
+
+
+def sigmoids(*names: str, hides: bool = False, upsampled: bool = False) -> Losses:
+    """Return losses of sigmoids, by strips or of upsampled logits."""
+
+    def losses(x: Tensor, a: Problem) -> dict[str, Tensor]:
+        count = pixel_count(at_least_float32(x), a.targets)
+        divisors = {"kd": a.targets.numel()}
+
+        def terms(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None) -> dict[str, Tensor]:
             return {
-                name: term(x, z, y, hidden, every if name == "kd" else count)
-                for name, term in terms.items()
+                name.removeprefix("new "): TERMS[name](x, z, y, hidden, divisors.get(name, count))
+                for name in names
             }
 
         hidden = a.hidden if hides else None
-        return by_strips(of_strip, x, a.old if teacher else None, a.targets, hidden)
+        if upsampled:
+            return terms(a.full(x), a.full(a.old), a.targets, hidden)
+        return by_strips(terms, x, a.old, a.targets, hidden)
 
     return losses
 
 
-def weighted(hides: bool = False, **options: Any) -> Losses:
-    """Return the fused cross-entropy of weighted images."""
-    return lambda x, a: fused_losses(
-        x, a.targets, weights=a.weights, may_be=a.may_be if hides else None, **options
-    )
-
-
-def plain(**losses: Callable[[Tensor, Problem], Tensor]) -> Losses:
-    """Return losses of upsampled logits by their names."""
-
-    def found(x: Tensor, a: Problem) -> dict[str, Tensor]:
-        full = a.full(x)
-        return {name: loss(full, a) for name, loss in losses.items()}
-
-    return found
-
-
-def ce(x: Tensor, a: Problem) -> Tensor:
-    return cross_entropy(x, a.targets)
-
-
-def unbiased_ce(x: Tensor, a: Problem) -> Tensor:
-    return unbiased_cross_entropy(x, a.targets, a.num_old)
-
-
-def partial_ce(x: Tensor, a: Problem) -> Tensor:
-    return partial_cross_entropy(x, a.targets, a.may_be)
-
-
-def weighted_ce(x: Tensor, a: Problem) -> Tensor:
-    return cross_entropy(x, a.targets, weights=a.weights)
-
-
-def weighted_unbiased_ce(x: Tensor, a: Problem) -> Tensor:
-    return unbiased_cross_entropy(x, a.targets, a.num_old, weights=a.weights)
-
-
-def weighted_partial_ce(x: Tensor, a: Problem) -> Tensor:
-    return partial_cross_entropy(x, a.targets, a.may_be, weights=a.weights)
-
-
-def kd(x: Tensor, a: Problem) -> Tensor:
-    return distillation(x, a.full(a.old))
-
-
-def unbiased_kd(x: Tensor, a: Problem) -> Tensor:
-    return unbiased_distillation(x, a.full(a.old))
-
-
-def split_kd(x: Tensor, a: Problem) -> Tensor:
-    return unbiased_distillation(x, a.full(a.old), a.new_origins)
-
-
-def fused_splits(**options: Any) -> Losses:
-    """Return the fused losses where new channels split from several old ones."""
-    return lambda x, a: fused_losses(x, a.targets, a.old, new_origins=a.new_origins, **options)
-
-
-def bce(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None, n: Tensor) -> Tensor:
-    return binary_cross_entropy(x, y, hidden=hidden, num_pixels=n)
-
-
-def binary_kd(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None, n: Tensor) -> Tensor:
-    return binary_distillation(x, z, num_pixels=n)
-
-
-def mixed(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None, n: Tensor) -> Tensor:
-    return binary_mixed(x, y, z, labeled_background=True, hidden=hidden, num_pixels=n)
-
-
-def new_bce(x: Tensor, z: Tensor, y: Tensor, hidden: Tensor | None, n: Tensor) -> Tensor:
-    return binary_cross_entropy(x[:, 1:], y, first=1, positive_weight=35.0, num_pixels=n)
-
-
-def upsampled(hides: bool = False, **terms: Callable[..., Tensor]) -> Losses:
-    """Return terms as `sigmoids` takes them of upsampled logits."""
-
-    def losses(x: Tensor, a: Problem) -> dict[str, Tensor]:
-        count, every = pixel_count(at_least_float32(x), a.targets), a.targets.numel()
-        hidden, full, old = a.hidden if hides else None, a.full(x), a.full(a.old)
-        return {
-            name: term(full, old, a.targets, hidden, every if name == "kd" else count)
-            for name, term in terms.items()
-        }
-
-    return losses
+def both(*names: str, hides: bool = False) -> tuple[Losses, Losses]:
+    return sigmoids(*names, hides=hides), sigmoids(*names, hides=hides, upsampled=True)
 
 
 # name: (fused, plain); every loss and every combination that a method uses
 CASES: dict[str, tuple[Losses, Losses]] = {
-    "ft": (softmaxes(teacher=False), plain(ce=ce)),
-    "lwf": (softmaxes(kd="plain"), plain(ce=ce, kd=kd)),
-    "lwf + unbiased ce": (softmaxes(ce="unbiased", kd="plain"), plain(ce=unbiased_ce, kd=kd)),
-    "mib": (
-        softmaxes(ce="unbiased", kd="unbiased"),
-        plain(ce=unbiased_ce, kd=unbiased_kd),
-    ),
-    "unbiased ce": (
-        lambda x, a: fused_losses(x, a.targets, ce="unbiased", num_old=a.num_old),
-        plain(ce=unbiased_ce),
-    ),
-    "partial ce": (softmaxes(False, hides=True, ce="unbiased"), plain(ce=partial_ce)),
+    "ft": (fused(teacher=False), plain("ce")),
+    "lwf": (fused(kd="plain"), plain("ce", "kd")),
+    "lwf + unbiased ce": (fused(ce="unbiased", kd="plain"), plain("unbiased ce", "kd")),
+    "mib": (fused(ce="unbiased", kd="unbiased"), plain("unbiased ce", "unbiased kd")),
+    "unbiased ce": (fused("num_old", teacher=False, ce="unbiased"), plain("unbiased ce")),
+    "partial ce": (fused("may_be", teacher=False, ce="unbiased"), plain("partial ce")),
     "mib, several origins": (
-        fused_splits(ce="unbiased", kd="unbiased"),
-        plain(ce=unbiased_ce, kd=split_kd),
+        fused("new_origins", ce="unbiased", kd="unbiased"),
+        plain("unbiased ce", "split kd"),
     ),
     "lwf + unbiased kd, several origins": (
-        fused_splits(kd="unbiased"),
-        plain(ce=ce, kd=split_kd),
+        fused("new_origins", kd="unbiased"),
+        plain("ce", "split kd"),
     ),
     "mib, partial": (
-        softmaxes(hides=True, ce="unbiased", kd="unbiased"),
-        plain(ce=partial_ce, kd=unbiased_kd),
+        fused("may_be", ce="unbiased", kd="unbiased"),
+        plain("partial ce", "unbiased kd"),
     ),
-    "lwf, partial": (
-        softmaxes(hides=True, ce="unbiased", kd="plain"),
-        plain(ce=partial_ce, kd=kd),
-    ),
-    "kd": (softmaxes(ce=None, kd="plain"), plain(kd=kd)),
-    "unbiased kd": (softmaxes(ce=None, kd="unbiased"), plain(kd=unbiased_kd)),
-    "plop": (weighted(), plain(ce=weighted_ce)),
+    "lwf, partial": (fused("may_be", ce="unbiased", kd="plain"), plain("partial ce", "kd")),
+    "kd": (fused(ce=None, kd="plain"), plain(kd="kd")),
+    "unbiased kd": (fused(ce=None, kd="unbiased"), plain(kd="unbiased kd")),
+    "plop": (fused("weights", teacher=False), plain("ce", weighted=True)),
     "plop, unbiased": (
-        lambda x, a: weighted(ce="unbiased", num_old=a.num_old)(x, a),
-        plain(ce=weighted_unbiased_ce),
+        fused("weights", "num_old", teacher=False, ce="unbiased"),
+        plain("unbiased ce", weighted=True),
     ),
-    "plop, partial": (weighted(hides=True, ce="unbiased"), plain(ce=weighted_partial_ce)),
-    "bce, hidden": (sigmoids(False, True, bce=bce), upsampled(True, bce=bce)),
-    "lwf-mc": (sigmoids(bce=bce, kd=binary_kd), upsampled(bce=bce, kd=binary_kd)),
-    "lwf-mc-c, hidden": (sigmoids(hides=True, bce=mixed), upsampled(True, bce=mixed)),
-    "dkd": (sigmoids(bce=new_bce, kd=binary_kd), upsampled(bce=new_bce, kd=binary_kd)),
+    "plop, partial": (
+        fused("weights", "may_be", teacher=False, ce="unbiased"),
+        plain("partial ce", weighted=True),
+    ),
+    "bce, hidden": both("bce", hides=True),
+    "lwf-mc": both("bce", "kd"),
+    "lwf-mc-c, hidden": both("mixed", hides=True),
+    "dkd": both("new bce", "kd"),
 }
 
 every_case = pytest.mark.parametrize(("fused", "plain"), CASES.values(), ids=CASES.keys())
@@ -266,7 +217,7 @@ def test_all_ignored_gives_zero(fused: Losses, plain: Losses) -> None:
     a.targets = torch.full_like(a.targets, IGNORE_INDEX)
     x = a.logits.requires_grad_()
     losses = fused(x, a)
-    for name in {"ce", "bce"} & losses.keys():
+    for name in {"ce", "bce", "mixed"} & losses.keys():
         (gradient,) = torch.autograd.grad(losses[name], x, retain_graph=True)
         assert losses[name] == 0
         assert (gradient == 0).all()

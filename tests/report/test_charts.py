@@ -12,19 +12,14 @@ from nacre.report.charts import (
     SHAPES,
     STYLES,
     Axis,
-    DotRow,
-    PlotArea,
     Point,
     Series,
-    dot_chart,
-    forgetting_chart,
     key,
     line_chart,
     loss_chart,
     percent_axis,
     spread_out,
     step_curves,
-    styles,
     value_axis,
 )
 from nacre.report.results import ScenarioResults, load_results, percent
@@ -53,23 +48,6 @@ def test_lines_have_marks_titles_and_labels() -> None:
     assert titles(text) == ["T", "a <0>", "a <1>", "a <2>", "bound 0.9"]
     words = [one.text for one in root.iter("text")]
     assert {"a&b", "top", "here", "step"} <= set(words)
-
-
-def test_places_are_proportional() -> None:
-    frame = PlotArea()
-    up = Axis(0, 1, ())
-    assert frame.y(0, up) == frame.floor
-    assert frame.y(1, up) == frame.top
-    assert frame.y(0.5, up) == pytest.approx((frame.floor + frame.top) / 2)
-    assert frame.x(2, AXIS) == frame.end
-
-
-def test_dots_stand_in_their_rows() -> None:
-    rows = [DotRow("first", ((0, 10.0, "ten"),)), DotRow("x" * 40, ((None, -5.0, "minus"),))]
-    text = dot_chart("T", "D", rows, value_axis([10, -5], "points"))
-    assert titles(text)[1:] == ["ten", "minus"]
-    assert "x" * 21 + "…" in text
-    assert "x" * 22 not in text
 
 
 @given(st.lists(st.floats(-1e6, 1e6).map(lambda value: round(value, 3)), min_size=1))
@@ -112,15 +90,6 @@ def test_curves_hold_every_figure(results: ScenarioResults) -> None:
     assert not any("step 0" in one for one in titles(curves["Old classes"]))
 
 
-def test_forgetting_is_that_of_the_metrics(results: ScenarioResults) -> None:
-    tooltip = titles(forgetting_chart(results))
-    run = results.rows[0].runs[0]
-    for name, value in run.forgetting.items():
-        if name != "background":
-            assert f"FT forgot {percent(value)} points of {name}" in tooltip
-    assert not any("Joint" in one for one in tooltip)
-
-
 def test_losses_go_on_from_step_to_step(results: ScenarioResults) -> None:
     text = loss_chart(results.rows[2])
     tooltip = titles(text)
@@ -130,19 +99,6 @@ def test_losses_go_on_from_step_to_step(results: ScenarioResults) -> None:
         "step 1",
         "step 2",
     ]
-
-
-def test_long_lines_have_few_marks() -> None:
-    points = tuple(Point(i, i, f"told {i}") for i in range(1000))
-    axis = value_axis([1000])
-    text = line_chart("T", "D", [Series("a", 0, points, every=20)], axis, axis)
-    assert titles(text)[1:] == [f"told {i}" for i in range(0, 1000, 20)]
-    (path,) = [one for one in ET.fromstring(text).iter("path") if "line" in one.get("class", "")]
-    assert (path.get("d") or "").count("L") == 999
-
-
-def test_joint_is_the_bound(results: ScenarioResults) -> None:
-    assert styles(results) == {"FT": 0, "LwF": 1, "MiB": 2, "Joint": None}
 
 
 @pytest.mark.parametrize(

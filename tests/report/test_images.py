@@ -17,39 +17,22 @@ from nacre.labels.channels import IGNORE_INDEX
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
-from nacre.models.io import load_model
 from nacre.report.images import (
-    DIFFERENT,
-    FUTURE,
-    OLD,
-    RANDOM,
-    VISIBLE,
     PredictedImage,
     Sheet,
     TestImage,
-    background_shift,
     colorize,
-    colorize_hidden,
     comparison_sheet,
     data_uri,
     open_data,
     predict_masks,
 )
-from nacre.report.page import write_report
 from nacre.report.results import load_results
 
 
 def make_sheet(paths: list[Path], count: int) -> Sheet:
     (results,) = load_results(paths)
     return comparison_sheet(results, open_data(results), count)
-
-
-def test_the_same_pictures_are_chosen_every_time(runs: Path) -> None:
-    one, two = make_sheet([runs], 4), make_sheet([runs], 4)
-    assert [seen.image.name for seen in one.images] == [seen.image.name for seen in two.images]
-    assert len({seen.image.name for seen in one.images}) == 4
-    assert [seen.why for seen in one.images] == [DIFFERENT] * 2 + [RANDOM] * 2
-    assert one.columns == ("FT", "LwF", "MiB", "Joint")
 
 
 def test_the_first_are_those_with_the_largest_differences(runs: Path) -> None:
@@ -102,43 +85,6 @@ def test_data_uri_holds_the_picture() -> None:
     assert np.array_equal(np.asarray(shown.convert("RGB")), pixels)
     smaller = data_uri(pixels, 16).partition(",")[2]
     assert Image.open(io.BytesIO(b64decode(smaller))).size == (8, 16)
-
-
-def test_shift_shows_what_labels_hide(runs: Path) -> None:
-    (results,) = load_results([runs])
-    data = open_data(results)
-    shifts = background_shift(data)
-    assert [one.name for one in shifts] == [one.name for one in background_shift(data)]
-    for shift in shifts:
-        growth = data.scenario.classes.growth(shift.step)
-        old = range(1, growth.num_old)
-        new = range(growth.first_new, growth.first_new + growth.num_new)
-        is_old, is_new = np.isin(shift.truth, list(old)), np.isin(shift.truth, list(new))
-        future = ~is_old & ~is_new & (shift.truth != 0)
-        assert np.array_equal(shift.hidden == OLD, is_old)
-        assert np.array_equal(shift.hidden == FUTURE, future)
-        assert np.array_equal(shift.labels, np.where(is_new, shift.truth, 0))
-        assert is_new.any()
-        assert (shift.hidden != VISIBLE).any()
-        background = (shift.labels == 0).sum()
-        assert shift.share(OLD) == pytest.approx(is_old.sum() / background)
-    painted = colorize_hidden(shifts[1], ((255, 0, 0), (0, 0, 255)))
-    red = painted[shifts[1].hidden == OLD].astype(int)
-    assert (red[:, 0] > red[:, 2]).all()
-
-
-def test_every_network_is_loaded_once(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[Path] = []
-
-    def load_and_note(path: Path, *rest: Any) -> Any:
-        opened.append(path)
-        return load_model(path, *rest)
-
-    monkeypatch.setattr("nacre.report.images.load_model", load_and_note)
-    write_report([runs], tmp_path / "page", images=3)
-    assert len(opened) == len(set(opened)) == 4
 
 
 def test_pictures_are_seen_through_windows_where_tests_are(make_run: Any, tmp_path: Path) -> None:

@@ -34,12 +34,13 @@ def test_a_page_shows_classes_before_and_after_with_pictures(steps, tmp_path):
     for text in ("pearl", "crate <em>new</em>", "agreement", "before", "after", "no test images"):
         assert text in page
     assert page.count("<figure>") == 2 * 4
+    assert "of the pixels right" not in page, "a folder labels only some of the classes"
     assert "http" not in page.replace("http-equiv", ""), "it needs nothing beside it"
 
 
 def test_a_first_model_has_no_before(steps, tmp_path):
     page = write_learn_page(steps / "first", tmp_path, images=2).read_text()
-    assert "classes before the step" not in page
+    assert "before on" not in page
     assert page.count("<figure>") == 2 * 3
 
 

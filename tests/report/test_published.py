@@ -44,13 +44,6 @@ def test_a_run_as_the_paper_has_it_deviates_in_nothing(
     assert deviations(load_run(make_paper_run("a", method, scenario))) == ()
 
 
-def test_rows_without_deviations_have_the_papers_names(make_paper_run: Any) -> None:
-    paths = [make_paper_run(f"run{i}", method, SCENARIO) for i, method in enumerate(ABLATION)]
-    (table,) = make_tables(load_results(paths), "ablation", paper=True)
-    assert ours(table) == ["LwF", "LwF + CE", "LwF + CE + KD", "MiB (CE + KD + init)"]
-    assert "*" not in table.caption
-
-
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
@@ -96,14 +89,6 @@ def test_one_deviation_marks_the_row_and_is_said_under_the_table(
     # Without the paper's figures there is nothing to be taken for.
     (alone,) = make_tables(load_results([path]), "voc")
     assert ours(alone) == ["MiB"]
-
-
-def test_another_layer_and_weight_are_not_the_papers_ilt(make_paper_run: Any) -> None:
-    method = {"name": "ilt", "layer": "decoder", "weight": 3}
-    (table,) = make_tables(load_results([make_paper_run("a", method, SCENARIO)]), "voc", paper=True)
-    assert ours(table) == ["ILT*"]
-    assert "method.weight: 3 (paper: 100)" in table.caption
-    assert "method.layer: decoder (paper: backbone)" in table.caption
 
 
 def test_the_released_weight_of_15_1_is_not_the_papers(make_paper_run: Any) -> None:
@@ -153,23 +138,6 @@ def test_what_all_rows_share_is_said_once_and_the_rest_by_row(make_paper_run: An
     assert table.caption.count("train.epochs") == 1
     assert "All *: train.epochs: 1 (paper: 30)." in table.caption
     assert "MiB* (15-5 overlapped): method.weight: 1 (paper: 10)." in table.caption
-
-
-def test_a_row_as_the_papers_and_one_that_is_not_stand_beside_it_apart(make_paper_run: Any) -> None:
-    paths = [
-        make_paper_run("a", "mib", SCENARIO),
-        make_paper_run("b", {"name": "mib", "weight": 5}, SCENARIO),
-        make_paper_run("c", {"name": "mib", "weight": 1}, "voc/15-1/overlapped"),
-    ]
-    (table,) = make_tables(load_results(paths), "voc", paper=True)
-    names = [row.name for row in table.rows if row.name.startswith("MiB")]
-    assert names == [
-        "MiB",
-        "MiB*",
-        "MiB, paper's",
-        "MiB, ours − paper's",
-        "MiB*, ours − paper's",
-    ]
 
 
 def test_a_run_of_a_method_that_is_not_installed_is_not_the_papers(make_paper_run: Any) -> None:

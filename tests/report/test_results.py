@@ -121,12 +121,6 @@ def test_rows_stand_in_the_order_of_the_paper(runs: Path) -> None:
     assert [row.name for row in results.incremental] == ["FT", "LwF", "MiB"]
 
 
-def test_scenarios_are_kept_apart(make_run: Any) -> None:
-    paths = [make_run("a"), make_run("b", scenario="scenes/4-4/disjoint")]
-    found = load_results(paths)
-    assert [one.scenario for one in found] == ["scenes/4-2-2/overlapped", "scenes/4-4/disjoint"]
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -32,12 +32,6 @@ def results(runs: Path) -> ScenarioResults:
     return found
 
 
-def test_columns_are_old_new_all_of_each_step(results: ScenarioResults) -> None:
-    table = steps_table(results)
-    assert table.headings() == [("step 0", 1), ("step 1", 3), ("step 2", 3)]
-    assert [column.group for column in table.columns] == ["all", *["old", "new", "all"] * 2]
-
-
 def test_cells_are_the_metrics(results: ScenarioResults) -> None:
     table = steps_table(results)
     mib = next(row for row in table.rows if row.name == "MiB")
@@ -50,13 +44,6 @@ def test_cells_are_the_metrics(results: ScenarioResults) -> None:
     assert with_background.rows[2].cells[0].mean == run.mean(0, "all", background=True)
     assert "left out" in table.caption
     assert "counted as a class" in with_background.caption
-
-
-def test_joint_has_only_the_last_step_and_stands_apart(results: ScenarioResults) -> None:
-    joint = steps_table(results).rows[-1]
-    assert joint.is_bound
-    assert [cell.text == "" for cell in joint.cells] == [True] * 4 + [False] * 3
-    assert not any(cell.best for cell in joint.cells)
 
 
 def test_best_is_marked_once_or_for_equal_print() -> None:

@@ -226,6 +226,17 @@ def test_files_of_a_step_are_checked_where_they_are_read(name, content, reason, 
         kinds[name].load(tmp_path / name)
 
 
+def test_what_fits_the_machine_goes_by_the_device_that_is_asked_for(data, monkeypatch):
+    """A machine with a GPU gave its recipe to a step that was to be learned on the CPU."""
+
+    def choose(name):
+        return torch.device("cuda" if name == "auto" else name)
+
+    monkeypatch.setattr("nacre.runs.learn.choose_device", choose)
+    config = config_of(data / "pets", train={"device": "cpu"})
+    assert (config.images.crop_size, config.train.iterations) == (160, 100)
+
+
 def test_data_start_and_tests_may_stand_in_a_file_and_options_lie_over_it(pets, data, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text(f"data: [{data / 'fish'}]\nstart: {pets}\ntests: [{data / 'all'}]\n")

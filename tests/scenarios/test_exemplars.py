@@ -34,7 +34,7 @@ def test_a_smaller_memory_is_the_beginning_of_a_larger_one(
 
 
 @given(labels=candidates, seed=st.integers(0, 9))
-def test_no_class_goes_without_while_another_gets_a_second_picture(
+def test_no_class_goes_without_while_another_gets_a_second_image(
     labels: dict[str, frozenset[int]], seed: int
 ) -> None:
     classes = {label for held in labels.values() for label in held}
@@ -49,12 +49,7 @@ def test_rare_classes_are_as_frequent_as_common_ones() -> None:
     assert Counter(name.split()[0] for name in chosen) == {"common": 10, "rare": 10}
 
 
-def test_another_seed_chooses_others() -> None:
-    labels = {f"{n}": {1, 2} for n in range(50)}
-    assert choose_exemplars(labels, 10, seed=0) != choose_exemplars(labels, 10, seed=1)
-
-
-def test_a_picture_is_kept_for_what_its_own_step_labelled() -> None:
+def test_an_image_is_kept_for_what_its_own_step_labeled() -> None:
     classes = ClassSchedule(LabelSpace({1: "a", 2: "b", 3: "c"}), ((1,), (2,), (3,)))
     names = tuple("pqrst")
     labels = tuple(dict.fromkeys(held, 1) for held in ({1, 2}, {1}, {2}, {2, 3}, {1, 3}))

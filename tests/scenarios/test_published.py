@@ -106,7 +106,7 @@ def test_every_voc_task_reaches_every_class(task, setup):
 
 @pytest.mark.parametrize("order", ["", "b", "c"])
 @pytest.mark.parametrize("task", ["100-50", "100-10", "50-50"])
-def test_the_partition_gives_each_labelled_image_once(task, order):
+def test_the_partition_gives_each_labeled_image_once(task, order):
     steps = plan_of(f"ade20k/{task}{order}/partition")["steps"]
     assert sum(step["images"] for step in steps) == 20_210 - 14
     if task == "100-50":

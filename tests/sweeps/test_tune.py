@@ -146,7 +146,7 @@ def test_the_highest_weight_that_passes_is_written_as_a_config(measured, tmp_pat
         "too low",
         "chosen",
     }
-    assert "# fine-tuning: 50.0; mIoU by weight: " in tuning.config.read_text()
+    assert tuning.config.read_text().startswith("# weight 50: chosen by nacre tune")
 
 
 def test_fine_tuning_chooses_the_learning_rate(measured, tmp_path):

@@ -96,7 +96,7 @@ class Model:
                 "this model was not loaded from a file; call forget of nacre.load(path)"
             )
         if (step is None and folder is None) == (class_name is None):
-            raise NacreError("name what is forgotten: either a step, a folder of it, or a class")
+            raise NacreError("say what to forget: a step, a data folder, or a class")
         known = open_ledger(self.path, self.network.given)
         if class_name is not None:
             edited = forget_class(known, class_name)

@@ -22,10 +22,9 @@ from nacre.labels.channels import first_channels, from_background
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests, mapping_for_training
 from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.methods import Step
-from nacre.models.io import ModelInfo, find_model, load_model, save_model
-from nacre.models.network import Network
+from nacre.models.io import find_model, read_info, save_model
 from nacre.runs.run import step_sampler
-from nacre.runs.steps import known_state, model_info
+from nacre.runs.steps import begin_from, known_state, model_info, next_index
 from nacre.training.config import Recipe, build, deep_merge
 from nacre.training.events import Observer, Recorder
 from nacre.utils.distributed import init_distributed
@@ -92,7 +91,7 @@ def make_step(
     *,
     start: Step | str | Path | None = None,
     method: str | None = None,
-    seed: int = 1,
+    seed: int | None = None,
     config: Mapping[str, Any] | None = None,
     observers: Iterable[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
@@ -107,14 +106,16 @@ def make_step(
             Those that the start model does not know are new.
         start: A step that was learned, or a model file or folder; it stays as it is.
         method: Name of the method; by default as for `learn`.
-        seed: Of the weights, the order and the augmentation.
+        seed: Of the weights, the order and the augmentation; 1 unless the config says another.
         config: The sections `model`, `train`, `images`, `labels` and `method` of a config.
         observers: Receive the events.
         should_stop: Whether to stop.
     """
-    named: dict[str, Any] = {"method": {"name": method}} if method else {}
-    info, network, state = _opened(start)
-    recipe = build(Recipe, deep_merge(config or {}, {**named, "seed": seed}), start=info)
+    named = {"method": {"name": method} if method else None, "seed": seed}
+    given = {key: value for key, value in named.items() if value is not None}
+    file = find_model(Path(start)) if isinstance(start, str | Path) else None
+    info = model_info(start) if isinstance(start, Step) else read_info(file) if file else None
+    recipe = build(Recipe, deep_merge(config or {}, given), start=info)
     space = LabelSpace(dict(enumerate(classes, start=1)))
     known = info.channels if info is not None else None
     new = [name for name in classes if known is None or name not in known.names]
@@ -125,14 +126,13 @@ def make_step(
     mapping = mapping_for_training(channels, space, recipe.labels, space.names)
     images = LabeledImages(_Given(data, space), [str(i) for i in range(count)], mapping)
     dist = init_distributed(recipe.train.device)
-    history = info.lineage if info is not None else []
-    index = max(len(info.steps), len(history)) if info is not None else 0
+    index = next_index(info)
     sampler = step_sampler(recipe, count, index, dist.rank, dist.world_size)
     step = Step(
         index=index,
         channels=channels,
         growth=from_background(len(known.names) if known else 0, len(channels)),
-        data=TrainDataset([images], recipe.images, seed),
+        data=TrainDataset([images], recipe.images, recipe.seed),
         sampler=sampler,
         config=recipe,
         dist=dist,
@@ -145,31 +145,20 @@ def make_step(
             "iterations": sampler.iterations,
             "nacre": __version__,
         },
-        history=history,
-        state=known_state(recipe, state),
+        history=info.lineage if info is not None else (),
         observe=Recorder(observers),
         should_stop=should_stop,
     )
-    if network is not None:
-        step.network = network.to(dist.device)
+    if isinstance(start, Step):
+        step.network, step.state = copy.deepcopy(start.network), known_state(recipe, start.state)
+    elif file is not None:
+        begin_from(step, file)
     return step
 
 
 def save_step(step: Step, path: str | Path) -> None:
     """Save the model of a step that was learned, for `nacre.load` and as the start of others."""
     save_model(Path(path), step.network, model_info(step), step.state)
-
-
-def _opened(
-    start: Step | str | Path | None,
-) -> tuple[ModelInfo | None, Network | None, dict[str, Tensor]]:
-    """Return what is known of a start model, its network and what was kept with it."""
-    if start is None:
-        return None, None, {}
-    if isinstance(start, Step):
-        return model_info(start), copy.deepcopy(start.network), dict(start.state)
-    network, info, state = load_model(find_model(Path(start)))
-    return info, network, state
 
 
 class _Given:

@@ -162,7 +162,7 @@ def plan_table(scenario: "Scenario", plan: "list[StepPlan]") -> RenderableType:
     table.add_column("learns", ratio=3)
     table.add_column("images", justify="right")
     table.add_column("hidden in its background (images)", ratio=4)
-    table.add_column("of its background's pixels are", ratio=2)
+    table.add_column("in its background's pixels", ratio=2)
     for step in plan:
         shares = ", ".join(f"{share:.1%} {name}" for name, share in step.background.items())
         images = f"{step.images:,}"

@@ -66,7 +66,7 @@ def import_(
     json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
 ) -> None:
     """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
-    from nacre.importers import ClassOptions, ImportOptions, import_export
+    from nacre.importers import ImportOptions, import_export
     from nacre.utils.signals import StopSignal
 
     chosen: dict[str, Any] = {
@@ -75,8 +75,8 @@ def import_(
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }
     renamed = split_pairs(rename, "--rename", "OLD=NEW")
-    wanted = ClassOptions(tuple(split_names(classes or "")), tuple(ignore or ()), renamed)
-    options = ImportOptions(images=images, format=format_, classes=wanted, **chosen)
+    wanted = tuple(split_names(classes or ""))
+    options = ImportOptions(images, format_, wanted, tuple(ignore or ()), renamed, **chosen)
     try:
         with StopSignal() as stop, _bars(stop) as progress:
             report = import_export(export, to, options, progress)
@@ -134,14 +134,14 @@ def import_tables(report: "ImportReport") -> Group:
     from nacre.importers.problems import counted
     from nacre.importers.sheet import SHEET
 
-    title = f"{report.format}: {counted(report.num_images, 'image')} in {report.target.name}"
+    title = f"{report.format}: {counted(len(report.written), 'image')} in {report.target.name}"
     table = Table(title=Text(title), title_justify="left")
     table.add_column("label", justify="right")
     table.add_column("class", overflow="fold")
     table.add_column("images", justify="right")
     table.add_column("pixels", justify="right")
-    names = {0: "(background)", **dict(enumerate(report.classes, start=1))}
-    for label, name in (names | {report.ignored: "(ignored)"}).items():
+    names = {0: "(background)", **dict(enumerate(report.labels.names, start=1))}
+    for label, name in (names | {report.labels.ignored: "(ignored)"}).items():
         if report.images[label]:  # classes without a pixel are in a line below the table
             counts = f"{report.images[label]:,}", f"{report.share(label):.2%}"
             table.add_row(str(label), Text(name), *counts)

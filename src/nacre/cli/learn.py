@@ -157,8 +157,8 @@ def forget(
     from nacre.api.model import load
 
     edited = load(model, "cpu").forget(step=step, folder=folder, class_name=class_name, out=out)
-    note = "the ledger's part never learned it; the weights of the decoder beside it were learned "
-    _show_edited(edited, note + "with it and stay")
+    note = "the ledger keeps no trace of it; the decoder keeps the weights that it learned with it"
+    _show_edited(edited, note)
 
 
 @command("merge", "nacre merge models/site-a models/site-b --out models/both-sites")

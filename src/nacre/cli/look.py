@@ -61,7 +61,10 @@ def config(
 
 def methods_table(rows: "Mapping[str, MethodRow]") -> RenderableType:
     """Return all methods as a table."""
-    caption = "`nacre methods NAME` shows the equations and the config keys of one."
+    caption = (
+        "`nacre methods NAME` shows the equations and the config keys of one. The default is duo "
+        "on pretrained weights, and mib without them and under the presets of the paper."
+    )
     table = Table(title="methods", title_justify="left", caption=caption, caption_justify="left")
     for column in ("name", "in tables", "what it does", "paper"):
         table.add_column(column)

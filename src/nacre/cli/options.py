@@ -56,7 +56,11 @@ Config = Annotated[Path | None, option("FILE", "YAML file with config values.")]
 
 Set = Annotated[
     list[str] | None,
-    option("KEY=VALUE", "Set one config value, such as train.batch_size=8. Repeatable.", "--set"),
+    option(
+        "KEY=VALUE",
+        "Set one config value over all others, such as train.batch_size=8. Repeatable.",
+        "--set",
+    ),
 ]
 
 Track = Annotated[

@@ -125,7 +125,8 @@ def class_table(metrics: dict[str, Any]) -> RenderableType:
         table.add_row(name, percent(value))
     table.add_section()
     for name, value in metrics["mean_iou"].items():
-        table.add_row(f"mean of {name.replace('_', ' ')}", percent(value))
+        if value is not None:
+            table.add_row(f"mean of {name.replace('_', ' ')}", percent(value))
     return table
 
 

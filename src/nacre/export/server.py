@@ -43,20 +43,14 @@ LARGEST_BODY = 64 << 20
 MOST_PIXELS = LARGEST_BODY // 3
 """Pixels of a request at most, also of an image that comes small and unfolds."""
 
-LARGE = 4 << 20
-"""Pixels from which on a request is large: one such runs at a time, beside the small ones."""
-
 SECONDS = 30.0
 """In which a request must have come, and in which its answer must have been taken."""
 
-CONNECTIONS = 64
+CONNECTIONS = 16
 """At the same time, at most."""
 
-BODIES = 4 * LARGEST_BODY
-"""Bytes of all requests that are read or wait, at most."""
-
-WAITING = 16
-"""Small requests that may wait to be classified, and as many large ones."""
+AT_ONCE = 2
+"""Requests that are classified at the same time; the others wait."""
 
 PATIENCE = 20.0
 """Seconds that a request waits at most."""
@@ -79,61 +73,22 @@ def _no_image() -> BadRequest:
     return BadRequest("the body is no whole PNG, JPEG or WebP", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
 
 
-def _busy() -> BadRequest:
-    return BadRequest("the server is busy; try again", HTTPStatus.SERVICE_UNAVAILABLE)
-
-
-class _Places:
-    """The places of requests that are classified, and the queues before them."""
-
-    def __init__(self, at_once: int) -> None:
-        self.at_once, self.change = at_once, threading.Condition()
-        self.running, self.waiting = {True: 0, False: 0}, {True: 0, False: 0}
-
-    @contextlib.contextmanager
-    def take(self, is_large: bool) -> Iterator[None]:
-        """Wait for a place, among so many and so long; hold it meanwhile."""
-
-        def is_free() -> bool:
-            large_fits = not is_large or not self.running[True]
-            return large_fits and sum(self.running.values()) < self.at_once
-
-        with self.change:
-            if self.waiting[is_large] >= WAITING:
-                raise _busy()
-            self.waiting[is_large] += 1
-            came = self.change.wait_for(is_free, PATIENCE)
-            self.waiting[is_large] -= 1
-            if not came:
-                raise _busy()
-            self.running[is_large] += 1
-        try:
-            yield
-        finally:
-            with self.change:
-                self.running[is_large] -= 1
-                self.change.notify_all()
-
-
 class ModelServer(ThreadingHTTPServer):
     """Answers from a few models; each request has a thread, the models run so many at once.
 
     Args:
         models: What is served, by names for people, in the order of their numbers.
         address: Host and port; port 0 takes a free one.
-        at_once: How many requests are classified at the same time.
     """
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(
-        self, models: Sequence[tuple[str, OnnxModel]], address: tuple[str, int], at_once: int = 2
-    ) -> None:
+    def __init__(self, models: Sequence[tuple[str, OnnxModel]], address: tuple[str, int]) -> None:
         super().__init__(address, _Handler)
-        self.models, self.places = [model for _, model in models], _Places(at_once)
+        self.models = [model for _, model in models]
         self.connections = threading.Semaphore(CONNECTIONS)
-        self.room, self.room_lock = BODIES, threading.Lock()
+        self.places = threading.Semaphore(AT_ONCE)
         shown = [(name, model.metadata) for name, model in models]
         self.page = served_page(shown).encode()
         self.about = json.dumps(settings_of(shown)).encode()
@@ -163,19 +118,6 @@ class ModelServer(ThreadingHTTPServer):
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             print(f"a request failed: {type(error).__name__}: {error}"[:300], file=sys.stderr)
-
-    @contextlib.contextmanager
-    def hold(self, size: int) -> Iterator[None]:
-        """Keep room for a body."""
-        with self.room_lock:
-            if size > self.room:
-                raise _busy()
-            self.room -= size
-        try:
-            yield
-        finally:
-            with self.room_lock:
-                self.room += size
 
     def model(self, number: int) -> OnnxModel:
         """Return a model by its number."""
@@ -259,28 +201,30 @@ class _Handler(BaseHTTPRequestHandler):
             raise BadRequest("images go to /classify", HTTPStatus.NOT_FOUND)
         asked = _numbers(address.query)
         model = self.server.model(asked.get("model", 0))
-        size = self._body_size()
-        with self.server.hold(size):
-            body = self._body(size)
-            if "height" in asked or "width" in asked:
-                pixels = _raw(body, asked)
-                with self._turn(pixels.size // 3):
-                    return _classify(model, pixels).tobytes(), "application/octet-stream"
-            with _encoded(body) as image, self._turn(image.width * image.height):
-                classes = _classify(model, _decode(image))
+        body = self._body(self._body_size())
+        if "height" in asked or "width" in asked:
+            pixels = _raw(body, asked)
+            with self._turn():
+                return _classify(model, pixels).tobytes(), "application/octet-stream"
+        with _encoded(body) as image, self._turn():
+            classes = _classify(model, _decode(image))
         file = io.BytesIO()
         palette_image(classes, model.metadata.legend).save(file, "PNG")
         return file.getvalue(), "image/png"
 
     @contextlib.contextmanager
-    def _turn(self, pixels: int) -> Iterator[None]:
+    def _turn(self) -> Iterator[None]:
         """Wait for a place; whoever left meanwhile needs none."""
-        with self.server.places.take(pixels > LARGE):
+        if not self.server.places.acquire(timeout=PATIENCE):
+            raise BadRequest("the server is busy; try again", HTTPStatus.SERVICE_UNAVAILABLE)
+        try:
             self.connection.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 if not self.connection.recv(1, socket.MSG_PEEK):
                     raise ConnectionAbortedError
             yield
+        finally:
+            self.server.places.release()
 
     def _check_sender(self) -> None:
         """Refuse names that another site made point to this machine, and pages of other sites."""

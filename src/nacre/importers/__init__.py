@@ -12,13 +12,11 @@
 """
 
 from nacre.importers.formats import Format
-from nacre.importers.labels import ClassOptions
 from nacre.importers.reading import Image, Reading
 from nacre.importers.report import ImportReport
 from nacre.importers.run import ImportOptions, import_export
 
 __all__ = [
-    "ClassOptions",
     "Format",
     "Image",
     "ImportOptions",

@@ -1,10 +1,7 @@
 """JSON and XML read piece by piece, and small text, JSON and YAML files read whole.
 
-``stream_json(chunks, wanted, name)`` yields the values at the wanted places, one after another; all
-else is passed over. A place is a tuple of keys, ``"*"`` standing for each item of an array:
-``("annotations", "*")`` yields the annotations of a COCO file one by one. It is built on ijson's
-plain events: ijson's own ``items`` needs memory that grows with the square of the nesting, which a
-file of 100 kB can turn into gigabytes.
+JSON is read by ijson's plain events: its own ``items`` needs memory that grows with the square of
+the nesting, which a file of 100 kB can turn into gigabytes.
 """
 
 import codecs
@@ -14,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
-from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
+from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 import ijson
 
@@ -24,6 +21,8 @@ from nacre.importers.problems import brief
 from nacre.utils.config import parse_yaml
 
 Place = tuple[str, ...]
+"""Keys that lead to a value, ``"*"`` for each item of an array: ``("annotations", "*")``."""
+
 Events = Iterator[tuple[str, Any]]
 
 LARGEST_ITEM = 1 << 26
@@ -36,6 +35,7 @@ _ENDS = ("end_map", "end_array")
 # Python writes these, JSON does not know them; no coordinate can be one.
 _NOT_FINITE = re.compile(rb"(?<=[\[:,\s])(?:NaN|-?Infinity)(?=[\],}\s])")
 _LONGEST_WORD = 12
+_DOCTYPE = b"<!DOCTYPE"
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -48,17 +48,10 @@ _MARKS = (
 def stream_json(
     chunks: Iterable[bytes], wanted: Collection[Place], name: str
 ) -> Iterator[tuple[Place, Any]]:
-    """Yield place and value of what is wanted, in the order of the document.
-
-    Args:
-        chunks: The document, in UTF-8 (or UTF-16 or 32 with a mark).
-        wanted: Places; the empty tuple is the document itself.
-        name: What the file is called in errors.
-    """
+    """Yield place and value of what is wanted in a document, in its order; name it in errors."""
     deepest = max(map(len, wanted), default=0)
-    # Where a value stands: the key, or a star, in each object or array around it.
     place: list[str] = []
-    with _one_sentence(name):
+    with _one_sentence(name, "JSON"):
         events = _json_events(chunks)
         for event, value in events:
             if event == "map_key":
@@ -69,7 +62,7 @@ def stream_json(
                 yield tuple(place), _build(events, event, value)
             elif event in _STARTS:
                 place.append("*")
-                _check_depth(len(place))
+                _check_depth(len(place), _DEEPEST_JSON)
 
 
 def _build(events: Events, event: str, value: Any) -> Any:
@@ -84,29 +77,27 @@ def _build(events: Events, event: str, value: Any) -> Any:
         elif event in _ENDS:
             outer.pop()
             if not outer:
-                return root
+                break
         else:
             is_open = event in _STARTS
             if is_open:
                 value = {} if event == "start_map" else []
-            current = outer[-1]
-            if type(current) is list:
-                current.append(value)
+            if isinstance(outer[-1], list):
+                outer[-1].append(value)
             else:
-                current[key] = value
+                outer[-1][key] = value
             if is_open:
                 outer.append(value)
-                _check_depth(len(outer))
+                _check_depth(len(outer), _DEEPEST_JSON)
     return root
 
 
-def _check_depth(depth: int) -> None:
-    if depth > _DEEPEST_JSON:
-        raise RecursionError
+def _check_depth(depth: int, most: int) -> None:
+    if depth > most:
+        raise ValueError("it is nested too deeply")
 
 
 def _json_events(chunks: Iterable[bytes]) -> Events:
-    """Yield ijson's plain events."""
     events = ijson.sendable_list()
     parser = ijson.basic_parse_coro(events, use_float=True)
     depth = item_bytes = 0
@@ -142,13 +133,13 @@ def _as_utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 @contextmanager
-def _one_sentence(name: str) -> Iterator[None]:
+def _one_sentence(name: str, kind: str) -> Iterator[None]:
     """Turn what a parser raises into one sentence that names the file."""
     try:
         yield
     except NacreError:
         raise
-    except (ijson.JSONError, RecursionError, ValueError) as error:
+    except (ijson.JSONError, ParseError, LookupError, RecursionError, ValueError) as error:
         reason = str(error)
         if isinstance(error, RecursionError):
             reason = "it is nested too deeply"
@@ -157,14 +148,40 @@ def _one_sentence(name: str) -> Iterator[None]:
         elif isinstance(error, ijson.JSONError):
             reason = reason.splitlines()[0].partition("error: ")[2].rstrip(".") or reason
         reason = brief(reason[:1].lower() + reason[1:])
-        raise NacreError(f"{brief(name)} is not JSON that can be read: {reason}") from error
+        raise NacreError(f"{brief(name)} is not {kind} that can be read: {reason}") from error
+
+
+def stream_xml(chunks: Iterable[bytes], name: str) -> Iterator[tuple[str, Element]]:
+    """Yield the elements inside the root one by one, each with the tag of the root."""
+    parser: XMLPullParser[Element] = XMLPullParser(("start", "end"))
+    around, held, num_bytes = list[Element](), b"", 0
+    with _one_sentence(name, "XML"):
+        for chunk in chunks:
+            # Entities, which grow or reach out, come with a document type; UTF-16 has zeros.
+            if _DOCTYPE in (held + chunk).replace(b"\0", b""):
+                raise ValueError("it declares a document type (DOCTYPE), with which entities come")
+            held, num_bytes = (held + chunk)[-2 * len(_DOCTYPE) :], num_bytes + len(chunk)
+            parser.feed(chunk)
+            events: Iterator[Any] = parser.read_events()
+            for event, element in events:
+                if event == "start":
+                    around.append(element)
+                    _check_depth(len(around), _DEEPEST_XML)
+                    continue
+                around.pop()
+                if len(around) == 1:
+                    num_bytes = 0
+                    yield around[0].tag, element
+                    around[0].clear()
+            if num_bytes > LARGEST_ITEM:
+                raise ValueError(f"an element has more than {LARGEST_ITEM:,} bytes")
+        parser.close()
 
 
 def load_json(file: File) -> Any:
     """Return a small JSON document, read in one piece."""
-    data = file.read()
-    with _one_sentence(file.path):
-        return json.loads(data)
+    with _one_sentence(file.path, "JSON"):
+        return json.loads(file.read())
 
 
 def load_text(file: File) -> str:
@@ -188,63 +205,3 @@ def load_yaml(file: File) -> Any:
 
 def _encoding_of(start: bytes) -> str:
     return next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
-
-
-def stream_xml(chunks: Iterable[bytes], name: str) -> Iterator[tuple[str, Element]]:
-    """Yield the elements inside the root one by one, each with the tag of the root."""
-    builder, num_bytes = _Builder(), 0
-    parser = XMLParser(target=builder)
-    try:
-        for chunk in chunks:
-            parser.feed(chunk)
-            num_bytes = 0 if builder.items else num_bytes + len(chunk)
-            if num_bytes > LARGEST_ITEM:
-                raise ValueError(f"an element has more than {LARGEST_ITEM:,} bytes")
-            yield from builder.take()
-        parser.close()
-    except NacreError:
-        raise
-    except (ParseError, LookupError, ValueError) as error:
-        raise NacreError(
-            f"{brief(name)} is not XML that can be read: {brief(str(error))}"
-        ) from error
-
-
-class _Builder(TreeBuilder):
-    """Builds elements, and forgets those that were taken.
-
-    There are no document types, and so no entities that grow or reach out.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[Element] = []
-        self.items: list[Element] = []
-        self.root: Element | None = None
-
-    def start(self, tag: str, attributes: dict[str, str]) -> Element:
-        """Begin an element."""
-        self.open.append(super().start(tag, attributes))
-        self.root = self.root if self.root is not None else self.open[0]
-        if len(self.open) > _DEEPEST_XML:
-            raise ValueError("it is nested too deeply")
-        return self.open[-1]
-
-    def end(self, tag: str) -> Element:
-        """End an element."""
-        element = super().end(tag)
-        self.open.pop()
-        if len(self.open) == 1:
-            self.items.append(element)
-        return element
-
-    def doctype(self, *_: object) -> None:
-        """Refuse a document type."""
-        raise ValueError("it declares a document type (DOCTYPE), with which entities come")
-
-    def take(self) -> Iterator[tuple[str, Element]]:
-        """Yield the whole elements inside the root since the last time."""
-        if self.root is not None:
-            items, self.items = self.items, []
-            yield from ((self.root.tag, element) for element in items)
-            self.root.clear()

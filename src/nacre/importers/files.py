@@ -11,6 +11,8 @@ counts whose path agrees furthest, then the one of the split, then the one neare
 annotation. Where that leaves two, nothing is guessed.
 """
 
+import io
+import lzma
 import os
 import re
 import stat
@@ -18,9 +20,10 @@ import unicodedata
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -57,7 +60,7 @@ _ADDRESS = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+://")
 _MASKS = re.compile("mask|label|annot|segment|semantic|instance|panoptic|gt")
 _YEAR = re.compile(r"[-_]?(19|20)\d\d$")
 _JUNK = ("__MACOSX", "Thumbs.db", "desktop.ini")
-_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 _UNREADABLE = (OSError, ValueError, *_BAD_ARCHIVE)
 
 
@@ -68,15 +71,13 @@ class File:
     Attributes:
         path: Where it lies below the root, with forward slashes.
         size: Its bytes.
-        source: The file itself, or its entry in an archive.
-        archive: The archive, if it is in one.
+        open: Opens it for reading.
         is_extra: It lies in the folder of the images, not in the export itself.
     """
 
     path: str
     size: int
-    source: Path | zipfile.ZipInfo
-    archive: "_Archive | None" = None
+    open: Callable[[], IO[bytes]]
     is_extra: bool = False
 
     @property
@@ -106,7 +107,7 @@ class File:
     def chunks(self) -> Iterator[bytes]:
         """Yield the content piece by piece."""
         try:
-            with self._open() as opened:
+            with self.open() as opened:
                 while chunk := opened.read(1 << 16):
                     yield chunk
         except _UNREADABLE as error:
@@ -124,12 +125,6 @@ class File:
             )
         return b"".join(self.chunks())
 
-    def _open(self) -> IO[bytes]:
-        if isinstance(self.source, Path):
-            return self.source.open("rb")
-        assert self.archive is not None
-        return self.archive.open(self.source)
-
 
 class Export:
     """The files of an export, with those of a folder of its images if one is given.
@@ -138,19 +133,29 @@ class Export:
         root: The folder or archive.
         files: The files of the export itself, by path.
         images: All image files, masks among them, those of the folder of images included.
-        links: How many links were not followed because they lead outside.
+        num_links: How many links were not followed because they lead outside.
         kinds: What was found out of JSON and XML files (see ``formats``).
         damage: Why some of them cannot be read.
     """
 
     def __init__(self, path: Path, images: Path | None = None) -> None:
-        self.links = 0
+        self.num_links = 0
         self.kinds: dict[File, str] = {}
         self.damage: dict[File, NacreError] = {}
-        self.root, self.files = self._list(path)
-        extra = self._list(images)[1] if images is not None else []
+        self._archives: list[_Archive] = []
+        try:
+            self.root, self.files = self._list(path)
+            extra = self._list(images)[1] if images is not None else []
+        except NacreError:
+            self.close()
+            raise
         self.images = [file for file in self.files if file.suffix in SUFFIXES]
         self.images += [replace(file, is_extra=True) for file in extra if file.suffix in SUFFIXES]
+
+    def close(self) -> None:
+        """Close the archives."""
+        for archive in self._archives:
+            archive.zip.close()
 
     @cached_property
     def finder(self) -> "Finder":
@@ -168,64 +173,53 @@ class Export:
 
     def _list(self, path: Path) -> tuple[Path, list[File]]:
         """Return the root and the files of a folder, a zip archive, or one annotation file."""
-        if path.is_dir():
-            found = _Folder(path)
-        elif not path.exists():
-            raise NacreError(
-                f"there is no export {path}; it is a folder, a zip archive or one file"
-            )
-        elif not path.is_file():
-            raise NacreError(f"{path} is neither a folder nor a file")
-        elif path.suffix.lower() in _ARCHIVES:
+        root, only = path, None
+        if path.suffix.lower() in _ARCHIVES and path.is_file():
             raise NacreError(
                 f"{path} is an archive that nacre does not unpack; unpack it, then import the "
                 "folder"
             )
-        elif path.suffix.lower() == ".zip" or zipfile.is_zipfile(path):
-            archive = _Archive(path)
-            files = archive.files()
-            self.links += archive.links
-            return path, files
+        if path.is_file() and (path.suffix.lower() == ".zip" or zipfile.is_zipfile(path)):
+            self._archives.append(_Archive(path))
+            found = self._archives[-1].files()
+        elif path.is_dir() or path.is_file():
+            root, only = (path, None) if path.is_dir() else (path.parent, path)
+            found = _walk(root, only)
+        elif path.exists():
+            raise NacreError(f"{path} is neither a folder nor a file")
         else:
-            found = _Folder(path.parent, only=path)
-        files = sorted(found.files(), key=lambda file: file.path)
-        self.links += found.links
-        return found.root, files
+            raise NacreError(
+                f"there is no export {path}; it is a folder, a zip archive or one file"
+            )
+        entries = list(found)
+        self.num_links += entries.count(None)
+        return root, sorted((one for one in entries if one), key=lambda file: file.path)
 
 
-class _Folder:
-    """A folder; or one file of it, then with the images beside it and in ``images/``."""
+def _walk(root: Path, only: Path | None) -> Iterator[File | None]:
+    """Yield the regular files of a folder, and None for a link that leads outside.
 
-    def __init__(self, root: Path, only: Path | None = None) -> None:
-        self.root = root
-        self.only = only
-        self.links = 0
-        self.inside = os.path.realpath(root) + os.sep
-
-    def files(self) -> Iterator[File]:
-        """Yield all regular files."""
-        for folder, folders, names in os.walk(self.root):
-            kept = [one for one in folders if not _is_junk(one)]
-            links = [one for one in kept if os.path.islink(os.path.join(folder, one))]
-            self.links += len(links)
-            if self.only is not None:
-                kept = [one for one in kept if folder != str(self.root) or one.lower() == "images"]
-            folders[:] = [one for one in kept if one not in links]
-            for path in (Path(folder, name) for name in names if not _is_junk(name)):
-                if self.only in (None, path) or path.suffix.lower() in SUFFIXES:
-                    yield from self._file(path)
-
-    def _file(self, path: Path) -> Iterator[File]:
-        try:
-            if path.is_symlink() and not os.path.realpath(path).startswith(self.inside):
-                self.links += 1
-                return
-            state = path.stat()
-        except OSError:
-            return
-        if stat.S_ISREG(state.st_mode):
-            below = unicodedata.normalize("NFC", path.relative_to(self.root).as_posix())
-            yield File(below, state.st_size, path)
+    Of one file alone, its folder gives the images beside it and in ``images/``.
+    """
+    inside = os.path.realpath(root) + os.sep
+    for folder, folders, names in os.walk(root):
+        kept = [one for one in folders if not _is_junk(one)]
+        links = [one for one in kept if os.path.islink(os.path.join(folder, one))]
+        yield from (None for _ in links)
+        if only is not None and folder == str(root):
+            kept = [one for one in kept if one.lower() == "images"]
+        folders[:] = [one for one in kept if one not in links]
+        for path in (Path(folder, name) for name in names if not _is_junk(name)):
+            if only not in (None, path) and path.suffix.lower() not in SUFFIXES:
+                continue
+            if path.is_symlink() and not os.path.realpath(path).startswith(inside):
+                yield None
+                continue
+            with suppress(OSError):
+                state = path.stat()
+                if stat.S_ISREG(state.st_mode):
+                    below = unicodedata.normalize("NFC", path.relative_to(root).as_posix())
+                    yield File(below, state.st_size, partial(io.FileIO, path))
 
 
 class _Archive:
@@ -233,7 +227,6 @@ class _Archive:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.links = 0
         self.process = os.getpid()
         try:
             self.zip = zipfile.ZipFile(root)
@@ -249,19 +242,19 @@ class _Archive:
             self.process, self.zip = os.getpid(), zipfile.ZipFile(self.root)
         return self.zip.open(entry)
 
-    def files(self) -> list[File]:
-        """Return all files of the archive, by path."""
-        found: dict[str, File] = {}
+    def files(self) -> Iterator[File | None]:
+        """Yield all files, and None for each link."""
+        found = set()
         for entry in self.zip.infolist():
             parts = self._parts(entry)
             if stat.S_ISLNK(entry.external_attr >> 16):
-                self.links += 1
+                yield None
             elif parts and not entry.is_dir() and not any(map(_is_junk, parts)):
                 path = unicodedata.normalize("NFC", "/".join(parts))
                 if path in found:
                     raise NacreError(f"{self.root} holds {brief(path)!r} twice")
-                found[path] = File(path, entry.file_size, entry, self)
-        return [found[path] for path in sorted(found)]
+                found.add(path)
+                yield File(path, entry.file_size, partial(self.open, entry))
 
     def _parts(self, entry: zipfile.ZipInfo) -> list[str]:
         """Return the parts of an entry's name; refuse names that mean harm and bombs."""
@@ -306,12 +299,7 @@ class Finder:
             self.by_stem[name.rpartition(".")[0] or name].append(file)
 
     def find(self, reference: str, near: str = "", split: str | None = None) -> File | None:
-        """Return the file that is meant, or None if there is none.
-
-        Args:
-            reference: What the annotation says.
-            near: The folder of the annotation.
-            split: The split that the annotation belongs to.
+        """Return the file that an annotation in a folder ``near`` means by a name.
 
         Raises:
             Unusable: Several files may be meant.

@@ -7,6 +7,7 @@ removed by the next one. File names are safe on every system, unique, and short 
 
 import hashlib
 import json
+import os
 import shutil
 import unicodedata
 from collections import Counter, defaultdict
@@ -35,10 +36,12 @@ _RENAMED = {".jpe": ".jpg", ".jfif": ".jpg", ".jpeg": ".jpg"}
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield a folder beside the target that becomes it at the end, or vanishes."""
+    # A link to an empty folder elsewhere is as good as that folder.
+    target, shown = Path(os.path.realpath(target)), target
     if target.exists() and not target.is_dir():
-        raise NacreError(f"{target} is a file; --to names a folder to make")
+        raise NacreError(f"{shown} is a file; --to names a folder to make")
     if target.is_dir() and any(target.iterdir()):
-        raise NacreError(f"{target} is not empty; import into a new folder")
+        raise NacreError(f"{shown} is not empty; import into a new folder")
     missing = [parent for parent in target.parents if not parent.exists()]
     place = target.with_name(f".{target.name[:50]}.nacre-import")
     folder, lock = place / "data", FileLock(place / "lock")
@@ -46,7 +49,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            raise NacreError(f"another import into {target} is under way") from None
+            raise NacreError(f"another import into {shown} is under way") from None
         except NotImplementedError:
             pass  # a file system without locks
     try:

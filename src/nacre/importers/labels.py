@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,21 +13,6 @@ from nacre.labels.channels import distinct_colors
 
 _LARGEST_8_BIT = 254
 _LARGEST_16_BIT = 65534
-
-
-@dataclass(frozen=True)
-class ClassOptions:
-    """A user's choices for the classes.
-
-    Attributes:
-        classes: The only ones to import, in this order; all if empty.
-        ignore: Those whose pixels do not count; ``background`` may be one.
-        rename: New name by name; a new name may be that of another class.
-    """
-
-    classes: Sequence[str] = ()
-    ignore: Sequence[str] = ()
-    rename: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,18 +39,20 @@ class Labels:
         return np.uint8 if self.ignored < 256 else np.uint16
 
 
-def make_labels(reading: Reading, options: ClassOptions) -> Labels:
-    """Give each class a number.
+def make_labels(
+    reading: Reading, classes: Sequence[str], ignore: Sequence[str], rename: Mapping[str, str]
+) -> Labels:
+    """Give each class a number, or those that the user chose.
 
     Raises:
         NacreError: Two are spelled almost alike, or a name that the user gave is not there.
     """
-    final = _final_names(reading, options.rename)
+    final = _final_names(reading, rename)
     names = list(dict.fromkeys(final[one] for one in reading.classes))
     if reading.is_sorted:
         names.sort(key=str.casefold)
-    ignore = _chosen(options.ignore, [*names, BACKGROUND], "--ignore")
-    chosen = _chosen(options.classes, names, "--classes") or names
+    ignore = _chosen(ignore, [*names, BACKGROUND], "--ignore")
+    chosen = _chosen(classes, names, "--classes") or names
     kept = [name for name in chosen if name not in (*ignore, BACKGROUND)]
     if not kept:
         raise NacreError(

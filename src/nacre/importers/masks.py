@@ -6,9 +6,10 @@ together, which concerns all masks.
 """
 
 import io
-import struct
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,13 +25,31 @@ from nacre.importers.problems import Unusable, brief, counted
 Values = npt.NDArray[Any]
 Kind = Literal["values", "colors", "segments", "instances"]
 
-BAD_IMAGE = (OSError, SyntaxError, ValueError, struct.error, PillowImage.DecompressionBombError)
-
 _FORMATS = ("PNG", "BMP", "TIFF", "GIF", "WEBP")
 # Pillow stretches gray values of 2 and 4 bits to 0..255; a label is what is stored.
 _STRETCH = {"L;2": 85, "L;4": 17}
 _COLORS = 1 << 24
 _INSTANCES = 1000
+
+
+@contextmanager
+def open_image(data: bytes, formats: tuple[str, ...]) -> Iterator[PillowImage.Image]:
+    """Open an image that is not too large; what is odd about it is an error or nothing to tell.
+
+    Raises:
+        ValueError: It is damaged or too large.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with PillowImage.open(io.BytesIO(data), formats=formats) as image:
+                if not 0 < image.width * image.height <= MOST_PIXELS:
+                    raise ValueError(f"it has {image.width} x {image.height} pixels")
+                yield image
+    except Unusable:
+        raise
+    except Exception as error:  # damaged bytes end in errors of any type
+        raise ValueError(brief(str(error).partition(" <")[0])) from error
 
 
 @dataclass(frozen=True)
@@ -84,20 +103,16 @@ def read_values(file: File, kind: Kind) -> Values:
         Unusable: The file cannot be read as a mask of this kind.
     """
     try:
-        with PillowImage.open(io.BytesIO(file.read()), formats=_FORMATS) as image:
-            if not 0 < image.width * image.height <= MOST_PIXELS:
-                raise Unusable("the mask cannot be read", f"{image.width} x {image.height} pixels")
+        with open_image(file.read(), _FORMATS) as image:
             if kind == "colors" or (kind == "segments" and image.mode in ("RGB", "RGBA")):
                 return _color_values(image)
             values = _stored_values(image)
-    except BAD_IMAGE as error:
-        reason = brief(str(error).partition(" <")[0])
-        raise Unusable("the mask cannot be read", reason) from error
-    return (
-        np.where(values < _INSTANCES, values, values // _INSTANCES)
-        if kind == "instances"
-        else values
-    )
+    except NacreError:
+        raise
+    except ValueError as error:
+        raise Unusable("the mask cannot be read", str(error)) from error
+    is_label = kind != "instances" or values.max() < _INSTANCES
+    return values if is_label else np.where(values < _INSTANCES, values, values // _INSTANCES)
 
 
 def count_values(arrays: Iterable[Values]) -> Counter[int]:
@@ -140,5 +155,9 @@ def _stored_values(image: PillowImage.Image) -> Values:
 def _color_values(image: PillowImage.Image) -> Values:
     if image.mode.startswith("I"):
         raise Unusable("the mask holds labels where colors should be", f"mode {image.mode}")
-    bands = np.asarray(image.convert("RGB")).astype(np.uint32)
-    return bands[:, :, 0] | bands[:, :, 1] << 8 | bands[:, :, 2] << 16
+    bands = np.asarray(image.convert("RGB"))
+    values = bands[:, :, 2].astype(np.uint32)
+    for band in (1, 0):
+        values <<= 8
+        values |= bands[:, :, band]
+    return values

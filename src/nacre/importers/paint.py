@@ -24,7 +24,7 @@ from nacre.errors import NacreError
 from nacre.importers.documents import load_json
 from nacre.importers.folder import writing, written_suffix
 from nacre.importers.labels import Labels
-from nacre.importers.masks import BAD_IMAGE
+from nacre.importers.masks import open_image
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import BACKGROUND, Image, Order
 from nacre.importers.shapes import Area, Outline, Shape
@@ -64,16 +64,7 @@ _TURNS: dict[int, Callable[[LabelMap], LabelMap]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """The masks and images to write.
-
-    Attributes:
-        images: What there is.
-        names: Name by image.
-        labels: What the values to write mean.
-        order: Which of two shapes lies on top.
-        folder: Where ``images/`` and ``masks/`` go.
-        unlabeled: Which images without a label are all background.
-    """
+    """The masks and images to write: of each image its name, in ``images/`` and ``masks/``."""
 
     images: list[Image]
     names: list[str]
@@ -95,7 +86,7 @@ class Outcome:
         has_only_boxes: All of its outlines are boxes, and there is one.
         frame: Which pixels it was annotated on.
         is_sure: Whether that can be told.
-        orientation: How the camera says that it is to be turned; 1 is not at all.
+        is_turned: Whether the camera says that it is to be turned.
         uncovered: How many shapes cover no pixel.
         problem: Why nothing was written.
     """
@@ -107,7 +98,7 @@ class Outcome:
     has_only_boxes: bool = False
     frame: Frame = "upright"
     is_sure: bool = True
-    orientation: int = 1
+    is_turned: bool = False
     uncovered: int = 0
     problem: Unusable | None = None
 
@@ -120,14 +111,11 @@ def import_images(
 ) -> list[Outcome]:
     """Write images and masks; those whose orientation cannot be seen follow the others.
 
-    Args:
-        job: What is to be written.
-        progress: Told how many are done, of how many.
-        workers: How many processes; all cores by default, one for few images.
+    Where ``workers`` does not say how many processes, it is all cores, and one for few images.
     """
     outcomes = _import_all(job, range(len(job.images)), "upright", progress, workers)
     written = [one for one in outcomes if one.problem is None]
-    turned = [one for one in written if one.is_sure and one.orientation > 1]
+    turned = [one for one in written if one.is_sure and one.is_turned]
     if turned and all(one.frame == "stored" for one in turned):
         # Whoever drew some on the stored pixels for sure drew all of them so.
         doubtful = [one.index for one in written if not one.is_sure]
@@ -152,31 +140,24 @@ def _import_all(
     several = worker_pool(count, lambda forked: None, "imports images", cancel=True)
     with nullcontext() if is_alone else several as pool:
         run = map if pool is None else partial(pool.map, chunksize=_CHUNK)
-        for outcome in run(partial(_import_one, frame), indices):
+        for outcome in run(partial(_import_image, frame), indices):
             outcomes.append(outcome)
             progress(len(outcomes), len(indices))
     return outcomes
 
 
-def _import_one(frame: Frame, index: int) -> Outcome:
-    assert _job is not None
-    return import_image(_job, index, frame)
-
-
-def import_image(job: Job, index: int, frame: Frame = "upright") -> Outcome:
+def _import_image(frame: Frame, index: int) -> Outcome:
     """Write image and mask, or say why not; then nothing of it is left behind.
 
-    Args:
-        job: What is to be written.
-        index: Which of the images.
-        frame: Which pixels were annotated where that cannot be seen.
+    The frame holds where it cannot be seen on which pixels the image was annotated.
     """
-    outcome, image = Outcome(index), job.images[index]
+    assert _job is not None
+    job, outcome, image = _job, Outcome(index, frame=frame), _job.images[index]
     path: Path | None = None
     try:
         _check(image, job.unlabeled)
         path = _copy_image(image, job.folder / "images" / job.names[index])
-        mask = _make_mask(job, image, path, outcome, frame)
+        mask = _make_mask(job, image, path, outcome)
         outcome.pixels = count_labels(mask)
         if set(outcome.pixels) == {job.labels.ignored}:
             raise Unusable("not one pixel of it counts")
@@ -236,39 +217,34 @@ def look_at(path: Path) -> tuple[Size, int]:
     """
     try:
         upright, _ = examine_image(path, decode=True)
-        with PillowImage.open(path, formats=FORMATS) as image:
+        with open_image(path.read_bytes(), FORMATS) as image:
             is_tiff = image.format == "TIFF"  # which Pillow turns by itself
             turn = image.getexif().get(_ORIENTATION, 1) if is_tiff else orientation(image)
-    except (NacreError, *BAD_IMAGE, TypeError) as error:
-        reason = str(error).rpartition(str(path))[2].strip() or type(error).__name__
+    except (NacreError, ValueError) as error:
+        reason = str(error).rpartition(str(path))[2].strip()
         raise Unusable("the image cannot be used", brief(reason)) from error
     return upright, turn if turn in _TURNS else 1
 
 
-def choose_frame(
+def _choose_frame(
     upright: Size, turn: int, annotated: Size | None, is_relative: bool
-) -> tuple[Frame, bool]:
-    """Return in which frame an image was annotated, and whether that is sure.
-
-    Args:
-        upright: Width and height of the turned image.
-        turn: Its orientation.
-        annotated: Width and height that the annotation was made at, if known.
-        is_relative: Coordinates are shares of the size, so that only its proportions count.
+) -> Frame | None:
+    """Return in which frame an image was annotated, None where its size does not tell.
 
     Raises:
         Unusable: The annotation fits in neither.
     """
     if annotated is None:
-        return "upright", turn == 1
+        return "upright" if turn == 1 else None
+    # Of shares of the size only the proportions must fit.
     fits_upright, fits_stored = (
         size == annotated or (is_relative and _are_alike(size, annotated))
         for size in (upright, _stored(upright, turn))
     )
     if fits_upright:
-        return "upright", turn == 1 or not fits_stored
+        return None if turn != 1 and fits_stored else "upright"
     if fits_stored:
-        return "stored", True
+        return "stored"
     raise Unusable(
         "the image has another size than its annotation",
         f"{upright[0]} x {upright[1]}, annotated at {annotated[0]} x {annotated[1]}",
@@ -284,37 +260,30 @@ def _are_alike(size: Size, other: Size) -> bool:
     return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
 
 
-def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, frame: Frame) -> LabelMap:
+def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome) -> LabelMap:
     upright, turn = look_at(path)
     mask = image.mask.read(job.labels.of).astype(job.labels.dtype) if image.mask else None
     size = image.size if mask is None else (mask.shape[1], mask.shape[0])
     is_relative = mask is None and (image.is_relative or not image.shapes)
-    outcome.orientation = turn
-    outcome.frame, outcome.is_sure = choose_frame(upright, turn, size, is_relative)
-    if not outcome.is_sure:
-        outcome.frame = frame
+    frame = _choose_frame(upright, turn, size, is_relative)
+    outcome.is_turned, outcome.is_sure = turn != 1, frame is not None
+    outcome.frame = frame or outcome.frame
     is_stored = outcome.frame == "stored"
     if mask is None:
         size = _stored(upright, turn) if is_stored else upright
-        mask, outcome.uncovered = paint_shapes(image.shapes, size, job.labels, job.order)
+        mask, outcome.uncovered = _paint(image.shapes, size, job.labels, job.order)
         outcome.is_empty = not image.shapes
         boxes = (is_box(shape.area, size) for shape in image.shapes)
         outcome.has_only_boxes = bool(image.shapes) and all(boxes)
     return _TURNS[turn](mask) if is_stored else mask
 
 
-def paint_shapes(
-    shapes: Sequence[Shape], size: Size, labels: Labels, order: Order = "list"
+def _paint(
+    shapes: Sequence[Shape], size: Size, labels: Labels, order: Order
 ) -> tuple[LabelMap, int]:
     """Paint shapes over each other: higher layers on top, then the later or the smaller ones.
 
     Every pixel remembers how high it was painted, so that only one shape is filled at a time.
-
-    Args:
-        shapes: What to paint.
-        size: Width and height of the image.
-        labels: Which value to paint for a class.
-        order: Which of two shapes of a layer lies on top.
 
     Returns:
         The labels, height x width, and how many shapes cover no pixel.

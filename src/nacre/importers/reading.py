@@ -24,6 +24,9 @@ Boxes = Literal["ask", "fill", "skip"]
 Order = Literal["list", "area"]
 Progress = Callable[[str, int, int], None]
 Item = TypeVar("Item")
+Kinds = Mapping[str, tuple[str, Callable[[Any], Area | None]]]
+"""What people call shapes, and what makes the area of one, by a tool's word for them."""
+
 
 BACKGROUND = "background"
 """The class of what has no class."""
@@ -168,15 +171,7 @@ class Reading:
         finder: Finder | None = None,
         **more: Any,
     ) -> Image:
-        """Add an image that an annotation names, and find its file.
-
-        Args:
-            name: What the annotation calls it.
-            near: The folder of the annotation.
-            split: The split that it belongs to.
-            finder: Where to look; among all images by default.
-            **more: Further fields of the image.
-        """
+        """Add an image that an annotation in the folder ``near`` names, and find its file."""
         image = Image(name or "(no name)", split=split, **more)
         if name:
             image.find(finder or self.export.finder, name, near, split)
@@ -191,36 +186,32 @@ class Reading:
         self.images.append(Image(file.path, file, split, **more))
         return self.images[-1]
 
-    def draw(self, image: Image, name: Any, area: Area | None, kind: str, layer: int = 0) -> None:
-        """Add a shape to an image; ``kind`` is what people call such a shape."""
+    def draw(self, image: Image, name: Any, area: Area | None, title: str, layer: int = 0) -> None:
+        """Add a shape to an image; ``title`` is what people call such shapes."""
         known = self.class_of(name)
         if area is None:
             self.skip(image, FEW_CORNERS)
         else:
-            self.shape_counts[kind] += 1
+            self.shape_counts[title] += 1
             image.shapes.append(Shape(known, area, layer))
+
+    def draw_kind(
+        self, image: Image, kinds: Kinds, kind: str, item: Any, name: Any, layer: int = 0
+    ) -> None:
+        """Add a shape of a kind, by the tool's word for it; count it if that has no area."""
+        title, make = kinds.get(kind, ("", None))
+        if make is None:
+            self.skip(image, f"shapes of the kind {brief(kind)!r} have no area")
+        elif title.endswith("boxes") and self.boxes == "skip":
+            self.skip(image, "boxes are not taken (--boxes skip)")
+        else:
+            self.draw(image, name, make(item), title, layer)
 
     def skip(self, image: Image, reason: str) -> None:
         """Count a shape that is not an area."""
         self.skipped_shapes[reason] += 1
         image.num_skipped += 1
         image.has_only_boxes &= reason == NO_OUTLINE
-
-    def takes(self, image: Image, kind: str, kinds: Mapping[str, str]) -> bool:
-        """Return whether shapes of a kind are areas; count those that are not.
-
-        Args:
-            image: The image that has the shape.
-            kind: The tool's word for the shape.
-            kinds: What people call the shapes that are areas, by the tool's word.
-        """
-        if kind not in kinds:
-            self.skip(image, f"shapes of the kind {brief(kind)!r} have no area")
-        elif kinds[kind].endswith("boxes") and self.boxes == "skip":
-            self.skip(image, "boxes are not taken (--boxes skip)")
-        else:
-            return True
-        return False
 
     def stream_json(self, file: File, wanted: Collection[Place]) -> Iterator[tuple[Place, Any]]:
         """Yield the wanted parts of a JSON file of any size."""

@@ -1,9 +1,9 @@
 """An import from beginning to end: recognize, read, number the classes, paint, write, report."""
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from nacre.errors import NacreError
 from nacre.importers.files import Export, File, agrees
 from nacre.importers.folder import new_folder, plan_lists, plan_names, write_classes, writing
 from nacre.importers.formats import recognize
-from nacre.importers.labels import ClassOptions, make_labels
+from nacre.importers.labels import make_labels
 from nacre.importers.paint import MISSING, Job, Outcome, Unlabeled, import_images
 from nacre.importers.problems import brief, counted, some
 from nacre.importers.reading import Boxes, Color, Image, Progress, Reading
-from nacre.importers.report import ImportReport, make_report
+from nacre.importers.report import ImportReport
 from nacre.importers.sheet import SHEET, draw_sheet
 
 _WHERE = "say where they are with --images FOLDER"
@@ -28,7 +28,9 @@ class ImportOptions:
     Attributes:
         images: Folder or archive with the images, if the export does not hold them.
         format: Name of the format, if it should not be recognized.
-        classes: Which classes, and how they are called.
+        classes: The only classes to import, in this order; all if empty.
+        ignore: Classes whose pixels do not count; ``background`` may be one.
+        rename: New name of a class by its name; a new name may be that of another class.
         boxes: Whether rectangles are areas or only frames around an object; ``ask`` fills those
             that were drawn as areas and refuses outlines that are all boxes.
         colors: What colors in masks mean, where no file of the export says so.
@@ -38,7 +40,9 @@ class ImportOptions:
 
     images: Path | None = None
     format: str | None = None
-    classes: ClassOptions = field(default_factory=ClassOptions)
+    classes: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
     boxes: Boxes = "ask"
     colors: Mapping[Color, str] = field(default_factory=dict)
     unlabeled: Unlabeled = "listed"
@@ -61,14 +65,13 @@ def import_export(
     """
     options = options or ImportOptions()
     tell = progress or (lambda what, done, total: None)
-    # A link to an empty folder elsewhere is as good as that folder.
-    target = Path(os.path.realpath(target.expanduser()))
-    export = Export(path.expanduser(), options.images and options.images.expanduser())
-    with new_folder(target) as folder:
+    target, images = target.expanduser(), options.images and options.images.expanduser()
+    with closing(Export(path.expanduser(), images)) as export, new_folder(target) as folder:
         reading = Reading(export, options.boxes, options.colors, tell)
         title = recognize(reading, options.format)
         _check(reading, title)
-        labels, names = make_labels(reading, options.classes), plan_names(reading.images)
+        labels = make_labels(reading, options.classes, options.ignore, options.rename)
+        names = plan_names(reading.images)
         job = Job(reading.images, names, labels, reading.order, folder, options.unlabeled)
         outcomes = import_images(
             job, lambda done, total: tell("painting masks", done, total), options.workers
@@ -78,12 +81,14 @@ def import_export(
             raise _nothing_written(reading, outcomes, title)
         if reading.order == "area" and options.boxes == "ask":
             _ask_about_boxes(written, reading)
-        lists, notes = plan_lists((one.file, job.images[one.index].split) for one in written)
-        if export.links:
-            notes.append(f"{counted(export.links, 'link')} that lead outside were not followed")
+        lists, notes = plan_lists((one.file, reading.images[one.index].split) for one in written)
         reading.notes += notes
-        report = make_report((path, target), title, reading, labels, outcomes, lists)
-        _write(job, written, report, lists)
+        if export.num_links:
+            links = counted(export.num_links, "link")
+            reading.notes.append(f"{links} that lead outside were not followed")
+        sizes = {name: len(files) for name, files in lists.items()}
+        report = ImportReport(path, target, title, reading, labels, outcomes, sizes)
+        _write(folder, report, lists)
     return report
 
 
@@ -151,20 +156,14 @@ def _nothing_written(reading: Reading, outcomes: Sequence[Outcome], title: str) 
     )
 
 
-def _write(
-    job: Job,
-    written: Sequence[Outcome],
-    report: ImportReport,
-    lists: Mapping[str, Sequence[str]],
-) -> None:
+def _write(folder: Path, report: ImportReport, lists: Mapping[str, Sequence[str]]) -> None:
     """Write what stands beside images and masks."""
-    folder, labels = job.folder, job.labels
     texts = {f"{name}.txt": "".join(f"{file}\n" for file in files) for name, files in lists.items()}
     texts["import.json"] = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
     for name, text in texts.items():
         with writing(folder / name):
             (folder / name).write_text(text, encoding="utf-8")
-    write_classes(folder / "classes.yaml", labels, labels.has_background or report.pixels[0] > 0)
-    pairs = [(one.file, f"{job.names[one.index]}.png", one.pixels) for one in written]
+    has_background = report.labels.has_background or report.pixels[0] > 0
+    write_classes(folder / "classes.yaml", report.labels, has_background)
     with writing(folder / SHEET):
-        draw_sheet(folder, pairs, labels, report).save(folder / SHEET, quality=88)
+        draw_sheet(folder, report).save(folder / SHEET, quality=88)

@@ -16,7 +16,6 @@ Label Studio (brush)      a bit stream of runs and literals over height x width 
 """
 
 import binascii
-import io
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image as PillowImage
 
 from nacre.data.image_io import MOST_PIXELS
+from nacre.importers.masks import open_image
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.rasterize import (
     LARGEST_COORDINATE,
@@ -83,12 +82,14 @@ class Outline:
         return fill_region(parts, width, height)
 
 
-def ring_of(points: Points, holes: Sequence[Points] = (), *, is_relative: bool = False) -> Any:
+def ring_of(
+    points: Points, holes: Sequence[Points] = (), *, is_relative: bool = False
+) -> Outline | None:
     """Return the area inside one ring; None if it has fewer than three corners."""
     return Outline(((points, tuple(holes)),), is_relative) if len(points) >= 3 else None
 
 
-def box_of(points: Points, what: str) -> Outline:
+def box_of(points: Points, what: str) -> Outline | None:
     """Return the area of the rectangle between two opposite corners.
 
     Raises:
@@ -96,7 +97,7 @@ def box_of(points: Points, what: str) -> Outline:
     """
     if len(points) != 2:
         raise Unusable(DAMAGED, f"a {what} has {len(points)} corners, not 2")
-    return Outline(((rectangle(*points.min(axis=0), *points.max(axis=0)), ()),))
+    return ring_of(rectangle(*points.min(axis=0), *points.max(axis=0)))
 
 
 def points_of(values: Any) -> Points:
@@ -180,14 +181,12 @@ def fill_whole_bitmap(data: bytes, width: int, height: int) -> Patch:
 
 def _decode_bitmap(data: bytes) -> Any:
     try:
-        with PillowImage.open(io.BytesIO(data), formats=("PNG", "BMP", "TIFF", "WEBP")) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"its bitmap is {image.width} x {image.height} pixels")
+        with open_image(data, ("PNG", "BMP", "TIFF", "WEBP")) as image:
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
                 return np.asarray(image.convert("RGBA"))[:, :, 3] > 0
             values = np.asarray(image)
-    except (OSError, SyntaxError, PillowImage.DecompressionBombError) as error:
-        raise ValueError(f"its bitmap is not an image: {brief(str(error))}") from error
+    except ValueError as error:
+        raise ValueError(f"its bitmap is not an image: {error}") from error
     return values.any(axis=2) if values.ndim == 3 else values > 0
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from nacre.data.image_io import load, open_image
-from nacre.importers.labels import Labels
 from nacre.importers.problems import counted
 from nacre.importers.reading import Color
 from nacre.importers.report import ImportReport
@@ -26,12 +25,7 @@ _LONGEST = 40
 
 
 def choose(pixels: Sequence[Mapping[int, int]], most: int = _MOST) -> list[int]:
-    """Choose images so that every label is seen if possible, then evenly over the rest.
-
-    Args:
-        pixels: Pixels by label of each image.
-        most: How many at most.
-    """
+    """Choose images so that every label is seen if possible, then evenly over the rest."""
     holders: dict[int, list[int]] = {}
     for i, labels in enumerate(pixels):
         for label in labels:
@@ -45,21 +39,10 @@ def choose(pixels: Sequence[Mapping[int, int]], most: int = _MOST) -> list[int]:
     return sorted([*chosen, *list(rest)[: most - len(chosen)]])
 
 
-def draw_sheet(
-    folder: Path,
-    images: Sequence[tuple[str, str, Mapping[int, int]]],
-    labels: Labels,
-    report: ImportReport,
-) -> Image.Image:
-    """Draw images under their masks.
-
-    Args:
-        folder: Where ``images/`` and ``masks/`` are.
-        images: File of the image, file of the mask, and pixels by label.
-        labels: What the labels mean.
-        report: What the title and the legend tell.
-    """
-    shown = [images[i] for i in choose([pixels for _, _, pixels in images])]
+def draw_sheet(folder: Path, report: ImportReport) -> Image.Image:
+    """Draw images under their masks, and the colors of the classes with their shares."""
+    written, labels = report.written, report.labels
+    shown = [written[i].file for i in choose([one.pixels for one in written])]
     colors = {label: labels.colors[label] for label in range(1, len(labels.colors))}
     names = dict(enumerate(labels.names, start=1)) | {labels.ignored: "(ignored)"}
     legend = [label for label in names if report.images[label]][:_LEGEND]
@@ -68,11 +51,13 @@ def draw_sheet(
     height = below + -(-len(legend) // _ACROSS) * _LINE + _GAP
     sheet = Image.new("RGB", (_ACROSS * (_SIDE + _GAP) + _GAP, height), _PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    title = f"{report.format}: {len(shown)} of {counted(report.num_images, 'image')}"
+    title = f"{report.format}: {len(shown)} of {counted(len(written), 'image')}"
     pen.text((_GAP, _GAP), title, _INK, ImageFont.load_default(18))
-    for i, (image, mask, _) in enumerate(shown):
+    for i, image in enumerate(shown):
         x, y = _GAP + i % _ACROSS * (_SIDE + _GAP), top + i // _ACROSS * row
-        tile = _tile(folder / "images" / image, folder / "masks" / mask, colors)
+        tile = _tile(
+            folder / "images" / image, (folder / "masks" / image).with_suffix(".png"), colors
+        )
         sheet.paste(tile, (x + (_SIDE - tile.width) // 2, y + (_SIDE - tile.height) // 2))
         pen.text((x, y + _SIDE + 2), _short(image), _INK, font)
     for i, label in enumerate(legend):

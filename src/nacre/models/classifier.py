@@ -36,12 +36,7 @@ from nacre.models.norm import ABN
 def split_rows(
     weight: Tensor, bias: Tensor, new_origins: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Share the probability of rows evenly with the new classes that split from them, eq. 8 and 9.
-
-    Args:
-        weight: the rows of the classifier's weights, K,...
-        bias: their biases, K.
-        new_origins: the row that each new class splits from, such as the background's.
+    """Share the probability of K rows evenly with N new classes that split from them, eq. 8 and 9.
 
     Returns:
         The new classes' weights (N,...), their biases (N), and the biases of the K rows (whose
@@ -56,17 +51,7 @@ def split_rows(
 
 
 def copy_row(weight: Tensor, bias: Tensor, num_new: int) -> tuple[Tensor, Tensor]:
-    """Make every new class start as a copy of one row.
-
-    Args:
-        weight: the row, of any shape.
-        bias: its bias, a scalar.
-        num_new: number of new classes.
-
-    Returns:
-        Weights (num_new, *weight.shape) and biases (num_new,), which share no memory or graph with
-        the arguments.
-    """
+    """Return weights and biases of new classes that start as copies of one row and its bias."""
     assert num_new >= 1, num_new
     weight, bias = weight.detach(), bias.detach().reshape(())
     return weight.expand(num_new, *weight.shape).clone(), bias.repeat(num_new)

@@ -23,7 +23,9 @@ stages, without weights, for a linear classifier (the method `ledger`): all stag
 finer ones averaged over its cells, coarser ones upsampled bilinearly. Mean and deviation of each
 channel are constants that are solved for, together with the classifier.
 
-In training `pool` is the mean over the whole crop. At test time an image may be larger than
+Each is made over the backbone that it reads, with the side of the training crops, and has `reads`,
+the stages of the backbone that it takes (none: the features alone), `channels` and `stride` of its
+output. In training `pool` is the mean over the whole crop. At test time an image may be larger than
 the crop: then it is the mean over a window of the crop's size around each feature, and what
 the decoder sees is what it saw in training.
 """
@@ -55,18 +57,7 @@ def default_atrous_rates(stride: int) -> tuple[int, int, int]:
 
 
 class AsppDecoder(nn.Module):
-    """Atrous spatial pyramid pooling, as in the paper's network.
-
-    Args:
-        backbone: whose features are read.
-        width: channels of each branch and of the output.
-        crop: side of the training crops; None always pools over the whole image.
-        norm: makes the normalization layers.
-
-    Attributes:
-        reads: stages of the backbone that it takes: none, it takes the features alone.
-        stride: input pixels per feature of the output.
-    """
+    """Atrous spatial pyramid pooling, as in the paper's network, `width` channels a branch."""
 
     reads: tuple[int, ...] = ()
 
@@ -97,18 +88,7 @@ class AsppDecoder(nn.Module):
 
 
 class LightDecoder(nn.Module):
-    """From stages of a backbone to features at the stride of an early one.
-
-    Args:
-        backbone: whose stages are read.
-        width: channels of the output.
-        crop: side of the training crops; None always pools over the whole image.
-        norm: makes the normalization layers.
-
-    Attributes:
-        reads: which stages `forward` takes: the early one, then the late ones.
-        stride: input pixels per feature of the output.
-    """
+    """From stages of a backbone, the early one first, to features at the early one's stride."""
 
     def __init__(
         self, backbone: Backbone, *, width: int, crop: int | None, norm: NormFactory = ABN
@@ -216,16 +196,9 @@ def _window_means(size: int, window: int, like: Tensor) -> Tensor:
 
 
 class StageGrid(nn.Module):
-    """Standardized features of all stages of a backbone.
+    """Standardized features of all stages, given by their channels and strides.
 
-    Args:
-        stages: channels and stride of each stage of a backbone.
-        stride: input pixels per point of the grid.
-        crop: side of the training crops; None always pools over the whole image.
-
-    Attributes:
-        reads: which stages `forward` takes: all.
-        channels: of the output; those of the stages, then those of the last stage's mean.
+    Its channels are those of the stages, then those of the last stage's mean.
     """
 
     mean: Tensor

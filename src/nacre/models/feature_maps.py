@@ -34,12 +34,10 @@ MOST_EXTRA = 5
 def captured(
     model: nn.Module, outputs: Iterable[str], inputs: Iterable[str] = ()
 ) -> Iterator[dict[str, Tensor]]:
-    """Collect what modules put out and take in while the network runs in this context.
+    """Collect what named modules put out, and take in, while the network runs in this context.
 
-    Args:
-        model: the network.
-        outputs: names of the modules whose output is wanted; the last, if they run several times.
-        inputs: names of the modules whose first input is wanted, under their name with ` input`.
+    Of a module that runs several times it is the last; what it takes in is under its name with
+    ` input`.
     """
     found: dict[str, Tensor] = {}
 
@@ -114,11 +112,7 @@ class FoundMap:
 def find_maps(model: nn.Module, inside: str, scoring: Sequence[str], images: Tensor) -> list[str]:
     """Return the names of the modules whose maps a ledger reads, in the order in which they run.
 
-    Args:
-        model: the network.
-        inside: the module in which they are looked for; empty: anywhere.
-        scoring: names of the scoring layers.
-        images: a batch that the network takes.
+    They are looked for `inside` a module, anywhere if it is empty, before the `scoring` layers.
 
     Raises:
         NacreError: it has no maps.

@@ -9,7 +9,7 @@ lies beside it for people to read.
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -126,10 +126,7 @@ def load_model(
 ) -> tuple[Network, ModelInfo, Tensors]:
     """Read a model file; return the network, what is said about it, and the method's state.
 
-    Args:
-        path: the file.
-        device: where the network is to be.
-        network: for a file that was learned from a network given in Python: such a network.
+    A file that was learned from a network given in Python needs such a network.
     """
     tensors, content = read_tensors(path, MODEL, device)
     with _in_one_sentence(path):
@@ -171,12 +168,7 @@ def _read_info(content: dict[str, Any]) -> ModelInfo:
 
 
 def check_channels(classes: Sequence[str], counts: Mapping[str, int]) -> None:
-    """Refuse what is said of the channels of a network if it does not fit together.
-
-    Args:
-        classes: Class name by channel.
-        counts: How many there are of what a channel has one of, such as colors.
-    """
+    """Refuse class names that do not fit `counts` of what each channel has one of, as colors."""
     if set(counts.values()) != {len(classes)}:
         *first, last = (f"{count} {what}" for what, count in counts.items())
         raise NacreError(f"it has {', '.join([f'{len(classes)} classes', *first])} and {last}")
@@ -200,9 +192,8 @@ def _check_finite(path: Path, tensors: Tensors) -> None:
 def find_model(path: Path) -> Path:
     """Return the model file that a user means.
 
-    Args:
-        path: The file itself, a step's folder, a run's (its last step), or a model of the Hugging
-            Face hub as ``hf://organization/name``, which is fetched once.
+    That is a file itself, a step's folder, a run's (its last step), or a model of the Hugging Face
+    hub as ``hf://organization/name``, which is fetched once.
     """
     if str(path).startswith(ADDRESS):
         return hub_model(str(path))
@@ -210,22 +201,19 @@ def find_model(path: Path) -> Path:
         found = path / "model.safetensors"
         if not found.exists() and (path / FIRST_MODEL).exists():
             return path / FIRST_MODEL
-        steps = sorted(_keep_numbered(path.glob("step-*/model.safetensors")), key=_step_number)
+        numbered = {
+            int(one.parent.name.removeprefix("step-")): one
+            for one in path.glob("step-*/model.safetensors")
+            # not others such as a person's ``step-1-backup``
+            if one.parent.name.removeprefix("step-").isdecimal()
+        }
+        steps = [numbered[step] for step in sorted(numbered)]
         path = found if found.exists() or not steps else steps[-1]
     if not path.is_file():
         raise NacreError(
             f"no model at {path}; give a run folder, a step folder or a .safetensors file"
         )
     return path
-
-
-def _keep_numbered(paths: Iterable[Path]) -> list[Path]:
-    """Return the folders of steps, without others such as a person's ``step-1-backup``."""
-    return [path for path in paths if path.parent.name.removeprefix("step-").isdecimal()]
-
-
-def _step_number(path: Path) -> int:
-    return int(path.parent.name.removeprefix("step-"))
 
 
 def _under(prefix: str, tensors: Tensors) -> Tensors:

@@ -35,13 +35,7 @@ from nacre.models.decoders import StageGrid
 
 
 class GridHead(nn.Module):
-    """Rows on the grid of stages, whose scores are added to those of a decoder.
-
-    Args:
-        grid: joins the stages.
-        rows_per_step: rows of each step, the first with that of the background.
-        decoder_stride: input pixels per logit of the decoder.
-    """
+    """Rows of each step on the grid of stages, whose scores are added to those of a decoder."""
 
     weight: Tensor
 
@@ -104,10 +98,7 @@ class LedgerHead(GridHead):
     def add_to(self, logits: Tensor, scores: Tensor, learned: Tensor | None = None) -> Tensor:
         """Return a decoder's logits and the ledger's scores added, at the finer stride.
 
-        Args:
-            logits: N,C,h,w, of the decoder.
-            scores: N,C,h,w, of the ledger.
-            learned: C, the classes that the decoder has learned, if not those that are known.
+        The decoder has learned the classes of `learned`, if given, instead of those that are known.
         """
         own = self.learned if learned is None else learned
         said = self.says(logits, own)
@@ -150,12 +141,7 @@ def _knows(learned: Tensor) -> Tensor:
 class RestHead(GridHead):
     """Rows of classes that a network of others has not learned, and one row of all that it has.
 
-    Args:
-        grid: joins the stages.
-        own: channels of the network itself, with the background.
-        classes_per_step: channels of each step that the ledger learned.
-        stride: input pixels per score of the network.
-        has_background: whether the network has a background.
+    The network has `own` channels, with the background, and `stride` input pixels per score.
     """
 
     def __init__(
@@ -170,12 +156,7 @@ class RestHead(GridHead):
         self.own, self.has_background = own, has_background
 
     def add_to(self, logits: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores of all channels, at the finer stride.
-
-        Args:
-            logits: N,K,h,w, of the network's own channels.
-            scores: N,R,h,w, of the rest and of the ledger's classes.
-        """
+        """Return the scores of all channels, at the finer stride, from both parts' own."""
         z = logits[:, :1] if self.has_background else logits.amax(1, keepdim=True)
         z = torch.cat([logits, z.expand(-1, scores.shape[1] - 1, -1, -1)], 1)
         rest = scores[:, :1].expand(-1, self.own, -1, -1)

@@ -24,14 +24,10 @@ from nacre.models.norm import ABN, Activation
 
 
 def dilate(strides: Iterable[int], output_stride: int) -> list[tuple[int, int]]:
-    """Return stride and dilation of each layer: strides that are given up become dilation.
+    """Return stride and dilation of each layer, of whose strides as trained some are given up.
 
     Where a layer keeps its resolution instead of halving it, the layers after it are dilated: at
     every second pixel the features are then those of the network as trained.
-
-    Args:
-        strides: of the layers as trained, from the first.
-        output_stride: what all strides together may be.
     """
     reached = dilation = 1
     layers = []
@@ -133,12 +129,7 @@ class InvertedResidual(nn.Module):
 
 
 class Lite(Backbone):
-    """EfficientNet-Lite without its classifier.
-
-    Args:
-        size: which of the family.
-        stride: output stride.
-    """
+    """EfficientNet-Lite without its classifier."""
 
     mean = (127 / 255, 127 / 255, 127 / 255)
     std = (128 / 255, 128 / 255, 128 / 255)
@@ -235,11 +226,6 @@ class DilatedDepthwiseConv2d(nn.Conv2d):
     path: thirty times the forward pass (1,152 channels of 10 x 10, kernel 5, dilation 2). With
     stride 1 that gradient is the same convolution with the kernel turned by 180 degrees, and so the
     fast path serves.
-
-    Args:
-        channels: How many.
-        kernel: Side of the kernel, odd.
-        dilation: Distance of its values.
     """
 
     def __init__(self, channels: int, kernel: int, dilation: int) -> None:

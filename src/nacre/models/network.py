@@ -127,12 +127,7 @@ class Network(nn.Module):
         return [] if part is None else [part]
 
     def decode_again(self, output: Output, shared: Shared) -> Output | None:
-        """Return what follows from what a network with these parts read; None if that is not known.
-
-        Args:
-            output: of a network that has the shared parts, too.
-            shared: which parts.
-        """
+        """Return what follows from what a network with these parts read; None if not known."""
         return None
 
     def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -170,12 +165,7 @@ class Network(nn.Module):
 def merge_unknown(logits: Tensor, unknown: Tensor) -> Tensor:
     """Return logits whose background has the probabilities of background and unknown together.
 
-    Args:
-        logits: N,C,H,W, background first.
-        unknown: N,1,H,W, the unknown class's.
-
-    Returns:
-        N,C,H,W; the probabilities' sum is at most 1 - 1e-6.
+    Their sum is at most 1 - 1e-6.
     """
     logits, unknown = at_least_float32(logits), at_least_float32(unknown)
     together = logits[:, :1].sigmoid() + unknown.sigmoid()

@@ -56,15 +56,7 @@ def world_size() -> int:
 
 
 class ABN(nn.Module):
-    """Batch normalization and activation in one module, synchronized over processes.
-
-    Args:
-        channels: number of channels.
-        activation: what follows the normalization.
-        slope: of leaky ReLU below 0.
-        eps: added to the variance.
-        momentum: share of the batch in the running statistics.
-    """
+    """Batch normalization and activation in one module, synchronized over processes."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -278,10 +270,7 @@ def _joined_backward(
 class InPlaceABN(ABN):
     """`ABN` that keeps only its output for the backward pass; its scale is |weight| + eps.
 
-    Args:
-        channels: number of channels.
-        activation: leaky_relu or identity; others cannot be inverted.
-        options: as of `ABN`.
+    Only leaky ReLU and the identity can be inverted.
     """
 
     def __init__(

@@ -173,9 +173,7 @@ def example_images(model: nn.Module) -> Tensor:
 def find_divisor(model: nn.Module, images: Tensor) -> int | None:
     """Return of what sides must be multiples, by trying; None if the network takes one size alone.
 
-    Args:
-        model: any network.
-        images: a batch of a size that it takes.
+    `images` are of a size that it takes.
     """
     high, wide = images.shape[-2], images.shape[-1]
     for step in (one for one in range(1, min(high, wide) + 1) if not math.gcd(high, wide) % one):

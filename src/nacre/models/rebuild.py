@@ -64,14 +64,9 @@ def rebuild(
     state: dict[str, Tensor],
     given: nn.Module | None = None,
 ) -> Network:
-    """Build the network of a model file and load its tensors.
+    """Build the network of a model file, as its header says, and load its tensors.
 
-    Args:
-        raw: the config of the network, as the header says it.
-        steps: channels of each step.
-        crop: side of the training crops.
-        state: the file's tensors of the network.
-        given: the network that the file was learned from, if the caller has brought it.
+    `given` is the network that the file was learned from, if the caller has brought it.
 
     Raises:
         NacreError: the header asks for what it may not, or for other tensors than there are.

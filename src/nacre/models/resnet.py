@@ -116,14 +116,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(Backbone):
-    """A residual network without its classifier.
-
-    Args:
-        depth: which ResNet.
-        stride: output stride.
-        norm: makes the normalization layers.
-        width: channels of the first stage; 64 but in tests.
-    """
+    """A residual network without its classifier; its `width` is 64 but in tests."""
 
     mean = IMAGENET_MEAN
     std = IMAGENET_STD

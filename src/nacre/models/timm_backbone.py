@@ -20,13 +20,7 @@ from nacre.utils.system import import_extra
 
 
 class TimmBackbone(Backbone):
-    """The last feature map of a timm network, and those before as stages.
-
-    Args:
-        model: of ``timm.create_model(…, features_only=True)``.
-        mean: of the pixels that its weights expect.
-        std: of the pixels that its weights expect.
-    """
+    """The last feature map of ``timm.create_model(…, features_only=True)``, and all as stages."""
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -51,13 +45,7 @@ class TimmBackbone(Backbone):
 
 
 def make_backbone(backbone: str, output_stride: int | None, weights: str) -> TimmBackbone:
-    """Make a backbone of timm.
-
-    Args:
-        backbone: timm's name after ``timm/``.
-        output_stride: where it can be chosen; None for its own.
-        weights: `none`, or as in `nacre.models.weights.find_weights`.
-    """
+    """Make a backbone of timm, whose name stands after ``timm/``."""
     timm, name = import_extra("timm", "timm"), backbone.removeprefix(TIMM)
     check_name(timm, name)
     options: dict[str, Any] = {}

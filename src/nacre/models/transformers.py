@@ -219,13 +219,7 @@ def check_options(transformers: Any, model_type: str, options: Mapping[str, Any]
 def keep_options(
     transformers: Any, model_type: str, values: Mapping[str, Any], origin: str
 ) -> dict[str, Any]:
-    """Return what of a config's values may be said again, as `check_options` takes it.
-
-    Args:
-        transformers: the package.
-        model_type: whose config it is.
-        values: all of them.
-        origin: where they were read, for the message.
+    """Return what of a config's values, read from `origin`, may be said again in `model.options`.
 
     Raises:
         NacreError: without what is left out, it would be another network.

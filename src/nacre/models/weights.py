@@ -57,10 +57,6 @@ IMAGENET: dict[str, Published] = {
 def find_weights(backbone: str, weights: str) -> Path:
     """Return the file of the weights that a config names.
 
-    Args:
-        backbone: whose weights `imagenet` means.
-        weights: `imagenet`, a repository of the hub, or a path.
-
     Raises:
         NacreError: it is not here and cannot be had.
     """
@@ -145,12 +141,7 @@ def sha256_of(path: Path) -> str:
 
 
 def download(url: str, path: Path, sha256: str) -> Path:
-    """Fetch a file unless it is there.
-
-    Args:
-        url: Its address.
-        path: Where to put it.
-        sha256: Its checksum, as much of it as is published.
+    """Fetch a file unless it is there; of its checksum as much is compared as is published.
 
     Raises:
         NacreError: the file cannot be fetched, or is not the published one.
@@ -366,13 +357,7 @@ FORMS = (
 
 
 def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
-    """Start a backbone from the weights that a config names.
-
-    Args:
-        backbone: loaded in place.
-        name: of the backbone, for messages.
-        weights: `none`, `imagenet`, a repository of the Hugging Face hub, or the path of a file in
-            one of the `FORMS`.
+    """Start a backbone of this name from the weights that a config names, in place.
 
     Raises:
         NacreError: there are no such weights, or they are of another network.

@@ -124,10 +124,7 @@ def widen(
 def deviation(before: Tensor, after: Tensor, background: int | None) -> float:
     """Return the largest change of a log-probability that widening must leave as it is.
 
-    Args:
-        before: scores of the old classes, N,K,h,w.
-        after: scores of old and new classes, N,K+n,h,w.
-        background: new classes are folded into this channel; None leaves them out.
+    New classes are folded into the background; without one they are left out.
     """
     before, after = before.float(), after.float()
     num_old = before.shape[1]
@@ -325,12 +322,7 @@ def start_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """Return weights and biases with new rows, eq. 8 and 9 or their counterpart without background.
 
-    Args:
-        weight: C,... with a row per class.
-        bias: C; None where the layer has none.
-        num_new: rows to add.
-        background: the row that the new ones are like; None takes the mean of all.
-        share: what is taken from the biases of the new rows and of the background.
+    `share` is what is taken from the biases of the new rows and of the background.
     """
     like = weight.mean(0) if background is None else weight[background]
     weight = torch.cat([weight, like.expand(num_new, *like.shape)])
@@ -385,13 +377,7 @@ def count_rows(layer: ScoringLayer) -> None:
 
 
 def fit_layers(model: nn.Module, names: Sequence[str], state: dict[str, Tensor]) -> None:
-    """Give scoring layers the shapes that they have in a state, so that it can be loaded.
-
-    Args:
-        model: the network as it is built, before it was widened.
-        names: of its scoring layers.
-        state: of the widened network.
-    """
+    """Give scoring layers the shapes that they have in a state, so that it can be loaded."""
     for name in names:
         layer = scoring_layer(model, name)
         for key in ("weight", "bias"):

@@ -1,4 +1,4 @@
-"""The charts of a scenario as inline SVG: curves over steps, forgetting by class, losses.
+"""The charts of a scenario as inline SVG: curves over steps, and losses.
 
 Every chart has a title and a description as text alternatives, and every mark has its value as a
 native tooltip. Colors come from the page's style sheet by class (``s0``, ``s1`` …) so that they
@@ -31,8 +31,6 @@ SHAPES = (
     '<path d="M0 4.6L4.4 -3.4H-4.4Z"/>',
     '<path d="M-1.68 -4.6H1.68V-1.68H4.6V1.68H1.68V4.6H-1.68V1.68H-4.6V-1.68H-1.68Z"/>',
 )
-MAX_CLASSES = 40
-"""Classes in the chart of forgetting."""
 MAX_MARKS = 50
 """Points of a line with a mark to hover over."""
 MAX_LABEL = 9
@@ -108,14 +106,6 @@ class Series:
     every: int = 1
 
 
-@dataclass(frozen=True)
-class DotRow:
-    """A row of a dot chart: its name and its marks as (style, value, tooltip)."""
-
-    name: str
-    marks: tuple[tuple[int | None, float, str], ...]
-
-
 def styles(results: ScenarioResults) -> dict[str, int | None]:
     """Return the style of each row: a number, or None for the bound."""
     numbers = (i % STYLES for i in range(len(results.rows)))
@@ -170,35 +160,6 @@ def _step_points(row: Row, group: str, steps: Sequence[int]) -> list[Point]:
             tooltip += f" ± {percent(spread)}" if spread is not None else ""
             points.append(Point(step, mean, tooltip, spread))
     return points
-
-
-def forgetting_chart(results: ScenarioResults) -> str:
-    """Return the forgetting of each class by every incremental method."""
-    rows = [row for name in results.classes if (row := _forgotten(results, name)).marks]
-    if not rows:
-        return ""
-    if len(rows) > MAX_CLASSES:
-        rows = sorted(rows, key=lambda row: -max(value for _, value, _ in row.marks))
-    rows = rows[:MAX_CLASSES]
-    values = [value for row in rows for _, value, _ in row.marks]
-    axis = value_axis(values, "points of IoU lost since the best earlier step")
-    about = "; ".join(tooltip for row in rows for _, _, tooltip in row.marks)
-    return dot_chart(f"{results.scenario}: forgetting by class", about, rows, axis)
-
-
-def _forgotten(results: ScenarioResults, name: str) -> DotRow:
-    found, marks = styles(results), []
-    for row in results.rows:
-        value = row.forgetting(name)
-        if value is not None:
-            tooltip = f"{row.name} forgot {percent(value)} points of {name}"
-            marks.append((found[row.name], 100 * value, tooltip))
-    return DotRow(name, tuple(marks))
-
-
-def forgetting_is_cut(results: ScenarioResults) -> bool:
-    """Return True if the chart of forgetting omits classes."""
-    return sum(map(len, results.groups[:-1])) > MAX_CLASSES
 
 
 def loss_chart(row: Row) -> str:
@@ -312,28 +273,6 @@ def _end_labels(frame: PlotArea, up: Axis, series: Sequence[Series]) -> list[str
         _text(frame.end + 8, y + 3.5, series[i].name, f"label {_css_class(series[i].style)}")
         for y, (_, i) in zip(places, ends, strict=True)
     ]
-
-
-def dot_chart(title: str, about: str, rows: Sequence[DotRow], across: Axis) -> str:
-    """Return a row per name, each with marks along one axis."""
-    height, top, most = 20, 8, 22
-    longest = max(min(len(row.name), most) for row in rows)
-    frame = PlotArea(420, top + height * len(rows) + 34, left=14 + longest * 6, right=12, top=top)
-    parts = []
-    for value, label in across.ticks:
-        x = frame.x(value, across)
-        strong = " zero" if value == 0 else ""
-        parts.append(f'<path class="grid{strong}" d="M{x} {top}V{frame.floor}"/>')
-        parts.append(_text(x, frame.floor + 14, label, anchor="middle"))
-    parts.append(_text(frame.end, frame.floor + 29, across.name, "axis", "end"))
-    for i, row in enumerate(rows):
-        y = top + height * (i + 0.5)
-        name = row.name if len(row.name) <= most else row.name[: most - 1] + "…"
-        parts.append(f'<path class="row" d="M{frame.left} {y}H{frame.end}"/>')
-        parts.append(_text(frame.left - 6, y + 3.5, name, anchor="end"))
-        for style, value, tooltip in row.marks:
-            parts.append(_mark(frame.x(value, across), y, style, tooltip))
-    return _svg(title, about, frame, parts)
 
 
 def percent_axis(values: Sequence[float]) -> Axis:

@@ -1,13 +1,9 @@
-"""The images of a page: predictions of every method, and the background shift on the data.
+"""The images of a page: predictions of every method on the same test images.
 
 Test images are chosen by rule and never by hand: half are those in which the methods disagree
 most, half are drawn at random; both from a random sample of the test images where there are
 many. The disagreement of an image is the fraction of its tested pixels that the incremental methods
 do not all put into the same class.
-
-For the background shift each step has the training image, out of a random sample of the step's, in
-which the smaller of two fractions is largest: that of the step's new classes and that of what its
-background hides. So both can be seen in it.
 """
 
 import io
@@ -21,13 +17,10 @@ import torch
 from PIL import Image
 
 from nacre.data.dataset import EvalDataset
-from nacre.data.image_io import Mask
 from nacre.data.step_data import ScenarioData
-from nacre.data.transforms import eval_sample
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor, cut_predictor
 from nacre.labels.channels import IGNORE_INDEX, WIDE_IGNORE_INDEX, ignore_value
-from nacre.labels.mapping import LabelPolicy
 from nacre.models.io import load_model
 from nacre.report.results import Row, ScenarioResults, percent
 from nacre.runs.folder import RunFolder, read_config
@@ -43,11 +36,6 @@ UNTESTED = 215
 DIFFERENT, RANDOM = "methods differ most", "drawn at random"
 MIN_CANDIDATES, MAX_CANDIDATES = 24, 200
 """Test images among which to look for disagreement: fewer of large ones, which take long."""
-SHIFT_SAMPLE = 60
-"""Images of a step among which one is chosen."""
-VISIBLE, OLD, FUTURE = 0, 1, 2
-"""What the background hides at a pixel: nothing, an old class, a future class."""
-OLD_COLOR, FUTURE_COLOR = (196, 132, 226), (72, 190, 220)
 MAX_SMALL = 128
 """Images up to this side are enlarged pixel by pixel."""
 
@@ -81,8 +69,8 @@ class PredictedImage:
 
     Attributes:
         image: The image and its truth.
-        masks: Channel by pixel, one mask per method.
-        disagreement: Fraction of the tested pixels on which incremental methods disagree.
+        masks: Channel by pixel, one mask per column.
+        disagreement: Fraction of the pixels on which its predictions differ.
         why: The reason why it was chosen.
     """
 
@@ -102,11 +90,12 @@ class Sheet:
     """Images in rows, predictions in columns.
 
     Attributes:
-        columns: The methods.
+        columns: Whose predictions they are.
         classes: Class name by channel.
         colors: RGB by channel.
         images: The rows.
-        candidates: Number of test images that were looked at to choose from.
+        candidates: Number of images that were looked at to choose from.
+        is_scored: True if the truth tells every class, so that predictions are right or wrong.
     """
 
     columns: tuple[str, ...]
@@ -114,11 +103,22 @@ class Sheet:
     colors: tuple[Color, ...]
     images: tuple[PredictedImage, ...]
     candidates: int
+    is_scored: bool = True
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of all columns, those of the image and of its labels too."""
+        return "image", *self.columns, "truth" if self.is_scored else "labels"
 
     @property
     def has_untested(self) -> bool:
         """True if any truth has ignored pixels."""
         return any(bool((~one.image.tested).any()) for one in self.images)
+
+    @property
+    def is_small(self) -> bool:
+        """True if its images are enlarged pixel by pixel."""
+        return max(max(one.image.pixels.shape[:2]) for one in self.images) <= MAX_SMALL
 
     def shown_classes(self) -> list[int]:
         """Return the channels that are anywhere on the sheet."""
@@ -228,71 +228,6 @@ def _batches(images: Sequence[TestImage]) -> Iterator[list[TestImage]]:
         yield group
 
 
-@dataclass(frozen=True)
-class Shift:
-    """A training image of a step.
-
-    Attributes:
-        step: The step.
-        name: The image's name.
-        pixels: H,W,3.
-        labels: Channel by pixel in the step's labels.
-        truth: Channel by pixel after the last step.
-        hidden: `OLD` or `FUTURE` at pixels where the background hides such a class.
-    """
-
-    step: int
-    name: str
-    pixels: Pixels
-    labels: Pixels
-    truth: Pixels
-    hidden: Pixels
-
-    def share(self, kind: int) -> float:
-        """Return the fraction of the step's background that hides an old or future class."""
-        background = self.labels == 0
-        return float((self.hidden == kind).sum() / max(int(background.sum()), 1))
-
-
-def background_shift(data: ScenarioData, seed: int = 0) -> list[Shift]:
-    """Return one training image for each step."""
-    return [_shift(data, step, seed) for step in range(data.num_steps)]
-
-
-def _shift(data: ScenarioData, step: int, seed: int) -> Shift:
-    images, classes = data.image_lists[step], data.scenario.classes
-    rng = np.random.default_rng([seed, step])
-    sample = sorted(images[i] for i in rng.permutation(len(images))[:SHIFT_SAMPLE])
-    names = [data.train_index.names[i] for i in sample]
-
-    def visibility(name: str) -> float:
-        mask = data.source.mask("train", name)
-        new = np.isin(mask, list(classes.new(step)))
-        return float(min(new.mean(), (_hidden(data, step, mask) != VISIBLE).mean()))
-
-    best = max(names, key=visibility)
-    image, mask = data.source.image("train", best), data.source.mask("train", best)
-    pixels, mask = eval_sample(image, mask, data.config)
-    return Shift(
-        step=step,
-        name=best,
-        pixels=np.ascontiguousarray(pixels.transpose(1, 2, 0)),
-        labels=classes.training_mapping(step, data.policy).apply(mask),
-        truth=classes.testing_mapping(data.num_steps - 1, LabelPolicy(unseen="background")).apply(
-            mask
-        ),
-        hidden=_hidden(data, step, mask),
-    )
-
-
-def _hidden(data: ScenarioData, step: int, mask: Mask) -> Pixels:
-    classes = data.scenario.classes
-    found = np.full(mask.shape, VISIBLE, np.uint8)
-    found[np.isin(mask, classes.old(step))] = OLD
-    found[np.isin(mask, classes.future(step))] = FUTURE
-    return found
-
-
 def colorize(
     mask: Pixels, colors: Sequence[Color], pixels: Pixels, strength: float = 0.8
 ) -> Pixels:
@@ -308,16 +243,6 @@ def colorize(
     return mixed.round().clip(0, 255).astype(np.uint8)
 
 
-def colorize_hidden(shift: Shift, colors: tuple[Color, Color]) -> Pixels:
-    """Return the image in gray, with what the background hides in two colors: old and future."""
-    gray = shift.pixels.astype(np.float32).mean(2, keepdims=True).repeat(3, 2) * 0.5
-    for kind, color in zip((OLD, FUTURE), colors, strict=True):
-        is_kind = shift.hidden == kind
-        gray[is_kind] = gray[is_kind] * 0.4 + np.asarray(color, np.float32) * 0.8
-    gray[shift.labels == ignore_value(shift.labels)] = UNTESTED
-    return gray.round().clip(0, 255).astype(np.uint8)
-
-
 def data_uri(pixels: Pixels, side: int) -> str:
     """Return an image as text for a page, its longer side at most ``side``."""
     image = Image.fromarray(pixels)
@@ -328,70 +253,20 @@ def data_uri(pixels: Pixels, side: int) -> str:
     return "data:image/webp;base64," + b64encode(file.getvalue()).decode("ascii")
 
 
-@dataclass(frozen=True)
-class PageTile:
-    """An image as text, its text alternative, and the line below."""
-
-    uri: str
-    about: str
-    below: str = ""
-
-
-@dataclass(frozen=True)
-class PageGrid:
-    """Tiles in rows.
-
-    Attributes:
-        heads: A name above each column.
-        rows: A name and the tiles of each row; None leaves a place empty.
-        small: True if the images are to be enlarged pixel by pixel.
-    """
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[PageTile | None, ...]], ...]
-    small: bool
-
-
-def sheet_grid(sheet: Sheet, side: int) -> PageGrid:
-    """Return the sheet: the image, one column per method, the truth."""
+def sheet_rows(sheet: Sheet, side: int) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Return the name of each row and its tiles: image as text, text alternative, line below."""
     rows = []
     for one in sheet.images:
         name, pixels = one.image.name, one.image.pixels
-
-        def colorized(mask: Pixels, under: Pixels = pixels) -> str:
-            return data_uri(colorize(mask, sheet.colors, under), side)
-
-        tiles = [PageTile(data_uri(pixels, side), f"test image {name}")]
-        for i, mask in enumerate(one.masks):
-            right = f"{percent(one.accuracy(i), 0)} %"
-            about = f"{sheet.columns[i]} on {name}: {right} of the pixels right"
-            tiles.append(PageTile(colorized(mask), about, right))
-        tiles.append(PageTile(colorized(one.image.truth), f"truth of {name}"))
-        rows.append((f"{name}\n{one.why}", tuple(tiles)))
-    small = _are_small([one.image.pixels for one in sheet.images])
-    return PageGrid(("image", *sheet.columns, "truth"), tuple(rows), small)
-
-
-def shift_grid(shifts: Sequence[Shift], colors: Sequence[Color], side: int) -> PageGrid:
-    """Return each step's labels beside the truth, a row per step."""
-    rows = []
-    for shift in shifts:
-        shares = (("old", shift.share(OLD)), ("future", shift.share(FUTURE)))
-        parts = ", ".join(f"{percent(share, 0)} % {name}" for name, share in shares if share)
-        name = f"{shift.name} in step {shift.step}"
-        labels, truth = (colorize(one, colors, shift.pixels) for one in (shift.labels, shift.truth))
-        hidden = colorize_hidden(shift, (OLD_COLOR, FUTURE_COLOR))
-        about = f"what the background hides in {name}: {parts or 'nothing'}"
-        tiles = (
-            PageTile(data_uri(shift.pixels, side), f"training image {shift.name}"),
-            PageTile(data_uri(labels, side), f"the step's labels of {name}"),
-            PageTile(data_uri(truth, side), f"truth of {name}"),
-            PageTile(data_uri(hidden, side), about, parts),
-        )
-        rows.append((f"step {shift.step}\n{shift.name}", tiles))
-    heads = ("image", "the step's labels", "truth", "hidden in its background")
-    return PageGrid(heads, tuple(rows), _are_small([shift.pixels for shift in shifts]))
-
-
-def _are_small(images: Sequence[Pixels]) -> bool:
-    return max((max(pixels.shape[:2]) for pixels in images), default=0) <= MAX_SMALL
+        uris = [
+            data_uri(colorize(mask, sheet.colors, pixels), side)
+            for mask in (*one.masks, one.image.truth)
+        ]
+        tiles = [(data_uri(pixels, side), f"test image {name}", "")]
+        for i, column in enumerate(sheet.columns):
+            right = f"{percent(one.accuracy(i), 0)} %" if sheet.is_scored else ""
+            scored = f": {right} of the pixels right" if right else ""
+            tiles.append((uris[i], f"{column} on {name}{scored}", right))
+        tiles.append((uris[-1], f"{sheet.heads[-1]} of {name}", ""))
+        rows.append((f"{name}\n{one.why}", tiles))
+    return rows

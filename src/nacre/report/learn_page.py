@@ -5,8 +5,6 @@ those in which the two models differ most, and as many in which they differ leas
 a class: what changed, and what stayed.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,15 @@ from nacre.errors import NacreError
 from nacre.evaluation.predictor import model_predictor
 from nacre.models.io import load_model, read_info
 from nacre.report.images import (
-    Color,
     Pixels,
+    PredictedImage,
+    Sheet,
     TestImage,
-    colorize,
-    data_uri,
     predict_masks,
     read_images,
+    sheet_rows,
 )
-from nacre.report.page import render
+from nacre.report.page import SIDE, render
 from nacre.report.results import percent
 from nacre.runs.folder import read_learn_config
 from nacre.runs.learn import open_learn_data
@@ -35,53 +33,6 @@ from nacre.utils.io import save_text
 
 MAX_CANDIDATES = 96
 """Images to choose from."""
-SIDE = 256
-
-
-@dataclass(frozen=True)
-class BeforeAfter:
-    """An image with the predictions of the start model, if there is one, and of the new one."""
-
-    image: TestImage
-    before: Pixels | None
-    after: Pixels
-
-    @property
-    def change(self) -> float:
-        """Fraction of the pixels that are predicted as something else now."""
-        if self.before is None:
-            return float((self.after > 0).mean())
-        return float((self.before != self.after).mean())
-
-
-@dataclass(frozen=True)
-class StepImages:
-    """The chosen images of a step, with names and colors of the classes."""
-
-    images: tuple[BeforeAfter, ...] = ()
-    classes: tuple[str, ...] = ()
-    colors: tuple[Color, ...] = ()
-
-    def tiles(self) -> list[dict[str, Any]]:
-        """Return the images as text."""
-        found = []
-        for one in self.images:
-            image = one.image
-            masks = {"before": one.before, "after": one.after, "labels": image.truth}
-            uris = {
-                name: None
-                if mask is None
-                else data_uri(colorize(mask, self.colors, image.pixels), SIDE)
-                for name, mask in masks.items()
-            }
-            uris["image"] = data_uri(image.pixels, SIDE)
-            found.append({"name": image.name, "change": one.change, **uris})
-        return found
-
-    def legend(self) -> list[tuple[str, str]]:
-        """Return name and color of the classes."""
-        colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in self.colors]
-        return list(zip(self.classes, colors, strict=True))[1:]
 
 
 def is_learn_folder(path: Path) -> bool:
@@ -98,9 +49,9 @@ def write_learn_page(folder: Path, out: Path, *, images: int = 8) -> Path:
         raise NacreError(f"{folder} is not finished: resume it with  nacre learn --out {folder}")
     metrics = LearnMetrics.load(folder / "metrics.json").plain()
     info = read_info(folder / "model.safetensors")
-    missing, chosen = "", StepImages()
+    missing, sheet = "", None
     try:
-        chosen = choose_images(folder, images) if images else chosen
+        sheet = choose_images(folder, images) if images else None
     except NacreError as error:
         missing = str(error)  # the data or the start model are not here any more
     points = "{:+.1f}".format
@@ -114,8 +65,8 @@ def write_learn_page(folder: Path, out: Path, *, images: int = 8) -> Path:
         metrics=metrics,
         rows=class_rows(metrics),
         lineage=info.lineage,
-        tiles=chosen.tiles(),
-        legend=chosen.legend(),
+        sheet=sheet,
+        tiles=sheet_rows(sheet, SIDE) if sheet else [],
         missing=missing,
     )
     page = out / "index.html"
@@ -123,25 +74,34 @@ def write_learn_page(folder: Path, out: Path, *, images: int = 8) -> Path:
     return page
 
 
-def choose_images(folder: Path, count: int) -> StepImages:
+def choose_images(folder: Path, count: int) -> Sheet:
     """Predict images of a step with its start model and its own, and choose some."""
     config = read_learn_config(folder)
     device = choose_device("auto")
     network, info, _ = load_model(folder / "model.safetensors", device)
     start = load_model(config.start, device) if config.start else None
-    data = open_learn_data(config, start[1].channels if start else None)
-    images = _read_some(data)
-    after = predict_masks(model_predictor(network, info), images)
-    before: Sequence[Pixels | None] = [None] * len(images)
+    images = _read_some(open_learn_data(config, start[1].channels if start else None))
+    columns = {"after": predict_masks(model_predictor(network, info), images)}
     if start:
-        before = predict_masks(model_predictor(*start[:2]), images)
-    found = [BeforeAfter(*one) for one in zip(images, before, after, strict=True)]
-    by_change = sorted(found, key=lambda one: (-one.change, one.image.name))
+        columns = {"before": predict_masks(model_predictor(*start[:2]), images), **columns}
+    found = [
+        _changed(image, masks)
+        for image, masks in zip(images, zip(*columns.values(), strict=True), strict=True)
+    ]
+    by_change = sorted(found, key=lambda one: (-one.disagreement, one.image.name))
     changed, rest = by_change[: (count + 1) // 2], by_change[(count + 1) // 2 :]
-    rest.sort(key=lambda one: (not (one.after > 0).any(), one.change))
+    rest.sort(key=lambda one: (not (one.masks[-1] > 0).any(), one.disagreement))
     chosen = (*changed, *rest[: count - len(changed)])
     colors = tuple((c[0], c[1], c[2]) for c in info.colors)
-    return StepImages(chosen, tuple(info.classes), colors)
+    # A folder labels its own classes alone: what it calls background may be another class.
+    return Sheet(tuple(columns), tuple(info.classes), colors, chosen, len(found), is_scored=False)
+
+
+def _changed(image: TestImage, masks: tuple[Pixels, ...]) -> PredictedImage:
+    """Return an image with the fraction of its pixels that is predicted as something else now."""
+    before = masks[0] if masks[1:] else np.zeros_like(masks[0])
+    change = float((before != masks[-1]).mean())
+    return PredictedImage(image, masks, change, f"{percent(change)} % changed")
 
 
 def _read_some(data: LearnData) -> list[TestImage]:

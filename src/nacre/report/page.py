@@ -16,9 +16,6 @@ from markupsafe import Markup
 
 from nacre.errors import NacreError
 from nacre.report.charts import (
-    MAX_CLASSES,
-    forgetting_chart,
-    forgetting_is_cut,
     key,
     loss_chart,
     step_curves,
@@ -26,12 +23,9 @@ from nacre.report.charts import (
 )
 from nacre.report.images import (
     Sheet,
-    Shift,
-    background_shift,
     comparison_sheet,
     open_data,
-    sheet_grid,
-    shift_grid,
+    sheet_rows,
 )
 from nacre.report.kinds import make_tables
 from nacre.report.results import SEEDS, Row, ScenarioResults, load_results, percent, shown_name
@@ -42,10 +36,8 @@ from nacre.utils.io import save_text
 from nacre.version import __version__
 
 TEMPLATES = Path(__file__).parent / "templates"
-MAX_BYTES = 9_000_000
-"""Size of a page; larger ones get smaller images."""
-SIDES = (320, 224, 160, 96)
-"""Sides of the images that are tried, largest first."""
+SIDE = 256
+"""Longer side of the images, at most."""
 MAX_STEPS = 4
 """Steps whose columns fit side by side."""
 COMPACT = 60
@@ -60,7 +52,6 @@ class Section:
         results: Its finished runs.
         paper: Add the paper's results.
         plan: The images of each step, if the data is here.
-        shifts: A training image of each step, if the data is here.
         sheet: Predictions, if the data and the networks are here.
         missing: Why something of this is missing.
     """
@@ -68,7 +59,6 @@ class Section:
     results: ScenarioResults
     paper: bool = False
     plan: tuple[StepPlan, ...] = ()
-    shifts: tuple[Shift, ...] = ()
     sheet: Sheet | None = None
     missing: str = ""
 
@@ -98,7 +88,8 @@ def write_report(
     page = out / "index.html"
     save_text(out / "table.md", "\n".join(to_markdown(table) for table in tables))
     save_text(out / "table.csv", to_csv(tables))
-    save_text(page, _render_page(sections, named))
+    contexts = [_context(section, i) for i, section in enumerate(sections)]
+    save_text(page, render("page.html.j2", {"percent": percent}, title=named, sections=contexts))
     return page
 
 
@@ -111,8 +102,6 @@ def make_section(results: ScenarioResults, images: int, paper: bool) -> Section:
         plan = tuple(make_plan(data.scenario, data.train_index, data.image_lists))
         section = replace(section, plan=plan)
         if images:
-            shifts = tuple(background_shift(data)) if results.final else ()
-            section = replace(section, shifts=shifts)
             section = replace(section, sheet=comparison_sheet(results, data, images))
     except NacreError as error:
         section = replace(section, missing=str(error).splitlines()[0])
@@ -137,33 +126,17 @@ def render(template: str, filters: dict[str, Callable[..., str]], **values: Any)
     )
 
 
-def _render_page(sections: Sequence[Section], title: str) -> str:
-    """Return the page as text, its images as large as there is room."""
-    text = ""
-    for side in SIDES:
-        contexts = [_context(section, i, side) for i, section in enumerate(sections)]
-        text = render("page.html.j2", {"percent": percent}, title=title, sections=contexts)
-        if len(text.encode()) <= MAX_BYTES:
-            break
-    return text
-
-
-def _context(section: Section, i: int, side: int) -> dict[str, Any]:
-    """Return the template's values for a scenario, images at most ``side`` pixels wide."""
+def _context(section: Section, i: int) -> dict[str, Any]:
+    """Return the template's values for a scenario."""
     results, sheet = section.results, section.sheet
-    keys = [(name, Markup(key(style)), style is None) for name, style in styles(results).items()]
-    shifts = shift_grid(section.shifts, sheet.colors, side) if sheet and section.shifts else None
     return {
         "id": f"scenario-{i}",
         "results": results,
         "tables": _tables(results),
         "paper": _paper_table(section),
-        "legend": [(name, drawing) for name, drawing, _ in keys],
-        "stepwise": [(name, drawing) for name, drawing, is_bound in keys if not is_bound],
+        "legend": [(name, Markup(key(style))) for name, style in styles(results).items()],
         "curves": [(name, Markup(chart)) for name, chart in step_curves(results)],
         "heat": [_heat(results, row) for row in results.rows],
-        "forgetting": Markup(forgetting_chart(results)),
-        "forgetting_cut": MAX_CLASSES if forgetting_is_cut(results) else 0,
         "losses": [(row.name, Markup(chart)) for row in results.rows if (chart := loss_chart(row))],
         "plan": section.plan,
         "missing": section.missing,
@@ -179,11 +152,8 @@ def _context(section: Section, i: int, side: int) -> dict[str, Any]:
             for row in results.rows
             for run in row.runs
         ],
-        "sheet": sheet and sheet_grid(sheet, side),
-        "candidates": sheet.candidates if sheet else 0,
-        "class_legend": sheet.legend() if sheet else [],
-        "untested": bool(sheet and sheet.has_untested),
-        "shifts": shifts,
+        "sheet": sheet,
+        "tiles": sheet_rows(sheet, SIDE) if sheet else [],
     }
 
 
@@ -206,15 +176,16 @@ def _paper_table(section: Section) -> ResultTable | None:
 
 
 def _heat(results: ScenarioResults, row: Row) -> dict[str, Any]:
-    """Return a row's IoU by class (down) and step (across)."""
+    """Return a row's IoU by class (down) and step (across), and how much of it was forgotten."""
     steps = [step for step in range(results.final + 1) if row.runs[0].after(step) is not None]
     names = [(name, step) for step, group in enumerate(results.groups) for name in group]
     return {
         "name": row.name,
         "steps": steps,
         "compact": len(names) > COMPACT,
+        "forgets": any(row.forgetting(name) is not None for name in results.classes),
         "classes": [
-            (name, first, [row.iou(step, name) for step in steps])
+            (name, first, [row.iou(step, name) for step in steps], row.forgetting(name))
             for name, first in [("background", -1), *names]
         ],
     }

@@ -43,17 +43,6 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """Metrics after one step."""
-
-    step: int
-    classes: tuple[str, ...]
-    iou: Ious
-    mean_iou: dict[str, float | None]
-    images: int
-
-
-@dataclass(frozen=True)
 class RunResult:
     """A finished run.
 
@@ -79,7 +68,7 @@ class RunResult:
     seed: int
     groups: tuple[tuple[str, ...], ...]
     conventions: dict[str, Any]
-    steps: tuple[StepResult, ...]
+    steps: tuple[StepMetrics, ...]
     forgetting: Ious
     events: tuple[Event, ...]
     config: dict[str, Any]
@@ -93,11 +82,11 @@ class RunResult:
         return len(self.steps) < len(self.groups)
 
     @property
-    def last(self) -> StepResult:
+    def last(self) -> StepMetrics:
         """The metrics after the last step."""
         return self.steps[-1]
 
-    def after(self, step: int) -> StepResult | None:
+    def after(self, step: int) -> StepMetrics | None:
         """Return the metrics after a step of the task; joint training has only the last."""
         if self.is_joint:
             return self.last if step == len(self.groups) - 1 else None
@@ -262,7 +251,7 @@ def load_run(path: Path) -> RunResult:
         seed=summary.seed,
         groups=tuple(tuple(names) for names in summary.groups),
         conventions=summary.conventions,
-        steps=tuple(_step(StepMetrics.load(step)) for step in steps),
+        steps=tuple(map(StepMetrics.load, steps)),
         forgetting=summary.forgetting,
         events=tuple(read_events(folder.events)) if folder.events.exists() else (),
         config=config,
@@ -293,16 +282,6 @@ def _whole_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         # A run of a method or data set that is not installed here can still be shown.
         hidden = keys_without_effect(RunConfig)
         return plain, {key: value for key, value in flatten(plain).items() if key not in hidden}
-
-
-def _step(metrics: StepMetrics) -> StepResult:
-    return StepResult(
-        step=metrics.step,
-        classes=tuple(metrics.classes),
-        iou=metrics.iou,
-        mean_iou=metrics.mean_iou,
-        images=metrics.images,
-    )
 
 
 def seed_of(run: RunResult) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ from nacre.models.io import find_model, load_model, read_info
 from nacre.runs.folder import RunFolder
 from nacre.runs.learn_tests import LearnTests
 from nacre.runs.run import step_sampler
-from nacre.runs.steps import Metrics, begin_from, run_steps
+from nacre.runs.steps import Metrics, begin_from, next_index, run_steps
 from nacre.training.config import LearnConfig, build, read_written, resolve
 from nacre.training.events import Observer
 from nacre.training.presets import fit_to
@@ -73,7 +73,9 @@ def learn_config(
         if not is_own_network(info.model):
             has_backbone = "backbone" in load_model(start, network=network)[0].gives
     num_images = sum(len(source.index("train")) for _, source in open_folders(given.data))
-    fit = fit_to(choose_device("auto"), num_images, has_backbone=has_backbone)
+    train = written.get("train")
+    device = train.get("device", "auto") if isinstance(train, Mapping) else "auto"
+    fit = fit_to(choose_device(str(device)), num_images, has_backbone=has_backbone)
     return build(LearnConfig, written, preset=preset, start=info, fit=fit)
 
 
@@ -91,8 +93,7 @@ def open_step(config: LearnConfig, network: nn.Module | None = None) -> Step:
         # The main process reads the index first, the others then find it.
         dist.on_main(lambda: bool(open_learn_data(config, before)))
         data = open_learn_data(config, before)
-    # A merged model was made by more steps than have channels of their own.
-    index = max(len(info.steps), len(info.lineage)) if info else 0
+    index = next_index(info)
     images, shares = data.train_dataset(), batch_shares(config, data)
     sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size, shares)
     entry = {
@@ -183,8 +184,8 @@ def _length_line(step: Step) -> str:
     if not kind.learns_by_gradient:
         return "one pass over the images, without an update"
     if kind.holds_out and count < FEWEST_TO_HOLD_OUT:
-        few = f"without updates of its decoder, which fewer than {FEWEST_TO_HOLD_OUT} cannot judge"
-        return f"the ledger in one pass over the images, {few}"
+        few = f"fewer than {FEWEST_TO_HOLD_OUT} images cannot judge updates of its decoder"
+        return f"the ledger in one pass over the images; {few}, so none is made"
     times = step.iterations * step.sampler.batch_size / max(1, count)
     length = f"{step.iterations:,} updates, each of the {count:,} images about {times:.0f} times"
     length += " (--set train.iterations=… for another length)"

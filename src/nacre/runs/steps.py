@@ -119,6 +119,12 @@ def run_steps(
         return dist.on_main(lambda: [folder.metrics_of(step.index) for step in steps])
 
 
+def next_index(start: ModelInfo | None) -> int:
+    """Return the number of the step after a model; 0 without one."""
+    # A merged model was made by more steps than have channels of their own.
+    return max(len(start.steps), len(start.lineage)) if start else 0
+
+
 def begin_from(step: Step, path: Path, given: nn.Module | None = None) -> ModelInfo:
     """Give a step the network of a file, and what was kept with it as far as its method knows.
 

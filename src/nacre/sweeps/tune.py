@@ -107,31 +107,11 @@ class Tuning:
     weight: float | None = None
     config: Path | None = None
 
-    @property
-    def fine_tuning(self) -> float | None:
-        """Fine-tuning's accuracy with the chosen learning rate, once it is known."""
-        of_rate = (one for one in self.trials if one.weight is None and one.rate == self.rate)
-        return next((one.accuracy for one in of_rate), None)
-
     def as_plain(self) -> dict[str, Any]:
         """Return the search as plain data."""
         trials = [{**asdict(one), "verdict": verdict(self, one)} for one in self.trials]
         config = None if self.config is None else self.config.name
         return {**asdict(self), "trials": trials, "config": config}
-
-    def as_comment(self) -> str:
-        """Return the lines above the config that was found."""
-        tried = ", ".join(
-            f"{one.weight:g}: {100 * (one.accuracy or 0):.1f}"
-            for one in sorted(self.trials, key=lambda one: one.weight or 0)
-            if one.weight is not None
-        )
-        return (
-            f"# The highest weight of {self.method} that keeps {1 - TOLERATED:.0%} of "
-            "fine-tuning's mIoU on the new classes\n"
-            f"# of the first incremental step, on a fifth of its images: {self.weight:g}.\n"
-            f"# fine-tuning: {100 * (self.fine_tuning or 0):.1f}; mIoU by weight: {tried}.\n"
-        )
 
 
 def verdict(tuning: Tuning, trial: Trial) -> str:
@@ -317,7 +297,8 @@ class _Search:
         self._note(weight=weight, config=self.out / "tuned.yaml")
         if self.dist.is_main:
             content = yaml.safe_dump(config.to_dict(), sort_keys=False)
-            save_text(self.out / "tuned.yaml", self.tuning.as_comment() + content)
+            about = f"# weight {weight:g}: chosen by nacre tune; tuning.json has every trial\n"
+            save_text(self.out / "tuned.yaml", about + content)
 
 
 def tune(

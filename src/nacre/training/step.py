@@ -1,6 +1,6 @@
 """Learning one step: a model (or none) and new data give a model. It knows nothing of scenarios.
 
-for step in steps:                       (`nacre.runs.run.run_steps` keeps the results in a folder)
+for step in steps:                  (`nacre.runs.steps.run_steps` keeps the results in a folder)
     step.network, step.state = before.network, before.state
     before = learn_step(step)
 """

@@ -71,7 +71,7 @@ def test_where_it_is_missing_the_archive_is_told(tmp_path: Path, root: Path) -> 
         Ade20k(AdeConfig(root=root)).index("val")
 
 
-def test_a_missing_picture_or_mask_is_named(root: Path) -> None:
+def test_a_missing_image_or_mask_is_named(root: Path) -> None:
     (root / "images" / "training" / "ADE_train_00000002.jpg").unlink()
     (root / "annotations" / "training" / "ADE_train_00000003.png").unlink()
     with pytest.raises(

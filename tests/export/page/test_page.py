@@ -80,14 +80,6 @@ def test_classes_are_those_of_onnxruntime(browser: Browser, opened: OnnxModel, s
     assert (np.array(found, np.uint8).reshape(size) == opened.classify(pixels)).all()
 
 
-def test_the_legend_has_the_shares(seen: Browser, opened: OnnxModel) -> None:
-    rows = seen.run(
-        "[...at('legend').rows].map(row => [row.cells[1].innerText, row.cells[3].innerText])"
-    )
-    assert [name for name, _ in rows] == opened.metadata.classes
-    assert abs(sum(float(share.rstrip(" %")) for _, share in rows) - 100) < 1
-
-
 def test_a_saved_mask_is_a_palette_of_classes(seen: Browser, opened: OnnxModel) -> None:
     told = seen.run(
         "maskOf(shown).then(blob => blob.arrayBuffer())"
@@ -137,12 +129,6 @@ def test_is_whole_at_two_widths(seen: Browser, tmp_path: Path, width: int, schem
     kept = os.environ.get("NACRE_SCREENSHOTS")
     seen.screenshot((Path(kept) if kept else tmp_path) / f"page-{width}.png")
     seen.resize(1200, 900)
-
-
-def test_a_file_that_is_no_picture_is_told(seen: Browser, tmp_path: Path) -> None:
-    (tmp_path / "text.png").write_text("no image")
-    seen.choose("#files", tmp_path / "text.png")
-    seen.until("at('status').textContent.includes('text.png is not an image')")
 
 
 def swapped_profile() -> bytes:

@@ -2,31 +2,18 @@
 
 The masks hold label ids, train ids or instance ids (a label id, or 1000 times one and a number).
 Nineteen of the classes are evaluated; all else, and 255, does not count. There is no background.
-Where there are no masks, the polygons of the JSON files are painted in their order. CVAT writes the
-same layout with classes of one's own: then ``label_colors.txt`` names them, a line for each value,
-and black is the background.
+CVAT writes the same layout with classes of one's own: then ``label_colors.txt`` names them, a line
+for each value, and black is the background.
 """
 
 import re
-from typing import Any
 
 from nacre.errors import NacreError
-from nacre.importers.documents import load_json, load_lines
-from nacre.importers.files import Export, File, Finder, split_of
+from nacre.importers.documents import load_lines
+from nacre.importers.files import Export, File, split_of
 from nacre.importers.masks import Kind, MaskFile
-from nacre.importers.problems import DAMAGED, brief
-from nacre.importers.rasterize import rectangle
-from nacre.importers.reading import (
-    BACKGROUND,
-    IGNORED,
-    Color,
-    Image,
-    Reading,
-    as_dict,
-    as_list,
-    size_of,
-)
-from nacre.importers.shapes import Shape, points_of, ring_of
+from nacre.importers.problems import brief
+from nacre.importers.reading import BACKGROUND, IGNORED, Color, Reading
 
 CLASSES: dict[int, tuple[str, Color]] = {
     7: ("road", (128, 64, 128)),
@@ -51,12 +38,6 @@ CLASSES: dict[int, tuple[str, Color]] = {
 }
 """Name and color by label id; their order is that of the train ids 0 to 18."""
 
-NOT_EVALUATED = (
-    *("unlabeled", "ego vehicle", "rectification border", "out of roi", "static", "dynamic"),
-    *("ground", "parking", "rail track", "guard rail", "bridge", "tunnel", "polegroup", "caravan"),
-    *("trailer", "license plate"),
-)
-
 _MASKS: dict[str, Kind] = {
     "labelids": "values",
     "labeltrainids": "values",
@@ -73,22 +54,14 @@ Key = tuple[str | None, str]
 
 
 def find(export: Export) -> list[File]:
-    """Return the masks, or the polygons where there are none."""
-    masks = _ending(export.images, *_MASKS)
-    return masks or _ending(export.with_suffix(".json"), "polygons")
-
-
-def _ending(files: list[File], *words: str) -> list[File]:
-    endings = tuple(start + word for start in _GROUND_TRUTH for word in words)
-    return [file for file in files if file.stem.casefold().endswith(endings)]
+    """Return the masks."""
+    endings = tuple(start + word for start in _GROUND_TRUTH for word in _MASKS)
+    return [file for file in export.images if file.stem.casefold().endswith(endings)]
 
 
 def read(reading: Reading, files: list[File]) -> None:
-    """Read Cityscapes by its masks, or by its polygons where there are no masks."""
+    """Read Cityscapes by its masks."""
     own = reading.export.named("label_colors.txt")
-    if files[0].suffix == ".json":
-        _read_polygons(reading, files)
-        return
     reading.has_background = bool(own)
     values = _own_values(reading, own[0]) if own else _values(reading)
     masks: dict[Key, MaskFile] = {}
@@ -134,35 +107,3 @@ def _own_values(reading: Reading, named: File) -> dict[str, dict[int, str]]:
         name = BACKGROUND if is_black else reading.list_class(form[4], named, color)
         values[len(values) - 1] = name
     return {"labelids": values, "instanceids": values}
-
-
-def _read_polygons(reading: Reading, files: list[File]) -> None:
-    reading.has_background = False
-    _values(reading)
-    finder = Finder(one for one in reading.export.images if _IMAGE in one.name.casefold())
-    for file in reading.each(files):
-        content = as_dict(load_json(file))
-        stem = re.sub("_gt[^_]*_polygons$", "_leftImg8bit", file.stem, flags=re.IGNORECASE)
-        size = size_of(content.get("imgWidth"), content.get("imgHeight"))
-        image = reading.add_image(stem, split=split_of(file.folder), size=size, finder=finder)
-        if size is None:
-            image.spoil(DAMAGED, "its annotation has no size")
-            continue
-        # What no polygon covers is not evaluated.
-        image.shapes.append(Shape(IGNORED, ring_of(rectangle(0, 0, *size))))
-        with image.noting():
-            for item in map(as_dict, as_list(content.get("objects"))):
-                _draw(reading, image, item)
-
-
-def _draw(reading: Reading, image: Image, item: dict[str, Any]) -> None:
-    label = item.get("label")
-    area = ring_of(points_of(as_list(item.get("polygon"))))
-    if item.get("deleted") or area is None:
-        reading.skip(image, "outlines that are deleted or have fewer than three corners")
-        return
-    # "cargroup" is cars that cannot be told apart.
-    plain = label.removesuffix("group") if isinstance(label, str) else ""
-    is_group = any(plain == name for name, _ in CLASSES.values())
-    name = IGNORED if label in NOT_EVALUATED else plain if is_group else label
-    reading.draw(image, name, area, "polygons")

@@ -5,7 +5,6 @@ Runs of a mask go along the rows of its box.
 """
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -16,11 +15,10 @@ from nacre.errors import NacreError
 from nacre.importers.files import File, split_of
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.rasterize import fill_ellipse, rectangle
-from nacre.importers.reading import Reading, as_layer, color_of, size_of
+from nacre.importers.reading import Kinds, Reading, as_layer, color_of, size_of
 from nacre.importers.shapes import Area, check_runs, decode_rows, numbers_of, points_of, ring_of
 
 _PAIRS = re.compile(r"[^,;]+,[^,;]+(;[^,;]+,[^,;]+)*")
-_KINDS = {"polygon": "polygons", "box": "boxes", "ellipse": "ellipses", "mask": "masks (RLE)"}
 
 
 def read(reading: Reading, files: list[File]) -> None:
@@ -58,17 +56,15 @@ def _read_image(reading: Reading, file: File, element: Element) -> None:
     image.is_labeled = bool(shapes)
     for shape in shapes:
         with image.noting():
-            if reading.takes(image, shape.tag, _KINDS):
-                area, layer = _MAKE[shape.tag](shape), as_layer(shape.get("z_order", 0))
-                reading.draw(image, shape.get("label"), area, _KINDS[shape.tag], layer)
+            layer = as_layer(shape.get("z_order", 0))
+            reading.draw_kind(image, _KINDS, shape.tag, shape, shape.get("label"), layer)
 
 
 def _polygon(shape: Element) -> Area | None:
     text = shape.get("points", "").strip().strip(";")
     if text and not _PAIRS.fullmatch(text):
         raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {brief(text)}")
-    area: Area | None = ring_of(points_of(text.replace(";", ",").split(",") if text else []))
-    return area
+    return ring_of(points_of(text.replace(";", ",").split(",") if text else []))
 
 
 def _numbers(shape: Element, *keys: str) -> tuple[Any, ...]:
@@ -76,8 +72,7 @@ def _numbers(shape: Element, *keys: str) -> tuple[Any, ...]:
 
 
 def _box(shape: Element) -> Area | None:
-    area: Area | None = ring_of(rectangle(*_numbers(shape, "xtl", "ytl", "xbr", "ybr")))
-    return area
+    return ring_of(rectangle(*_numbers(shape, "xtl", "ytl", "xbr", "ybr")))
 
 
 def _ellipse(shape: Element) -> Area:
@@ -94,9 +89,9 @@ def _mask(shape: Element) -> Area:
     return partial(decode_rows, runs, (left, top, width, height))
 
 
-_MAKE: dict[str, Callable[[Element], Area | None]] = {
-    "polygon": _polygon,
-    "box": _box,
-    "ellipse": _ellipse,
-    "mask": _mask,
+_KINDS: Kinds = {
+    "polygon": ("polygons", _polygon),
+    "box": ("boxes", _box),
+    "ellipse": ("ellipses", _ellipse),
+    "mask": ("masks (RLE)", _mask),
 }

@@ -13,7 +13,7 @@ from typing import Any
 from nacre.importers.files import SUFFIXES, Export, File, split_of
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.rasterize import Patch, fill_ellipse, fill_ring, rectangle, turned
-from nacre.importers.reading import Image, Reading, as_dict, as_list, as_text, size_of
+from nacre.importers.reading import Image, Kinds, Reading, as_dict, as_list, as_text, size_of
 from nacre.importers.shapes import (
     Area,
     decode_base64,
@@ -26,13 +26,6 @@ from nacre.importers.shapes import (
 
 Item = dict[str, Any]
 
-_KINDS = {
-    "brush": "brush strokes",
-    "polygon": "polygons",
-    "rectangle": "boxes",
-    "ellipse": "ellipses",
-    "bitmask": "bitmasks",
-}
 _NOT_SHAPES = (
     *("choices", "textarea", "rating", "taxonomy", "relation", "number", "pairwise"),
     *("datetime", "ranker", "videorectangle", "timelinelabels"),
@@ -175,37 +168,33 @@ def _labels(item: Item) -> list[Any]:
 
 def _draw(reading: Reading, image: Image, region: Item, labels: list[Any]) -> None:
     kind = _kind(region)
-    if not reading.takes(image, kind, _KINDS):
-        return
-    if not labels:
-        reading.skip(image, "shapes without a label")
-        return
-    if len(labels) > 1:
-        raise Unusable("a shape has several labels", brief(labels))
-    rotation = region.get("image_rotation")
-    if rotation not in (None, 0, 360):
-        detail = f"by {brief(rotation)} degrees; turn it back there"
-        raise Unusable("it was turned in Label Studio", detail)
-    area = _area(kind, as_dict(region.get("value")), _size(region))
-    reading.draw(image, labels[0], area, _KINDS[kind])
+    if kind in _KINDS:
+        if not labels:
+            reading.skip(image, "shapes without a label")
+            return
+        if len(labels) > 1:
+            raise Unusable("a shape has several labels", brief(labels))
+        rotation = region.get("image_rotation")
+        if rotation not in (None, 0, 360):
+            detail = f"by {brief(rotation)} degrees; turn it back there"
+            raise Unusable("it was turned in Label Studio", detail)
+    reading.draw_kind(image, _KINDS, kind, region, labels[0] if labels else None)
 
 
-def _area(kind: str, value: Item, size: tuple[int, int] | None) -> Area | None:
-    if kind == "brush":
-        return _brush(value, size)
-    if kind == "bitmask":
-        return partial(fill_whole_bitmap, decode_base64(value.get("imageDataURL")))
-    if kind == "polygon":
-        points = points_of(as_list(value.get("points"))) / 100
-        ring: Area | None = ring_of(points, is_relative=True)
-        return ring
-    keys = ("radiusX", "radiusY") if kind == "ellipse" else ("width", "height")
-    shares = [number / 100 for number in numbers_of(*(value.get(one) for one in ("x", "y", *keys)))]
-    (degrees,) = numbers_of(value.get("rotation") or 0)
-    return partial(_fill_ellipse if kind == "ellipse" else _fill_box, shares, degrees)
+def _value(region: Item) -> Item:
+    return as_dict(region.get("value"))
 
 
-def _brush(value: Item, size: tuple[int, int] | None) -> Area:
+def _polygon(region: Item) -> Area | None:
+    return ring_of(points_of(as_list(_value(region).get("points"))) / 100, is_relative=True)
+
+
+def _bitmask(region: Item) -> Area:
+    return partial(fill_whole_bitmap, decode_base64(_value(region).get("imageDataURL")))
+
+
+def _brush(region: Item) -> Area:
+    value, size = _value(region), _size(region)
     if value.get("format", "rle") != "rle" or size is None:
         form = f"the format {brief(value.get('format'))} and the size {brief(size)}"
         raise Unusable(DAMAGED, f"its brush has {form}")
@@ -216,15 +205,39 @@ def _brush(value: Item, size: tuple[int, int] | None) -> Area:
         raise Unusable(DAMAGED, reason) from None
 
 
-def _fill_ellipse(shares: list[float], degrees: float, width: int, height: int) -> Patch:
-    x, y, along, across = shares
+def _shares(region: Item, *keys: str) -> tuple[float, ...]:
+    """Return place and size as shares of the image's, and by how many degrees it is turned."""
+    value = _value(region)
+    shares = (number / 100 for number in numbers_of(*(value.get(key) for key in ("x", "y", *keys))))
+    return (*shares, *numbers_of(value.get("rotation") or 0))
+
+
+def _ellipse(region: Item) -> Area:
+    return partial(_fill_ellipse, _shares(region, "radiusX", "radiusY"))
+
+
+def _fill_ellipse(shares: tuple[float, ...], width: int, height: int) -> Patch:
+    x, y, along, across, degrees = shares
     center, radii = (x * width, y * height), (along * width, across * height)
     return fill_ellipse(center, radii, degrees, width, height)
 
 
-def _fill_box(shares: list[float], degrees: float, width: int, height: int) -> Patch:
+def _box(region: Item) -> Area:
+    return partial(_fill_box, _shares(region, "width", "height"))
+
+
+def _fill_box(shares: tuple[float, ...], width: int, height: int) -> Patch:
     """Fill a box that is turned about its first corner."""
-    x, y, wide, high = shares
+    x, y, wide, high, degrees = shares
     left, top = x * width, y * height
     ring = rectangle(left, top, (x + wide) * width, (y + high) * height)
     return fill_ring(turned(ring, degrees, (left, top)), width, height)
+
+
+_KINDS: Kinds = {
+    "brush": ("brush strokes", _brush),
+    "polygon": ("polygons", _polygon),
+    "rectangle": ("boxes", _box),
+    "ellipse": ("ellipses", _ellipse),
+    "bitmask": ("bitmasks", _bitmask),
+}

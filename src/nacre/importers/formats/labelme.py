@@ -18,8 +18,8 @@ from nacre.errors import NacreError
 from nacre.importers.documents import load_json, load_lines
 from nacre.importers.files import File, Finder, split_of
 from nacre.importers.problems import Unusable, brief
-from nacre.importers.rasterize import fill_ellipse
-from nacre.importers.reading import Image, Reading, as_dict, as_list, as_text, size_of
+from nacre.importers.rasterize import Points, fill_ellipse
+from nacre.importers.reading import Image, Kinds, Reading, as_dict, as_list, as_text, size_of
 from nacre.importers.shapes import (
     Area,
     box_of,
@@ -31,14 +31,6 @@ from nacre.importers.shapes import (
     ring_of,
 )
 
-_KINDS = {
-    "polygon": "polygons",
-    "rectangle": "boxes",
-    "oriented_rectangle": "turned boxes",
-    "rotation": "turned boxes",
-    "circle": "circles",
-    "mask": "masks",
-}
 _ORDER_FILES = ("labels.txt", "classes.txt", "class_names.txt")
 _UNREADABLE = "its annotation cannot be read"
 
@@ -60,8 +52,7 @@ def read(reading: Reading, files: list[File]) -> None:
         for item in map(as_dict, as_list(content.get("shapes"))):
             with image.noting():
                 kind = as_text(item.get("shape_type"), "polygon")
-                if reading.takes(image, kind, _KINDS):
-                    reading.draw(image, item.get("label"), _area(kind, item), _KINDS[kind])
+                reading.draw_kind(image, _KINDS, kind, item, item.get("label"))
     _add_unlabeled(reading)
 
 
@@ -82,20 +73,41 @@ def _add(reading: Reading, file: File, content: dict[str, Any]) -> Image:
     return image
 
 
-def _area(kind: str, item: dict[str, Any]) -> Area | None:
-    points = points_of(as_list(item.get("points")))
-    has_all_corners = kind == "rectangle" and len(points) == 4
-    if kind in ("polygon", "oriented_rectangle", "rotation") or has_all_corners:
-        ring: Area | None = ring_of(points)
-        return ring
-    box = box_of(points, kind)
-    if kind == "rectangle":
-        return box
-    if kind == "circle":
-        radius = float(np.hypot(*(points[1] - points[0])))
-        return partial(fill_ellipse, (points[0, 0], points[0, 1]), (radius, radius), 0.0)
+def _corners(item: dict[str, Any]) -> Points:
+    return points_of(as_list(item.get("points")))
+
+
+def _polygon(item: dict[str, Any]) -> Area | None:
+    return ring_of(_corners(item))
+
+
+def _rectangle(item: dict[str, Any]) -> Area | None:
+    points = _corners(item)
+    return ring_of(points) if len(points) == 4 else box_of(points, "rectangle")
+
+
+def _circle(item: dict[str, Any]) -> Area:
+    points = _corners(item)
+    box_of(points, "circle")
+    radius = float(np.hypot(*(points[1] - points[0])))
+    return partial(fill_ellipse, (points[0, 0], points[0, 1]), (radius, radius), 0.0)
+
+
+def _mask(item: dict[str, Any]) -> Area:
+    points = _corners(item)
+    box_of(points, "mask")
     left, top = np.rint(points.min(axis=0)).astype(int).tolist()
     return partial(fill_bitmap, decode_base64(item.get("mask")), left, top)
+
+
+_KINDS: Kinds = {
+    "polygon": ("polygons", _polygon),
+    "rectangle": ("boxes", _rectangle),
+    "oriented_rectangle": ("turned boxes", _polygon),
+    "rotation": ("turned boxes", _polygon),
+    "circle": ("circles", _circle),
+    "mask": ("masks", _mask),
+}
 
 
 def _add_damaged(reading: Reading, file: File, error: NacreError) -> None:

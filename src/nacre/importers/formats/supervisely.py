@@ -10,7 +10,7 @@ from typing import Any
 from nacre.importers.documents import load_json
 from nacre.importers.files import File, Finder, is_inside, split_of
 from nacre.importers.problems import DAMAGED, Unusable, brief
-from nacre.importers.reading import Image, Reading, as_dict, as_list, as_text, color_of, size_of
+from nacre.importers.reading import Kinds, Reading, as_dict, as_list, as_text, color_of, size_of
 from nacre.importers.shapes import (
     Area,
     box_of,
@@ -20,8 +20,6 @@ from nacre.importers.shapes import (
     points_of,
     ring_of,
 )
-
-_KINDS = {"polygon": "polygons", "bitmap": "bitmaps", "rectangle": "boxes"}
 
 
 def read(reading: Reading, files: list[File]) -> None:
@@ -66,25 +64,21 @@ def _read_project(reading: Reading, meta: File, root: str) -> None:
             size = as_dict(content.get("size"))
             image.size = size_of(size.get("width"), size.get("height"))
             for item in map(as_dict, as_list(content.get("objects"))):
-                _draw(reading, image, item, titles)
+                kind = as_text(
+                    item.get("geometryType"), "bitmap" if item.get("bitmap") else "polygon"
+                )
+                title = item.get("classTitle") or titles.get(str(item.get("classId")))
+                reading.draw_kind(image, _KINDS, kind, item, title)
 
 
-def _draw(reading: Reading, image: Image, item: dict[str, Any], titles: dict[str, Any]) -> None:
-    kind = as_text(item.get("geometryType"), "bitmap" if item.get("bitmap") else "polygon")
-    if reading.takes(image, kind, _KINDS):
-        title = item.get("classTitle") or titles.get(str(item.get("classId")))
-        area = _bitmap(item) if kind == "bitmap" else _outline(item, kind)
-        reading.draw(image, title, area, _KINDS[kind])
-
-
-def _outline(item: dict[str, Any], kind: str) -> Area | None:
+def _polygon(item: dict[str, Any]) -> Area | None:
     points = as_dict(item.get("points"))
-    outer = points_of(as_list(points.get("exterior")))
-    if kind == "rectangle":
-        return box_of(outer, kind)
     holes = [points_of(hole) for hole in as_list(points.get("interior"))]
-    ring: Area | None = ring_of(outer, holes)
-    return ring
+    return ring_of(points_of(as_list(points.get("exterior"))), holes)
+
+
+def _rectangle(item: dict[str, Any]) -> Area | None:
+    return box_of(points_of(as_list(as_dict(item.get("points")).get("exterior"))), "rectangle")
 
 
 def _bitmap(item: dict[str, Any]) -> Area:
@@ -96,3 +90,10 @@ def _bitmap(item: dict[str, Any]) -> Area:
     # Not every version compresses the PNG once more.
     data = data if data.startswith(b"\x89PNG") else inflate(data)
     return partial(fill_bitmap, data, int(origin[0, 0]), int(origin[0, 1]))
+
+
+_KINDS: Kinds = {
+    "polygon": ("polygons", _polygon),
+    "bitmap": ("bitmaps", _bitmap),
+    "rectangle": ("boxes", _rectangle),
+}
