@@ -1,5 +1,6 @@
 """Learned steps that runs share: which may be shared, and who learns them."""
 
+import json
 import shutil
 
 import pytest
@@ -143,6 +144,21 @@ def test_a_run_that_is_repeated_takes_every_step(finished, tmp_path, monkeypatch
     events = read_events(tmp_path / "second" / "events.jsonl")
     skipped = [one.taken_from for one in events if isinstance(one, StepSkipped)]
     assert skipped == [str(cache)] * 3
+
+
+def test_joint_training_of_another_scenario_has_the_means_of_its_own_groups(tmp_path):
+    def learn(scenario):
+        config = tiny_config(scenario=f"scenes/{scenario}/overlapped", method="joint")
+        return run_scenario(config, tmp_path / scenario, cache=tmp_path / "steps")
+
+    first, second = learn("4-4"), learn("4-2-2")
+    events = read_events(tmp_path / "4-2-2/events.jsonl")
+    assert any(isinstance(one, StepSkipped) for one in events), "taken, not learned again"
+    assert first["iou_by_step_and_class"] == second["iou_by_step_and_class"]
+    assert "step_2_without_background" not in first["mean_iou_by_step"][0]
+    assert "step_2_without_background" in second["mean_iou_by_step"][0]
+    written = json.loads((tmp_path / "4-2-2/step-0/metrics.json").read_text())
+    assert written["mean_iou"] == second["mean_iou_by_step"][0]
 
 
 def test_a_run_that_was_interrupted_in_a_step_takes_it_when_another_has_learned_it(

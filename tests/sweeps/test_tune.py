@@ -180,6 +180,20 @@ def test_lwf_mc_is_measured_against_its_own_fine_tuning(measured, tmp_path):
     assert measured.tried[0][:2] == ("lwf-mc", 0)
 
 
+def test_fine_tuning_keeps_what_a_preset_freezes(measured, tmp_path, monkeypatch):
+    configs = []
+    monkeypatch.setattr(
+        type(measured),
+        "accuracy",
+        staticmethod(lambda method, rate: configs.append(method) or FINE_TUNING),
+    )
+    frozen = {"freeze_step_0": True, "freeze": ["batch_norm", "old_rows"]}
+    tune(config_of({"name": "ewf", **frozen}), tmp_path / "out")
+    assert configs[0].name == "ft"
+    assert configs[0].freeze_step_0
+    assert configs[0].freeze == ("batch_norm",), "old_rows is EWF's own"
+
+
 def test_what_cannot_be_tuned(measured, tmp_path):
     with pytest.raises(NacreError, match=r"train\.incremental_lr: .*nan"):
         tune(tiny_config(method={"name": "mib"}), tmp_path / "nan", rates=[0.01, float("nan")])

@@ -12,7 +12,7 @@ from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.confusion import ConfusionMatrix
 from nacre.evaluation.evaluate import evaluate
-from nacre.evaluation.metrics import compute_metrics, summarize
+from nacre.evaluation.metrics import class_groups, compute_metrics, group_means, summarize
 from nacre.evaluation.predictor import cut_predictor
 from nacre.labels.space import LabelIndex
 from nacre.methods import Step, find_method
@@ -204,7 +204,7 @@ def learn_scenario(
         steps = [scenario_step(config, opened, index, dist) for index in range(count)]
         for step in steps:
             step.should_stop = should_stop
-        return run_steps(
+        learned = run_steps(
             steps,
             folder,
             about=config.scenario,
@@ -213,6 +213,20 @@ def learn_scenario(
             observers=observers,
             on_open=lambda: _keep_exemplars(folder, config, opened),
         )
+        return dist.on_main(lambda: [_by_own_groups(one, folder, opened) for one in learned])
+
+
+def _by_own_groups(metrics: Metrics, folder: RunFolder, data: ScenarioData) -> Metrics:
+    """Return a step's metrics with the means of this scenario.
+
+    Joint training of 4-1 and of 4-2 is one step in the cache, and has other groups of classes.
+    """
+    step, scenario = metrics["step"], data.scenario
+    groups = class_groups(scenario.classes, scenario.groups, step)
+    own = metrics | {"mean_iou": group_means(metrics["iou"], groups)}
+    if own != metrics:
+        save_json(folder.step_metrics(step), own)
+    return own
 
 
 def _open_cache(

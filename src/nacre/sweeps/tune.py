@@ -243,12 +243,15 @@ class _Search:
 
     def _fine_tune(self, rate: float) -> Trial:
         """Measure what can be learned when nothing is to be kept."""
-        values: dict[str, Any] = {"method": {"name": "ft"}}
-        fine_tuning = find_method("ft")
-        learned = fine_tuning.step_0_of(fine_tuning.Config(name="ft"))
-        if learned != self.kind.step_0_of(self.config.method):
-            values = {"method": dict.fromkeys(self.kind.tunable, 0.0)}
-        return self._try(Trial(f"ft-lr-{rate:g}", rate), values)
+        method, fine_tuning = self.config.method, find_method("ft")
+        # What a preset freezes under every method is frozen under fine-tuning too.
+        own = self.kind.Config.model_fields["freeze"].default
+        freeze = [part for part in method.freeze if part not in own]
+        values = {"name": "ft", "freeze": freeze, "freeze_step_0": method.freeze_step_0}
+        learned = fine_tuning.step_0_of(fine_tuning.Config.model_validate(values))
+        if learned != self.kind.step_0_of(method):
+            values = dict.fromkeys(self.kind.tunable, 0.0)
+        return self._try(Trial(f"ft-lr-{rate:g}", rate), {"method": values})
 
     def _try(self, trial: Trial, values: dict[str, Any]) -> Trial:
         """Run a trial, unless that was done before."""

@@ -40,6 +40,17 @@ def test_without_lists_one_in_five_is_for_testing_whatever_else_there_is(root: P
     assert fewer.index("train").names == train[1:]
 
 
+def test_without_lists_the_subfolders_train_and_val_are_the_splits(tmp_path: Path) -> None:
+    names = [f"{split}/p{i}" for split in ("train", "val") for i in range(8)]
+    make_pairs(tmp_path, {name: blocks(6, 12, [0, 1]) for name in names})
+    (tmp_path / "classes.yaml").write_text("classes: {1: cat}")
+    folder = _open(tmp_path)
+    assert folder.index("train").names + folder.index("val").names == tuple(names)
+    save_image(tmp_path / "images" / "test" / "q.jpg")
+    with pytest.raises(NacreError, match=r"holds train, val and test; train\.txt and"):
+        _open(tmp_path).index("train")
+
+
 @pytest.mark.parametrize("place", [".", "splits"])
 def test_lists_with_or_without_extension(root: Path, place: str) -> None:
     (root / place).mkdir(exist_ok=True)

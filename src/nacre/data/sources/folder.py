@@ -1,10 +1,10 @@
 """Your own images: ``images/``, ``masks/`` and ``classes.yaml`` in one folder.
 
-``classes.yaml`` says what the label values in the masks mean (see ``classes_yaml``). A mask has the
-name of its image and ends in ``.png``. ``train.txt`` and ``val.txt``, in the folder or in
-``splits/``, name the images of a split, one per line. Without them, an image is for testing when
-the first byte of the SHA-256 of its name is below 51, which is one in five, whatever other images
-there are.
+``classes.yaml`` says what the label values in the masks mean (see `nacre.labels.space`). A mask has
+the name of its image and ends in ``.png``. ``train.txt`` and ``val.txt``, in the folder or in
+``splits/``, name the images of a split, one per line. Without them the subfolders ``train`` and
+``val`` are the splits; without these, an image is for testing when the first byte of the SHA-256 of
+its name is below 51, which is one in five, whatever other images there are.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ class Folder(FileSource):
         ]
 
     def _names(self, split: Split) -> list[str]:
-        """Return the names in the list of a split; without lists, a name says which it is in."""
+        """Return the names in the list of a split, or in its subfolder, or those that it draws."""
         lists = {one: self._list_file(one) for one in SPLITS}
         path = lists[split]
         if path is not None:
@@ -94,7 +94,16 @@ class Folder(FileSource):
                 f"{self.root} has {there[0]}.txt but not {split}.txt; give both lists or none"
             )
         names = self._images.keys() | self._masks.keys()
-        return [name for name in names if is_for_testing(name) == (split == "val")]
+        folders = {name.partition("/")[0] for name in names}
+        if not folders.issuperset(SPLITS):
+            return [name for name in names if is_for_testing(name) == (split == "val")]
+        others = sorted(folders.difference(SPLITS))
+        if others:
+            raise NacreError(
+                f"{self.root / 'images'} holds train, val and {first_names(others)}; train.txt and "
+                "val.txt must say which images are for training and for testing"
+            )
+        return [name for name in names if name.startswith(f"{split}/")]
 
     def _list_file(self, split: Split) -> Path | None:
         for path in (self.root / f"{split}.txt", self.root / "splits" / f"{split}.txt"):
