@@ -284,7 +284,7 @@ Products = dict[tuple[int, int], Tensor]
 
 @dataclass
 class Counted:
-    """What is counted on images.
+    """The counts of a pass over images.
 
     Attributes:
         products: The sums over pixels.
