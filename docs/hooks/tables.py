@@ -18,7 +18,7 @@ from nacre.data import DATASETS
 from nacre.methods import METHODS
 from nacre.methods.table import ROWS
 from nacre.models.build import KINDS
-from nacre.training.config import RunConfig
+from nacre.training.config import LearnConfig, Recipe, RunConfig
 from nacre.utils.config import affects
 
 EFFECTS = {"results": "", "later": "after step 0", "nothing": "no result"}
@@ -67,6 +67,9 @@ def config() -> Iterator[str]:
     top = {k: v for k, v in RunConfig.model_fields.items() if not _is_section(v)}
     yield "\n## A run\n"
     yield from keys("", top)
+    step = {k: v for k, v in LearnConfig.model_fields.items() if k not in Recipe.model_fields}
+    yield "\n## A step of nacre learn\n"
+    yield from keys("", step)
     for name, field in RunConfig.model_fields.items():
         if name in ("method", "data", "model") or not _is_section(field):
             continue
@@ -109,7 +112,9 @@ def keys(prefix: str, fields: dict[str, FieldInfo]) -> Iterator[str]:
 
 def _default(field: FieldInfo) -> str:
     value = None if field.is_required() else field.get_default(call_default_factory=True)
-    return "" if value is None else f"`{json.dumps(value) if isinstance(value, bool) else value}`"
+    if value in (None, (), {}):
+        return ""
+    return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
 
 
 def _is_section(field: FieldInfo) -> bool:

@@ -46,15 +46,15 @@ class World:
             "step.yaml": [
                 ("learn", self.data, "--config", root / "step.yaml", "--out", root / "new")
             ],
-            "index.csv": [("plan", "voc/15-5/overlapped", "--index", root / "index.csv")],
             "grid.yaml": [("grid", root / "grid.yaml", "--status", *out)],
             "map.tif": [("predict", self.run, root / "map.tif", "--window", "32", *out)],
         }
         for name in ("picture.png", "film.mp4", "film.mkv"):
             found[name] = [("predict", self.run, root / name, *out)]
+        small_step = ("--set", "train.iterations=1", "--set", "train.device=cpu")
         folders: dict[Path, Commands] = {
             self.data: [
-                ("data", "folder", "--root", self.data),
+                ("data", self.data),
                 ("plan", "folder/1-1/overlapped", "--root", self.data),
             ],
             self.run: [
@@ -63,13 +63,13 @@ class World:
                 ("report", self.run, *out, "--images", "0"),
                 ("eval", self.run),
                 ("predict", self.run, root / "picture.png", *out),
+                ("learn", self.data, "--start", self.run, "--out", root / "next", *small_step),
             ],
             self.learned: [
                 ("learn", "--out", self.learned),
                 ("history", self.learned),
                 ("history", self.learned, "--json"),
                 ("report", self.learned, *out, "--images", "0"),
-                ("learn", self.data, "--start", self.learned, "--out", root / "next"),
             ],
         }
         for folder, commands in folders.items():
@@ -84,12 +84,10 @@ def _write_files(root: Path) -> None:
         "config.yaml": {**TINY, "method": {"name": "lwf"}},
         "step.yaml": STEP,
         "scenario.yaml": {"data": "scenes", "setup": "overlapped", "steps": [[1, 2], [3, 4]]},
-        "grid.yaml": {"scenarios": [SCENES], "methods": ["ft"], "seeds": [1], "jobs": -1},
+        "grid.yaml": {"scenarios": [SCENES], "methods": ["ft"], "seeds": [1], "jobs": 1},
     }
     for name, content in plain.items():
         (root / name).write_text(yaml.safe_dump(content))
-    lines = [f"i{i},0 {1 + i % 20}\n" for i in range(40)]
-    (root / "index.csv").write_text("image,labels\n" + "".join(lines))
     pixels = np.random.default_rng(1).integers(0, 255, (40, 48, 3), np.uint8)
     Image.fromarray(pixels).save(root / "picture.png")
     profile = {"driver": "GTiff", "height": 40, "width": 48, "count": 3, "dtype": "uint8"}

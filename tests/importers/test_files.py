@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from nacre.importers.files import File, Finder, agrees, clean_parts, split_in_name, split_of
+from nacre.importers.files import File, Finder, agrees, split_of
 from nacre.importers.folder import plan_lists, plan_names, safe_part, written_suffix
 from nacre.importers.problems import Unusable
 from nacre.importers.reading import Image
@@ -83,23 +83,6 @@ def test_splits_in_paths(path: str, split: str | None) -> None:
     assert split_of(path) == split
 
 
-@pytest.mark.parametrize(
-    ("stem", "split"),
-    [
-        ("instances_val2017", "val"),
-        ("train-annotations", "train"),
-        ("result", None),
-        ("_x.test", "test"),
-    ],
-)
-def test_splits_in_names_of_files(stem: str, split: str | None) -> None:
-    assert split_in_name(stem) == split
-
-
-def test_paths_of_all_systems_have_plain_parts() -> None:
-    assert clean_parts("C:\\a\\..\\b/./c") == ("a", "b", "c")
-
-
 def images(*paths: str) -> list[Image]:
     return [Image(path, file) for path, file in zip(paths, files(*paths), strict=True)]
 
@@ -113,21 +96,6 @@ def test_names_are_short_where_that_is_clear() -> None:
         "a_png_2",
     ]
     assert plan_names(images("v1.2/a.jpg", "v1.3/a.jpg")) == ["v1_2/a", "v1_3/a"]
-
-
-@pytest.mark.parametrize(
-    ("text", "safe"),
-    [
-        ("a b", "a b"),
-        ("..", "_"),
-        (".x. ", "x"),
-        ("a:b*c", "a_b_c"),
-        ("NUL", "_NUL"),
-        ("\x1bé", "_é"),
-    ],
-)
-def test_parts_of_names_are_safe(text: str, safe: str) -> None:
-    assert safe_part(text) == safe
 
 
 def test_long_names_stay_apart() -> None:

@@ -48,6 +48,9 @@ def test_the_masks_are_right_and_nacre_reads_the_folder(
         np.testing.assert_array_equal(masks[name], truth(name), err_msg=name)
     assert (len(report.written), report.left_out) == (3, [])
     assert set(report.labels.names) == set(CLASSES)
+    if tool in ("cvat_xml", "cvat_masks", "supervisely"):
+        colors = yaml.safe_load((target / "classes.yaml").read_text())["colors"]
+        assert colors == {"cat": [250, 50, 83], "dog": [51, 221, 255]}
     folder = Folder(FolderConfig(root=target))
     split_of = {name: split for split in ("train", "val") for name in folder.index(split).names}
     assert set(split_of) == set(SIZES)

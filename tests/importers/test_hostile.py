@@ -6,23 +6,17 @@ import json
 import os
 import signal
 import stat
-import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from exports import (
     SIZES,
     coco_content,
     coco_rle,
-    cvat_xml,
     label_studio,
     save_image,
     save_json,
-    save_text,
-    yolo,
     zip_folder,
 )
 from PIL import Image
@@ -210,21 +204,19 @@ def test_an_entry_that_only_its_packing_damages_is_one_sentence(tmp_path: Path) 
     refused(path, tmp_path, r"could not read c\.json: Corrupt input data")
 
 
-@pytest.mark.parametrize("description", ["a: [", "names: [cat]\ntrain: images\n"])
-def test_an_archive_is_closed_in_the_end(description: str, tmp_path: Path) -> None:
-    entries = {"data.yaml": description.encode(), "labels/a.txt": b"x"}
-    path = packed(tmp_path / "x.zip", entries)
-    caught = None
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        try:
-            import_export(path, tmp_path / "y")
-        except NacreError as error:
-            caught = error  # its frames hold the archive
-        opened = [one for one in gc.get_objects() if isinstance(one, zipfile.ZipFile)]
-        assert not [one for one in opened if one.filename == str(path) and one.fp]
-    assert caught is not None
-    assert not [one for one in warned if one.category is ResourceWarning]
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("data.yaml", "a: ["),
+        ("c.json", '{"images": [], "categories": [{"id": 1, "name": "a"}, {"id": 1}]}'),
+    ],
+)
+def test_an_archive_is_closed_in_the_end(name: str, text: str, tmp_path: Path) -> None:
+    path = packed(tmp_path / "x.zip", {name: text.encode(), "labels/a.txt": b"x"})
+    with pytest.raises(NacreError):  # whose frames hold the archive
+        import_export(path, tmp_path / "y")
+    opened = (one for one in gc.get_objects() if type(one) is io.BufferedReader)
+    assert not [one for one in opened if one.name == str(path) and not one.closed]
 
 
 def test_locked_archives_and_other_kinds_of_them(tmp_path: Path) -> None:
@@ -239,14 +231,6 @@ def test_locked_archives_and_other_kinds_of_them(tmp_path: Path) -> None:
     refused(tmp_path / "nothing", tmp_path, "there is no export")
 
 
-def test_an_xml_bomb(tmp_path: Path) -> None:
-    cvat_xml(tmp_path / "x")
-    path = tmp_path / "x" / "annotations.xml"
-    bomb = '<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
-    save_text(path, path.read_text().replace("<annotations>", bomb + "<annotations>"))
-    refused(tmp_path / "x", tmp_path, "declares a document type")
-
-
 @pytest.mark.parametrize("name", ["1e999", "no", "~", "0x1F", "#x", "- y", "{z}", "'", "=", "nan"])
 def test_class_names_that_yaml_would_read_otherwise(name: str, tmp_path: Path) -> None:
     content = coco_content(["a"])
@@ -255,28 +239,6 @@ def test_class_names_that_yaml_would_read_otherwise(name: str, tmp_path: Path) -
     save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
     Imported(tmp_path / "x", tmp_path / "y")
     assert Folder(FolderConfig(root=tmp_path / "y")).space.names == {1: name, 2: "dog"}
-
-
-def test_a_yaml_bomb(tmp_path: Path) -> None:
-    yolo(tmp_path / "x")
-    lines = ["a: &a [x, x]"] + [
-        f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]"
-        for a, b in zip("abcdefghi", "bcdefghij", strict=True)
-    ]
-    save_text(tmp_path / "x" / "data.yaml", "\n".join([*lines, "names: *j", "train: x"]))
-    refused(tmp_path / "x", tmp_path, "is not valid YAML: it holds more than")
-
-
-@pytest.mark.parametrize("depth", [200, 100_000])
-def test_deep_nesting(depth: int, tmp_path: Path) -> None:
-    content = coco_content(["a"])
-    text = json.dumps(content).replace('"occluded": false', f'"x": {"[" * depth}{"]" * depth}', 1)
-    save_text(tmp_path / "x" / "c.json", text)
-    save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
-    if depth > 1000:
-        refused(tmp_path / "x", tmp_path, "nested too deeply")
-    else:
-        assert Imported(tmp_path / "x", tmp_path / "y").images() == {"a"}
 
 
 def test_giant_sizes_are_believed_only_of_the_image_itself(tmp_path: Path) -> None:
@@ -306,17 +268,6 @@ def test_an_image_of_giant_size_in_a_small_file(tmp_path: Path) -> None:
     assert "the image cannot be used" in got.text
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"GIF89a\x01\x00\x01\x00", b"\xff\xd8\xff\xe0" + b"x" * 50],
-    ids=["empty", "postscript", "gif", "not a jpeg"],
-)
-def test_files_that_are_no_images(data: bytes, tmp_path: Path) -> None:
-    save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
-    (tmp_path / "x" / "a.jpg").write_bytes(data)
-    refused(tmp_path / "x", tmp_path, "the image cannot be used")
-
-
 def test_an_image_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
     coco_rle(tmp_path / "x")
     path = tmp_path / "x" / "images" / "a.jpg"
@@ -327,12 +278,6 @@ def test_an_image_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
         "b.jpg",
         "empty.jpg",
     ]
-
-
-def test_a_png_whose_last_chunk_is_cut_off_is_left_out(tmp_path: Path) -> None:
-    save_json(tmp_path / "x" / "c.json", coco_content(["a"]))
-    (tmp_path / "x" / "a.jpg").write_bytes(image_bytes()[:-6])
-    refused(tmp_path / "x", tmp_path, "the image cannot be used .*broken PNG file")
 
 
 def test_class_names_are_made_printable(tmp_path: Path) -> None:
@@ -362,14 +307,6 @@ def test_errors_show_little_of_giant_values(tmp_path: Path) -> None:
     save_json(tmp_path / "x" / "c.json", content)
     save_image(tmp_path / "x" / "a.jpg", SIZES["a"])
     refused(tmp_path / "x", tmp_path, "damaged|does not list")
-
-
-def test_a_long_zigzag_ends_in_time(tmp_path: Path) -> None:
-    points = np.random.default_rng(0).uniform(0, 100, (200_000, 2)).round(2)
-    shape = {"label": "cat", "points": points.tolist(), "shape_type": "polygon"}
-    save_json(tmp_path / "x" / "p.json", {"shapes": [shape], "imagePath": "p.jpg"})
-    save_image(tmp_path / "x" / "p.jpg", (100, 100))
-    assert len(Imported(tmp_path / "x", tmp_path / "y").report.written) == 1
 
 
 def test_a_file_where_the_target_should_be_and_a_folder_that_is_not_empty(tmp_path: Path) -> None:
@@ -455,33 +392,9 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (lambda root: root.mkdir(), "holds no files"),
-        (
-            lambda root: save_text(root / "a.txt", "x"),
-            r"none of the known formats \(it holds 1 .txt",
-        ),
-        (
-            lambda root: save_json(root / "a.json", {"_via_settings": {}}),
-            "VIA; export it there as COCO",
-        ),
-        (
-            lambda root: save_json(root / "a.json", [{"image_id": 1, "category_id": 2}]),
-            "COCO results",
-        ),
-        (lambda root: save_text(root / "a.json", '{"images": [}'), "a.json is not JSON"),
-        (lambda root: save_text(root / "a.zip", "x"), "holds another archive"),
-        (lambda root: save_text(root / "a.parquet", "x"), "as files"),
-        (lambda root: save_text(root / "SegmentationClass" / "a.png", "x"), "none of their files"),
-    ],
-)
-def test_what_is_no_export_is_said_with_advice(
-    write: Callable[[Path], None], message: str, tmp_path: Path
-) -> None:
-    write(tmp_path / "x")
-    refused(tmp_path / "x", tmp_path, message)
+def test_an_empty_folder_is_no_export(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    refused(tmp_path / "x", tmp_path, "holds no files")
 
 
 def test_nacres_own_folder_is_not_imported_again(tmp_path: Path) -> None:

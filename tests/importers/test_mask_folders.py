@@ -216,14 +216,6 @@ def test_labelmes_xml_with_polygons_and_masks(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), LABELS)
 
 
-def test_xml_with_boxes_only_is_said_to_be_that(tmp_path: Path) -> None:
-    box = "<bndbox><xmin>1</xmin></bndbox>"
-    text = f"<annotation><object><name>cat</name>{box}</object></annotation>"
-    save_text(tmp_path / "x" / "p.xml", text)
-    with pytest.raises(NacreError, match="holds boxes, no outlines"):
-        Imported(tmp_path / "x", tmp_path / "y")
-
-
 # Boxes as outlines
 
 

@@ -14,7 +14,6 @@ from nacre.importers.rasterize import (
     fill_ring,
     rectangle,
     turned,
-    unite,
 )
 
 
@@ -112,11 +111,6 @@ def test_parts_are_united_and_holes_cut_only_their_own_part() -> None:
     expected[2:4, 2:4] = False
     expected[3:5, 3:9] = True
     np.testing.assert_array_equal(whole(patch, 10, 8), expected)
-
-
-def test_two_overlapping_parts_are_filled_where_they_overlap() -> None:
-    patch = unite([fill_ring(rectangle(0, 0, 4, 4), 9, 9), fill_ring(rectangle(2, 2, 6, 6), 9, 9)])
-    assert patch.bits.sum() == 16 + 16 - 4
 
 
 @pytest.mark.parametrize("degrees", [0, 30, 90, 137.5])

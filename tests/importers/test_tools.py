@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from exports import (
     SIZES,
-    TOOLS,
     bits_of,
     brush_code,
     coco_content,
@@ -42,12 +41,12 @@ def expected_ring(points: Any) -> np.ndarray:
 # COCO
 
 
-def coco_of(root: Path, *annotations: dict[str, Any], **image: Any) -> None:
+def coco_of(root: Path, *annotations: dict[str, Any], categories: Any = (), **image: Any) -> None:
     save_image(root / "p.jpg", SIZE)
     content = {
         "images": [{"id": 1, "file_name": "p.jpg"} | image],
         "annotations": [{"image_id": 1, "category_id": 1} | one for one in annotations],
-        "categories": [{"id": 1, "name": "cat"}],
+        "categories": list(categories) or [{"id": 1, "name": "cat"}],
     }
     save_json(root / "c.json", content)
 
@@ -79,12 +78,6 @@ def test_boxes_and_lines_of_coco_are_counted_not_painted(segmentation: Any, tmp_
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
-def test_an_image_with_boxes_only_is_not_taken_as_empty(tmp_path: Path) -> None:
-    coco_of(tmp_path / "x", {"bbox": [1, 1, 5, 5]})
-    with pytest.raises(NacreError, match="it has boxes, no outlines"):
-        Imported(tmp_path / "x", tmp_path / "y")
-
-
 def test_crowd_regions_are_their_class(tmp_path: Path) -> None:
     runs = runs_of(filled(SIZE, (*BOX, 1)).reshape(-1, order="F"))
     segmentation = {"size": [16, 24], "counts": compress(runs)}
@@ -113,16 +106,10 @@ def test_crowd_regions_are_their_class(tmp_path: Path) -> None:
 def test_a_damaged_shape_leaves_its_image_out(
     segmentation: Any, message: str, tmp_path: Path
 ) -> None:
-    coco_of(
-        tmp_path / "x",
-        {"segmentation": [FLAT]},
-        {"segmentation": segmentation},
-        width=24,
-        height=16,
-    )
+    shapes = ({"segmentation": [FLAT]}, {"segmentation": segmentation})
+    coco_of(tmp_path / "x", *shapes, width=24, height=16)
     with pytest.raises(NacreError, match=f"a shape is damaged .*{message}"):
         Imported(tmp_path / "x", tmp_path / "y")
-    assert not (tmp_path / "y").exists()
 
 
 def test_annotations_may_come_before_their_images(tmp_path: Path) -> None:
@@ -268,14 +255,6 @@ def test_cvat_shapes_without_area_are_counted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
-def test_cvats_video_format_is_refused_with_advice(tmp_path: Path) -> None:
-    save_text(
-        tmp_path / "x" / "annotations.xml", '<annotations><track id="0" label="c"/></annotations>'
-    )
-    with pytest.raises(NacreError, match=r"format for videos; export it as 'CVAT for images 1.1'"):
-        Imported(tmp_path / "x", tmp_path / "y")
-
-
 @pytest.mark.parametrize(
     "shape",
     [
@@ -299,24 +278,22 @@ def test_damaged_cvat_shapes_leave_the_image_out(shape: str, tmp_path: Path) -> 
         Imported(tmp_path / "x", tmp_path / "y")
 
 
-def test_cvat_masks_are_told_by_color_not_by_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("table", "names", "cat", "dog"),
+    [
+        ("dog:51,221,255::\nbackground:0,0,0::\ncat:250,50,83::\n", ["dog", "cat"], 2, 1),
+        ("Background:250,50,83::\ndog:51,221,255::\n", ["dog"], 0, 1),
+    ],
+)
+def test_masks_are_told_by_color_not_by_line(
+    table: str, names: list[str], cat: int, dog: int, tmp_path: Path
+) -> None:
     cvat_masks(tmp_path / "x")
-    save_text(
-        tmp_path / "x" / "labelmap.txt",
-        "# label:color_rgb:parts:actions\ndog:51,221,255::\nbackground:0,0,0::\ncat:250,50,83::\n",
-    )
+    save_text(tmp_path / "x" / "labelmap.txt", f"# label:color_rgb:parts:actions\n{table}")
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["dog", "cat"]
-    np.testing.assert_array_equal(
-        got.mask("a"), filled((16, 12), (2, 3, 12, 10, 2), (8, 5, 14, 9, 1))
-    )
-
-
-def test_a_background_of_another_color(tmp_path: Path) -> None:
-    cvat_masks(tmp_path / "x")
-    save_text(tmp_path / "x" / "labelmap.txt", "Background:250,50,83::\ndog:51,221,255::\n")
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (got.names, set(np.unique(got.mask("a")))) == (["dog"], {0, 1})
+    assert got.names == names
+    expected = filled((16, 12), (2, 3, 12, 10, cat), (8, 5, 14, 9, dog))
+    np.testing.assert_array_equal(got.mask("a"), expected)
 
 
 def test_an_unknown_color_ends_the_import_with_file_and_count(tmp_path: Path) -> None:
@@ -420,15 +397,6 @@ def test_a_labelme_file_that_is_damaged_is_left_out_and_named(tmp_path: Path) ->
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.images() == {"p"}
     assert "its annotation cannot be read" in got.text
-
-
-def test_labelme_points_and_lines_have_no_area(tmp_path: Path) -> None:
-    kinds = ["point", "points", "line", "linestrip", "cube"]
-    shapes = [{"label": "cat", "points": [[1, 1], [2, 2]], "shape_type": kind} for kind in kinds]
-    labelme_of(tmp_path / "x", *shapes, {"label": "cat", "points": corners(BOX)})
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert sum(got.report.skipped_shapes.values()) == len(kinds)
-    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
 def test_two_annotations_of_one_image_leave_it_out(tmp_path: Path) -> None:
@@ -539,23 +507,21 @@ def test_labels_in_folders_that_the_images_do_not_have(tmp_path: Path) -> None:
     assert got.mask("p").all()
 
 
-def test_a_data_set_of_key_points_is_refused(tmp_path: Path) -> None:
-    yolo(tmp_path / "x")
-    with (tmp_path / "x" / "data.yaml").open("a") as file:
-        file.write("kpt_shape: [17, 3]\n")
-    with pytest.raises(NacreError, match="key points"):
-        Imported(tmp_path / "x", tmp_path / "y")
-
-
 # Label Studio
 
 
-def label_studio_of(root: Path, *results: dict[str, Any], **annotation: Any) -> None:
+def label_studio_of(
+    root: Path,
+    *results: dict[str, Any],
+    others: Any = (),
+    image: str = "/data/upload/p.jpg",
+    **annotation: Any,
+) -> None:
     save_image(root / "p.jpg", SIZE)
     common = {"original_width": SIZE[0], "original_height": SIZE[1], "image_rotation": 0}
     done = {"id": 1, "result": [common | one for one in results], "was_cancelled": False}
-    task = {"id": 1, "data": {"image": "/data/upload/p.jpg"}, "annotations": [done | annotation]}
-    save_json(root / "export.json", [task])
+    annotations = [done | annotation, *others]
+    save_json(root / "export.json", [{"data": {"image": image}, "annotations": annotations}])
 
 
 def test_label_studio_ellipses_and_boxes_turned_about_their_corner(tmp_path: Path) -> None:
@@ -585,59 +551,33 @@ def test_label_studio_ellipses_and_boxes_turned_about_their_corner(tmp_path: Pat
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (3, 8, 4, 11)
 
 
+def polygon(label: str, **more: Any) -> dict[str, Any]:
+    points = [[0, 0], [50, 0], [50, 100], [0, 100]]
+    return {"type": "polygonlabels", "value": {"points": points, "polygonlabels": [label]}} | more
+
+
 def test_ground_truth_goes_before_the_newest(tmp_path: Path) -> None:
-    def polygon(label: str) -> dict[str, Any]:
-        points = [[0, 0], [100, 0], [100, 100], [0, 100]]
-        return {"type": "polygonlabels", "value": {"points": points, "polygonlabels": [label]}}
-
-    label_studio_of(tmp_path / "x", polygon("new"), updated_at="2025")
-    import json
-
-    path = tmp_path / "x" / "export.json"
-    tasks = json.loads(path.read_text())
     truth = {"id": 2, "result": [polygon("true")], "ground_truth": True, "updated_at": "2020"}
-    tasks[0]["annotations"].append(truth)
-    path.write_text(json.dumps(tasks))
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["true"]
+    label_studio_of(tmp_path / "x", polygon("new"), others=[truth], updated_at="2025")
+    assert Imported(tmp_path / "x", tmp_path / "y").names == ["true"]
 
 
-def test_a_task_without_annotation_is_unlabelled_one_with_an_empty_result_is_empty(
+def test_a_task_without_annotation_is_unlabeled_one_with_an_empty_result_is_empty(
     tmp_path: Path,
 ) -> None:
-    label_studio_of(tmp_path / "x")
-    tasks = [
-        {"id": 1, "data": {"image": "p.jpg"}, "annotations": [{"id": 1, "result": []}]},
-        {"id": 2, "data": {"image": "q.jpg"}, "annotations": []},
-        {
-            "id": 3,
-            "data": {"image": "r.jpg"},
-            "annotations": [{"result": [], "was_cancelled": True}],
-        },
-        {
-            "id": 4,
-            "data": {"image": "s.jpg"},
-            "annotations": [
-                {
-                    "result": [
-                        {
-                            "type": "polygonlabels",
-                            "value": {
-                                "points": [[0, 0], [50, 0], [50, 99]],
-                                "polygonlabels": ["cat"],
-                            },
-                        }
-                    ]
-                }
-            ],
-        },
-    ]
-    for name in "qrs":
+    annotations: dict[str, Any] = {
+        "p": [{"result": []}],
+        "q": [],
+        "r": [{"result": [], "was_cancelled": True}],
+        "s": [{"result": [polygon("cat")]}],
+    }
+    tasks = []
+    for name, done in annotations.items():
         save_image(tmp_path / "x" / f"{name}.jpg", SIZE)
+        tasks.append({"data": {"image": f"{name}.jpg"}, "annotations": done})
     save_json(tmp_path / "x" / "export.json", tasks)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.images() == {"p", "s"}
-    assert got.report.empty == ["p.jpg"]
+    assert (got.images(), got.report.empty) == ({"p", "s"}, ["p.jpg"])
 
 
 def test_shapes_and_labels_that_label_studio_keeps_apart(tmp_path: Path) -> None:
@@ -668,8 +608,7 @@ def test_bitmasks_and_the_short_form_of_label_studio(tmp_path: Path) -> None:
 
 
 def test_an_image_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) -> None:
-    value = {"points": [[0, 0], [50, 0], [50, 100]], "polygonlabels": ["cat"]}
-    label_studio_of(tmp_path / "x", {"type": "polygonlabels", "value": value, "image_rotation": 90})
+    label_studio_of(tmp_path / "x", polygon("cat", image_rotation=90))
     with pytest.raises(NacreError, match=r"was turned in Label Studio .by 90 degrees"):
         Imported(tmp_path / "x", tmp_path / "y")
 
@@ -681,19 +620,13 @@ def test_an_image_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) ->
         {"format": "rle", "rle": [999], "brushlabels": ["cat"]},
         {"format": "rle", "rle": "abc", "brushlabels": ["cat"]},
         {"format": "png", "rle": [], "brushlabels": ["cat"]},
+        {"brushlabels": ["cat"]},
         {"format": "rle", "rle": brush_code(bits_of("a", (1, 1, 2, 2))), "brushlabels": ["cat"]},
     ],
 )
 def test_damaged_brushes_leave_the_image_out(value: dict[str, Any], tmp_path: Path) -> None:
     label_studio_of(tmp_path / "x", {"type": "brushlabels", "value": value})
     with pytest.raises(NacreError, match="a shape is damaged"):
-        Imported(tmp_path / "x", tmp_path / "y")
-
-
-def test_label_studios_pngs_point_to_the_json_export(tmp_path: Path) -> None:
-    name = "task-1-annotation-2-by-1-tag-cat-0.png"
-    save_png(tmp_path / "x" / name, np.zeros((4, 4), np.uint8))
-    with pytest.raises(NacreError, match="export as JSON"):
         Imported(tmp_path / "x", tmp_path / "y")
 
 
@@ -708,10 +641,7 @@ def test_label_studios_pngs_point_to_the_json_export(tmp_path: Path) -> None:
     ],
 )
 def test_addresses_of_images(address: str, tmp_path: Path) -> None:
-    value = {"points": [[0, 0], [50, 0], [50, 100], [0, 100]], "polygonlabels": ["cat"]}
-    label_studio_of(tmp_path / "x", {"type": "polygonlabels", "value": value})
-    path = tmp_path / "x" / "export.json"
-    save_text(path, path.read_text().replace("/data/upload/p.jpg", address.replace("\\", "\\\\")))
+    label_studio_of(tmp_path / "x", polygon("cat"), image=address)
     assert Imported(tmp_path / "x", tmp_path / "y").images() == {"p"}
 
 
@@ -722,31 +652,15 @@ def test_supervisely_holes_and_plain_bitmaps(tmp_path: Path) -> None:
     hole = corners((4, 5, 7, 8))
     bits = np.zeros((3, 4), np.uint8)
     bits[1, 2] = 255
-    objects = [
-        {
-            "classTitle": "cat",
-            "geometryType": "polygon",
-            "points": {"exterior": corners(BOX), "interior": [hole]},
-        },
-        {
-            "classTitle": "cat",
-            "geometryType": "bitmap",
-            "bitmap": {"data": base64.b64encode(png_bytes(bits)).decode(), "origin": [20, 14]},
-        },
-        {
-            "classTitle": "cat",
-            "geometryType": "bitmap",
-            "bitmap": {
-                "data": base64.b64encode(zlib.compress(png_bytes(bits))).decode(),
-                "origin": [14, 2],
-            },
-        },
-        {
-            "classTitle": "cat",
-            "geometryType": "point",
-            "points": {"exterior": [[1, 1]], "interior": []},
-        },
+    plain = base64.b64encode(png_bytes(bits)).decode()
+    packed = base64.b64encode(zlib.compress(png_bytes(bits))).decode()
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("polygon", {"points": {"exterior": corners(BOX), "interior": [hole]}}),
+        ("bitmap", {"bitmap": {"data": plain, "origin": [20, 14]}}),
+        ("bitmap", {"bitmap": {"data": packed, "origin": [14, 2]}}),
+        ("point", {"points": {"exterior": [[1, 1]], "interior": []}}),
     ]
+    objects = [{"classTitle": "cat", "geometryType": kind} | shape for kind, shape in kinds]
     save_json(
         tmp_path / "x" / "meta.json",
         {"classes": [{"title": "cat", "color": "#00FF00"}], "tags": []},
@@ -791,21 +705,39 @@ def test_cityscapes_has_nineteen_classes_and_no_background(ids: str, tmp_path: P
 
 
 def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
-    coco_of(tmp_path / "x", {"segmentation": [FLAT], "category_id": 299})
-    import json
-
-    path = tmp_path / "x" / "c.json"
-    content = json.loads(path.read_text())
-    content["categories"] = [{"id": i, "name": f"class {i}"} for i in range(300)]
-    path.write_text(json.dumps(content))
+    categories = [{"id": i, "name": f"class {i}"} for i in range(300)]
+    shape = {"segmentation": [FLAT], "category_id": 299}
+    coco_of(tmp_path / "x", shape, categories=categories)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.mask("p").max() == 300
-    assert got.classes["ignored"] == 65535
+    assert (got.mask("p").max(), got.classes["ignored"]) == (300, 65535)
     np.testing.assert_array_equal(read_mask(got.root / "masks" / "p.png"), got.mask("p"))
 
 
-def test_every_tool_keeps_its_colors_where_it_has_some(tmp_path: Path) -> None:
-    for tool in ("cvat_xml", "cvat_masks", "supervisely"):
-        TOOLS[tool][1](tmp_path / tool)
-        got = Imported(tmp_path / tool, tmp_path / f"{tool}-out")
-        assert got.classes["colors"] == {"cat": [250, 50, 83], "dog": [51, 221, 255]}
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (
+            "annotations.xml",
+            '<annotations><track id="0" label="c"/></annotations>',
+            "format for videos; export it as 'CVAT for images 1.1'",
+        ),
+        ("data.yaml", "names: [cat]\ntrain: images\nkpt_shape: [17, 3]", "key points"),
+        ("task-1-annotation-2-by-1-tag-cat-0.png", "x", "export as JSON"),
+        ("p.xml", "<annotation><object><bndbox/></object></annotation>", "holds boxes, no outline"),
+        ("a.json", '{"_via_settings": {}}', "VIA; export it there as COCO"),
+        ("a.json", '[{"image_id": 1, "category_id": 2}]', "COCO results"),
+        ("a.json", '{"images": [}', "a.json is not JSON"),
+        ("a.zip", "x", "holds another archive"),
+        ("a.parquet", "x", "as files"),
+        ("SegmentationClass/a.png", "x", "none of their files"),
+        ("a.txt", "x", r"none of the known formats \(it holds 1 .txt"),
+    ],
+)
+def test_what_cannot_be_imported_is_said_with_advice(
+    file: str, text: str, message: str, tmp_path: Path
+) -> None:
+    save_text(tmp_path / "x" / file, text)
+    if file == "data.yaml":
+        save_text(tmp_path / "x" / "labels" / "p.txt", "0 0 0 1 0 1 1")
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")

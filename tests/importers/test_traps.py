@@ -204,18 +204,6 @@ def test_renaming_makes_them_one_class(tmp_path: Path) -> None:
 # Holes and overlaps
 
 
-def test_parts_are_united_and_one_ring_is_even_odd(tmp_path: Path) -> None:
-    keyhole = [*flat((2, 2, 18, 9)), 2, 2, *[4, 4, 4, 6, 8, 6, 8, 4, 4, 4]]
-    parts = [keyhole, flat((6, 5, 12, 8))]
-    image = {"id": 0, "file_name": "p.jpg"}
-    annotation = {"image_id": 0, "category_id": 0, "segmentation": parts}
-    save_json(tmp_path / "x" / "c.json", coco([image], [annotation]))
-    save_image(tmp_path / "x" / "p.jpg", STORED)
-    got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
-    expected = filled(STORED, (2, 2, 18, 9, 1), (4, 4, 8, 6, 0), (6, 5, 12, 8, 1))
-    np.testing.assert_array_equal(got, expected)
-
-
 @pytest.mark.parametrize("first", ["large", "small"])
 def test_in_coco_the_smaller_lies_on_top_unless_z_order_says_else(
     first: str, tmp_path: Path

@@ -475,6 +475,7 @@ def test_an_option_of_another_method_is_refused_by_the_name_of_the_one_that_was_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_two_processes_learn_what_one_does(pets, data, tmp_path):
     script = tmp_path / "learn.py"
     script.write_text(
@@ -487,7 +488,7 @@ def test_two_processes_learn_what_one_does(pets, data, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     arguments = [script, data / "birds", pets, tmp_path / "two", json.dumps(values)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*launch, *map(str, arguments)], check=True, env=environment, timeout=240)
+    subprocess.run([*launch, *map(str, arguments)], check=True, env=environment)
     a, b = tensors(tmp_path / "one"), tensors(tmp_path / "two")
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-4)

@@ -162,6 +162,7 @@ OPTIONS += [*set_options(VALUES), "--set", "train.epochs=30"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_submitted_job_survives_its_launcher_and_the_same_command_finds_it(slurm, tmp_path):
     out = tmp_path / "grid"
     command = [
@@ -190,7 +191,7 @@ def test_a_submitted_job_survives_its_launcher_and_the_same_command_finds_it(slu
 
 
 def await_training(events):
-    until = time.monotonic() + 200
+    until = time.monotonic() + 600
     while not (events.exists() and events.read_text().count('"train"') > 3):
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -39,7 +39,8 @@ MethodName = Annotated[
 ]
 
 Preset = Annotated[
-    str | None, option("NAME", "Config values that lie under yours: paper, text, small or demo.")
+    str | None,
+    option("NAME", "Config values to begin with, under your own: paper, text, small or demo."),
 ]
 
 Seed = Annotated[

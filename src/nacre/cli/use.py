@@ -108,7 +108,7 @@ def export(
     ] = False,
     fp16: Annotated[bool, flag("--fp16", "Store the weights in 16 bits.")] = False,
     license_: Annotated[
-        str | None, option("NAME", "License of the weights, as cc-by-4.0.", "--license")
+        str | None, option("NAME", "License of the weights, such as cc-by-4.0.", "--license")
     ] = None,
 ) -> None:
     """Export a model as an ONNX file, from image to class map, or as a page that runs it."""

@@ -48,7 +48,7 @@ class Metadata:
     Attributes:
         classes: Class name by channel; channel 0 is the background.
         colors: RGB by channel.
-        steps: NumChannels that each step added, with the background in step 0.
+        steps: Channels that each step added, with the background in step 0.
         lineage: For each step: its classes and the number of its images.
         crop: Side of the images that the network was trained on.
         predict_mode: How the graph shows an image to it: ``crop`` (its shorter side scaled to the

@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _respond(self, answer: Callable[[SplitResult], tuple[bytes, str]]) -> None:
         try:
             self._check_sender()
-            content, kind = answer(_split(self.path))
+            content, content_type = answer(_split(self.path))
         except BadRequest as error:
             self.send_error(error.status, str(error))
         except Exception as error:
@@ -187,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "the server could not do that")
             raise
         else:
-            self._answer(content, kind)
+            self._answer(content, content_type)
 
     def _get(self, address: SplitResult) -> tuple[bytes, str]:
         if address.path == "/":
@@ -272,11 +272,13 @@ class _Handler(BaseHTTPRequestHandler):
             while left > 0 and (part := self.rfile.read1(1 << 16)):
                 left -= len(part)
 
-    def _answer(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+    def _answer(
+        self, content: bytes, content_type: str, status: HTTPStatus = HTTPStatus.OK
+    ) -> None:
         self.connection.settimeout(SECONDS)  # for all of the answer
         self.send_response(status)
         self.send_header("Connection", "close")
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")

@@ -155,7 +155,7 @@ class Export:
     def close(self) -> None:
         """Close the archives."""
         for archive in self._archives:
-            archive.zip.close()
+            archive.file.close()
 
     @cached_property
     def finder(self) -> "Finder":
@@ -227,19 +227,28 @@ class _Archive:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.process = os.getpid()
         try:
-            self.zip = zipfile.ZipFile(root)
+            self._open()
         except _UNREADABLE as error:
             raise NacreError(
                 f"{root} is not a zip archive that can be read ({brief(str(error))}); was it "
                 "downloaded whole?"
             ) from error
 
+    def _open(self) -> None:
+        self.process = os.getpid()
+        # A file of our own can be closed though an entry is still being read.
+        self.file = self.root.open("rb")
+        try:
+            self.zip = zipfile.ZipFile(self.file)
+        except Exception:
+            self.file.close()
+            raise
+
     def open(self, entry: zipfile.ZipInfo) -> IO[bytes]:
         """Open a file for reading."""
         if self.process != os.getpid():
-            self.process, self.zip = os.getpid(), zipfile.ZipFile(self.root)
+            self._open()
         return self.zip.open(entry)
 
     def files(self) -> Iterator[File | None]:

@@ -123,15 +123,15 @@ def _rasterio_open(path: Path) -> Iterator[Any]:
 
 
 def _open_windowed(file: Any, path: Path) -> Raster:
-    kind, palette = np.dtype(file.dtypes[0]), _palette(file)
-    if kind not in (np.uint8, np.uint16):
-        raise NacreError(f"the image {path} holds {kind} values; 8 or 16 bits are read")
+    dtype, palette = np.dtype(file.dtypes[0]), _palette(file)
+    if dtype not in (np.uint8, np.uint16):
+        raise NacreError(f"the image {path} holds {dtype} values; 8 or 16 bits are read")
     bands = [1, 2, 3] if file.count >= 3 else [1, 1, 1]
 
     def as_rgb(values: npt.NDArray[Any]) -> Pixels:
         if palette is not None:
             return palette[values[0]]
-        if kind == np.uint16:
+        if dtype == np.uint16:
             values = values >> 8
         return np.ascontiguousarray(values.astype(np.uint8).transpose(1, 2, 0))
 

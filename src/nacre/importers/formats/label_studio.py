@@ -199,7 +199,7 @@ def _brush(region: Item) -> Area:
         form = f"the format {brief(value.get('format'))} and the size {brief(size)}"
         raise Unusable(DAMAGED, f"its brush has {form}")
     try:
-        return partial(decode_brush, bytes(as_list(value["rle"])), size)
+        return partial(decode_brush, bytes(as_list(value.get("rle"))), size)
     except (TypeError, ValueError):
         reason = f"its brush is {brief(value['rle'])}, not a list of bytes"
         raise Unusable(DAMAGED, reason) from None
