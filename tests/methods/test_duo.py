@@ -197,9 +197,24 @@ def test_updates_that_gain_nothing_on_held_out_images_are_not_kept():
         step.network.classifier.rows[0].bias[0] += 1000  # and calls all of it background
     method.fit(step)
     assert method.judged.after <= method.judged.before
+    assert not method.judged.kept
     assert method.judged.classes == []
     for key, value in step.network.state_dict().items():
         assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize(
+    ("num_old", "gain", "kept"), [(0, 0.01, True), (2, 0.01, False), (2, 0.03, True)]
+)
+def test_updates_after_step_0_have_to_gain_two_points(monkeypatch, num_old, gain, kept):
+    batch = Batch(*random_images([0, 0, 1, 2], 0))
+    method, step = step_of([batch], held_out=[batch])
+    method.growth = step.growth = from_background(num_old, OLD)
+    means = iter([0.5 + gain, 0.5])
+    monkeypatch.setattr(duo, "_mean_iou", lambda step, learned: next(means))
+    method.begin_step(step)
+    method.fit(step)
+    assert method.judged.kept == kept
 
 
 def test_a_step_of_few_images_leaves_the_decoder_as_it_is(learned):

@@ -171,12 +171,13 @@ class Duo(Ledger):
         after, updated = _mean_iou(step, learned), _decoder(network)
         network.load_state_dict(self._first, strict=False)
         before = _mean_iou(step, first)
-        if after > before + (PRICE if self.num_old else 0):
+        kept = after > before + (PRICE if self.num_old else 0)
+        if kept:
             network.load_state_dict(updated, strict=False)
             ledger.learned.copy_(learned)
         if not math.isnan(after):
             by_decoder = [c for c, one in enumerate(ledger.learned.tolist()) if c and one]
-            self.judged = Judged(before, after, by_decoder)
+            self.judged = Judged(before, after, kept, by_decoder)
         put_head(network, self.sums, self.config.ridge)
 
     def _learned(self, step: Step) -> Tensor:
