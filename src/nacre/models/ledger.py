@@ -13,8 +13,8 @@ background is also what its probabilities for classes that it has not learned co
 Beside a network of others (`RestHead`) there are no sums of what it knew before. To the ledger all
 of that is the rest, which has one row r, and the network is left as it is:
 
-    together[k] = z[k] + weight * l[r]                                  for a class k of the network
-    together[c] = z[background] + weight * (l[r] + s (l[c] - l[r]))     for a class c of the ledger
+    together[k] = z[k]                                          for a class k of the network
+    together[c] = z[background] + weight * s (l[c] - l[r])      for a class c of the ledger
 
 with s = z[background] - max of z[k], in 0..1: so a new class is found in what the network takes for
 background, and nowhere else. Of images like those that the network was trained on the ledger has
@@ -162,17 +162,14 @@ class RestHead(GridHead):
     def add_to(self, logits: Tensor, scores: Tensor) -> Tensor:
         """Return the scores of all channels, at the finer stride, from both parts' own."""
         z, scores = self.at_finer_stride(logits, scores)
-        rest, new = scores[:, :1], scores[:, 1:]
+        found = self.weight * (scores[:, 1:] - scores[:, :1])
         if not self.has_background:  # the first channel is never probable
             start = z[:, 1:].mean(1, keepdim=True)
-        elif self.own > 1:
-            start = z[:, :1]
-            share = (start - z[:, 1:].amax(1, keepdim=True)).clamp(0, 1)
-            new = rest + share * (new - rest)
         else:
-            start = z
-        z = torch.cat([z, start.expand(-1, new.shape[1], -1, -1)], 1)
-        return z + self.weight * torch.cat([rest.expand(-1, self.own, -1, -1), new], 1)
+            start = z[:, :1]
+            if self.own > 1:
+                found = found * (start - z[:, 1:].amax(1, keepdim=True)).clamp(0, 1)
+        return torch.cat([z, start + found], 1)
 
     def put_rows(self, weight: Tensor, bias: Tensor) -> None:
         """Take the rows of the rest, which is channel 0, and of the ledger's classes."""
