@@ -1,4 +1,4 @@
-"""What an import found, wrote and left out, and why: in sentences, as plain data and as images."""
+"""The report of an import, in sentences, as plain data and as a sheet of images."""
 
 import re
 from collections import Counter, defaultdict
