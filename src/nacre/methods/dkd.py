@@ -137,6 +137,7 @@ class Dkd(SigmoidMethod):
     Config = DkdConfig
     presets = {
         "paper ade20k": {"positive_weight": 35},
+        "small": {"weight": 10, "decomposed_weight": 10},
     }
     train_presets = {
         **SLOW_BACKBONE,
