@@ -88,16 +88,20 @@ _STREET = ("sky", "building", "pole", "road", "pavement", "tree")
 _CLOTHES = ("skin", "hair", "dress", "coat", "pants", "jeans")
 
 
-def _domains() -> dict[str, Domain]:
+_PETS = {"cat": 8, "dog": 12}
+
+
+def _voc(labels: Mapping[str, int]) -> Domain:
     lists = VOC / "ImageSets" / "Segmentation"
+    both = (lists / "train_aug.txt", lists / "val.txt")
+    return Domain(VOC / "JPEGImages", VOC / "SegmentationClassAug", both, labels)
+
+
+def _domains() -> dict[str, Domain]:
     camvid, clothing = TEST_DATA / "camvid", TEST_DATA / "clothing"
     return {
-        "animals": Domain(
-            VOC / "JPEGImages",
-            VOC / "SegmentationClassAug",
-            (lists / "train_aug.txt", lists / "val.txt"),
-            _ANIMALS,
-        ),
+        "animals": _voc(_ANIMALS),
+        "pets": _voc(_PETS),
         "street": Domain(
             camvid / "images",
             camvid / "masks",
@@ -211,6 +215,7 @@ CASES = {
     "unet": Case(_unet, "animals", ("street", "road")),
     "levels": Case(Levels, "animals", ("street", "road")),
     "levels, street": Case(Levels, "street", ("animals", "cat")),
+    "levels, pets": Case(Levels, "pets", ("animals", "horse")),
     "deeplabv3": Case(_deeplabv3, "clothes", ("street", "road")),
     "segformer": Case(_segformer, "street", ("animals", "cat")),
 }

@@ -105,6 +105,7 @@ def test_the_network_stays_as_it_is(learned, kind):
         kept = nn.functional.interpolate(before, found.shape[1:], mode="bilinear").argmax(1)
     of_network = found < before.shape[1]
     assert torch.equal(found[of_network], kept[of_network]), "new classes take pixels, none moves"
+    assert torch.equal(found[kept > 0], kept[kept > 0]), "and they take them from background alone"
 
 
 def test_it_learns_from_features_of_any_network(folders, tmp_path):

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nacre.losses import unbiased_cross_entropy
 from nacre.losses.reference import fold_new
 from nacre.models.classifier import Classifier, split_rows
 
@@ -114,14 +113,6 @@ def test_folded_into_what_they_split_from_new_classes_change_nothing(
     torch.testing.assert_close(fold_new(after, new_origins), before, rtol=0, atol=1e-14)
     for i, origin in enumerate(new_origins):
         torch.testing.assert_close(after[:, 5 + i], after[:, origin], rtol=0, atol=1e-14)
-
-
-def test_background_label_is_likely_where_the_teacher_was_sure_of_an_old_class() -> None:
-    old_logits = torch.tensor([0.0, 20.0]).view(1, 2, 1, 1)
-    weight, bias = old_logits.view(2, 1, 1, 1), torch.zeros(2)
-    logits = F.conv2d(torch.ones(1, 1, 1, 1), *grown(weight, bias, 1))
-    label = torch.zeros(1, 1, 1, dtype=torch.uint8)
-    assert unbiased_cross_entropy(logits, label, num_old=2) < 1e-6
 
 
 def test_results_share_nothing_with_the_teacher() -> None:

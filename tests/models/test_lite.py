@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from nacre.errors import NacreError
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.lite import DilatedDepthwiseConv2d, Lite, SameConv2d, dilate, from_package_name
+from nacre.models.lite import DilatedDepthwiseConv2d, Lite, SameConv2d, dilate
 from nacre.models.weights import imagenet_file, load_backbone, read_weights
 
 SIZES = (0, 1, 2)
-CHANNELS = {0: 320, 1: 320, 2: 352}
 
 
 def trained(size: int) -> tuple[Lite, dict[str, Tensor]]:
@@ -30,15 +29,6 @@ def trained(size: int) -> tuple[Lite, dict[str, Tensor]]:
     backbone = Lite(size, stride=32).eval()
     load_backbone(backbone, f"lite{size}", "imagenet")
     return backbone, read_weights(path)
-
-
-@pytest.mark.parametrize("stride", [8, 16, 32])
-@pytest.mark.parametrize("size", SIZES)
-def test_output_size_is_rounded_up(size: int, stride: int) -> None:
-    backbone = Lite(size, stride=stride).eval()
-    y = backbone(torch.rand(1, 3, 65, 97))
-    assert y.shape == (1, CHANNELS[size], -(-65 // stride), -(-97 // stride))
-    assert backbone.channels == CHANNELS[size]
 
 
 def test_same_padding_is_more_at_the_end() -> None:
@@ -84,14 +74,6 @@ def test_dilation_keeps_the_features_of_the_trained_network(size: int) -> None:
         dense, sparse = fine(x)[..., 1::2, 1::2], coarse(x)
     scale = sparse.std()
     torch.testing.assert_close(dense[..., 7:9, 7:9] / scale, sparse[..., 7:9, 7:9] / scale)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_weights_cover_the_network_exactly(size: int) -> None:
-    backbone, state = trained(size)
-    assert torch.equal(backbone.conv_stem.weight, state["_conv_stem.weight"])
-    dropped = {name.split(".")[0] for name in state if from_package_name(name) is None}
-    assert dropped == {"_conv_head", "_bn1", "_fc"}
 
 
 # ImageNet's Egyptian cat, Siamese cat, redbone (a dog) and ram

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from nacre.losses import upsample
 from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES
 from nacre.models.build import build_network
@@ -201,23 +200,3 @@ def test_fused_network_is_the_same(backbone: str, norm: str) -> None:
     assert not any(p.requires_grad for p in fused.parameters())
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]), name
-
-
-def test_a_fused_network_grows_and_exports() -> None:
-    network = trained("resnet18", "iabn")
-    fused = network.fused()
-    for each in (network, fused):
-        each.classifier.grow_from_origins([0, 0])
-    pictures = colorful(1, 64, 64)
-    assert_near(fused(pictures).logits, network(pictures).logits)
-    program = torch.export.export(Predict(fused), (pictures,))
-    torch.testing.assert_close(program.module()(pictures), Predict(fused)(pictures))
-
-
-class Predict(nn.Module):
-    def __init__(self, network: DeepLab) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        return upsample(self.network(images).scores, (images.shape[-2], images.shape[-1]))

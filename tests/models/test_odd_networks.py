@@ -193,13 +193,3 @@ def test_a_wrapped_network_is_refused_before_anything_is_learnt(wrap: Any, tmp_p
 def test_a_shared_head_counts_as_often_as_it_is_used() -> None:
     layers = find_scoring_layers(Pyramid(conv()), IMAGES)
     assert layers.main == {"score": 2.0}
-
-
-def test_rows_that_are_shared_with_another_layer_are_refused() -> None:
-    network = Small(nn.Conv2d(3, CLASSES, 1))
-    network.body = nn.Sequential(nn.Conv2d(3, 3, 1))
-    network.body[0].bias = None
-    network.again = nn.Conv2d(3, CLASSES, 1)
-    network.again.weight = network.score.weight
-    with pytest.raises(NacreError, match=r"score\.weight is shared with again\.weight"):
-        widen(network, 1)

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.lite import Lite
 from nacre.models.norm import ABN, InPlaceABN, NormFactory
 from nacre.models.resnet import ResNet
 from nacre.models.weights import convert_norms, from_release_name, load_backbone
@@ -172,22 +171,6 @@ def test_negative_scale_without_a_convolution_before() -> None:
 def test_release_names_cover_the_real_network() -> None:
     names = [line.split()[0] for line in NAMES.read_text().splitlines()]
     assert [from_release_name(release_name(n).removeprefix("module.")) for n in names] == names
-
-
-def test_lite0_from_a_file(tmp_path: Path) -> None:
-    def package_name(name: str) -> str:
-        head, *rest = name.split(".")
-        if head == "blocks":
-            return f"_blocks.{rest[0]}._{'.'.join(rest[1:])}"
-        return f"_{name}"
-
-    source, backbone = Lite(0), Lite(0)
-    state = {package_name(name): value for name, value in source.state_dict().items()}
-    state |= {"_fc.weight": torch.ones(1), "_conv_head.weight": torch.ones(1)}
-    torch.save(state, tmp_path / "lite0.pth")
-    load_backbone(backbone, "lite0", str(tmp_path / "lite0.pth"))
-    for name, value in backbone.state_dict().items():
-        assert torch.equal(value, source.state_dict()[name]), name
 
 
 def test_all_problems_in_one_message_and_nothing_loaded(tmp_path: Path) -> None:

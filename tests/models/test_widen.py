@@ -13,7 +13,6 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from models.small_networks import CLASSES, NETWORKS, Fcn, Logits, Small, conv, make
 from nacre.errors import NacreError
-from nacre.losses.reference import unbiased_distillation
 from nacre.models.probe import scores_of
 from nacre.models.widen import Teacher, fit_layers, widen
 
@@ -309,20 +308,6 @@ def test_the_teacher_stays_what_the_network_was() -> None:
     assert torch.equal(teacher(IMAGES), before)
     assert torch.equal(teacher(images=IMAGES), before)
     assert not any(one.requires_grad for one in teacher.model.parameters())
-
-
-def test_distillation_starts_at_the_teachers_entropy() -> None:
-    """And its gradient pulls nowhere but towards it: three lines in anybody's loop."""
-    network = make("sum").eval()
-    teacher = Teacher(network)
-    widen(network, 2)
-    loss = unbiased_distillation(network(IMAGES), teacher(IMAGES))
-    loss.backward()
-    entropy = torch.distributions.Categorical(logits=teacher(IMAGES).movedim(1, -1)).entropy()
-    torch.testing.assert_close(loss, entropy.mean() / CLASSES)
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.abs().max() < 1e-5, name
 
 
 def test_a_teacher_is_no_part_of_a_module_that_holds_it() -> None:

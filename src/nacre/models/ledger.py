@@ -11,11 +11,13 @@ Beside a network of others (`RestHead`) there are no sums of what it knew before
 of that is the rest, which has one row r, and the network is left as it is:
 
     together[k] = z[k] + weight * l[r]              for a class k of the network
+                  z[k] + weight * max l             where z[k] > z[background]
     together[c] = z[background] + weight * l[c]     for a class c of the ledger
 
-So among the network's own classes nothing moves, and a new class is found where it sees background,
-or is not sure. Without a background the greatest of z takes its place: new classes are found
-wherever l[c] is greater than l[r].
+So a new class is found in what the network takes for background, and nowhere else: of images like
+those that the network was trained on the ledger has seen none, and what it says of them is not to
+be believed. Without a background the mean of z takes its place, so that a new class begins as one
+of average score, as in `nacre.models.widen`: it is found where the network is not sure.
 """
 
 from __future__ import annotations
@@ -57,13 +59,13 @@ class GridHead(nn.Module):
         """Add rows for new classes."""
         self.classifier.grow(num_new)
 
-    def add(self, z: Tensor, scores: Tensor) -> Tensor:
-        """Return logits and scores of the same channels added, at the finer stride."""
+    def at_finer_stride(self, z: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a decoder's logits and the ledger's scores at one stride."""
         if self.grid.stride < self.decoder_stride:
             z = upsample(z, (scores.shape[-2], scores.shape[-1]))
         elif self.grid.stride > self.decoder_stride:
             scores = upsample(scores, (z.shape[-2], z.shape[-1]))
-        return z + self.weight * scores
+        return z, scores
 
 
 class LedgerHead(GridHead):
@@ -83,7 +85,9 @@ class LedgerHead(GridHead):
         The decoder has learned the classes of `learned`, if given, instead of those that are known.
         """
         own = self.learned if learned is None else learned
-        return self.add(torch.where(own[:, None, None], logits, logits[:, :1]), scores)
+        z = torch.where(own[:, None, None], logits, logits[:, :1])
+        z, scores = self.at_finer_stride(z, scores)
+        return z + self.weight * scores
 
     def grow(self, num_new: int) -> None:
         """Add rows for new classes, which the decoder has not learned."""
@@ -110,10 +114,15 @@ class RestHead(GridHead):
 
     def add_to(self, logits: Tensor, scores: Tensor) -> Tensor:
         """Return the scores of all channels, at the finer stride, from both parts' own."""
-        z = logits[:, :1] if self.has_background else logits.amax(1, keepdim=True)
-        z = torch.cat([logits, z.expand(-1, scores.shape[1] - 1, -1, -1)], 1)
-        rest = scores[:, :1].expand(-1, self.own, -1, -1)
-        return self.add(z, torch.cat([rest, scores[:, 1:]], 1))
+        z, scores = self.at_finer_stride(logits, scores)
+        rest, new = scores[:, :1], scores[:, 1:]
+        if self.has_background:
+            start, greatest = z[:, :1], scores.amax(1, keepdim=True)
+            known = torch.where(z[:, 1:] > start, greatest, rest)
+        else:  # its first channel is never probable
+            start, known = z[:, 1:].mean(1, keepdim=True), rest.expand(-1, self.own - 1, -1, -1)
+        z = torch.cat([z, start.expand(-1, new.shape[1], -1, -1)], 1)
+        return z + self.weight * torch.cat([rest, known, new], 1)
 
     def put_rows(self, weight: Tensor, bias: Tensor) -> None:
         """Take the rows of the rest, which is channel 0, and of the ledger's classes."""
