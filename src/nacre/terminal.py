@@ -307,7 +307,7 @@ def some(names: Sequence[str], most: int = 8) -> str:
 def judged_line(event: "events.StepJudged") -> str:
     """Return the result of judging a decoder's updates as a line."""
     means = f"mean IoU {100 * event.after:.1f} with its updates, {100 * event.before:.1f} without"
-    if event.after <= event.before:
+    if not event.kept:
         return f"the decoder's updates are not kept: {means}"
     named = ", ".join(event.classes) or "no class"
     return f"the decoder is kept: {means}; it has a say in {named}, the ledger in all classes"

@@ -154,9 +154,10 @@ def exit_at_once():
     os._exit(3)
 
 
-@pytest.mark.parametrize("end", [be_killed, exit_at_once])
-@pytest.mark.parametrize("busy", [0, 0.3], ids=["waiting", "busy"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("end", "busy", "workers"),
+    [(be_killed, 0, 1), (be_killed, 0.3, 2), (exit_at_once, 0, 2), (exit_at_once, 0.3, 1)],
+)
 def test_a_worker_that_dies_is_one_sentence(tmp_path, end, busy, workers):
     source = _Files(tmp_path, end)
     mapping = TABLE.training_mapping(0, PAPER)

@@ -1,8 +1,10 @@
 """Run-length codes: against independent encoders, and strict where they are damaged."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from exports import brush_code, compress, runs_of
+from exports import brush_code, compress, png_bytes, runs_of
 from numpy.typing import NDArray
 from test_rasterize import whole
 
@@ -11,6 +13,8 @@ from nacre.importers.shapes import (
     decode_brush,
     decode_columns,
     decode_rows,
+    fill_bitmap,
+    fill_whole_bitmap,
     parse_compressed,
 )
 
@@ -53,6 +57,20 @@ def test_rows_of_a_box_of_cvat() -> None:
         expected = np.zeros((height + 2, width + 3), np.bool_)
         expected[2:, 3:] = mask
         np.testing.assert_array_equal(whole(patch, width + 3, height + 2), expected)
+
+
+def test_a_box_of_cvat_is_never_larger_than_its_image() -> None:
+    """Each of a million such masks would take a second."""
+    runs = check_runs([0, 16384 * 8192])
+    with pytest.raises(ValueError, match="its box is 16384 x 8192 pixels, the image 24 x 16"):
+        decode_rows(runs, (0, 0, 16384, 8192), 24, 16)
+
+
+def test_a_bitmap_is_never_much_larger_than_its_image() -> None:
+    data = png_bytes(np.zeros((4000, 2500), np.uint8))
+    for fill in (partial(fill_bitmap, data, 0, 0), partial(fill_whole_bitmap, data)):
+        with pytest.raises(ValueError, match="2500 x 4000 pixels, more than the image has"):
+            fill(24, 16)
 
 
 @pytest.mark.parametrize("literal", [False, True])

@@ -89,20 +89,6 @@ def test_what_is_frozen_has_no_backward_pass_and_the_teacher_takes_it_over(norm,
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["ft", "mib", "plop", "dkd"])
-def test_fusion_with_0_gives_the_old_network_and_with_1_changes_nothing(name):
-    old, trainer = learn(name, fusion=0)
-    fuse(trainer.method, trainer.step)
-    for key, value in old.items():
-        if value.is_floating_point():
-            torch.testing.assert_close(trainer.network.state_dict()[key], value, rtol=0, atol=1e-7)
-    _, plain = learn(name)
-    _, whole = learn(name, fusion=1)
-    fuse(whole.method, whole.step)
-    for key, value in plain.network.state_dict().items():
-        torch.testing.assert_close(whole.network.state_dict()[key], value, rtol=0, atol=1e-7)
-
-
 def test_the_square_root_rule_is_that_of_the_channels():
     old, plain = learn("mib")
     _, fused = learn("mib", fusion="sqrt")

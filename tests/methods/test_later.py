@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from nacre.losses.distillations import local_pod
 from nacre.losses.statistics import FeatureStatistics, draw_features, grid_targets
-from nacre.methods import METHODS, Batch
+from nacre.methods import Batch
 from nacre.methods.components import fuse, pseudo_labels
 from nacre.training.loop import update
 from small_steps import NEW, OLD, SIDE, random_images, second_step
@@ -212,13 +212,6 @@ def test_ssul_with_branches_learns_only_the_new_and_the_unknown_one():
         assert torch.equal(new, before[f"classifier.unknown.bn.{key}"])
     assert not torch.equal(
         after["classifier.rows.1.conv.weight"], before["classifier.unknown.conv.weight"]
-    )
-
-
-def test_stars_step_0_is_shared_only_with_the_same_weight_of_positive_pixels():
-    kind = METHODS["star"]
-    assert kind.step_0_of(kind.Config(positive_weight=4)) != kind.step_0_of(
-        kind.Config(positive_weight=30)
     )
 
 

@@ -22,7 +22,6 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.io import find_model, load_model
 from nacre.runs.edit import open_ledger
-from nacre.runs.learn import describe, learn_config, open_step
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.events import Iterated
@@ -79,12 +78,6 @@ def test_the_head_is_ridge_regression_on_every_pixel(crop):
     wanted = explicit_scores(network, images, targets)
     assert torch.allclose(Predictor(network).scores(images), SCALE * wanted, atol=1e-4)
     assert float(wanted.abs().max()) > 0.1
-
-
-def test_a_finer_grid_is_an_option():
-    _, network = first_step([Batch(*random_images([0, 1, 2], 0))], grid_stride=8)
-    assert network.stride == 8
-    assert network.config.grid_stride == 8
 
 
 def test_background_that_is_taken_for_a_known_class_is_not_counted():
@@ -188,17 +181,6 @@ def test_without_a_background_every_pixel_gets_a_class(tmp_path):
     assert (shown.mask == truth).mean() > 0.6
 
 
-@pytest.mark.slow
-def test_an_exported_graph_says_what_torch_says(tmp_path):
-    pytest.importorskip("onnxruntime")
-    from nacre.export.onnx_file import export_onnx
-
-    run_scenario(tiny_config(**TWO_STEPS), tmp_path / "run")
-    network, info, _ = load_model(find_model(tmp_path / "run"))
-    done = export_onnx(network, info, tmp_path / "model.onnx")
-    assert done.comparison.agreement > 0.999
-
-
 def test_it_continues_only_what_it_learned_itself(tmp_path):
     pearls = write_folder(tmp_path / "pearl", ["pearl"], world=WORLD)
     crates = write_folder(tmp_path / "crate", ["crate"], world=WORLD)
@@ -245,23 +227,6 @@ def test_damaged_sums_are_refused(tmp_path):
     wrong = from_state({**state, "sums.scatter": torch.randn_like(state["sums.scatter"]) * 1e6})
     with pytest.raises(NacreError, match="no covariance"):
         put_head(network, wrong, 0.01)
-
-
-def test_step_0_is_shared_only_by_runs_of_the_same_head():
-    same, fine, other = (
-        LEDGER.step_0_of(LEDGER.Config(**values))
-        for values in ({"grid_stride": 16}, {"grid_stride": 8}, {"ridge": 0.1})
-    )
-    assert LEDGER.step_0_of(LEDGER.Config()) == same
-    assert len({same, fine, other, METHODS["mib"].step_0_of(METHODS["mib"].Config())}) == 4
-
-
-def test_the_plan_of_a_step_speaks_of_one_pass(tmp_path):
-    pearls = write_folder(tmp_path / "pearl", ["pearl"], world=WORLD)
-    config = learn_config(overrides={"data": [str(pearls)], "method": {"name": "ledger"}})
-    lines = describe(open_step(config))
-    assert lines[-1] == "one pass over the images, without an update"
-    assert not any("updates" in line for line in lines)
 
 
 def test_the_papers_preset_gives_it_the_papers_network_and_crop(tmp_path):

@@ -155,6 +155,19 @@ def test_the_table_is_true_and_readable(name, capsys):
         assert key in {"name", *method.Config.refused} or key in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("ledger", ({}, {"grid_stride": 8}, {"ridge": 0.1})),
+        ("duo", ({}, {"grid_stride": 16}, {"ridge": 0.1}, {"ledger_weight": 2.0})),
+        ("star", ({}, {"positive_weight": 30})),
+    ],
+)
+def test_a_step_0_that_is_learned_otherwise_is_not_shared(name, values):
+    kind = METHODS[name]
+    assert len({kind.step_0_of(kind.Config(**one)) for one in values}) == len(values)
+
+
 def test_every_method_of_the_package_is_in_the_table():
     def below(kind):
         return {kind, *(one for sub in kind.__subclasses__() for one in below(sub))}

@@ -217,35 +217,6 @@ def test_goes_on_exactly_from_its_state_in_the_middle_of_a_step(learned, change_
         assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_a_finished_step_keeps_only_what_the_next_one_needs(learned):
-    method, network, states, _ = learned
-    kinds = METHODS[method].persistent_state
-    names = {name for name, _ in network.named_parameters()}
-    assert set(states[-1]) == {f"{kind}.{name}" for kind in kinds for name in names}
-
-
-def second_step(method, states):
-    """The method and the second step when it begins."""
-    network = Small()
-    network.grow(STEPS[0])
-    again = METHODS[method](METHODS[method].Config(), from_background(STEPS[0], sum(STEPS)))
-    again.load_state({key: value.clone() for key, value in states[0].items()})
-    network.grow(STEPS[1])
-    step = step_of(network, 1)
-    again.begin_step(step)
-    return again, step
-
-
-def test_new_parameters_are_free(learned):
-    method, _, states, _ = learned
-    again, step = second_step(method, states)
-    with torch.no_grad():
-        for value in step.network.steps[1].parameters():
-            value.add_(1)
-    (penalty,) = again.penalties(step).values()
-    assert penalty.item() == 0
-
-
 def test_importances_that_are_missing_are_refused(learned):
     method, network, _, _ = learned
     step = step_of(network, 1)

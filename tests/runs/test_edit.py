@@ -191,7 +191,7 @@ def test_what_cannot_be_edited_is_said_in_one_sentence(learned, folders, tmp_pat
         forget_class(forget_class(whole, "pearl"), "starfish")
     with pytest.raises(NacreError, match="one model cannot be merged"):
         merge([whole])
-    with pytest.raises(NacreError, match="either a step, a folder of it, or a class"):
+    with pytest.raises(NacreError, match="say what to forget: a step, a data folder, or a class"):
         nacre.load(path).forget(out=tmp_path / "x")
     with pytest.raises(NacreError, match="exists already"):
         nacre.load(path).forget(step=0, out=path)

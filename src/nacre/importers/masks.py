@@ -30,6 +30,7 @@ _FORMATS = ("PNG", "BMP", "TIFF", "GIF", "WEBP")
 _STRETCH = {"L;2": 85, "L;4": 17}
 _COLORS = 1 << 24
 _INSTANCES = 1000
+_ROWS = 256
 
 
 @contextmanager
@@ -68,7 +69,7 @@ class MaskFile:
     classes: Mapping[int, str]
     kind: Kind = "values"
 
-    def read(self, label_of: Mapping[str, int]) -> Values:
+    def read(self, label_of: Mapping[str, int], dtype: npt.DTypeLike) -> Values:
         """Return the label of every pixel.
 
         Raises:
@@ -81,19 +82,26 @@ class MaskFile:
         for value, name in self.classes.items():
             if 0 <= value < len(table):
                 table[value] = label_of[name] + 1
-        labels = table.take(values, mode="clip")
-        unknown = values[(labels == 0) | (values < 0) | (values >= len(table))]
-        if unknown.size:
-            counts = count_values([unknown])
-            value, count = counts.most_common(1)[0]
-            color = f"the color {shown_color(value)}"
-            what = color if self.kind == "colors" else f"the value {value}"
-            more = f" and {counted(len(counts) - 1, 'other')}" if len(counts) > 1 else ""
-            raise NacreError(
-                f"the mask {brief(self.file.path)} holds what no class stands for: {what} in "
-                f"{counted(count, 'pixel')}{more}; nothing was imported"
-            )
-        return labels - 1
+        labels, unknown = np.empty(values.shape, dtype), []
+        for top in range(0, len(values), _ROWS):
+            some = values[top : top + _ROWS]
+            found = table.take(some, mode="clip")
+            unknown.append(some[(found == 0) | (some < 0) | (some >= len(table))])
+            labels[top : top + _ROWS] = found - 1
+        if any(one.size for one in unknown):
+            raise self._unknown(count_values(unknown))
+        return labels
+
+    def _unknown(self, counts: Counter[int]) -> NacreError:
+        """Return the error for values that no class stands for."""
+        value, count = counts.most_common(1)[0]
+        color = f"the color {shown_color(value)}"
+        what = color if self.kind == "colors" else f"the value {value}"
+        more = f" and {counted(len(counts) - 1, 'other')}" if len(counts) > 1 else ""
+        return NacreError(
+            f"the mask {brief(self.file.path)} holds what no class stands for: {what} in "
+            f"{counted(count, 'pixel')}{more}; nothing was imported"
+        )
 
 
 def read_values(file: File, kind: Kind) -> Values:
@@ -155,7 +163,8 @@ def _stored_values(image: PillowImage.Image) -> Values:
 def _color_values(image: PillowImage.Image) -> Values:
     if image.mode.startswith("I"):
         raise Unusable("the mask holds labels where colors should be", f"mode {image.mode}")
-    bands = np.asarray(image.convert("RGB"))
+    # Of the same mode it would be a copy, and masks may be large.
+    bands = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     values = bands[:, :, 2].astype(np.uint32)
     for band in (1, 0):
         values <<= 8

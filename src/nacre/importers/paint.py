@@ -262,7 +262,7 @@ def _are_alike(size: Size, other: Size) -> bool:
 
 def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome) -> LabelMap:
     upright, turn = look_at(path)
-    mask = image.mask.read(job.labels.of).astype(job.labels.dtype) if image.mask else None
+    mask = image.mask.read(job.labels.of, job.labels.dtype) if image.mask else None
     size = image.size if mask is None else (mask.shape[1], mask.shape[0])
     is_relative = mask is None and (image.is_relative or not image.shapes)
     frame = _choose_frame(upright, turn, size, is_relative)

@@ -50,12 +50,7 @@ def empty_patch() -> Patch:
 
 
 def fill_ring(ring: Points, width: int, height: int) -> Patch:
-    """Fill one ring by the even-odd rule.
-
-    Args:
-        ring: Corners (x, y), n x 2; the last is joined to the first.
-        width: Columns of the image.
-        height: Rows of the image.
+    """Fill one ring of corners (x, y), the last joined to the first, by the even-odd rule.
 
     Raises:
         ValueError: The outline is too large to be real.

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nacre.data.image_io import MOST_PIXELS
 from nacre.importers.masks import open_image
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.rasterize import (
@@ -44,6 +43,8 @@ Four = tuple[float, float, float, float]
 LONGEST_RUN = 2**31
 
 _LARGEST_BITMAP = 1 << 28
+_MOST_TIMES = 4
+"""A bitmap of more pixels than so many images have is an attack: thousands may be in one file."""
 
 
 class Shape(NamedTuple):
@@ -169,33 +170,33 @@ def inflate(data: bytes) -> bytes:
 
 def fill_bitmap(data: bytes, left: int, top: int, width: int, height: int) -> Patch:
     """Fill what is not zero (or not transparent) in an image file that begins at a place."""
-    return _clip(Patch(left, top, _decode_bitmap(data)), width, height)
+    return _clip(
+        Patch(left, top, _decode_bitmap(data, _MOST_TIMES * width * height)), width, height
+    )
 
 
 def fill_whole_bitmap(data: bytes, width: int, height: int) -> Patch:
     """Fill what is not zero (or not transparent) in an image file of the size of the image."""
-    bits = _decode_bitmap(data)
+    bits = _decode_bitmap(data, _MOST_TIMES * width * height)
     _check_size((bits.shape[1], bits.shape[0]), width, height, "bitmap")
     return Patch(0, 0, bits)
 
 
-def _decode_bitmap(data: bytes) -> Any:
+def _decode_bitmap(data: bytes, most: int) -> Any:
     try:
         with open_image(data, ("PNG", "BMP", "TIFF", "WEBP")) as image:
+            if image.width * image.height > most:
+                raise ValueError(f"{image.width} x {image.height} pixels, more than the image has")
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
                 return np.asarray(image.convert("RGBA"))[:, :, 3] > 0
             values = np.asarray(image)
     except ValueError as error:
-        raise ValueError(f"its bitmap is not an image: {error}") from error
+        raise ValueError(f"its bitmap cannot be used: {error}") from error
     return values.any(axis=2) if values.ndim == 3 else values > 0
 
 
 def parse_compressed(text: str) -> Runs:
-    """Return the run lengths of COCO's compressed text.
-
-    Raises:
-        ValueError: It is not such a text.
-    """
+    """Return the run lengths of COCO's compressed text."""
     lengths: list[int] = []
     value = shift = 0
     for char in text:
@@ -217,11 +218,7 @@ def parse_compressed(text: str) -> Runs:
 
 
 def check_runs(lengths: Sequence[object] | npt.NDArray[np.float64]) -> Runs:
-    """Return run lengths as an array.
-
-    Raises:
-        ValueError: One is not a whole number, negative or absurdly long.
-    """
+    """Return run lengths as an array; one that is negative or absurdly long is damage."""
     try:
         runs = np.asarray(lengths)
     except (ValueError, OverflowError) as error:
@@ -245,8 +242,8 @@ def decode_columns(runs: Runs, size: tuple[int, int], width: int, height: int) -
 def decode_rows(runs: Runs, box: tuple[int, int, int, int], width: int, height: int) -> Patch:
     """Decode runs along the rows of a box: left, top, width, height (CVAT)."""
     left, top, columns, rows = box
-    if columns < 0 or rows < 0 or columns * rows > MOST_PIXELS:
-        raise ValueError(f"its box is {columns} x {rows} pixels")
+    if not (0 <= columns <= width and 0 <= rows <= height):
+        raise ValueError(f"its box is {columns} x {rows} pixels, the image {width} x {height}")
     bits, first = _decode(runs, columns * rows, columns)
     return _clip(Patch(left, top + first, bits), width, height)
 
@@ -271,11 +268,7 @@ def _decode(runs: Runs, size: int, line: int) -> tuple[Bits, int]:
 
 
 def decode_brush(code: bytes, size: tuple[int, int], width: int, height: int) -> Patch:
-    """Decode Label Studio's brush on an image of a size: what has any opacity is inside.
-
-    Raises:
-        ValueError: The stream is damaged or of another size.
-    """
+    """Decode Label Studio's brush on an image of a size: what has any opacity is inside."""
     _check_size(size, width, height, "brush")
     stream = _BitStream(code)
     num_bytes = stream.read(32)

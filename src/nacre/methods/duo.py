@@ -4,20 +4,22 @@ Two parts that fail differently. The decoder has context and edges, and forgets:
 alone say no more what a cow looks like. The ledger (`nacre.methods.ledger`) keeps the sums of every
 class, and sees one point of its grid at a time. With the decoder's logits z and the ledger's l
 
-    score[c] = z[c] + weight * l[c]      (`nacre.models.ledger`)
+    score[c] = log softmax(z)[c] + weight * l[c]      (`nacre.models.ledger`)
 
-First come the sums (`begin_step`): one pass over the step's images, after which the model is of use
-(`is_usable`), new classes being background to its decoder. Then decoder and classifier learn MiB's
-losses (`nacre.methods.mib`: eq. 3 to 9), as they would without a ledger.
+First come the sums (`begin_step`): one pass over the step's images, in which is also counted what
+the decoder takes the new classes for, their origins. After it the model is of use (`is_usable`):
+the decoder says how likely the origins of a class are, and the ledger decides between these and the
+class. Then decoder and classifier learn MiB's losses (`nacre.methods.mib`: eq. 3 to 9), as they
+would without a ledger.
 
 In the end (`fit`) images of which no update was made, one of ten, decide two things. A decoder that
 has hardly seen a rare class vetoes it: a new class whose IoU on them is not greater by its own
-logit than by the background's has not been learned by the decoder, takes the background's (eq. 8 at
-inference), and the ledger alone decides between the two. And where their mean IoU has not grown by
-the updates, the decoder becomes again what it was before them. Classes that these images do not
-show are judged by the images learned from, which favors the decoder. In a step of fewer than 50
-images none is held out, and no update is made: on ten images a decoder learns by heart what it is
-judged by. The sums are those of all images.
+logit than by its origins' has not been learned by the decoder. And where their mean IoU has not
+grown by the updates, after step 0 by two points, the decoder becomes again what it was before them:
+these images do not show the old classes, which pay for it. Classes that they do not show are judged
+by the images learned from, which favors the decoder. In a step of fewer than 50 images none is held
+out, and no update is made: on ten images a decoder learns by heart what it is judged by. The sums
+are those of all images.
 """
 
 import math
@@ -45,13 +47,25 @@ from nacre.methods.base import (
     label_losses,
     require_teacher,
 )
-from nacre.methods.ledger import Ledger, Products, SumsConfig, count_pixels, joined, put_head, total
+from nacre.methods.ledger import (
+    Ledger,
+    Products,
+    SumsConfig,
+    count_pixels,
+    joined,
+    put_head,
+    put_origins,
+    total,
+)
 from nacre.methods.mib import Mib
 from nacre.models.config import ModelConfig
 from nacre.models.decoders import StageGrid
 from nacre.models.deeplab import DeepLab
 from nacre.models.ledger import LedgerHead
 from nacre.models.network import Network, Output
+
+PRICE = 0.02
+"""What updates after step 0 must gain: held-out images do not show the old classes."""
 
 
 class DuoConfig(DistillingConfig, SumsConfig):
@@ -139,9 +153,10 @@ class Duo(Ledger):
             count = partial(count_pixels, known=known)
             learned_from = total(step, step.map_images(count))
             held_out = total(step, [count(network, step.held_out())])
-            self._judging = joined(before, step, learned_from)
+            put_origins(step, learned_from)
+            self._judging = joined(before, step, learned_from.products)
             put_head(network, self._judging, ridge)
-        self.sums = joined(before, step, _plus(learned_from, held_out))
+        self.sums = joined(before, step, _plus(learned_from.products, held_out.products))
         put_head(network, self.sums, ridge)
         self._first = _decoder(network)
         self.is_usable = True
@@ -156,24 +171,25 @@ class Duo(Ledger):
         after, updated = _mean_iou(step, learned), _decoder(network)
         network.load_state_dict(self._first, strict=False)
         before = _mean_iou(step, first)
-        if after > before:
+        kept = after > before + (PRICE if self.num_old else 0)
+        if kept:
             network.load_state_dict(updated, strict=False)
             ledger.learned.copy_(learned)
         if not math.isnan(after):
             by_decoder = [c for c, one in enumerate(ledger.learned.tolist()) if c and one]
-            self.judged = Judged(before, after, by_decoder)
+            self.judged = Judged(before, after, kept, by_decoder)
         put_head(network, self.sums, self.config.ridge)
 
     def _learned(self, step: Step) -> Tensor:
         """Return which classes the decoder has learned, those known before the step as before."""
         ledger, first = _ledger(step.network), self.growth.first_new
-        own, background = ledger.learned.clone(), ledger.learned.clone()
-        own[0] = background[0] = True
-        own[first:], background[first:] = True, False
-        iou = _compare(step, step.held_out(), own, background)
+        own, by_origins = ledger.learned.clone(), ledger.learned.clone()
+        own[0] = by_origins[0] = True
+        own[first:], by_origins[first:] = True, False
+        iou = _compare(step, step.held_out(), own, by_origins)
         if bool(iou[:, first:].isnan().any()):
             # Of a class that held-out images do not show, those that were learned from tell.
-            iou = torch.where(iou.isnan(), _compare(step, step.images(), own, background), iou)
+            iou = torch.where(iou.isnan(), _compare(step, step.images(), own, by_origins), iou)
         own[first:] = (iou[0] > iou[1])[first:].to(own.device)
         return own
 

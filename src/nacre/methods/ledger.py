@@ -33,7 +33,7 @@ network itself stays as it is.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -52,7 +52,7 @@ from nacre.models.adapter import Adapter
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.decoders import DEFAULT_STRIDE, StageGrid
 from nacre.models.deeplab import DeepLab
-from nacre.models.ledger import RestHead
+from nacre.models.ledger import LEAST, LedgerHead, RestHead
 from nacre.models.network import Network
 
 SCALE = 8.0
@@ -160,7 +160,8 @@ class Ledger(Method):
         before = self.sums
         for known in self.passes(step):
             found = total(step, step.map_images(partial(count_pixels, known=known)))
-            self.sums = joined(before, step, found)
+            self.sums = joined(before, step, found.products)
+            put_origins(step, found)
             put_head(step.network, self.sums, self.config.ridge)
 
     def passes(self, step: Step) -> list[int]:
@@ -194,7 +195,11 @@ def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
         if batch.hidden is not None:
             may_hide &= batch.hidden[i, :known]
         may_hide[0] = False
-        one[(one == 0) & may_hide[full[0].argmax(0)]] = ignore_value(one)
+        if not bool(may_hide.any()):
+            continue
+        # The greatest of many channels is found much faster than its place among them.
+        hiding, others = (full[0, which].amax(0) for which in (may_hide, ~may_hide))
+        one[(one == 0) & (hiding > others)] = ignore_value(one)
     return targets
 
 
@@ -277,8 +282,22 @@ Products = dict[tuple[int, int], Tensor]
 """D+1,D+1 in float64 by folder and channel, see `PixelSums.products`."""
 
 
+@dataclass
+class Counted:
+    """The counts of a pass over images.
+
+    Attributes:
+        products: The sums over pixels.
+        said: C,C in float64, how often a decoder beside the ledger says what on pixels of each
+            class.
+    """
+
+    products: Products
+    said: Tensor
+
+
 @torch.no_grad()
-def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Products:
+def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Counted:
     """Return the sums over the pixels of images, in the CPU's memory.
 
     Args:
@@ -290,8 +309,14 @@ def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Prod
     grid, sums = grid_of(network), defaultdict[int, PixelSums](PixelSums)
     # Beside a network of others all that it knows itself is the rest.
     rest = network.ledger.own if isinstance(network.ledger, RestHead) else 0
+    said = torch.zeros(network.num_classes, network.num_classes, dtype=torch.float64)
     for batch in batches:
-        stages = network.read_stages(batch.images)
+        if known and isinstance(network, DeepLab) and network.ledger is not None:
+            features, stages = network.read(batch.images)
+            logits = network.decode(features, stages).logits
+            said += count_said(network.ledger.says(logits, network.ledger.learned), batch.targets)
+        else:
+            stages = network.read_stages(batch.images)
         on_grid = grid.join(stages)
         batch = continued(batch, network.covered((batch.images.shape[-2], batch.images.shape[-1])))
         targets = batch.targets
@@ -304,18 +329,48 @@ def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Prod
         if on_grid.device.type == "mps":  # Metal has no float64
             on_grid, targets = on_grid.cpu(), targets.cpu()
         sums[batch.folder].add(on_grid[:, :count], on_grid[:, count:, 0, 0], targets)
-    return {
+    products = {
         (folder, channel): product.cpu()
         for folder, one in sums.items()
         for channel, product in one.products().items()
     }
+    return Counted(products, said)
 
 
-def total(step: Step, shares: Iterable[Products]) -> Products:
+def count_said(said: Tensor, targets: Tensor) -> Tensor:
+    """Return what a decoder says on the pixels of each class, C,C in float64.
+
+    Args:
+        said: N,C,h,w, its probabilities.
+        targets: N,H,W.
+    """
+    count, size = said.shape[1], (said.shape[-2], said.shape[-1])
+    found = torch.zeros(count, count, dtype=torch.float64)
+    for channel in range(count):
+        mine = targets == channel
+        if bool(mine.any()):
+            share = F.adaptive_avg_pool2d(mine.to(said)[:, None], size)
+            found[channel] = (said * share).sum((0, 2, 3)).cpu().double()
+    return found
+
+
+def put_origins(step: Step, counted: Counted) -> None:
+    """Give the step's new classes, as a decoder beside the ledger sees them, their origins."""
+    ledger, new = step.network.ledger, slice(step.growth.first_new, None)
+    if isinstance(ledger, LedgerHead) and step.growth.num_old:
+        said = counted.said[new].to(ledger.origins)
+        pixels = said.sum(1, keepdim=True)
+        measured = said / pixels.clamp(min=LEAST) + LEAST
+        ledger.origins[new] = torch.where(pixels > 0, measured, ledger.origins[new])
+
+
+def total(step: Step, shares: Iterable[Counted]) -> Counted:
     """Return the sums of all shares of all processes, in the CPU's memory."""
     products: Products = {}
+    said = torch.zeros(step.num_classes, step.num_classes, dtype=torch.float64)
     for share in shares:
-        for place, product in share.items():
+        said += share.said
+        for place, product in share.products.items():
             products[place] = products[place].add_(product) if place in products else product
     found: Products = {}
     side = grid_of(step.network).channels + 1
@@ -326,7 +381,8 @@ def total(step: Step, shares: Iterable[Products]) -> Products:
         if step.dist.device.type == "cuda" and step.dist.world_size > 1:
             mine = mine.to(step.dist.device)  # nccl is faster than gloo
         found[place] = step.dist.sum(mine).cpu()
-    return found
+    said = said.to(step.dist.device) if step.dist.device.type == "cuda" else said
+    return Counted(found, step.dist.sum(said).cpu())
 
 
 def joined(before: Sums | None, step: Step, products: Products) -> Sums:

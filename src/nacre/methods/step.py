@@ -74,12 +74,14 @@ class Judged:
 
     Attributes:
         before: Mean IoU without the updates.
-        after: With them; they are kept if it is greater.
+        after: With them.
+        kept: Whether that is enough to keep them.
         classes: The channels that the updated part has a say in.
     """
 
     before: float
     after: float
+    kept: bool
     classes: list[int]
 
 

@@ -1,11 +1,14 @@
 """A ledger beside a decoder: linear scores of all stages, which are added to the decoder's logits.
 
-    together[c] = z[c] + weight * l[c]      z: the decoder's logits, l: the ledger's
-    z[c] = z[background]                    for a class c that the decoder has not learned
+    together[c] = log q[c] + weight * l[c]      l: the ledger's scores
+    q[c] = p[c]                                 p: the softmax of the decoder's logits
+    q[c] = sum_k a[c, k] p[k]                   for a class c that the decoder has not learned
 
-To a decoder that has not learned c, c *is* background: it takes the background's logit, as new
-classes do before their first update (eq. 8), and the ledger decides between the two. A softmax of
-the sum is that of log-softmax(z) + weight * l: they differ by one number for all channels.
+A decoder that has not learned c takes it for something else, k, and its origins a[c, k] say how
+often: they were counted on pixels of c. Of a person it says background, of a sheep cow and dog as
+often. There the ledger decides between c and k. Where nothing was counted, a class is background
+to the decoder (a[c, background] = 1), as new classes are before their first update (eq. 8). To be
+background is also what its probabilities for classes that it has not learned count as (eq. 7).
 
 Beside a network of others (`RestHead`) there are no sums of what it knew before. To the ledger all
 of that is the rest, which has one row r, and the network is left as it is:
@@ -25,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nacre.losses.reference import at_least_float32, upsample
@@ -68,16 +72,30 @@ class GridHead(nn.Module):
         return z, scores
 
 
+LEAST = 1e-4
+"""Share of every origin at least: what was never counted may happen."""
+
+_TINY = 1e-12
+
+
 class LedgerHead(GridHead):
-    """Rows of all classes, and which of them the decoder beside them has learned."""
+    """Rows of all classes, and what the decoder beside them has learned.
+
+    Attributes:
+        learned: C, the classes that the decoder has learned.
+        origins: C,C, what the decoder takes a class for that it has not learned.
+    """
 
     learned: Tensor
+    origins: Tensor
 
     def __init__(
         self, grid: StageGrid, classes_per_step: Sequence[int], decoder_stride: int
     ) -> None:
         super().__init__(grid, classes_per_step, decoder_stride)
-        self.register_buffer("learned", torch.zeros(sum(classes_per_step), dtype=torch.bool))
+        count = sum(classes_per_step)
+        self.register_buffer("learned", torch.zeros(count, dtype=torch.bool))
+        self.register_buffer("origins", background_origins(count))
 
     def add_to(self, logits: Tensor, scores: Tensor, learned: Tensor | None = None) -> Tensor:
         """Return a decoder's logits and the ledger's scores added, at the finer stride.
@@ -85,14 +103,42 @@ class LedgerHead(GridHead):
         The decoder has learned the classes of `learned`, if given, instead of those that are known.
         """
         own = self.learned if learned is None else learned
-        z = torch.where(own[:, None, None], logits, logits[:, :1])
-        z, scores = self.at_finer_stride(z, scores)
+        said = self.says(logits, own)
+        mixed = F.conv2d(said, self.origins.to(said)[:, :, None, None])
+        seen = torch.where(_knows(own)[:, None, None], said, mixed)
+        z, scores = self.at_finer_stride(seen.clamp(min=_TINY).log(), scores)
         return z + self.weight * scores
 
+    def says(self, logits: Tensor, learned: Tensor) -> Tensor:
+        """Return the decoder's probabilities; those of classes it has not learned are background's.
+
+        Args:
+            logits: N,C,h,w, of the decoder.
+            learned: C.
+        """
+        p = logits.softmax(1)
+        known = torch.where(_knows(learned)[:, None, None], p, 0)
+        return torch.cat([1 - known[:, 1:].sum(1, keepdim=True), known[:, 1:]], 1)
+
     def grow(self, num_new: int) -> None:
-        """Add rows for new classes, which the decoder has not learned."""
+        """Add rows for new classes, which are background to the decoder."""
         super().grow(num_new)
         self.learned = torch.cat([self.learned, self.learned.new_zeros(num_new)])
+        grown = background_origins(len(self.learned)).to(self.origins)
+        grown[: len(self.origins), : len(self.origins)] = self.origins
+        self.origins = grown
+
+
+def background_origins(count: int) -> Tensor:
+    """Return the origins of classes that are background to a decoder, count x count."""
+    found = torch.zeros(count, count)
+    found[:, 0] = 1
+    return found
+
+
+def _knows(learned: Tensor) -> Tensor:
+    """Return which channels a decoder tells apart: those it has learned, and the background."""
+    return learned | (torch.arange(len(learned), device=learned.device) == 0)
 
 
 class RestHead(GridHead):

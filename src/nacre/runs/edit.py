@@ -40,7 +40,7 @@ from nacre.models.classifier import Classifier
 from nacre.models.config import AdapterConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
-from nacre.models.ledger import LedgerHead, RestHead
+from nacre.models.ledger import LedgerHead, RestHead, background_origins
 from nacre.models.network import Network
 
 
@@ -337,6 +337,11 @@ def _arrange(network: DeepLab, ledger: LedgerHead, before: Sequence[str], info: 
     network.classifier.set_rows(weight[places], bias[places])
     ledger.classifier = _rows(ledger.classifier, info.steps)
     ledger.learned = ledger.learned[places] & ~lacks
+    # What is gone was background, too; what is new to the decoder is background.
+    origins = torch.where(lacks, 0, ledger.origins[places][:, places])
+    gone = [i for i, name in enumerate(before) if name not in info.classes]
+    origins[:, 0] += ledger.origins[places][:, gone].sum(1)
+    ledger.origins = torch.where(lacks[:, None], background_origins(len(places)), origins)
 
 
 def _rows(like: Classifier, steps: Sequence[int]) -> Classifier:

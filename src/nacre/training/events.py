@@ -127,7 +127,7 @@ class StepUsable(Event):
 
 @dataclass(frozen=True)
 class StepJudged(Event):
-    """Images decided whether the updates of a step are kept: they are if `after` is greater.
+    """Images decided whether the updates of a step are kept.
 
     `before` and `after` are mean IoUs without the updates and with them, `classes` those in which
     the updated part has a say.
@@ -137,6 +137,7 @@ class StepJudged(Event):
     step: int
     before: float
     after: float
+    kept: bool
     classes: list[str]
 
 

@@ -68,9 +68,9 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
     _choose_options(step)
     # Without updates there is nothing to judge.
     step.judged = method.judged if step.iterations else None
-    if step.judged is not None:
-        names = [step.channels.names[c] for c in step.judged.classes]
-        step.observe(StepJudged(step.index, step.judged.before, step.judged.after, names))
+    if (found := step.judged) is not None:
+        names = [step.channels.names[c] for c in found.classes]
+        step.observe(StepJudged(step.index, found.before, found.after, found.kept, names))
     step.observe(StepLearned(step.index, round(time.monotonic() - began, 1), peak_memory(device)))
     return step
 
