@@ -8,7 +8,7 @@ from nacre.importers.files import File, Finder, agrees, split_of
 from nacre.importers.folder import plan_lists, plan_names, safe_part, written_suffix
 from nacre.importers.problems import Unusable
 from nacre.importers.reading import Image
-from nacre.importers.sheet import choose
+from nacre.importers.report import choose
 
 
 def files(*paths: str) -> list[File]:

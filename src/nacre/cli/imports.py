@@ -132,7 +132,7 @@ def _bars(should_stop: Callable[[], bool]) -> Iterator[Callable[[str, int, int],
 def import_tables(report: "ImportReport") -> Group:
     """Return the report of an import: its classes, what was left out, and what to do next."""
     from nacre.importers.problems import counted
-    from nacre.importers.sheet import SHEET
+    from nacre.importers.report import SHEET
 
     title = f"{report.format}: {counted(len(report.written), 'image')} in {report.target.name}"
     table = Table(title=Text(title), title_justify="left")

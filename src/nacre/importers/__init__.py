@@ -7,7 +7,7 @@
     reading                     what a reader fills: classes, images with their shapes
     formats                     the table of formats, and a reader each
     labels, paint               label numbers; one image and its mask
-    folder, sheet, report       what is written beside them
+    folder, report              what is written beside them
     run                         an import from beginning to end
 """
 

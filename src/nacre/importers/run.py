@@ -15,8 +15,7 @@ from nacre.importers.labels import make_labels
 from nacre.importers.paint import MISSING, Job, Outcome, Unlabeled, import_images
 from nacre.importers.problems import brief, counted, some
 from nacre.importers.reading import Boxes, Color, Image, Progress, Reading
-from nacre.importers.report import ImportReport
-from nacre.importers.sheet import SHEET, draw_sheet
+from nacre.importers.report import SHEET, ImportReport, draw_sheet
 
 _WHERE = "say where they are with --images FOLDER"
 
