@@ -150,8 +150,13 @@ def by_tests(model: Model, predicted: Maps, images: Path, folder: Path) -> Maps:
         Image.fromarray(mask).save(folder / "masks" / f"{Path(name).stem}.png")
     names = dict(enumerate(model.classes[1:], start=1))
     (folder / "classes.yaml").write_text(yaml.safe_dump({"classes": names}))
-    source = Folder(FolderConfig(root=folder))
     stems = sorted(Path(name).stem for name in predicted)
+    for part in ("images", "masks"):  # all are for testing, but one that nobody asks for
+        file = next(iter(sorted((folder / part).iterdir())))
+        shutil.copy(file, folder / part / f"other{file.suffix}")
+    (folder / "train.txt").write_text("other")
+    (folder / "val.txt").write_text("\n".join(stems))
+    source = Folder(FolderConfig(root=folder))
     mapping = mapping_for_tests(model.info.channels, source.space, LabelPolicy(), names)
     info = model.info
     config = ImagesConfig(

@@ -16,7 +16,7 @@ from nacre.errors import NacreError
 from nacre.importers.documents import Place, stream_json, stream_xml
 from nacre.importers.files import Export, File, Finder
 from nacre.importers.masks import MaskFile
-from nacre.importers.problems import Unusable, brief
+from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.shapes import Area, Shape
 
 Color = tuple[int, int, int]
@@ -83,7 +83,10 @@ class Image:
 
     @contextmanager
     def noting(self, reason: str = "") -> Iterator[None]:
-        """Note what makes the image unusable; with a reason, also an error that would end all."""
+        """Note what makes the image unusable: a damaged shape, or another problem.
+
+        With a reason, an error that would end the import is no more than that, either.
+        """
         try:
             yield
         except Unusable as problem:
@@ -92,6 +95,8 @@ class Image:
             if not reason:
                 raise
             self.spoil(reason, str(error))
+        except ValueError as error:
+            self.spoil(DAMAGED, str(error))
 
     def find(self, finder: Finder, name: str, near: str = "", split: str | None = None) -> None:
         """Look for the file of the image; several that may be meant are a problem."""

@@ -1,7 +1,8 @@
 """The shapes of annotations, whatever tool drew them, and the pixels that each covers.
 
 An area is a function of the width and height of an image: it returns the pixels that it covers
-there, and raises ``ValueError`` if it is damaged or does not belong to an image of that size.
+there. What makes areas, and an area itself, raises ``ValueError`` for what is damaged or does not
+belong to an image of that size; only this one image is left out.
 
 The run-length codes of the tools are decoded strictly; a code whose runs do not add up to the image
 exactly is damaged, because filling up or cutting off would give a wrong mask without a word:
@@ -91,80 +92,60 @@ def ring_of(
 
 
 def box_of(points: Points, what: str) -> Outline | None:
-    """Return the area of the rectangle between two opposite corners.
-
-    Raises:
-        Unusable: There are not two.
-    """
+    """Return the area of the rectangle between two opposite corners."""
     if len(points) != 2:
-        raise Unusable(DAMAGED, f"a {what} has {len(points)} corners, not 2")
+        raise ValueError(f"a {what} has {len(points)} corners, not 2")
     return ring_of(rectangle(*points.min(axis=0), *points.max(axis=0)))
 
 
 def points_of(values: Any) -> Points:
-    """Return corners from a flat list of numbers or a list of pairs.
-
-    Raises:
-        Unusable: They are something else.
-    """
+    """Return corners from a flat list of numbers or a list of pairs."""
     try:
         points = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Unusable(DAMAGED, f"its corners are not numbers: {brief(values)}") from error
+        raise ValueError(f"its corners are not numbers: {brief(values)}") from error
     if points.ndim == 1 and points.size % 2 == 0:
         points = points.reshape(-1, 2)
     if points.size == 0:
         return np.zeros((0, 2))
     if points.ndim != 2 or points.shape[1] != 2:
-        raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {brief(values)}")
+        raise ValueError(f"its corners are not pairs of numbers: {brief(values)}")
     if not np.all(np.abs(points) <= LARGEST_COORDINATE):
         worst = points[np.argmax(np.abs(points).max(axis=1))].tolist()
-        raise Unusable(DAMAGED, f"a corner lies at {brief(worst)}")
+        raise ValueError(f"a corner lies at {brief(worst)}")
     return points
 
 
 def numbers_of(*values: Any) -> tuple[float, ...]:
-    """Return finite numbers from numbers or their texts.
-
-    Raises:
-        Unusable: One is something else.
-    """
+    """Return finite numbers from numbers or their texts."""
     try:
         numbers = tuple(float(value) for value in values)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Unusable(DAMAGED, f"{brief(values)} are not numbers") from error
+        raise ValueError(f"{brief(values)} are not numbers") from error
     if not all(abs(number) <= LARGEST_COORDINATE for number in numbers):
-        raise Unusable(DAMAGED, f"{brief(values)} are not sensible numbers")
+        raise ValueError(f"{brief(values)} are not sensible numbers")
     return numbers
 
 
 def decode_base64(text: Any) -> bytes:
-    """Return the bytes of a base64 text, with or without the head of a data address.
-
-    Raises:
-        Unusable: It is damaged.
-    """
+    """Return the bytes of a base64 text, with or without the head of a data address."""
     if not isinstance(text, str):
-        raise Unusable(DAMAGED, f"{brief(text)} is not base64")
+        raise ValueError(f"{brief(text)} is not base64")
     try:
         return binascii.a2b_base64(text.partition(",")[2] if text.startswith("data:") else text)
     except (binascii.Error, ValueError) as error:
-        raise Unusable(DAMAGED, f"its base64 is damaged: {brief(str(error))}") from error
+        raise ValueError(f"its base64 is damaged: {brief(str(error))}") from error
 
 
 def inflate(data: bytes) -> bytes:
-    """Decompress zlib data up to a size.
-
-    Raises:
-        Unusable: They are damaged or larger.
-    """
+    """Decompress zlib data up to a size."""
     stream = zlib.decompressobj()
     try:
         plain = stream.decompress(data, _LARGEST_BITMAP)
     except zlib.error as error:
-        raise Unusable(DAMAGED, f"its data cannot be decompressed: {brief(str(error))}") from error
+        raise ValueError(f"its data cannot be decompressed: {brief(str(error))}") from error
     if not stream.eof:
-        raise Unusable(DAMAGED, "its data are cut off or too large")
+        raise ValueError("its data are cut off or too large")
     return plain
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from nacre.errors import NacreError
 from nacre.importers.files import File, Finder, split_in_name, split_of
 from nacre.importers.masks import MaskFile
-from nacre.importers.problems import DAMAGED, Unusable, brief
+from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import (
     BACKGROUND,
     FEW_CORNERS,
@@ -178,9 +178,8 @@ def _draw(reading: Reading, image: Image, item: Item, categories: Categories) ->
     name = categories[category][0]
     try:
         area, kind = _area(segmentation, image)
-    except (Unusable, ValueError) as error:
-        why = error.detail if isinstance(error, Unusable) else str(error)
-        raise Unusable(DAMAGED, f"annotation {brief(item.get('id'))}: {why}") from error
+    except ValueError as error:
+        raise ValueError(f"annotation {brief(item.get('id'))}: {error}") from error
     if area is None:
         reading.skip(image, FEW_CORNERS if segmentation else NO_OUTLINE)
         return name
@@ -194,7 +193,7 @@ def _area(segmentation: Any, image: Image) -> tuple[Area | None, str]:
     """Return what a segmentation covers, None if it has no area, and what it is called.
 
     Raises:
-        Unusable: It is damaged; or ``ValueError``.
+        ValueError: It is damaged.
     """
     if segmentation in (None, [], {}, ""):
         return None, ""

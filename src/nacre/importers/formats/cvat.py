@@ -13,7 +13,7 @@ import numpy as np
 
 from nacre.errors import NacreError
 from nacre.importers.files import File, split_of
-from nacre.importers.problems import DAMAGED, Unusable, brief
+from nacre.importers.problems import brief
 from nacre.importers.rasterize import fill_ellipse, rectangle
 from nacre.importers.reading import Kinds, Reading, as_layer, color_of, size_of
 from nacre.importers.shapes import Area, check_runs, decode_rows, numbers_of, points_of, ring_of
@@ -63,7 +63,7 @@ def _read_image(reading: Reading, file: File, element: Element) -> None:
 def _polygon(shape: Element) -> Area | None:
     text = shape.get("points", "").strip().strip(";")
     if text and not _PAIRS.fullmatch(text):
-        raise Unusable(DAMAGED, f"its corners are not pairs of numbers: {brief(text)}")
+        raise ValueError(f"its corners are not pairs of numbers: {brief(text)}")
     return ring_of(points_of(text.replace(";", ",").split(",") if text else []))
 
 
@@ -85,7 +85,7 @@ def _mask(shape: Element) -> Area:
     try:
         runs = check_runs(np.array(shape.get("rle", "").replace(",", " ").split(), np.float64))
     except ValueError as error:
-        raise Unusable(DAMAGED, "its RLE holds something else than numbers") from error
+        raise ValueError("its RLE holds something else than numbers") from error
     return partial(decode_rows, runs, (left, top, width, height))
 
 

@@ -197,12 +197,12 @@ def _brush(region: Item) -> Area:
     value, size = _value(region), _size(region)
     if value.get("format", "rle") != "rle" or size is None:
         form = f"the format {brief(value.get('format'))} and the size {brief(size)}"
-        raise Unusable(DAMAGED, f"its brush has {form}")
+        raise ValueError(f"its brush has {form}")
     try:
         return partial(decode_brush, bytes(as_list(value.get("rle"))), size)
     except (TypeError, ValueError):
         reason = f"its brush is {brief(value['rle'])}, not a list of bytes"
-        raise Unusable(DAMAGED, reason) from None
+        raise ValueError(reason) from None
 
 
 def _shares(region: Item, *keys: str) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from nacre.importers.documents import load_json
 from nacre.importers.files import File, Finder, is_inside, split_of
-from nacre.importers.problems import DAMAGED, Unusable, brief
+from nacre.importers.problems import brief
 from nacre.importers.reading import Kinds, Reading, as_dict, as_list, as_text, color_of, size_of
 from nacre.importers.shapes import (
     Area,
@@ -86,7 +86,7 @@ def _bitmap(item: dict[str, Any]) -> Area:
     data = decode_base64(content.get("data"))
     origin = points_of(as_list(content.get("origin")))
     if len(origin) != 1:
-        raise Unusable(DAMAGED, f"its bitmap has the origin {brief(content.get('origin'))}")
+        raise ValueError(f"its bitmap has the origin {brief(content.get('origin'))}")
     # Not every version compresses the PNG once more.
     data = data if data.startswith(b"\x89PNG") else inflate(data)
     return partial(fill_bitmap, data, int(origin[0, 0]), int(origin[0, 1]))

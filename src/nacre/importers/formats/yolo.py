@@ -22,7 +22,7 @@ from nacre.importers.files import (
     outermost,
     split_of,
 )
-from nacre.importers.problems import DAMAGED, Unusable, brief
+from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import NO_OUTLINE, Image, Reading, as_dict
 from nacre.importers.shapes import points_of, ring_of
 
@@ -166,7 +166,7 @@ def _read_line(
     try:
         numbers = [float(word) for word in words]
     except ValueError:
-        raise Unusable(DAMAGED, f"{where} holds something else than numbers") from None
+        raise ValueError(f"{where} holds something else than numbers") from None
     if not numbers:
         return
     if numbers[0] not in classes:
