@@ -94,6 +94,11 @@ def test_the_config_of_a_command_is_printed_and_nothing_is_run(
     assert {path.name for path in tmp_path.iterdir()} == {"pets"}
 
 
+def test_a_grid_names_the_options_that_are_missing(nacre):
+    done = nacre("grid", "--scenarios", "scenes/4-4/overlapped", code=2)
+    assert "a grid needs --methods" in done.stderr
+
+
 def test_a_printed_config_is_one_that_the_command_reads(nacre, tmp_path):
     given = ["run", "scenes/4-4/overlapped", "--method", "mib", "--set", "train.batch_size=7"]
     path = tmp_path / "mine.yaml"

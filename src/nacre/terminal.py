@@ -330,4 +330,6 @@ def one_line(means: dict[str, Any]) -> str:
         value = means.get(f"{group}_without_background")
         if value is not None:
             parts.append(f"{group} {100 * value:.1f}")
+    if not parts:
+        return "not tested, no test image shows a class that is known"
     return "mIoU without background: " + ", ".join(parts)

@@ -115,11 +115,16 @@ def _read_grid(
     file: Path | None, given: dict[str, Any], root: Path | None, sets: list[str]
 ) -> "GridConfig":
     """Return a grid from its file and the options, which lie over it."""
+    from nacre.errors import NacreError
     from nacre.sweeps.grid import check_grid, read_grid
     from nacre.training.config import deep_merge, parse_assignment
 
     content = read_grid(file).model_dump() if file else {}
     content |= {key: value for key, value in given.items() if value is not None}
+    missing = [key for key in ("methods", "scenarios") if key not in content]
+    if missing:
+        named = " and ".join(f"--{key}" for key in missing)
+        raise NacreError(f"a grid needs {named}, or a grid file that has them (nacre grid --help)")
     values = deep_merge(content.get("config", {}), config_values(root=root))
     for text in sets:
         values = deep_merge(values, parse_assignment(text))

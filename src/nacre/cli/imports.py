@@ -57,7 +57,7 @@ def import_(
         str,
         option(
             "listed|background|skip",
-            "Images without labels become background if the export lists them, always or never.",
+            "Images without labels: those the export lists are background, or all are, or none.",
         ),
     ] = "listed",
     format_: Annotated[

@@ -137,6 +137,7 @@ class Dkd(SigmoidMethod):
     Config = DkdConfig
     presets = {
         "paper ade20k": {"positive_weight": 35},
+        "small": {"weight": 10, "decomposed_weight": 10},
     }
     train_presets = {
         **SLOW_BACKBONE,
@@ -189,11 +190,11 @@ class Dkd(SigmoidMethod):
 @torch.no_grad()
 def silence_background(network: Network) -> None:
     """Make the logit of channel 0 the constant 0."""
-    head = classifier_of(network).rows[0]
-    assert isinstance(head, torch.nn.Conv2d)
-    assert head.bias is not None
-    head.weight[0] = 0
-    head.bias[0] = 0
+    rows = classifier_of(network).rows[0]
+    assert isinstance(rows, torch.nn.Conv2d)
+    assert rows.bias is not None
+    rows.weight[0] = 0
+    rows.bias[0] = 0
 
 
 def is_background_silent(network: Network) -> bool:

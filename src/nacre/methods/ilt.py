@@ -4,7 +4,7 @@
          + feature_weight * mean over all pixels and channels of (f - f_teacher)^2
 
 f are the backbone's features, as in the paper's released implementation. The paper's text says
-the output of the decoder, the head before the classifier: that is `layer=decoder`.
+the output of the decoder, before the classifier: that is `layer=decoder`.
 """
 
 from typing import Literal

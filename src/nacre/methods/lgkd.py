@@ -49,6 +49,7 @@ class Lgkd(Plop):
         "paper ade20k/100-50": _weights(1, 20),
         "paper ade20k/100-10": _weights(1, 1),
         "paper ade20k/50-50": _weights(2, 10),
+        "small": {"old_weight": 1},
     }
     train_presets = {"paper ade20k": {"lr": 0.02, "incremental_lr": 0.002}}
     tunable = ("old_weight",)

@@ -13,8 +13,8 @@ batch norm and old rows do not move; the rows of new classes and of unknown lear
 copies of unknown's. For inference unknown counts as background: the score of b is
 logit(sigmoid(x[b]) + sigmoid(x[u])), taken before the scores are upsampled.
 
-With `branches` every head, unknown's too, has a 3x3 convolution of its own (590,000 weights per
-step with 256 features), which a new head takes over from unknown's: that is the released network,
+With `branches` every row, unknown's too, has a 3x3 convolution of its own (590,000 weights per
+step with 256 features), which a new row takes over from unknown's: that is the released network,
 and the preset `paper` has it.
 
 What the released implementation does otherwise: it chooses the epoch by its score on test images,
@@ -60,7 +60,7 @@ class SsulConfig(MethodConfig):
 
     name: Literal["ssul"] = Field("ssul", description="frozen network and an unknown class")
     branches: bool = Field(
-        False, description="a 3x3 convolution of its own for every head, as released"
+        False, description="a 3x3 convolution of its own for every row, as released"
     )
     freeze: Freeze = ("backbone", "decoder", "batch_norm", "old_rows")
     pseudo_labels: PseudoLabels = 0.7

@@ -123,6 +123,7 @@ class Star(SigmoidMethod):
     Config = StarConfig
     presets = {
         "paper ade20k": {"positive_weight": 30},
+        "small": {"weight": 10},
     }
     train_presets = {
         **SLOW_BACKBONE,
