@@ -83,7 +83,7 @@ class Model:
     ) -> "Model":
         """Return the model that never learned a step, a folder or a class; this one stays as it is.
 
-        It takes a model that `ledger` or `duo` learned, and no image; of `duo` only the sums forget.
+        It takes a model of `ledger` or `duo`, and no image; of `duo` only the sums forget.
 
         Args:
             step: Place of the step among those that made the model; 0 is the first.
