@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import Row, command, peak_bytes, take_turns
-from nacre.evaluation.confusion import confusion_matrix
+from nacre.evaluation.metrics import confusion_matrix
 from nacre.evaluation.upsampling import predict_classes, whole_maps
 from nacre.losses import IGNORE_INDEX
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 import nacre
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
-from nacre.evaluation.confusion import confusion_matrix, iou_by_class
+from nacre.evaluation.metrics import confusion_matrix, iou_by_class
 from nacre.export.page import WebRuntime
 from nacre.models.io import load_model, save_model
 from nacre.predict.prediction import Prediction

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nacre.api.own_data import ImageFolder, make_step, save_step
     from nacre.api.run import run
     from nacre.errors import NacreError
-    from nacre.evaluation.forgetting import report_forgetting
+    from nacre.evaluation.evaluate import report_forgetting
     from nacre.models.widen import Teacher, widen
     from nacre.predict.prediction import Prediction
     from nacre.training.step import learn_step
@@ -63,7 +63,7 @@ _HOMES = {
     "save_step": "nacre.api.own_data",
     "Teacher": "nacre.models.widen",
     "widen": "nacre.models.widen",
-    "report_forgetting": "nacre.evaluation.forgetting",
+    "report_forgetting": "nacre.evaluation.evaluate",
 }
 
 

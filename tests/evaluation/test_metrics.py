@@ -2,8 +2,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from nacre.evaluation.confusion import confusion_matrix, iou_by_class
-from nacre.evaluation.metrics import compute_metrics, summarize
+from nacre.evaluation.metrics import compute_metrics, confusion_matrix, iou_by_class, summarize
 from nacre.labels.space import LabelSpace
 from nacre.scenarios.classes import ClassSchedule
 

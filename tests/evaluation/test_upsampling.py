@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nacre.errors import NacreError
-from nacre.evaluation.confusion import confusion_matrix
+from nacre.evaluation.metrics import confusion_matrix
 from nacre.evaluation.predictor import check_finite
 from nacre.evaluation.upsampling import Maps, predict_classes, upsample_maps, whole_maps
 from nacre.losses import strips, upsample

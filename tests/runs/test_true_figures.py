@@ -13,7 +13,7 @@ from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.sources.folder import is_for_testing
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
-from nacre.evaluation.confusion import confusion_matrix, iou_by_class
+from nacre.evaluation.metrics import confusion_matrix, iou_by_class
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import first_channels
 from nacre.labels.mapping import LabelPolicy

@@ -7,9 +7,9 @@ from torch import nn
 
 import nacre
 from fake_device import NEEDS, FakeDevice, fake_device
-from nacre.evaluation import confusion
-from nacre.evaluation.confusion import ConfusionMatrix
+from nacre.evaluation import metrics
 from nacre.evaluation.evaluate import evaluate
+from nacre.evaluation.metrics import ConfusionMatrix
 from nacre.evaluation.predictor import Predictor
 from nacre.methods import METHODS
 from nacre.models.build import build_network
@@ -42,7 +42,7 @@ STEPWISE = [
 def device(request, monkeypatch):
     # Numbers that are read from the pretended device are made up: nothing can be checked by them.
     monkeypatch.setattr(
-        confusion, "_matrix", lambda counts, channels: counts[1:-1].view(channels, -1)
+        metrics, "_matrix", lambda counts, channels: counts[1:-1].view(channels, -1)
     )
     with fake_device(getattr(request, "param", "cuda")) as found:
         yield found

@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from nacre.data.transforms import ImagesConfig
-from nacre.evaluation.confusion import ConfusionMatrix, mean_of
 from nacre.evaluation.evaluate import evaluate
+from nacre.evaluation.metrics import ConfusionMatrix, mean_of
 from nacre.evaluation.predictor import cut_predictor
 from nacre.methods import Step
 

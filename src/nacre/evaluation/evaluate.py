@@ -1,30 +1,27 @@
-"""Testing a network: every test image once, whatever the number of processes."""
+"""Testing a network: every test image once, whatever the number of processes.
 
+`report_forgetting` compares two networks in a training loop of one's own; runs and `nacre learn`
+measure the same in their own way.
+"""
+
+import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.evaluation.predictor import NOT_FINITE, Predictor
-from nacre.models.probe import undisturbed
+from nacre.evaluation.metrics import Metric, confusion_matrix, iou_by_class
+from nacre.evaluation.predictor import NOT_FINITE, Predictor, check_finite
+from nacre.evaluation.upsampling import predict_classes, whole_maps
+from nacre.models.network import Output
+from nacre.models.probe import scores_of, undisturbed
 from nacre.utils.device import FLOAT32, Precision
-from nacre.utils.distributed import Distributed
 
-
-class Metric(Protocol):
-    """A figure of class maps, added up batch by batch."""
-
-    def update(self, targets: Tensor, predicted: Tensor) -> None:
-        """Add a batch: channels N,H,W, of which some targets may be ignored."""
-
-    def merge(self, dist: Distributed) -> None:
-        """Add what other processes have."""
-
-    def compute(self) -> Any:
-        """Return the figure."""
+Scorer = nn.Module | Callable[[Tensor], Any]
 
 
 @torch.inference_mode()
@@ -68,3 +65,80 @@ def evaluate(
             on_images(len(images))
     if not all_finite:
         raise NacreError(NOT_FINITE)
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """The predictions of each class before and after.
+
+    Attributes:
+        names: Of the channels after.
+        before: IoU by channel of the network before; None where there is no pixel of the class.
+        after: IoU by channel of the network after.
+        agreement: IoU of the two predictions with each other, by old channel: how much of what was
+            seen is still seen. It needs no labels.
+    """
+
+    names: tuple[str, ...]
+    before: tuple[float | None, ...]
+    after: tuple[float | None, ...]
+    agreement: tuple[float | None, ...]
+
+    def __str__(self) -> str:
+        width = max(map(len, (*self.names, "class")))
+        lines = [f"{'class':{width}}  before   after  agreement"]
+        columns = (self.names, self.before, self.after, self.agreement)
+        for name, *values in itertools.zip_longest(*columns):
+            lines.append("  ".join([f"{name:{width}}", *map(_percent, values)]))
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def report_forgetting(
+    before: Scorer,
+    after: Scorer,
+    data: Iterable[tuple[Tensor, Tensor]],
+    *,
+    names: Sequence[str] = (),
+) -> Forgetting:
+    """Compare a network before and after it was taught new classes.
+
+    Args:
+        before: The network or teacher of the old classes.
+        after: The network of old and new classes, the old channels first.
+        data: Batches of images, as both take them, and of targets N,H,W: a channel of `after`, or
+            255 for what nobody labeled.
+        names: Of the channels of `after`; their numbers if not given.
+    """
+    own = seen = both = torch.zeros(0, 0, dtype=torch.int64)
+    num_old = num_new = 0
+    with contextlib.ExitStack() as meanwhile:
+        for model in (before, after):
+            if isinstance(model, nn.Module):
+                meanwhile.enter_context(undisturbed(model))
+        for images, targets in data:
+            size = (targets.shape[-2], targets.shape[-1])
+            old, new = (_scores(model(images)) for model in (before, after))
+            if not num_new:
+                num_old, num_new = old.shape[1], new.shape[1]
+                own, seen, both = (torch.zeros(num_new, num_new).long() for _ in range(3))
+            was, now = (predict_classes(whole_maps(check_finite(one)), size) for one in (old, new))
+            targets = targets.to(now.device)
+            own += confusion_matrix(targets, was, num_new).cpu()
+            seen += confusion_matrix(targets, now, num_new).cpu()
+            both += confusion_matrix(was, now, num_new).cpu()
+    return Forgetting(
+        names=tuple(names) or tuple(str(i) for i in range(num_new)),
+        before=tuple(iou_by_class(own)[:num_old]),
+        after=tuple(iou_by_class(seen)),
+        agreement=tuple(iou_by_class(both)[:num_old]),
+    )
+
+
+def _scores(output: Any) -> Tensor:
+    """Return the scores of classes in what a network of ours or of others put out."""
+    return output.scores if isinstance(output, Output) else scores_of(output)
+
+
+def _percent(value: float | None) -> str:
+    return "     -" if value is None else f"{100 * value:6.1f}"

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from nacre.errors import NacreError, unknown_name
-from nacre.evaluation.confusion import mean_of
+from nacre.evaluation.metrics import mean_of
 from nacre.labels.space import BACKGROUND
 from nacre.report.published import (
     FULL,

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nacre.errors import NacreError
-from nacre.evaluation.confusion import mean_of
-from nacre.evaluation.metrics import WITH, WITHOUT, Ious
+from nacre.evaluation.metrics import WITH, WITHOUT, Ious, mean_of
 from nacre.methods import METHODS, find_method, find_row
 from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, read_plain_config

@@ -25,8 +25,8 @@ from torch import Tensor
 from nacre.data.dataset import EvalDataset
 from nacre.data.learn_data import LabeledSet, LearnData, SeenPart
 from nacre.errors import NacreError
-from nacre.evaluation.confusion import ConfusionMatrix, iou, iou_by_class, mean_of
-from nacre.evaluation.evaluate import Metric, evaluate
+from nacre.evaluation.evaluate import evaluate
+from nacre.evaluation.metrics import ConfusionMatrix, Metric, iou, iou_by_class, mean_of
 from nacre.evaluation.predictor import Predictor, model_predictor, whole_predictor
 from nacre.labels.channels import Channels, ignore_value
 from nacre.labels.mapping import LabelPolicy

@@ -10,9 +10,14 @@ from nacre.data import find_dataset, open_source
 from nacre.data.dataset import StepSampler
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
-from nacre.evaluation.confusion import ConfusionMatrix
 from nacre.evaluation.evaluate import evaluate
-from nacre.evaluation.metrics import class_groups, compute_metrics, group_means, summarize
+from nacre.evaluation.metrics import (
+    ConfusionMatrix,
+    class_groups,
+    compute_metrics,
+    group_means,
+    summarize,
+)
 from nacre.evaluation.predictor import cut_predictor
 from nacre.labels.space import LabelIndex
 from nacre.methods import Step, find_method
