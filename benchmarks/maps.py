@@ -55,10 +55,10 @@ def see_map(side: int, window: int) -> tuple[int, float]:
     with tempfile.TemporaryDirectory() as folder:
         first, image = write_map(Path(folder) / "first", window), write_map(Path(folder), side)
         predictor = model.predictor(window=window)
-        predict_all(predictor, model.legend, [str(first)], Path(folder) / "warm")
+        predict_all(predictor, model.info.channels, [str(first)], Path(folder) / "warm")
         began = time.process_time()
         (peak,) = peaks_of(
-            lambda: predict_all(predictor, model.legend, [str(image)], Path(folder) / "seen")
+            lambda: predict_all(predictor, model.info.channels, [str(image)], Path(folder) / "seen")
         )
         return peak, time.process_time() - began
 

@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 from nacre.data.sources.scenes import CLASS_NAMES, render
 from nacre.importers import ImportOptions, import_export
 from nacre.predict.polygons import simplify, trace_rings
-from nacre.predict.writers import Legend, overlay
+from nacre.predict.prediction import overlay
 
 SIDE, SCENE = 288, 18
 COLORS = ((0, 0, 0), (86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66))
@@ -278,7 +278,7 @@ def image(tool: str) -> Image.Image:
         (mask,) = (data / "masks").rglob("*.png")
         with Image.open(mask) as stored:
             labels = np.array(stored)
-    found = overlay(pixels, labels, Legend(tuple(map(str, range(5))), COLORS))
+    found = overlay(pixels, labels, COLORS)
     both = Image.new("RGB", (2 * SIDE + 8, SIDE), "white")
     both.paste(annotated(pixels, things, kinds), (0, 0))
     both.paste(found, (SIDE + 8, 0))

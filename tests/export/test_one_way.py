@@ -120,7 +120,7 @@ def opened(path: Path) -> Tensor:
 
 def by_predict(model: Model, images: Path, out: Path) -> Maps:
     model = model.fused()
-    predict_all(model.predictor(), model.legend, [str(images)], out, ("masks",))
+    predict_all(model.predictor(), model.info.channels, [str(images)], out, ("masks",))
     names = {path.stem: path.name for path in images.iterdir()}
     masks = (out / "masks").iterdir()
     return {names[path.stem]: np.asarray(Image.open(path)) for path in masks}

@@ -21,8 +21,7 @@ from nacre.errors import NacreError
 from nacre.export.onnx_file import noise_image
 from nacre.importers import ImportOptions, import_export
 from nacre.predict import files
-from nacre.predict.files import USUAL_FORMS, Summary
-from nacre.predict.inputs import find_inputs, names_below
+from nacre.predict.files import USUAL_FORMS, Summary, find_inputs, names_below
 from nacre.predict.prediction import to_rgb
 from nacre.predict.rasters import is_georeferenced, open_raster
 from nacre.predict.video import read_frames
@@ -38,7 +37,7 @@ def model(learned: Path) -> Model:
 def predict_all(
     model: Model, given: list[str], out: Path, forms=USUAL_FORMS, stop=lambda: False, **how: int
 ) -> Summary:
-    return files.predict_all(model.predictor(**how), model.legend, given, out, forms, stop)
+    return files.predict_all(model.predictor(**how), model.info.channels, given, out, forms, stop)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from nacre.export.hub import push
 from nacre.models.io import ModelInfo, find_model, load_model, save_start
 from nacre.models.network import Network
 from nacre.predict.prediction import AnyImage, Prediction, predict_image
-from nacre.predict.writers import Legend
 from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledger, save_ledger
 from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.evaluate import evaluate_on_folder
@@ -185,8 +184,8 @@ class Model:
         """
         predictor = self.predictor(window=window, mirror=mirror, edges=edges)
         if isinstance(image, list | tuple):
-            return [predict_image(predictor, one, self.legend, scores) for one in image]
-        return predict_image(predictor, image, self.legend, scores)
+            return [predict_image(predictor, one, self.info.channels, scores) for one in image]
+        return predict_image(predictor, image, self.info.channels, scores)
 
     def predictor(
         self, *, window: int | None = None, mirror: bool | None = None, edges: bool | None = None
@@ -197,12 +196,6 @@ class Model:
         info = self.info if mirror is None else replace(self.info, mirror=mirror)
         info = info if edges is None else replace(info, edges=edges)
         return replace(model_predictor(self.network, info), window=window)
-
-    @property
-    def legend(self) -> Legend:
-        """The names and colors of the channels."""
-        colors = tuple((red, green, blue) for red, green, blue in self.info.colors)
-        return Legend(self.classes, colors)
 
     def evaluate(self, folder: str | Path) -> Evaluation:
         """Test the model on the test images of a data folder, as `nacre eval` does.

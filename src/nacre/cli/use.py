@@ -70,7 +70,7 @@ def predict(
     with StopSignal() as stop:
         used = load(model).fused()
         predictor = used.predictor(window=window, mirror=mirror, edges=edges)
-        summary = predict_all(predictor, used.legend, images, out, forms, stop)
+        summary = predict_all(predictor, used.info.channels, images, out, forms, stop)
     _print_summary(summary)
     make_console().print(f"{', '.join(forms)}: {out}", highlight=False)
     if summary.stopped:

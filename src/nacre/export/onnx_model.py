@@ -17,7 +17,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from nacre.errors import NacreError, describe_errors
 from nacre.evaluation.predictor import check_size, seen_size
 from nacre.models.io import Level, Lineage, ModelInfo, Name, NumChannels, check_channels
-from nacre.predict.writers import Legend
 from nacre.utils.io import parse_json
 from nacre.utils.system import import_extra
 from nacre.version import __version__
@@ -67,11 +66,6 @@ class Metadata:
     form: Word
     license: Word = NOT_STATED
     version: Word = __version__
-
-    @property
-    def legend(self) -> Legend:
-        """The names and colors of the channels."""
-        return Legend(tuple(self.classes), tuple(self.colors))
 
 
 def describe(info: ModelInfo, form: str, license: str | None) -> Metadata:

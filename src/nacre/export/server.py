@@ -33,7 +33,7 @@ from nacre.data.image_io import upright_rgb
 from nacre.errors import NacreError
 from nacre.export.onnx_model import OnnxModel
 from nacre.export.page import served_page, settings_of
-from nacre.predict.writers import palette_image
+from nacre.predict.prediction import palette_image
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         with _encoded(body) as image, self._turn():
             classes = _classify(model, _decode(image))
         file = io.BytesIO()
-        palette_image(classes, model.metadata.legend).save(file, "PNG")
+        palette_image(classes, model.metadata.colors).save(file, "PNG")
         return file.getvalue(), "image/png"
 
     @contextlib.contextmanager

@@ -6,40 +6,37 @@ A wish to stop is heard after the image at hand; whatever was done by then is wr
 """
 
 import contextlib
+import glob
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from nacre.data.image_io import IMAGE_SUFFIXES
 from nacre.errors import NacreError, unknown_name
 from nacre.evaluation.predictor import Predictor
-from nacre.predict.inputs import Input, find_inputs
+from nacre.labels.channels import Channels
+from nacre.predict import rasters
 from nacre.predict.polygons import ClassMap
-from nacre.predict.prediction import predict_image, to_rgb
-from nacre.predict.rasters import (
-    Raster,
-    is_georeferenced,
-    make_class_map,
-    open_raster,
-    write_geotiff,
-)
-from nacre.predict.video import VideoWriter, read_frames
-from nacre.predict.writers import (
-    Legend,
+from nacre.predict.prediction import (
     ShareWriter,
     count_classes,
+    labelme,
     overlay,
+    predict_image,
     share_of_classes,
-    write_labelme,
+    to_rgb,
     write_mask,
     write_overlay,
 )
-from nacre.utils.io import InUse, locked, remove_temporaries
+from nacre.predict.video import VideoWriter, read_frames
+from nacre.utils.io import InUse, locked, remove_temporaries, save_json
 from nacre.utils.progress import show_progress
 
 Pixels = npt.NDArray[np.uint8]
@@ -50,6 +47,82 @@ TOLERANCE = 1.0
 _WRITTEN = {"masks": (".png", ".tif"), "overlays": (".jpg",), "labelme": (".json",)}
 FORMS = ("masks", "overlays", "labelme", "csv")
 USUAL_FORMS = ("masks", "overlays", "csv")
+
+VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An image or a video.
+
+    Attributes:
+        path: The file.
+        name: Its path below the folder that all have in common, with its suffix.
+        stem: The same for its results: without the suffix unless another has the same stem.
+    """
+
+    path: Path
+    name: str
+    stem: str
+
+    @property
+    def is_video(self) -> bool:
+        """True if it is a video."""
+        return self.path.suffix.lower() in VIDEO_SUFFIXES
+
+
+def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
+    """Return all images and videos that files, folders and globs name.
+
+    Args:
+        given: Files, folders (with all below them) and globs such as ``day-*/*.jpg``.
+        out: Where results go; what lies there is no input, unless a file is named.
+    """
+    found = [path for one in given for path in _paths(one, out.resolve())]
+    # Without `..`: a result must lie below the folder of the results.
+    paths = {Path(os.path.abspath(path)): path for path in found}
+    names = names_below([*paths])
+    # Those that share a stem are called by their whole name, which may be another one's stem.
+    stems = Counter(str(_short(name)) for name in names)
+    stems.update(str(name) for name in names)
+    return [
+        Input(path, str(name), str(_short(name) if stems[str(_short(name))] == 1 else name))
+        for path, name in zip(paths.values(), names, strict=True)
+    ]
+
+
+def names_below(paths: Sequence[PurePath]) -> list[PurePosixPath]:
+    """Return absolute paths from the folder that all have in common, if there is one."""
+    if len({path.drive.lower() for path in paths}) > 1:  # drives of Windows
+        return [PurePosixPath(path.drive.strip(":\\"), *path.parts[1:]) for path in paths]
+    common = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    return [PurePosixPath(path.relative_to(common)) for path in paths]
+
+
+def _short(name: PurePosixPath) -> PurePosixPath:
+    return name.with_suffix("")
+
+
+def _paths(given: str, out: Path) -> Iterable[Path]:
+    path = Path(given).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        os.scandir(path).close()  # what may not be read is no folder without images
+        candidates = sorted(path.rglob("*"))
+    else:
+        candidates = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
+    found = [one for one in candidates if _is_input(one) and out not in one.resolve().parents]
+    if not found:
+        raise NacreError(
+            f"no images at {given}: give files, folders or globs of "
+            f"{', '.join(suffix[1:] for suffix in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES))}"
+        )
+    return found
+
+
+def _is_input(path: Path) -> bool:
+    return path.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) and path.is_file()
 
 
 @dataclass(frozen=True)
@@ -72,11 +145,11 @@ class Summary:
 class _Results:
     """The destination of a call's results."""
 
-    def __init__(self, legend: Legend, out: Path, forms: Sequence[str]) -> None:
-        self.legend, self.out, self.forms = legend, out, forms
-        self.counts = np.zeros(len(legend.classes), np.int64)
+    def __init__(self, channels: Channels, out: Path, forms: Sequence[str]) -> None:
+        self.channels, self.out, self.forms = channels, out, forms
+        self.counts = np.zeros(len(channels), np.int64)
         self.done = 0
-        self.shares = ShareWriter(out / "shares.csv", legend) if "csv" in forms else None
+        self.shares = ShareWriter(out / "shares.csv", channels.names) if "csv" in forms else None
 
     def close(self) -> None:
         if self.shares is not None:
@@ -90,7 +163,7 @@ class _Results:
         """Write what has nothing to do with the image's pixels, and count the classes."""
         if path := self.path("labelme", stem, ".json"):
             shown = _relative(image or Path(name), path.parent)
-            write_labelme(path, classes, self.legend, shown, TOLERANCE)
+            save_json(path, labelme(classes, self.channels.names, shown, TOLERANCE))
         counts = count_classes(classes, len(self.counts))
         if self.shares is not None:
             self.shares.add(name, counts)
@@ -117,7 +190,7 @@ def _tidy(out: Path) -> None:
 
 def predict_all(
     predictor: Predictor,
-    legend: Legend,
+    channels: Channels,
     given: Sequence[str],
     out: Path,
     forms: Sequence[str] = USUAL_FORMS,
@@ -127,7 +200,7 @@ def predict_all(
 
     Args:
         predictor: How the network sees images; through windows they take bounded memory.
-        legend: What its channels mean.
+        channels: Of the network.
         given: Files, folders and globs.
         out: Folder of the results.
         forms: What is written, of `FORMS`.
@@ -142,7 +215,7 @@ def predict_all(
         with contextlib.suppress(InUse):
             held.enter_context(locked(out, "predict"))
             _tidy(out)
-        results = held.enter_context(contextlib.closing(_Results(legend, out, forms)))
+        results = held.enter_context(contextlib.closing(_Results(channels, out, forms)))
         progress = held.enter_context(show_progress("predicting"))
         for i, one in enumerate(inputs):
             try:
@@ -154,7 +227,7 @@ def predict_all(
             progress(i + 1, len(inputs))
             if stopped:
                 break
-    shares = share_of_classes(results.counts, legend.classes)
+    shares = share_of_classes(results.counts, channels.names)
     return Summary(results.done, tuple(failed), stopped, shares)
 
 
@@ -172,7 +245,7 @@ def _predict(
     """Do one input; return whether it was left in its middle."""
     if one.is_video:
         return _predict_video(predictor, one, results, should_stop)
-    if predictor.window is not None or is_georeferenced(one.path):
+    if predictor.window is not None or rasters.is_georeferenced(one.path):
         _predict_map(predictor, one, results)
     else:
         _predict_image(predictor, one, results)
@@ -181,42 +254,46 @@ def _predict(
 
 def _predict_image(predictor: Predictor, one: Input, results: _Results) -> None:
     pixels = np.asarray(to_rgb(one.path))
-    classes = predict_image(predictor, pixels, results.legend).mask
+    classes = predict_image(predictor, pixels, results.channels).mask
     if path := results.path("masks", one.stem, ".png"):
-        write_mask(path, classes, results.legend)
+        write_mask(path, classes, results.channels.colors)
     if path := results.path("overlays", one.stem, ".jpg"):
-        write_overlay(path, pixels, classes, results.legend)
+        write_overlay(path, pixels, classes, results.channels.colors)
     results.add(one.name, one.stem, one.path, classes)
 
 
 def _predict_map(predictor: Predictor, one: Input, results: _Results) -> None:
     """Do an image that may be too large to be seen, or held, at once."""
-    legend = results.legend
+    channels = results.channels
     with (
-        open_raster(one.path) as raster,
-        make_class_map(raster.size, len(legend.classes), results.out) as classes,
+        rasters.open_raster(one.path) as raster,
+        rasters.make_class_map(raster.size, len(channels), results.out) as classes,
     ):
-        is_geo = is_georeferenced(one.path)
+        is_geo = rasters.is_georeferenced(one.path)
         path = results.path("masks", one.stem, ".tif" if is_geo else ".png")
         with contextlib.ExitStack() as held:
-            geo = path and is_geo and held.enter_context(write_geotiff(path, one.path, legend))
+            geo = (
+                path
+                and is_geo
+                and held.enter_context(rasters.write_geotiff(path, one.path, channels))
+            )
             for rows, columns, part in _blocks(predictor, raster):
                 classes[rows, columns] = part
                 if geo:
                     geo(rows, columns, part)
         if path and not is_geo:
-            write_mask(path, classes, legend)
+            write_mask(path, classes, channels.colors)
         if path := results.path("overlays", one.stem, ".jpg"):
             preview = raster.preview()
             rows, columns = (
                 ((np.arange(side) + 0.5) * full / side).astype(int)
                 for side, full in zip(preview.shape[:2], classes.shape, strict=True)
             )
-            write_overlay(path, preview, classes[np.ix_(rows, columns)], legend)
+            write_overlay(path, preview, classes[np.ix_(rows, columns)], channels.colors)
         results.add(one.name, one.stem, one.path, classes)
 
 
-def _blocks(predictor: Predictor, raster: Raster) -> Iterator[tuple[slice, slice, Pixels]]:
+def _blocks(predictor: Predictor, raster: rasters.Raster) -> Iterator[tuple[slice, slice, Pixels]]:
     def read(rows: slice, columns: slice) -> torch.Tensor:
         part = np.ascontiguousarray(raster.read(rows, columns).transpose(2, 0, 1))
         return torch.from_numpy(part)
@@ -236,13 +313,13 @@ def _predict_video(
     video = results.path("overlays", one.stem, ".mp4")
     try:
         for i, frame in enumerate(read_frames(one.path)):
-            classes = predict_image(predictor, frame, results.legend).mask
+            classes = predict_image(predictor, frame, results.channels).mask
             stem = f"{one.stem}/{i:06d}"
             if path := results.path("masks", stem, ".png"):
-                write_mask(path, classes, results.legend)
+                write_mask(path, classes, results.channels.colors)
             if video:
                 writer = writer or VideoWriter(video, classes.shape, one.path)
-                writer.add(np.asarray(overlay(frame, classes, results.legend)))
+                writer.add(np.asarray(overlay(frame, classes, results.channels.colors)))
             results.add(f"{one.name}#{i}", stem, None, classes)
             if should_stop():
                 return True

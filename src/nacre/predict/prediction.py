@@ -1,6 +1,11 @@
-"""Predictions of a model, and the forms in which an image may come."""
+"""Predictions of a model: the forms in which an image may come, and those that are written.
 
-from collections.abc import Sequence
+Masks, overlays and polygons are one file per image. The CSV of shares is one file for all that
+grows row by row.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +20,21 @@ from nacre.data.image_io import load as decode
 from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
-from nacre.labels.channels import is_wide
-from nacre.predict.writers import (
-    Legend,
-    count_classes,
-    overlay,
-    palette_image,
-    share_of_classes,
-)
+from nacre.labels.channels import Channels, Color, is_wide
+from nacre.predict.polygons import ClassMap, simplify, trace_rings
+from nacre.utils.io import csv_text, save
+
+Pixels = npt.NDArray[np.uint8]
 
 AnyImage = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16] | Tensor
 """A file, a Pillow image, an array of height x width (x channels) or a tensor of channels x height
 x width: gray or RGB, with or without alpha, of 8 or 16 bits."""
+
+_PIXELS_AT_ONCE = 1 << 24
+"""Pixels of a class map that are counted at once."""
+
+_STRIP = 256
+"""Rows of an overlay that are mixed at once."""
 
 
 @dataclass(frozen=True)
@@ -57,28 +65,28 @@ class Prediction:
 
     def image(self) -> Image.Image:
         """Return the mask as a palette image: label values are channels."""
-        return palette_image(self.mask, Legend(self.classes, self.colors))
+        return palette_image(self.mask, self.colors)
 
     def over(self, image: AnyImage, strength: float = 0.6) -> Image.Image:
         """Return the image with the classes laid over it in color."""
         pixels = np.asarray(to_rgb(image))
-        return overlay(pixels, self.mask, Legend(self.classes, self.colors), strength)
+        return overlay(pixels, self.mask, self.colors, strength)
 
 
 @torch.inference_mode()
 def predict_image(
-    predictor: Predictor, image: AnyImage, legend: Legend, scores: bool = False
+    predictor: Predictor, image: AnyImage, channels: Channels, scores: bool = False
 ) -> Prediction:
     """Return what a network sees in an image, with the scores of all classes if asked for."""
     device = next(predictor.network.parameters()).device
     pixels = torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)[None].to(device)
-    dtype = np.uint16 if is_wide(len(legend.classes)) else np.uint8
+    dtype = np.uint16 if is_wide(len(channels)) else np.uint8
     if not scores:
         mask = predictor.classes(pixels)[0].cpu().numpy().astype(dtype)
-        return Prediction(mask, legend.classes, legend.colors)
+        return Prediction(mask, channels.names, channels.colors)
     found = predictor.probabilities(pixels)[0]
     mask = found.argmax(0).cpu().numpy().astype(dtype)
-    return Prediction(mask, legend.classes, legend.colors, found.float().cpu().numpy())
+    return Prediction(mask, channels.names, channels.colors, found.float().cpu().numpy())
 
 
 def to_rgb(image: AnyImage) -> Image.Image:
@@ -121,3 +129,112 @@ def _dtype(dtype: torch.dtype) -> str:
 
 def _sizes(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
+
+
+def palette_image(classes: ClassMap, colors: Sequence[Color]) -> Image.Image:
+    """Return a class map as a palette image, or of 16 bits: its values are channels."""
+    image = Image.fromarray(classes)
+    if classes.dtype == np.uint16:
+        return image  # a palette has 256 colors
+    image.putpalette([value for color in colors for value in color])
+    return image
+
+
+def write_mask(path: Path, classes: ClassMap, colors: Sequence[Color]) -> None:
+    """Write a class map as a palette PNG, or of 16 bits: its values are channels."""
+    image = palette_image(classes, colors)
+    save(path, lambda temporary: image.save(temporary, "PNG"))
+
+
+def overlay(
+    pixels: Pixels, classes: ClassMap, colors: Sequence[Color], strength: float = 0.6
+) -> Image.Image:
+    """Return an image with its classes laid over it in color, all but the background."""
+    paint = np.array(colors, np.float32) * strength
+    mixed = np.empty_like(pixels)
+    for top in range(0, len(pixels), _STRIP):
+        rows = slice(top, top + _STRIP)
+        part, found = pixels[rows], classes[rows]
+        laid = part * np.float32(1 - strength) + paint[found]
+        mixed[rows] = np.where(found[..., None] > 0, laid.round().astype(np.uint8), part)
+    return Image.fromarray(mixed)
+
+
+def write_overlay(path: Path, pixels: Pixels, classes: ClassMap, colors: Sequence[Color]) -> None:
+    """Write an image with its classes over it as a JPEG."""
+    image = overlay(pixels, classes, colors)
+    save(path, lambda file: image.save(file, "JPEG", quality=90))
+
+
+def labelme(
+    classes: ClassMap, names: Sequence[str], image: str, tolerance: float
+) -> dict[str, Any]:
+    """Return a class map as the JSON of LabelMe, larger polygons first.
+
+    Args:
+        classes: Channel of each pixel.
+        names: Class name by channel.
+        image: Path of the image, from where the JSON lies.
+        tolerance: How far, in pixels, a polygon may be from the edge of its region.
+    """
+    shapes = [
+        {
+            "label": names[ring.channel] if ring.channel else "_background_",
+            "points": simplify(ring.points, tolerance).tolist(),
+            "group_id": None,
+            "shape_type": "polygon",
+            "flags": {},
+        }
+        for ring in trace_rings(classes)
+    ]
+    # Background that lies beneath everything else needs no polygon.
+    while shapes and shapes[0]["label"] == "_background_":
+        shapes.pop(0)
+    height, width = classes.shape
+    return {
+        "version": "5.5.0",
+        "flags": {},
+        "shapes": shapes,
+        "imagePath": image,
+        "imageData": None,
+        "imageHeight": height,
+        "imageWidth": width,
+    }
+
+
+def count_classes(classes: ClassMap, channels: int) -> npt.NDArray[np.int64]:
+    """Return how many pixels each channel has; of a large map some rows at a time."""
+    counts = np.zeros(channels, np.int64)
+    step = max(1, _PIXELS_AT_ONCE // classes.shape[1])
+    for top in range(0, len(classes), step):
+        counts += np.bincount(classes[top : top + step].ravel(), minlength=channels)
+    return counts
+
+
+def share_of_classes(counts: npt.NDArray[np.int64], names: Sequence[str]) -> dict[str, float]:
+    """Return which share of the pixels each class covers, largest first."""
+    total = max(1, int(counts.sum()))
+    order = np.argsort(-counts, kind="stable")
+    return {names[i]: int(counts[i]) / total for i in order if counts[i]}
+
+
+class ShareWriter:
+    """Writes which share of each image each class covers, a row at a time."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("w", newline="", encoding="utf-8")
+        self.rows = csv.writer(self.file)
+        self._write(["image", *map(csv_text, names)])
+
+    def add(self, name: str, counts: npt.NDArray[np.int64]) -> None:
+        """Add an image by the pixels of each channel."""
+        self._write([csv_text(name), *(f"{count / counts.sum():.6f}" for count in counts)])
+
+    def _write(self, row: Iterable[object]) -> None:
+        self.rows.writerow(row)
+        self.file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()

@@ -19,9 +19,8 @@ from PIL import Image
 
 from nacre.data.image_io import load, open_image
 from nacre.errors import NacreError
-from nacre.labels.channels import is_wide
+from nacre.labels.channels import Channels, is_wide
 from nacre.predict.polygons import ClassMap
-from nacre.predict.writers import Legend
 from nacre.utils.io import atomic_write
 
 Pixels = npt.NDArray[np.uint8]
@@ -202,7 +201,7 @@ def is_georeferenced(path: Path) -> bool:
 
 @contextlib.contextmanager
 def write_geotiff(
-    path: Path, like: Path, legend: Legend
+    path: Path, like: Path, channels: Channels
 ) -> Iterator[Callable[[slice, slice, Pixels], None]]:
     """Write a class map part by part, with the georeference of the image it is of."""
     import rasterio
@@ -213,7 +212,7 @@ def write_geotiff(
             "height": source.height,
             "width": source.width,
             "count": 1,
-            "dtype": "uint16" if is_wide(len(legend.colors)) else "uint8",
+            "dtype": "uint16" if is_wide(len(channels)) else "uint8",
             "crs": source.crs,
             "transform": source.transform,
             "compress": "deflate",
@@ -222,9 +221,9 @@ def write_geotiff(
             "blockysize": 256,
         }
     with atomic_write(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
-        if not is_wide(len(legend.colors)):
-            file.write_colormap(1, {i: (*color, 255) for i, color in enumerate(legend.colors)})
-        file.update_tags(classes=", ".join(legend.classes))
+        if not is_wide(len(channels)):
+            file.write_colormap(1, {i: (*color, 255) for i, color in enumerate(channels.colors)})
+        file.update_tags(classes=", ".join(channels.names))
 
         def write(rows: slice, columns: slice, classes: Pixels) -> None:
             window = ((rows.start, rows.stop), (columns.start, columns.stop))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nacre.predict import rasters, writers
+from nacre.predict import prediction, rasters
+from nacre.predict.prediction import count_classes, labelme, overlay, write_mask
 from nacre.predict.rasters import make_class_map
-from nacre.predict.writers import Legend, count_classes, labelme, overlay, write_mask
 
-LEGEND = Legend(("background", "cat", "dog"), ((0, 0, 0), (200, 0, 0), (0, 200, 0)))
+COLORS = ((0, 0, 0), (200, 0, 0), (0, 200, 0))
 
 
 @pytest.fixture
@@ -24,29 +24,29 @@ def test_a_class_map_in_a_file_is_written_as_one_in_memory(
     classes, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rasters, "IN_MEMORY", most)
-    monkeypatch.setattr(writers, "_PIXELS_AT_ONCE", 40)
+    monkeypatch.setattr(prediction, "_PIXELS_AT_ONCE", 40)
     with make_class_map(classes.shape, 3, tmp_path / "work") as parts:
         assert isinstance(parts, np.memmap) == (most == 1)
         parts[3:28, 0:9], parts[0:3, 0:9] = classes[3:, :9], classes[:3, :9]
         parts[0:28, 9:20] = classes[:, 9:]
         assert (count_classes(parts, 4) == np.bincount(classes.ravel(), minlength=4)).all()
-        write_mask(tmp_path / "mask.png", parts, LEGEND)
+        write_mask(tmp_path / "mask.png", parts, COLORS)
         del parts
     assert list(tmp_path.glob("work/.*")) == []
     with Image.open(tmp_path / "mask.png") as image:
         assert image.mode == "P"
         assert (np.asarray(image) == classes).all()
-        assert image.getpalette()[:9] == [value for color in LEGEND.colors for value in color]
+        assert image.getpalette()[:9] == [value for color in COLORS for value in color]
 
 
 def test_more_than_256_channels_are_16_bits_of_grey(tmp_path: Path) -> None:
     classes = np.arange(300, dtype=np.uint16).reshape(20, 15)
-    write_mask(tmp_path / "mask.png", classes, LEGEND)
+    write_mask(tmp_path / "mask.png", classes, COLORS)
     assert (np.asarray(Image.open(tmp_path / "mask.png")) == classes).all()
 
 
 def test_background_beneath_everything_has_no_polygon(classes) -> None:
-    content = labelme(classes, LEGEND, "a.png", 0.0)
+    content = labelme(classes, ("background", "cat", "dog"), "a.png", 0.0)
     assert (content["imageHeight"], content["imageWidth"]) == classes.shape
     assert {shape["label"] for shape in content["shapes"]} == {"_background_", "cat", "dog"}
     assert content["shapes"][0]["label"] != "_background_"
@@ -54,6 +54,6 @@ def test_background_beneath_everything_has_no_polygon(classes) -> None:
 
 def test_overlays_leave_the_background_as_it_is(classes) -> None:
     pixels = np.full((*classes.shape, 3), 100, np.uint8)
-    mixed = np.asarray(overlay(pixels, classes, LEGEND, 0.5))
+    mixed = np.asarray(overlay(pixels, classes, COLORS, 0.5))
     assert (mixed[classes == 0] == 100).all()
     assert (mixed[classes == 1] == (150, 50, 50)).all()
