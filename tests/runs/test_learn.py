@@ -203,7 +203,7 @@ def test_what_killed_processes_left_of_a_step_is_removed(pets, data, tmp_path):
     out = tmp_path / "step"
     learning(data / "birds", out, start=pets)()
     names = {path.name for path in out.iterdir()}
-    for left in (".before.npz.abcd_123", "resume.safetensors"):
+    for left in (".metrics.json.abcd_123", "resume.safetensors"):
         (out / left).touch()
     learning(data / "birds", out, start=pets)()
     assert {path.name for path in out.iterdir()} == names
@@ -281,7 +281,7 @@ def hidden(step):
 
 
 def test_several_partly_labelled_sets_teach_one_model(data, tmp_path):
-    step = learning([data / "pets", data / "birds"], tmp_path / "both", share={"birds": 0.25})
+    step = learning([data / "pets", data / "birds"], tmp_path / "both")
     assert step.data.class_names == ("background", *PETS, *BIRDS)
     assert hidden(step) == [[True, False, False, True], [True, True, True, False]]
     metrics = step()
@@ -380,8 +380,6 @@ def _all_for_training(folder):
         ({"rename": {"crate": "Pearl"}}, "is 'Pearl' the same class as 'pearl'"),
         ({"rename": {"crate": "pearls"}}, "is 'pearls' the same class as 'pearl'"),
         ({"rename": {"crate": "background"}}, "cannot be renamed to 'background'"),
-        ({"share": {"cars": 0.5}}, "--share cars=0.5: no data folder has this name"),
-        ({"share": {"birds": 0.5}}, "together they must be 1"),
         ({"method": {"name": "joint"}}, "'joint' learns all classes at once"),
         ({"images": {"crop_size": 64}}, "images.crop_size: 64, but the start model learned from"),
         ({"model": {"backbone": "resnet18"}}, "model.backbone: 'resnet18', but the start model's"),

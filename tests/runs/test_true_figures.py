@@ -1,5 +1,6 @@
 """The figures of `nacre learn` and `nacre eval`: of the same images, all of them, whole."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from nacre.models.config import DeepLabConfig
 from nacre.report.learn_page import write_learn_page
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.learn import open_folders
-from nacre.runs.learn_tests import LearnTests, class_ious, open_maps, save_maps
+from nacre.runs.testing import LearnTests, Pass, class_ious
 from nacre.training.config import LearnConfig, resolve
 from nacre.utils.distributed import Distributed
 
@@ -74,24 +75,23 @@ def step_data(world: Path, known: list[str], new: list[str]) -> LearnData:
     return LearnData(tuple(sets), (), before, tuple(new), images, 1, LabelPolicy())
 
 
-def test_a_network_in_which_nothing_changed_has_the_same_figures_before_and_after(world, tmp_path):
+def test_a_network_in_which_nothing_changed_has_the_same_figures_before_and_after(world):
     known = ["background", "cat", "dog"]
     data = step_data(world, known, ["bird"])
     config = resolve(LearnConfig, {**TINY, "data": [str(world / "mixed")]})
-    tester = LearnTests(data, config, Distributed(0, 1, CPU))
     torch.manual_seed(0)
     model = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(model, 3, 32).eval()
     with torch.no_grad():
         network.classifier.rows[0].bias[1] += 10
-    save_maps(tmp_path / "before.npz", tester.class_maps(Predictor(network, "crop", 32)))
+    start = Predictor(copy.deepcopy(network), "crop", 32)
     network.grow(1)
     with torch.no_grad():
         network.classifier.rows[-1].weight.zero_()
         network.classifier.rows[-1].bias.fill_(-1e4)
-    found = tester.compare(
-        Predictor(network, "crop", 32), data.channels, open_maps(tmp_path / "before.npz")
-    )
+    one_pass = Pass(config.train, Distributed(0, 1, CPU))
+    predictor = Predictor(network, "crop", 32)
+    found = LearnTests(data, config).compare(predictor, data.channels, start, one_pass)
     assert class_ious(found.before)["cat"] == class_ious(found.after)["cat"] != 0
     assert found.before[0]["images"] == found.after[0]["images"] == 10
     assert found.agreement is not None
@@ -154,9 +154,3 @@ def test_masks_that_were_changed_are_noticed(world, tmp_path):
     )
     with pytest.raises(NacreError, match="what pets holds: other images or classes than before"):
         nacre.learn(folder, out=tmp_path / "out", config=TINY)
-
-
-def test_damaged_class_maps_are_one_sentence(tmp_path):
-    (tmp_path / "before.npz").write_bytes(b"no maps")
-    with pytest.raises(NacreError, match=r"before\.npz is damaged: .* remove it and call again"):
-        open_maps(tmp_path / "before.npz")

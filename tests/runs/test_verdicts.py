@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nacre.data.transforms import ImagesConfig
-from nacre.runs.learn_tests import judge
+from nacre.runs.verdicts import judge
 
 
 def step(*counts: dict[int, int]) -> Any:

@@ -264,7 +264,6 @@ def learn(
     classes: Sequence[str] = (),
     rename: Mapping[str, str] | None = None,
     new: Sequence[str] = (),
-    share: Mapping[str, float] | None = None,
     tests: Paths = (),
     preset: str | None = None,
     seed: int | None = None,
@@ -287,7 +286,6 @@ def learn(
         classes: Learn only these of the data's classes.
         rename: The model's name of a class by the data's name of it.
         new: Names that are new although they look like known ones.
-        share: Share of a batch, by the name of a data folder; by default sizes decide.
         tests: More folders to test on.
         preset: ``paper``, ``small`` or ``demo`` instead of what fits the machine.
         seed: Of the weights, the order and the augmentation.
@@ -319,7 +317,6 @@ def learn(
         "classes": list(classes),
         "new": list(new),
         "rename": dict(rename or {}),
-        "share": dict(share or {}),
         "seed": seed,
     }
     given = {key: value for key, value in named.items() if value not in (None, [], {})}

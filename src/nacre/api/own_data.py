@@ -18,17 +18,14 @@ from nacre.data.source import Split
 from nacre.data.sources.folder import FolderConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, check
-from nacre.labels.channels import first_channels, from_background
+from nacre.labels.channels import first_channels
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests, mapping_for_training
 from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.methods import Step
 from nacre.models.io import find_model, read_info, save_model
-from nacre.runs.run import step_sampler
-from nacre.runs.steps import begin_from, known_state, model_info, next_index
+from nacre.runs.steps import begin_from, known_state, model_info, next_step
 from nacre.training.config import Recipe, build, deep_merge
 from nacre.training.events import Observer, Recorder
-from nacre.utils.distributed import init_distributed
-from nacre.version import __version__
 
 
 class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
@@ -125,30 +122,9 @@ def make_step(
     count: int = len(data)  # type: ignore[arg-type]
     mapping = mapping_for_training(channels, space, recipe.labels, space.names)
     images = LabeledImages(_Given(data, space), [str(i) for i in range(count)], mapping)
-    dist = init_distributed(recipe.train.device)
-    index = next_index(info)
-    sampler = step_sampler(recipe, count, index, dist.rank, dist.world_size)
-    step = Step(
-        index=index,
-        channels=channels,
-        growth=from_background(len(known.names) if known else 0, len(channels)),
-        data=TrainDataset([images], recipe.images, recipe.seed),
-        sampler=sampler,
-        config=recipe,
-        dist=dist,
-        entry={
-            "step": index,
-            "classes": new,
-            "images": count,
-            "data": [type(data).__name__],
-            "method": recipe.method.name,
-            "iterations": sampler.iterations,
-            "nacre": __version__,
-        },
-        history=info.lineage if info is not None else (),
-        observe=Recorder(observers),
-        should_stop=should_stop,
-    )
+    dataset = TrainDataset([images], recipe.images, recipe.seed)
+    step = next_step(recipe, info, dataset, channels, about={"data": [type(data).__name__]})
+    step.observe, step.should_stop = Recorder(observers), should_stop
     if isinstance(start, Step):
         step.network, step.state = copy.deepcopy(start.network), known_state(recipe, start.state)
     elif file is not None:

@@ -30,7 +30,6 @@ from nacre.cli.options import (
     split_names,
     split_pairs,
 )
-from nacre.errors import NacreError
 from nacre.terminal import RunDisplay, some
 
 if TYPE_CHECKING:
@@ -79,13 +78,6 @@ def learn(
             "NAME", "Treat this class as new even if its name resembles a known class. Repeatable."
         ),
     ] = None,
-    share: Annotated[
-        list[str] | None,
-        option(
-            "FOLDER=FRACTION",
-            "Fraction of each batch drawn from a folder, such as old-sample=0.25. Repeatable.",
-        ),
-    ] = None,
     test: Annotated[
         list[Path] | None, option("FOLDER", "One more folder to test on. Repeatable.")
     ] = None,
@@ -102,7 +94,6 @@ def learn(
         "method": {"name": method} if method else None,
         "classes": split_names(classes) if classes else None,
         "rename": split_pairs(rename, "--rename", "Katze=cat"),
-        "share": _fractions(split_pairs(share, "--share", "folder=0.25")),
         "new": new,
         "seed": seed,
     }
@@ -189,13 +180,6 @@ def history(model: ModelPath, json: Json = False) -> None:
         print_json({"classes": info.classes, "lineage": info.lineage, "iou": figures})
         return
     make_console().print(history_table(model, info, figures))
-
-
-def _fractions(texts: dict[str, str]) -> dict[str, float]:
-    try:
-        return {key: float(text) for key, text in texts.items()}
-    except ValueError as error:
-        raise NacreError(f"--share: {error}; give FOLDER=FRACTION") from error
 
 
 def _show_edited(model: "Model", note: str) -> None:

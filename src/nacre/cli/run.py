@@ -212,7 +212,8 @@ def _print_plan(console: Console, config: "RunConfig") -> None:
     """Print what a run would learn from and how, its parameters and its updates."""
     from nacre.cli.data import plan_table
     from nacre.methods import find_method
-    from nacre.runs.run import open_scenario, step_sampler
+    from nacre.runs.run import open_scenario
+    from nacre.runs.steps import step_sampler
     from nacre.scenarios.plan import make_plan
 
     data = open_scenario(config)

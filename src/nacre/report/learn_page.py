@@ -37,7 +37,7 @@ MAX_CANDIDATES = 96
 
 def is_learn_folder(path: Path) -> bool:
     """Return True for a folder of `nacre learn`: a step's model and its tests."""
-    files = ("model.safetensors", "resume.safetensors", "before.npz")
+    files = ("model.safetensors", "resume.safetensors")
     is_run = any(path.glob("step-*"))
     has_step = any((path / name).is_file() for name in files)
     return (path / "config.yaml").is_file() and has_step and not is_run

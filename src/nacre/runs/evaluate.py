@@ -11,8 +11,8 @@ from nacre.evaluation.predictor import whole_predictor
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 from nacre.runs.learn import open_folders, open_tests
-from nacre.runs.learn_tests import LearnTests, class_ious, mean_ious
-from nacre.runs.run import ScenarioTests, open_scenario
+from nacre.runs.run import open_scenario
+from nacre.runs.testing import LearnTests, Pass, ScenarioTests, class_ious, mean_ious
 from nacre.training.config import (
     LearnConfig,
     RunConfig,
@@ -21,6 +21,42 @@ from nacre.training.config import (
     resolve,
 )
 from nacre.utils.distributed import init_distributed
+
+
+def evaluate_checkpoint(
+    path: Path, values: dict[str, Any], assignments: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Test the model at a path with its own config, changed by plain values and ``a.b=value``.
+
+    A model of `nacre learn` is tested on its own folders, or on the one that ``data.root`` names.
+    """
+    network, info, _ = load_model(find_model(path))
+    kept, is_run, root = info.config, "scenario" in info.config, values.get("data", {}).get("root")
+    if not is_run:
+        values = {} if root is None else {"data": [root], "tests": []}
+        kept = kept if root is None else {**kept, "rename": {}}
+    for one in (values, *map(parse_assignment, assignments)):
+        kept = deep_merge(kept, one)
+    if not is_run:
+        return _evaluate(resolve(LearnConfig, kept), network, info, is_own=root is None)
+    config = resolve(RunConfig, kept)
+    data, dist = open_scenario(config), init_distributed(config.train.device)
+    step = len(info.steps) - 1
+    _check_classes(path, info.classes, data, step)
+    return ScenarioTests(data, config).test(network.to(dist.device), step, dist)
+
+
+def evaluate_on_folder(network: Network, info: ModelInfo, folder: Path) -> dict[str, Any]:
+    """Test a model, however it was learned, on the test images of a data folder.
+
+    It is seen as `nacre predict` sees it, and labels count as in its own tests.
+    """
+    sections = ("images", "labels", "train")
+    kept: dict[str, Any] = {key: info.config[key] for key in sections if key in info.config}
+    seen = {"eval_mode": info.predict_mode, "crop_size": info.crop}
+    place = {"device": next(network.parameters()).device.type}
+    changed = deep_merge(kept, {"images": seen, "train": place, "data": [str(folder)]})
+    return _evaluate(resolve(LearnConfig, changed), network, info, is_own=False)
 
 
 def _check_classes(path: Path, known: list[str], data: ScenarioData, step: int) -> None:
@@ -34,74 +70,21 @@ def _check_classes(path: Path, known: list[str], data: ScenarioData, step: int) 
     data.check_tests(step + 1)
 
 
-def _changed(
-    config: dict[str, Any], values: dict[str, Any], assignments: Sequence[str]
+def _evaluate(
+    config: LearnConfig, network: Network, info: ModelInfo, *, is_own: bool
 ) -> dict[str, Any]:
-    """Return a model's config with what is given over it."""
-    for one in (values, *map(parse_assignment, assignments)):
-        config = deep_merge(config, one)
-    return config
-
-
-def evaluate_checkpoint(
-    path: Path, values: dict[str, Any], assignments: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Test the model at a path with its own config, changed by plain values and ``a.b=value``."""
-    network, info, _ = load_model(find_model(path))
-    if "scenario" not in info.config:
-        return _evaluate_on_folders(network, info, values, assignments)
-    config = resolve(RunConfig, _changed(info.config, values, assignments))
-    data = open_scenario(config)
-    dist = init_distributed(config.train.device)
-    step = len(info.steps) - 1
-    _check_classes(path, info.classes, data, step)
-    return ScenarioTests(data, config).test(network.to(dist.device), step, dist)
-
-
-def _evaluate_on_folders(
-    network: Network, info: ModelInfo, values: dict[str, Any], assignments: Sequence[str]
-) -> dict[str, Any]:
-    """Test a model of `nacre learn` on its own test images, or on another folder's."""
-    root = values.get("data", {}).get("root")
-    other = {} if root is None else {"data": [root], "tests": []}
-    kept = {**info.config, "rename": {}} if other else info.config
-    config = resolve(LearnConfig, _changed(kept, other, assignments))
-    own = config.data if root is None else ()
-    tested = config.tests if root is None else config.data
-    return _evaluate_with(config, network, info, own, tested)
-
-
-def evaluate_on_folder(network: Network, info: ModelInfo, folder: Path) -> dict[str, Any]:
-    """Test a model, however it was learned, on the test images of a data folder.
-
-    It is seen as `nacre predict` sees it, and labels count as in its own tests.
-    """
-    sections = ("images", "labels", "train")
-    kept: dict[str, Any] = {key: info.config[key] for key in sections if key in info.config}
-    seen = {"eval_mode": info.predict_mode, "crop_size": info.crop}
-    place = {"device": next(network.parameters()).device.type}
-    changed = deep_merge(kept, {"images": seen, "train": place})
-    config = resolve(LearnConfig, {**changed, "data": [str(folder)]})
-    return _evaluate_with(config, network, info, (), config.data)
-
-
-def _evaluate_with(
-    config: LearnConfig,
-    network: Network,
-    info: ModelInfo,
-    own: Sequence[Path],
-    tested: Sequence[Path],
-) -> dict[str, Any]:
-    """Test a model on the test images of its own data and on other folders'."""
-    sets = [LabeledSet(name, source, config.rename) for name, source in open_folders(own)]
-    given = open_tests(tested, config.rename)
+    """Test a model on folders: on its own and those given for testing, or on others."""
+    own = open_folders(config.data) if is_own else []
+    sets = [LabeledSet(name, source, config.rename) for name, source in own]
+    given = open_tests(config.tests if is_own else config.data, config.rename)
     channels = info.channels
     data = LearnData(
         tuple(sets), tuple(given), channels, (), config.images, config.seed, config.labels
     )
     dist = init_distributed(config.train.device)
     predictor = whole_predictor(network.to(dist.device), config.images)
-    tests = LearnTests(data, config, dist).compare(predictor, channels, None).after
+    one_pass = Pass(config.train, dist)
+    tests = LearnTests(data, config).compare(predictor, channels, None, one_pass).after
     if not tests:
         named = sorted({name for one in (*sets, *given) for name in one.names.values()})
         raise NacreError(

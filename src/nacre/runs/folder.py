@@ -12,7 +12,6 @@ resume.safetensors       the state in the middle of a step, while there is one
 
 `nacre learn` has one step, whose model and metrics lie in the folder itself, and beside them
 
-before.npz               what the start model says of the test images
 first.safetensors        a model that is of use before the first update, until the next one is there
 """
 
@@ -60,7 +59,6 @@ class RunFolder:
         self.fingerprint = path / "facts.json"
         self.exemplars = path / "exemplars.csv"
         self.resume = path / "resume.safetensors"
-        self.before = path / "before.npz"
         self.first_model = path / FIRST_MODEL
 
     def place(self, step: int) -> Path:
@@ -105,7 +103,7 @@ class RunFolder:
         names = [self.config.name]
         if self.config.exists():
             files = (self.fingerprint, self.exemplars, self.starts, self.events, self.metrics)
-            names += [file.name for file in (*files, self.resume, self.before, self.first_model)]
+            names += [file.name for file in (*files, self.resume, self.first_model)]
             names += ["model.json", "model.safetensors"]
         for place in (self.path, *self.path.glob("step-*")):
             remove_temporaries(place, names)

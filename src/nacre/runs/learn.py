@@ -24,22 +24,20 @@ from nacre.data.learn_data import (
 )
 from nacre.data.source import Source
 from nacre.data.sources.folder import FolderConfig
-from nacre.errors import NacreError, did_you_mean
+from nacre.errors import NacreError
 from nacre.labels.channels import Channels
 from nacre.methods import Step, find_method, find_row
 from nacre.models.build import is_own_network
 from nacre.models.io import find_model, load_model, read_info
 from nacre.runs.folder import RunFolder
-from nacre.runs.learn_tests import LearnTests
-from nacre.runs.run import step_sampler
-from nacre.runs.steps import Metrics, begin_from, next_index, run_steps
+from nacre.runs.steps import Metrics, begin_from, next_step, run_steps
+from nacre.runs.testing import LearnTests
 from nacre.training.config import LearnConfig, build, read_written, resolve
 from nacre.training.events import Observer
 from nacre.training.presets import fit_to
 from nacre.training.step import FEWEST_TO_HOLD_OUT
 from nacre.utils.device import choose_device
 from nacre.utils.distributed import explain_lost_process, init_distributed
-from nacre.version import __version__
 
 EVERY = ":all"
 """What a folder's name ends in if its training images are to be tested, too."""
@@ -93,33 +91,15 @@ def open_step(config: LearnConfig, network: nn.Module | None = None) -> Step:
         # The main process reads the index first, the others then find it.
         dist.on_main(lambda: bool(open_learn_data(config, before)))
         data = open_learn_data(config, before)
-    index = next_index(info)
-    images, shares = data.train_dataset(), batch_shares(config, data)
-    sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size, shares)
-    entry = {
-        "step": index,
-        "classes": list(data.new),
-        "images": len(images),
+    images = data.train_dataset()
+    about = {
         "data": [one.name for one in data.sets],
         "folder_images": [len(one) for one in images.folders],
         "hidden": {one.name: data.training_mapping(one).hidden for one in data.sets},
-        "method": config.method.name,
-        "iterations": sampler.iterations,
         "when": "",
-        "nacre": __version__,
     }
-    step = Step(
-        index=index,
-        channels=data.channels,
-        growth=data.growth,
-        data=images,
-        sampler=sampler,
-        config=config,
-        dist=dist,
-        tests=LearnTests(data, config, dist, info),
-        entry=entry,
-        history=info.lineage if info else (),
-    )
+    tests = LearnTests(data, config, network)
+    step = next_step(config, info, images, data.channels, about=about, tests=tests)
     if config.start is not None:
         begin_from(step, config.start, network)
     return step
@@ -142,7 +122,7 @@ def learn_in_folder(
     """
     folder, start = RunFolder(out, one_step=True), step.config.start
     data: LearnData = step.tests.data
-    step.tests.path, step.should_stop = folder.before, should_stop
+    step.should_stop = should_stop
     digest = hashlib.sha256(start.read_bytes()).hexdigest() if start else None
     (metrics,) = run_steps(
         [step],
@@ -232,7 +212,7 @@ def check_names(names: Sequence[str]) -> None:
     if twice:
         raise NacreError(
             f"two data folders are named {twice[0]!r}; give them different names, so that tables "
-            "and --share can tell them apart"
+            "can tell them apart"
         )
 
 
@@ -259,34 +239,3 @@ def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
         seed=config.seed,
         policy=config.labels,
     )
-
-
-def batch_shares(config: LearnConfig, data: LearnData) -> tuple[tuple[int, float], ...] | None:
-    """Return images and share of a batch of each data set; None where their sizes decide."""
-    if not config.share:
-        return None
-    _check_shares(config.share, [one.name for one in data.sets])
-    given = sum(config.share.values())
-    rest = [one for one in data.sets if one.name not in config.share]
-    left = 1 - given
-    if (rest and left <= 1e-9) or (not rest and abs(left) > 1e-6):
-        raise NacreError(
-            f"the shares of a batch add up to {given:g}; "
-            + ("something must be left for " + rest[0].name if rest else "together they must be 1")
-        )
-    total = max(1, sum(len(one.train_index) for one in rest))
-    counts = {one.name: len(one.train_index) for one in data.sets}
-    return tuple(
-        (count, config.share.get(name, left * count / total)) for name, count in counts.items()
-    )
-
-
-def _check_shares(shares: Mapping[str, float], names: Sequence[str]) -> None:
-    for name, share in shares.items():
-        if name not in names:
-            raise NacreError(
-                f"--share {name}={share:g}: no data folder has this name"
-                f"{did_you_mean(name, names)}; folders: {', '.join(names)}"
-            )
-        if not 0 < share < 1:
-            raise NacreError(f"--share {name}={share:g}: a share is above 0 and below 1")

@@ -1,37 +1,24 @@
 """A run: one method over all steps of one scenario with one seed, in one folder."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nacre.data import find_dataset, open_source
-from nacre.data.dataset import StepSampler
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
-from nacre.evaluation.evaluate import evaluate
-from nacre.evaluation.metrics import (
-    ConfusionMatrix,
-    class_groups,
-    compute_metrics,
-    group_means,
-    summarize,
-)
-from nacre.evaluation.predictor import cut_predictor
+from nacre.evaluation.metrics import class_groups, group_means, summarize
 from nacre.labels.space import LabelIndex
 from nacre.methods import Step, find_method
-from nacre.models.network import Network
 from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
 from nacre.runs.step_cache import StepCache, digest_masks, step_keys
-from nacre.runs.steps import Metrics, run_steps
+from nacre.runs.steps import Metrics, run_steps, step_sampler
+from nacre.runs.testing import ScenarioTests
 from nacre.scenarios.exemplars import memory_lines
 from nacre.scenarios.scenario import ImageLists, Scenario, make_scenario, read_scenario
-from nacre.training.config import Recipe, RunConfig, build_config
-from nacre.training.events import ImagesTested, Observer
-from nacre.training.step import batches_to_test
-from nacre.utils.device import set_precision, sizes_vary
+from nacre.training.config import RunConfig, build_config
+from nacre.training.events import Observer
 from nacre.utils.distributed import Distributed, explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
 
@@ -53,32 +40,6 @@ def open_scenario(config: RunConfig) -> ScenarioData:
     )
 
 
-def step_sampler(
-    recipe: Recipe,
-    num_images: int,
-    step: int,
-    rank: int = 0,
-    world_size: int = 1,
-    shares: tuple[tuple[int, float], ...] | None = None,
-) -> StepSampler:
-    """Return which images of a step come when in a process."""
-    train = recipe.train
-    updates = (train.incremental_iterations or train.iterations) if step else train.iterations
-    one_pass = not find_method(recipe.method.name).learns_by_gradient
-    return StepSampler(
-        num_images=num_images,
-        batch_size=train.batch_size,
-        epochs=(train.incremental_epochs or train.epochs) if step else train.epochs,
-        seed=recipe.seed,
-        rank=rank,
-        world_size=world_size,
-        # What fits a GPU is found when the step's networks are there.
-        micro_batch=train.micro_batch,
-        total=math.ceil(num_images / train.test_batch(1)) if one_pass else updates,
-        shares=shares,
-    )
-
-
 def apply_scenario(
     scenario: str,
     *,
@@ -92,48 +53,6 @@ def apply_scenario(
         values["data"] = {"root": str(root)}
     data = open_scenario(build_config(file=file, assignments=sets, overrides=values))
     return data.scenario, data.train_index, data.image_lists
-
-
-@dataclass(frozen=True)
-class ScenarioTests:
-    """The tests of a scenario: all classes seen so far, on the images that hold one of them."""
-
-    data: ScenarioData
-    config: RunConfig
-
-    def prepare(self, step: Step) -> None:
-        """Do nothing: what the model before the step says was measured after that one."""
-
-    def measure(self, step: Step) -> Metrics:
-        """Test the network after a step, as it decided to see images."""
-        tests = replace(self, config=step.config)
-        return tests.test(step.network, step.index, step.dist, step.observe, step.should_stop)
-
-    def test(
-        self,
-        network: Network,
-        index: int,
-        dist: Distributed,
-        observe: Observer = lambda event: None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Metrics:
-        """Test a network on the test images of a step."""
-        config, dataset = self.config, self.data.eval_dataset(index)
-        batches = batches_to_test(dataset, config.train, dist, should_stop)
-
-        def on_images(count: int) -> None:
-            observe(ImagesTested(index, count, len(dataset)))
-
-        precision = set_precision(config.train.precision, dist.device)
-        confusion = ConfusionMatrix(network.num_classes, dist.device)
-        predictor = cut_predictor(network, config.images)
-        with sizes_vary(config.images.eval_mode == "full"):
-            evaluate(predictor, batches, [confusion], dist.device, on_images, precision)
-        confusion.merge(dist)
-        scenario = self.data.scenario
-        counts = confusion.counts()
-        metrics = compute_metrics(scenario.classes, scenario.groups, index, counts)
-        return metrics | {"images": len(dataset), "conventions": config.measured_under()}
 
 
 def scenario_step(config: RunConfig, data: ScenarioData, index: int, dist: Distributed) -> Step:

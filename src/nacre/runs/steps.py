@@ -3,7 +3,6 @@
     for step in steps:
         if folder.is_finished(step): continue
         step.network, step.state = those of the step before
-        step.tests.prepare(step)
         learn_step(step)                     (goes on in the middle of a step that was interrupted)
         save the model
         save step.tests.measure(step)
@@ -14,16 +13,18 @@ step that has metrics is not tested again.
 """
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from nacre.data.dataset import explain_worker_crash
+from nacre.data.dataset import StepSampler, TrainDataset, explain_worker_crash
 from nacre.evaluation.choose import decide
+from nacre.labels.channels import Channels, from_background
 from nacre.methods import Step, find_method
 from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
@@ -44,10 +45,11 @@ from nacre.training.events import (
 from nacre.training.resume import Checkpoint, load_resume
 from nacre.training.step import learn_step
 from nacre.utils.device import choose_precision
-from nacre.utils.distributed import explain_lost_process
+from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json
 from nacre.utils.signals import Interrupted
 from nacre.utils.tensor_file import Tensors
+from nacre.version import __version__
 
 Metrics = dict[str, Any]
 WAIT_SECONDS = 2.0
@@ -119,10 +121,76 @@ def run_steps(
         return dist.on_main(lambda: [folder.metrics_of(step.index) for step in steps])
 
 
-def next_index(start: ModelInfo | None) -> int:
-    """Return the number of the step after a model; 0 without one."""
+def step_sampler(
+    recipe: Recipe,
+    num_images: int,
+    step: int,
+    rank: int = 0,
+    world_size: int = 1,
+    shares: tuple[tuple[int, float], ...] | None = None,
+) -> StepSampler:
+    """Return which images of a step come when in a process."""
+    train = recipe.train
+    updates = (train.incremental_iterations or train.iterations) if step else train.iterations
+    one_pass = not find_method(recipe.method.name).learns_by_gradient
+    return StepSampler(
+        num_images=num_images,
+        batch_size=train.batch_size,
+        epochs=(train.incremental_epochs or train.epochs) if step else train.epochs,
+        seed=recipe.seed,
+        rank=rank,
+        world_size=world_size,
+        # What fits a GPU is found when the step's networks are there.
+        micro_batch=train.micro_batch,
+        total=math.ceil(num_images / train.test_batch(1)) if one_pass else updates,
+        shares=shares,
+    )
+
+
+def next_step(
+    config: Recipe,
+    info: ModelInfo | None,
+    images: TrainDataset,
+    channels: Channels,
+    *,
+    about: Mapping[str, Any],
+    tests: Any = None,
+) -> Step:
+    """Return the step that continues a model, or the first one.
+
+    Args:
+        config: How it is learned.
+        info: What the file of the model says; None without one.
+        images: What it learns from.
+        channels: The model's, and the new ones.
+        about: What the lineage says of the images.
+        tests: How the network is tested after it.
+    """
+    dist, known = init_distributed(config.train.device), len(info.classes) if info else 0
     # A merged model was made by more steps than have channels of their own.
-    return max(len(start.steps), len(start.lineage)) if start else 0
+    index = max(len(info.steps), len(info.lineage)) if info else 0
+    sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size)
+    entry = {
+        "step": index,
+        "classes": list(channels.names[max(1, known) :]),
+        "images": len(images),
+        **about,
+        "method": config.method.name,
+        "iterations": sampler.iterations,
+        "nacre": __version__,
+    }
+    return Step(
+        index=index,
+        channels=channels,
+        growth=from_background(known, len(channels)),
+        data=images,
+        sampler=sampler,
+        config=config,
+        dist=dist,
+        tests=tests,
+        entry=entry,
+        history=info.lineage if info else (),
+    )
 
 
 def begin_from(step: Step, path: Path, given: nn.Module | None = None) -> ModelInfo:
@@ -153,7 +221,6 @@ def _learn_or_load(
 ) -> None:
     """Learn a step from the one before and save its model, unless that was done."""
     path, dist = folder.model(step.index), step.dist
-    step.tests.prepare(step)
     if dist.from_main(path.exists()):
         given = step.network.given if step.network is not None else None
         info = begin_from(step, path, given)

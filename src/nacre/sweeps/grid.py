@@ -16,8 +16,9 @@ from nacre.methods import find_method
 from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
 from nacre.runs.records import StepMetrics
-from nacre.runs.run import open_scenario, step_sampler
+from nacre.runs.run import open_scenario
 from nacre.runs.step_cache import CACHE, digest_masks, step_keys
+from nacre.runs.steps import step_sampler
 from nacre.sweeps.engines import log_of
 from nacre.training.config import RunConfig, build_config, deep_merge, read_section
 from nacre.training.events import StepBegan, StepLearned, Trained, from_dict

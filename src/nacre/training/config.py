@@ -201,9 +201,6 @@ class LearnConfig(Recipe):
     rename: dict[str, str] = Field(
         default_factory=dict, description="the model's name of a class, by the data's name of it"
     )
-    share: dict[str, float] = Field(
-        default_factory=dict, description="share of a batch, by the name of a data folder"
-    )
 
 
 def build(

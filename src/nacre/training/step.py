@@ -13,21 +13,20 @@ from typing import TypeVar
 
 import torch
 
-from nacre.data.dataset import EvalDataset, EvalSample, eval_batches, split_off
+from nacre.data.dataset import split_off
 from nacre.errors import NacreError
 from nacre.evaluation.choose import choose_options, decide, known_options, open_options
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Batch, Method, Step, find_method
 from nacre.methods.components import check_fusible, needs_of, shared_part
-from nacre.methods.step import Mapper, until_stopped
+from nacre.methods.step import Mapper
 from nacre.models.build import build_network
 from nacre.models.network import Network, Shared
 from nacre.training.config import TrainConfig
 from nacre.training.events import Iterated, OptionsChosen, StepJudged, StepLearned
 from nacre.training.loop import learn_by_gradient, step_began
 from nacre.training.resume import Checkpoint
-from nacre.utils.device import configure_backends, count_workers, memory_layout, peak_memory
-from nacre.utils.distributed import Distributed
+from nacre.utils.device import configure_backends, memory_layout, peak_memory
 from nacre.utils.signals import Interrupted
 
 T = TypeVar("T")
@@ -210,18 +209,3 @@ def _ray_pass(step: Step) -> Mapper:
             step.observe(Iterated(step.index, step.iterations * done // plan.shares))
 
     return told
-
-
-def batches_to_test(
-    dataset: EvalDataset, train: TrainConfig, dist: Distributed, should_stop: Callable[[], bool]
-) -> Iterator[EvalSample]:
-    """Yield this process's test images in batches until one of the processes is told to stop."""
-    batches = eval_batches(
-        dataset,
-        train.test_batch(dist.world_size),
-        dist.rank,
-        dist.world_size,
-        count_workers(train.num_workers, dist.device),
-        dist.device.type == "cuda",
-    )
-    return until_stopped(batches, dist, should_stop)
