@@ -134,13 +134,13 @@ class Export:
         files: The files of the export itself, by path.
         images: All image files, masks among them, those of the folder of images included.
         num_links: How many links were not followed because they lead outside.
-        kinds: What was found out of JSON and XML files (see ``formats``).
+        kinds: JSON and XML files by what they are (see ``formats``).
         damage: Why some of them cannot be read.
     """
 
     def __init__(self, path: Path, images: Path | None = None) -> None:
         self.num_links = 0
-        self.kinds: dict[File, str] = {}
+        self.kinds: dict[str, list[File]] = {}
         self.damage: dict[File, NacreError] = {}
         self._archives: list[_Archive] = []
         try:

@@ -32,7 +32,7 @@ from nacre.utils.progress import worker_pool
 from nacre.utils.system import usable_cores
 
 LabelMap = npt.NDArray[Any]
-Frame = Literal["upright", "stored"]
+Frame = Literal["only", "upright", "stored", "doubtful"]
 Unlabeled = Literal["listed", "background", "skip"]
 Size = tuple[int, int]
 
@@ -79,26 +79,27 @@ class Outcome:
     """The outcome for one image.
 
     Attributes:
-        index: Its place.
+        name: What the export calls it.
+        split: The split that it belongs to.
         file: The file in ``images/`` that was written.
         pixels: Pixels by label.
-        is_empty: It has no shape and no mask: all background.
-        has_only_boxes: All of its outlines are boxes, and there is one.
-        frame: Which pixels it was annotated on.
-        is_sure: Whether that can be told.
-        is_turned: Whether the camera says that it is to be turned.
+        num_shapes: How many shapes it has; without one, and without a mask, it is all background.
+        has_only_boxes: All of them are boxes, and there is one.
+        has_mask: Its labels are a mask file.
+        frame: Which pixels it was annotated on: the only ones if no camera turned it; else the
+            upright or the stored ones, or, where that cannot be told, it is doubtful.
         uncovered: How many shapes cover no pixel.
         problem: Why nothing was written.
     """
 
-    index: int
+    name: str
+    split: str | None
     file: str = ""
     pixels: dict[int, int] = field(default_factory=dict)
-    is_empty: bool = False
+    num_shapes: int = 0
     has_only_boxes: bool = False
-    frame: Frame = "upright"
-    is_sure: bool = True
-    is_turned: bool = False
+    has_mask: bool = False
+    frame: Frame = "only"
     uncovered: int = 0
     problem: Unusable | None = None
 
@@ -113,51 +114,53 @@ def import_images(
 
     Where ``workers`` does not say how many processes, it is all cores, and one for few images.
     """
-    outcomes = _import_all(job, range(len(job.images)), "upright", progress, workers)
-    written = [one for one in outcomes if one.problem is None]
-    turned = [one for one in written if one.is_sure and one.is_turned]
-    if turned and all(one.frame == "stored" for one in turned):
+    count = workers or usable_cores()
+    outcomes = _import_all(job, range(len(job.images)), "doubtful", progress, count)
+    frames = [one.frame for one in outcomes if one.problem is None]
+    if "stored" in frames and "upright" not in frames:
         # Whoever drew some on the stored pixels for sure drew all of them so.
-        doubtful = [one.index for one in written if not one.is_sure]
-        for one in _import_all(job, doubtful, "stored", lambda done, total: None, workers):
-            outcomes[one.index] = one
+        doubtful = [i for i, one in enumerate(outcomes) if one.frame == "doubtful"]
+        again = _import_all(job, doubtful, "stored", lambda done, total: None, count)
+        for i, outcome in zip(doubtful, again, strict=True):
+            outcomes[i] = outcome
     return outcomes
 
 
 def _import_all(
     job: Job,
     indices: Sequence[int],
-    frame: Frame,
+    doubtful: Frame,
     progress: Callable[[int, int], None],
-    workers: int | None,
+    workers: int,
 ) -> list[Outcome]:
     global _job
     _job = job  # for the processes, which are forked
     progress(0, len(indices))
     outcomes = []
-    count = min(workers or usable_cores(), len(indices))
+    count = min(workers, len(indices))
     is_alone = count < 2 or len(indices) < _MOST_ALONE
     several = worker_pool(count, lambda forked: None, "imports images", cancel=True)
     with nullcontext() if is_alone else several as pool:
         run = map if pool is None else partial(pool.map, chunksize=_CHUNK)
-        for outcome in run(partial(_import_image, frame), indices):
+        for outcome in run(partial(_import_image, doubtful), indices):
             outcomes.append(outcome)
             progress(len(outcomes), len(indices))
     return outcomes
 
 
-def _import_image(frame: Frame, index: int) -> Outcome:
+def _import_image(doubtful: Frame, index: int) -> Outcome:
     """Write image and mask, or say why not; then nothing of it is left behind.
 
-    The frame holds where it cannot be seen on which pixels the image was annotated.
+    The frame is taken where it cannot be seen on which pixels the image was annotated.
     """
     assert _job is not None
-    job, outcome, image = _job, Outcome(index, frame=frame), _job.images[index]
+    job, image = _job, _job.images[index]
+    outcome = Outcome(image.name, image.split, num_shapes=len(image.shapes))
     path: Path | None = None
     try:
         _check(image, job.unlabeled)
         path = _copy_image(image, job.folder / "images" / job.names[index])
-        mask = _make_mask(job, image, path, outcome)
+        mask = _make_mask(job, image, path, outcome, doubtful)
         outcome.pixels = count_labels(mask)
         if set(outcome.pixels) == {job.labels.ignored}:
             raise Unusable("not one pixel of it counts")
@@ -226,25 +229,26 @@ def look_at(path: Path) -> tuple[Size, int]:
     return upright, turn if turn in _TURNS else 1
 
 
-def _choose_frame(
-    upright: Size, turn: int, annotated: Size | None, is_relative: bool
-) -> Frame | None:
-    """Return in which frame an image was annotated, None where its size does not tell.
+def _choose_frame(upright: Size, turn: int, annotated: Size | None, is_relative: bool) -> Frame:
+    """Return in which frame an image was annotated, as its size tells.
 
     Raises:
         Unusable: The annotation fits in neither.
     """
-    if annotated is None:
-        return "upright" if turn == 1 else None
-    # Of shares of the size only the proportions must fit.
-    fits_upright, fits_stored = (
-        size == annotated or (is_relative and _are_alike(size, annotated))
-        for size in (upright, _stored(upright, turn))
-    )
-    if fits_upright:
-        return None if turn != 1 and fits_stored else "upright"
+
+    def fits(size: Size) -> bool:
+        if annotated is None or size == annotated:
+            return True
+        # Of shares of the size only the proportions must fit, rounding to whole pixels aside.
+        apart = abs(size[0] * annotated[1] - size[1] * annotated[0])
+        return is_relative and apart <= max(*size, *annotated)
+
+    fits_stored = fits(_stored(upright, turn))
+    if fits(upright):
+        return "only" if turn == 1 else "doubtful" if fits_stored else "upright"
     if fits_stored:
         return "stored"
+    assert annotated is not None
     raise Unusable(
         "the image has another size than its annotation",
         f"{upright[0]} x {upright[1]}, annotated at {annotated[0]} x {annotated[1]}",
@@ -255,24 +259,18 @@ def _stored(upright: Size, turn: int) -> Size:
     return (upright[1], upright[0]) if turn in _SIDEWAYS else upright
 
 
-def _are_alike(size: Size, other: Size) -> bool:
-    """Return whether two sizes have the same proportions, rounding to whole pixels aside."""
-    return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
-
-
-def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome) -> LabelMap:
+def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, doubtful: Frame) -> LabelMap:
     upright, turn = look_at(path)
     mask = image.mask.read(job.labels.of, job.labels.dtype) if image.mask else None
     size = image.size if mask is None else (mask.shape[1], mask.shape[0])
     is_relative = mask is None and (image.is_relative or not image.shapes)
     frame = _choose_frame(upright, turn, size, is_relative)
-    outcome.is_turned, outcome.is_sure = turn != 1, frame is not None
-    outcome.frame = frame or outcome.frame
+    outcome.frame = doubtful if frame == "doubtful" else frame
+    outcome.has_mask = mask is not None
     is_stored = outcome.frame == "stored"
     if mask is None:
         size = _stored(upright, turn) if is_stored else upright
         mask, outcome.uncovered = _paint(image.shapes, size, job.labels, job.order)
-        outcome.is_empty = not image.shapes
         boxes = (is_box(shape.area, size) for shape in image.shapes)
         outcome.has_only_boxes = bool(image.shapes) and all(boxes)
     return _TURNS[turn](mask) if is_stored else mask

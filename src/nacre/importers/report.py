@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,27 +91,22 @@ class ImportReport:
     @property
     def empty(self) -> list[str]:
         """Images without a shape or mask: all background."""
-        return self._names(one for one in self.written if one.is_empty)
+        return [one.name for one in self.written if not (one.num_shapes or one.has_mask)]
 
     @property
     def turned(self) -> list[str]:
         """Images whose annotation was drawn on the unturned pixels."""
-        return self._names(one for one in self.written if one.frame == "stored")
+        return [one.name for one in self.written if one.frame == "stored"]
 
     @property
     def doubtful(self) -> list[str]:
         """Turned images of which it cannot be told on which pixels they were drawn."""
-        doubtful = (one for one in self.written if not one.is_sure)
-        return self._names(one for one in doubtful if one.frame == "upright")
+        return [one.name for one in self.written if one.frame == "doubtful"]
 
     @property
     def left_out(self) -> list[tuple[str, Unusable]]:
         """Images that were not imported, and why."""
-        images = self.reading.images
-        return [(images[one.index].name, one.problem) for one in self.outcomes if one.problem]
-
-    def _names(self, outcomes: Iterable[Outcome]) -> list[str]:
-        return [self.reading.images[one.index].name for one in outcomes]
+        return [(one.name, one.problem) for one in self.outcomes if one.problem]
 
     def share(self, label: int) -> float:
         """Return the share of all pixels that have a label."""

@@ -77,10 +77,10 @@ def import_export(
         )
         written = [one for one in outcomes if one.problem is None]
         if not written:
-            raise _nothing_written(reading, outcomes, title)
+            raise _nothing_written(outcomes, title)
         if reading.order == "area" and options.boxes == "ask":
-            _ask_about_boxes(written, reading)
-        lists, notes = plan_lists((one.file, reading.images[one.index].split) for one in written)
+            _ask_about_boxes(written)
+        lists, notes = plan_lists((one.file, one.split) for one in written)
         reading.notes += notes
         if export.num_links:
             links = counted(export.num_links, "link")
@@ -127,11 +127,10 @@ def _check(reading: Reading, title: str) -> None:
             image.spoil("its mask is that of another image as well", brief(file.path))
 
 
-def _ask_about_boxes(written: Sequence[Outcome], reading: Reading) -> None:
+def _ask_about_boxes(written: Sequence[Outcome]) -> None:
     """Refuse outlines that are all boxes: nobody can tell areas from frames around objects."""
-    with_shapes = [one for one in written if reading.images[one.index].shapes]
-    if with_shapes and all(one.has_only_boxes for one in with_shapes):
-        total = sum(len(reading.images[one.index].shapes) for one in with_shapes)
+    total = sum(one.num_shapes for one in written)
+    if total and all(one.has_only_boxes for one in written if one.num_shapes):
         raise NacreError(
             f"all of the export's outlines ({counted(total, 'outline')}) are boxes with four right "
             "angles; if these are the objects themselves, say --boxes fill; if they are frames "
@@ -140,12 +139,12 @@ def _ask_about_boxes(written: Sequence[Outcome], reading: Reading) -> None:
         )
 
 
-def _nothing_written(reading: Reading, outcomes: Sequence[Outcome], title: str) -> NacreError:
+def _nothing_written(outcomes: Sequence[Outcome], title: str) -> NacreError:
     """Return the error for an export of which no image could be imported."""
     first = outcomes[0].problem
     assert first is not None
     same = sum(one.problem is not None and one.problem.reason == first.reason for one in outcomes)
-    name = brief(reading.images[0].name)
+    name = brief(outcomes[0].name)
     why = f"{first}; {_WHERE}" if first.reason == MISSING else str(first)
     if len(outcomes) == 1:
         return NacreError(f"the only image of the export ({title}), {name}, is left out: {why}")

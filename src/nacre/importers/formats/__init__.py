@@ -31,7 +31,7 @@ from nacre.utils.system import load_registered, registered
 GROUP = "nacre.importers"
 
 _FEW = 50
-"""Where a folder has more JSON or XML files than this, there is one per image."""
+"""Where a folder has more JSON files than this, there is one per image."""
 
 _SIGNS = (
     *(("*",), ("annotations", "*"), ("images", "*"), ("categories",), ("shapes",)),
@@ -107,16 +107,36 @@ def _load(others: dict[str, EntryPoint]) -> list[Format]:
     return rows
 
 
-def _kind(export: Export, file: File) -> str:
+def _documents(export: Export, kind: str) -> list[File]:
+    """Return the JSON and XML files of a kind; all are looked at once, the first time.
+
+    Of many JSON files in a folder only the first few are, and none of them is a whole export. Where
+    one is that of an image, so are those that were not looked at, and the damaged ones.
+    """
+    if not export.kinds:
+        export.kinds = defaultdict(list)
+        by_folder: dict[tuple[str, str], list[File]] = defaultdict(list)
+        for file in export.with_suffix(".json", ".xml"):
+            by_folder[file.folder, file.suffix].append(file)
+        for (_, suffix), files in by_folder.items():
+            is_per_image = suffix == ".json" and len(files) > _FEW
+            told = {file: _look(export, file) for file in files[: _FEW if is_per_image else None]}
+            rest = next((one for one in told.values() if one.startswith("labelme")), "")
+            for file in files:
+                found = told.get(file, rest)
+                found = rest if rest and found in ("damaged", "image") else found
+                if found.startswith("labelme") or not is_per_image:
+                    export.kinds[found].append(file)
+    return export.kinds[kind]
+
+
+def _look(export: Export, file: File) -> str:
     """Return what a JSON or XML file is by what it begins with; nothing if that is not known."""
-    if file not in export.kinds:
-        look = _json_kind if file.suffix == ".json" else _xml_kind
-        try:
-            export.kinds[file] = look(file)
-        except NacreError as error:
-            export.damage[file] = error
-            export.kinds[file] = "damaged"
-    return export.kinds[file]
+    try:
+        return _json_kind(file) if file.suffix == ".json" else _xml_kind(file)
+    except NacreError as error:
+        export.damage[file] = error
+        return "damaged"
 
 
 def _json_kind(file: File) -> str:
@@ -159,62 +179,35 @@ def _xml_kind(file: File) -> str:
         if root != "annotation":
             return ""
         if element.find("polygon") is not None or element.find("segm") is not None:
-            return "labelme"
+            return "labelme-xml"
         kind = "boxes" if element.find("bndbox") is not None else kind or "image"
     return kind
 
 
-def _whole(*kinds: str) -> Callable[[Export], list[File]]:
-    """Return what finds the JSON files of a kind that may be a whole export, so not one of many.
+def _of_kind(kind: str) -> Callable[[Export], list[File]]:
+    """Return what finds the documents of a kind.
 
-    It raises an error if there are some, and another one is damaged, which may be one of them.
+    It raises an error if they are JSON files of whole exports, and another one, which may be such
+    a file, is damaged.
     """
 
     def find(export: Export) -> list[File]:
-        files = export.with_suffix(".json")
-        per_folder = Counter(file.folder for file in files)
-        few = [file for file in files if per_folder[file.folder] <= _FEW]
-        found = [file for file in few if _kind(export, file) in kinds]
-        damaged = [export.damage[file] for file in few if file in export.damage]
-        if found and damaged:
-            raise damaged[0]
+        found = _documents(export, kind)
+        for damaged in export.kinds["damaged"] if found else ():
+            if found[0].suffix == damaged.suffix == ".json" and kind != "labelme":
+                raise export.damage[damaged]
         return found
 
     return find
-
-
-def _per_image(suffix: str, *kinds: str) -> Callable[[Export], list[File]]:
-    """Return what finds files of single images, by the first few of each folder.
-
-    The first kind gives a folder away; files of the other kinds in it, and damaged ones, are images
-    without a shape, or belong to images that cannot be imported.
-    """
-
-    def find(export: Export) -> list[File]:
-        found = []
-        by_folder: dict[str, list[File]] = defaultdict(list)
-        for file in export.with_suffix(suffix):
-            by_folder[file.folder].append(file)
-        for files in by_folder.values():
-            told = {file: _kind(export, file) for file in files[:_FEW]}
-            if kinds[0] in told.values():
-                found += [one for one in files if told.get(one, kinds[0]) in (*kinds, "damaged")]
-        return found
-
-    return find
-
-
-def _find_cvat(export: Export) -> list[File]:
-    return [file for file in export.with_suffix(".xml") if _kind(export, file) == "cvat"]
 
 
 def _find_supervisely(export: Export) -> list[File]:
     """Return the projects' ``meta.json``, or one annotation where people left that out."""
     annotations = [one for one in export.with_suffix(".json") if supervisely.is_in(one, "ann")]
-    metas = [one for one in export.named("meta.json") if _kind(export, one) == "supervisely"]
+    metas = [one for one in export.named("meta.json") if _look(export, one) == "supervisely"]
     if not annotations or metas:
         return outermost(metas) if annotations else []
-    return [one for one in annotations[:1] if _kind(export, one) == "supervisely-ann"]
+    return [one for one in annotations[:1] if _look(export, one) == "supervisely-ann"]
 
 
 FORMATS: dict[str, Format] = {
@@ -223,15 +216,13 @@ FORMATS: dict[str, Format] = {
         Format("supervisely", "Supervisely", _find_supervisely, supervisely.read),
         Format("cityscapes", "Cityscapes", cityscapes.find, cityscapes.read),
         Format("voc", "masks as in Pascal VOC", mask_folders.find_voc, mask_folders.read),
-        Format("cvat", "CVAT for images 1.1", _find_cvat, cvat.read),
+        Format("cvat", "CVAT for images 1.1", _of_kind("cvat"), cvat.read),
         Format("yolo", "YOLO polygons", yolo.find, yolo.read),
-        Format("coco-panoptic", "COCO panoptic", _whole("panoptic"), coco.read_panoptic),
-        Format("coco", "COCO instances", _whole("coco"), coco.read),
-        Format("label-studio", "Label Studio", _whole("label-studio"), label_studio.read),
-        Format("labelme", "LabelMe", _per_image(".json", "labelme"), labelme.read),
-        Format(
-            "labelme-xml", "LabelMe XML", _per_image(".xml", "labelme", "image"), labelme.read_xml
-        ),
+        Format("coco-panoptic", "COCO panoptic", _of_kind("panoptic"), coco.read_panoptic),
+        Format("coco", "COCO instances", _of_kind("coco"), coco.read),
+        Format("label-studio", "Label Studio", _of_kind("label-studio"), label_studio.read),
+        Format("labelme", "LabelMe", _of_kind("labelme"), labelme.read),
+        Format("labelme-xml", "LabelMe XML", _of_kind("labelme-xml"), labelme.read_xml),
         Format("masks", "folders of masks", mask_folders.find, mask_folders.read),
     )
 }
@@ -243,56 +234,42 @@ def _not_recognized(export: Export, wanted: str | None) -> NacreError:
     root = brief(str(export.root))
     if wanted:
         return NacreError(f"{root} does not look like {wanted}")
-    for fits, advice in _ADVICE:
-        if fits(export):
-            return NacreError(f"{root} {advice}")
+    if advice := _advice(export):
+        return NacreError(f"{root} {advice}")
     endings = Counter(file.suffix or "without extension" for file in export.files)
     there = some((f"{count:,} {ending}" for ending, count in endings.most_common()), 6)
     known = ", ".join(row.title for row in FORMATS.values())
     return NacreError(f"{root} has none of the known formats (it holds {there}); known: {known}")
 
 
-def _holds(kind: str) -> Callable[[Export], bool]:
-    files = _whole(kind)
-    return lambda export: bool(files(export))
-
-
-def _has_folders(export: Export) -> bool:
-    """Return whether there are ``images/`` and ``masks/``, as nacre's own folders have."""
-    return all(any(one.is_below(name) for one in export.files) for name in ("images", "masks"))
-
-
-_MISSING = "has images/ and masks/ as nacre's own folders have{}; what is missing is classes.yaml, "
-_MISSING += "such as `classes: {{{}: crack}}`, and then there is nothing to import"
-_ADVICE: tuple[tuple[Callable[[Export], bool], str], ...] = (
-    (_holds("via"), "is a project of VGG's VIA; export it there as COCO"),
-    (_holds("coco-results"), "holds COCO results, not annotations: categories are missing"),
-    (
-        lambda e: any("-annotation-" in one.name and "-by-" in one.name for one in e.images),
-        "is Label Studio's export of brushes as PNG, which does not say to which image each "
-        "belongs; export as JSON",
-    ),
-    (
-        lambda e: bool(e.named("classes.yaml")) and _has_folders(e),
-        "is a folder of nacre already; there is nothing to import",
-    ),
-    (
-        lambda e: _has_folders(e) and mask_folders.are_black_and_white(e),
-        _MISSING.format(", with masks in black and white (0 and 255)", 255),
-    ),
-    (_has_folders, _MISSING.format("", 1)),
-    (
-        lambda e: any(_kind(e, one) == "boxes" for one in e.with_suffix(".xml")[:5]),
-        "holds boxes, no outlines, and boxes are never filled for such data: label areas, or make "
-        "masks of the boxes first, with a tool such as SAM",
-    ),
-    (
-        lambda e: bool(e.with_suffix(".parquet")),
-        "holds parquet files; save images and masks as files",
-    ),
-    (
-        lambda e: bool(e.with_suffix(".zip", ".tar", ".gz", ".7z", ".rar")),
-        "holds another archive; unpack it, then import",
-    ),
-)
-"""What else an export may be, and what to do then."""
+def _advice(export: Export) -> str:
+    """Return what else an export is, and what to do then; nothing if that is not known."""
+    if _documents(export, "via"):
+        return "is a project of VGG's VIA; export it there as COCO"
+    if _documents(export, "coco-results"):
+        return "holds COCO results, not annotations: categories are missing"
+    if any("-annotation-" in one.name and "-by-" in one.name for one in export.images):
+        return (
+            "is Label Studio's export of brushes as PNG, which does not say to which image each "
+            "belongs; export as JSON"
+        )
+    if all(any(one.is_below(name) for one in export.files) for name in ("images", "masks")):
+        if export.named("classes.yaml"):
+            return "is a folder of nacre already; there is nothing to import"
+        is_white = mask_folders.are_black_and_white(export)
+        return (
+            "has images/ and masks/ as nacre's own folders have"
+            f"{', with masks in black and white (0 and 255)' if is_white else ''}; what is missing "
+            f"is classes.yaml, such as `classes: {{{255 if is_white else 1}: crack}}`, and then "
+            "there is nothing to import"
+        )
+    if _documents(export, "boxes"):
+        return (
+            "holds boxes, no outlines, and boxes are never filled for such data: label areas, or "
+            "make masks of the boxes first, with a tool such as SAM"
+        )
+    if export.with_suffix(".parquet"):
+        return "holds parquet files; save images and masks as files"
+    if export.with_suffix(".zip", ".tar", ".gz", ".7z", ".rar"):
+        return "holds another archive; unpack it, then import"
+    return ""
