@@ -11,8 +11,8 @@ import pytest
 import typer.main
 import yaml
 
-from nacre.cli import app, main
-from nacre.cli.app import PANELS, resume_command
+from nacre.cli import main
+from nacre.cli.app import PANELS, program, resume_command
 from nacre.models.io import find_model, load_model
 from nacre.version import __version__
 from tiny_runs import TINY
@@ -51,7 +51,7 @@ def test_help_has_three_panels_and_teaches_by_example(nacre):
     assert "nacre demo" in shown
     places = [shown.index(title) for title in PANELS]
     assert places == sorted(places)
-    commands = typer.main.get_command(app).commands
+    commands = typer.main.get_command(program).commands
     assert set(commands) == {name for names in PANELS.values() for name in names}
     for command in commands.values():
         assert command.epilog.startswith("Example"), command.name

@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 import nacre
-from nacre.cli.app import app
+from nacre.cli.app import program
 from nacre.data import DATASETS
 from nacre.errors import NacreError
 from nacre.methods import METHODS
@@ -29,7 +29,7 @@ from nacre.training.presets import PAPER_PRESETS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
+COMMANDS: dict[str, Any] = typer.main.get_command(program).commands
 SECTIONS = ("train", "images", "labels", "model", "data", "method")
 FILES = ("safetensors", "json", "yaml", "yml", "py", "md", "csv", "txt", "onnx", "html")
 

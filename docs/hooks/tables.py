@@ -13,7 +13,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from nacre.cli.app import PANELS, app
+from nacre.cli.app import PANELS, program
 from nacre.data import DATASETS
 from nacre.methods import METHODS
 from nacre.methods.table import ROWS
@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def commands() -> Iterator[str]:
     """Yield a part per command, with its options as a table, in the order of the help."""
-    known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    known: dict[str, Any] = typer.main.get_command(program).commands  # type: ignore[attr-defined]
     for name, command in ((name, known[name]) for names in PANELS.values() for name in names):
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         usage = " ".join(map(_usage, arguments))

@@ -30,7 +30,7 @@ from world import SCENES, SMALL, World
 import unprivileged
 from importers.exports import WRITERS, zip_folder
 from local_server import send, serving
-from nacre.cli import app
+from nacre.cli.app import program
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError, has_control_characters
 from nacre.export import server
@@ -98,7 +98,7 @@ def try_key_of_a_step(world: World, rng: random.Random) -> tuple[str, str]:
 
 
 def try_option(world: World, rng: random.Random) -> tuple[str, str]:
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(program)
     name = rng.choice([one for one in group.commands if one not in NEVER])
     command = group.commands[name]
     takes = [one for one in command.params if not getattr(one, "is_flag", False)]

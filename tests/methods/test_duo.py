@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 import nacre
-from nacre.cli.app import app
+from nacre.cli.app import program
 from nacre.data.dataset import LabeledImages, TrainDataset, split_off
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.data.transforms import ImagesConfig
@@ -352,9 +352,9 @@ def test_what_is_forgotten_leaves_the_ledger_wholly_and_loses_its_row_of_the_dec
 def test_the_commands_say_what_the_decoder_does(learned, tmp_path):
     run = CliRunner().invoke
     two, one = str(learned("pearl", "starfish")), str(learned("starfish"))
-    done = run(app, ["forget", two, "--class", "pearl", "--out", str(tmp_path / "a")])
+    done = run(program, ["forget", two, "--class", "pearl", "--out", str(tmp_path / "a")])
     assert "the decoder keeps the weights that it learned with it" in " ".join(done.output.split())
-    done = run(app, ["merge", str(learned("pearl")), one, "--out", str(tmp_path / "b")])
+    done = run(program, ["merge", str(learned("pearl")), one, "--out", str(tmp_path / "b")])
     assert "of the others are background" in " ".join(done.output.split())
     assert nacre.load(tmp_path / "b").classes == ("background", "pearl", "starfish")
 

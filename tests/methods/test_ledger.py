@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import nacre
-from nacre.cli.app import app
+from nacre.cli.app import program
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
@@ -248,6 +248,6 @@ def test_the_papers_preset_gives_it_the_papers_network_and_crop(tmp_path):
 
 def test_a_dry_run_shows_the_network_that_it_would_learn():
     given = ["scenes/4-4/overlapped", "--method", "ledger", "--preset", "demo", "--dry-run"]
-    shown = " ".join(CliRunner().invoke(app, ["run", *given]).output.split())
+    shown = " ".join(CliRunner().invoke(program, ["run", *given]).output.split())
     assert "decoder=stages" in shown
     assert "batches by step" in shown

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import nacre
-from nacre.cli.app import app
+from nacre.cli.app import program
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.models.io import load_model
@@ -158,12 +158,13 @@ def test_a_merged_model_of_equal_classes_can_learn_on_and_forget_either(learned,
 def test_the_commands_write_models_that_predict(learned, tmp_path):
     run = CliRunner().invoke
     two = str(learned("pearl", "starfish"))
-    done = run(app, ["forget", two, "--step", "0", "--out", str(tmp_path / "one")])
+    done = run(program, ["forget", two, "--step", "0", "--out", str(tmp_path / "one")])
     assert done.exit_code == 0, done.output
-    done = run(app, ["forget", two, "--class", "pearl", "--out", str(tmp_path / "other")])
+    done = run(program, ["forget", two, "--class", "pearl", "--out", str(tmp_path / "other")])
     assert done.exit_code == 0, done.output
     done = run(
-        app, ["merge", str(tmp_path / "one"), str(learned("crate")), "--out", str(tmp_path / "m")]
+        program,
+        ["merge", str(tmp_path / "one"), str(learned("crate")), "--out", str(tmp_path / "m")],
     )
     assert done.exit_code == 0, done.output
     assert "starfish" in done.output

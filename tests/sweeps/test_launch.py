@@ -7,7 +7,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from nacre.cli.app import app
+from nacre.cli.app import program
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
 from nacre.sweeps import engines, launch
@@ -160,7 +160,7 @@ def test_a_run_that_cannot_be_started_fails_with_a_sentence(tmp_path, monkeypatc
 
 def test_two_grids_do_not_work_in_one_folder(tmp_path):
     with locked(tmp_path, "grid"):
-        done = CliRunner().invoke(app, ["grid", *OPTIONS, "--out", str(tmp_path)])
+        done = CliRunner().invoke(program, ["grid", *OPTIONS, "--out", str(tmp_path)])
     assert isinstance(done.exception, NacreError)
     assert "is in use: another `nacre grid` works in it" in str(done.exception)
 

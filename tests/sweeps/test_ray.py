@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from nacre.cli.app import app
+from nacre.cli.app import program
 from nacre.errors import NacreError
 from nacre.sweeps import engines, launch
 from nacre.sweeps.engines import Ray
@@ -175,7 +175,7 @@ def test_what_ray_prints_does_not_get_into_the_json(ray, tmp_path, monkeypatch):
 
     monkeypatch.setattr(engines, "start", Failed)
     words = ["grid", *OPTIONS, "--methods", "ft", "--out", str(tmp_path), "--engine", "ray"]
-    done = CliRunner().invoke(app, [*words, "--json"])
+    done = CliRunner().invoke(program, [*words, "--json"])
     (run,) = json.loads(done.stdout)
     assert run["state"] == "failed"
     assert "(raylet)" in done.stderr

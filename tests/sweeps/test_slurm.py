@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nacre.cli.app import app
+from nacre.cli.app import program
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
 from nacre.sweeps import launch
@@ -82,7 +82,7 @@ def test_jobs_ask_for_what_the_grid_says_and_stay_when_it_stops(slurm, tmp_path,
 
 
 def test_only_jobs_that_survive_their_command_can_be_taken_back(tmp_path):
-    done = CliRunner().invoke(app, ["grid", *OPTIONS, "--out", str(tmp_path), "--cancel"])
+    done = CliRunner().invoke(program, ["grid", *OPTIONS, "--out", str(tmp_path), "--cancel"])
     assert "--cancel: no jobs of --engine local survive its command" in str(done.exception)
 
 

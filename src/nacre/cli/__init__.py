@@ -8,8 +8,7 @@ import sys
 import traceback
 from typing import Any
 
-from nacre.cli import data, grid, imports, learn, look, results, run, use  # noqa: F401
-from nacre.cli.app import app, echo, finish_output, show_bars
+from nacre.cli import app, data, grid, imports, learn, look, results, run, use  # noqa: F401
 from nacre.errors import ReportedElsewhere, user_message
 from nacre.terminal import accept_any_character
 from nacre.utils.signals import exit_with_parent
@@ -18,12 +17,12 @@ from nacre.utils.signals import exit_with_parent
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     exit_with_parent()
-    show_bars()
+    app.show_bars()
     accept_any_character()
     is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     code: Any = 2
     try:
-        app(prog_name="nacre")
+        app.program(prog_name="nacre")
     except SystemExit as end:
         code = end.code
     except ReportedElsewhere:
@@ -31,13 +30,13 @@ def main() -> None:
     except Exception as error:
         sentence = user_message(error)
         if sentence is not None:
-            echo(f"error: {sentence}", err=True)
+            app.echo(f"error: {sentence}", err=True)
         elif is_one_of_several:
             traceback.print_exc()
             code = 1
         else:
             raise
-    code = code if finish_output() else code or 2
+    code = code if app.finish_output() else code or 2
     if is_one_of_several:
         from nacre.utils.distributed import exit_process
 

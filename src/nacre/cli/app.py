@@ -1,5 +1,6 @@
-"""The application, and what all commands share: panels, errors, interruptions, the console."""
+"""The application, and what its commands share: panels, options, interruptions, the console."""
 
+import inspect
 import json
 import os
 import shlex
@@ -7,19 +8,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from nacre.errors import escape_control
+from nacre.errors import NacreError, escape_control
 from nacre.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
-Command = TypeVar("Command", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 PANELS = {
     "Your images": (
@@ -32,8 +35,20 @@ PANELS = {
 """All commands, in the order and under the headings of `nacre --help`."""
 
 
+class Command(TyperCommand):
+    """A command whose help says what to write, not which type of Python that becomes."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, without types beside arguments and flags."""
+        return _without_types(super().get_params(ctx))
+
+
 class Commands(TyperGroup):
     """The commands in the order of `PANELS`; each reports Ctrl-C from its first moment on."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, without types beside flags."""
+        return _without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands in the order of the panels."""
@@ -49,7 +64,14 @@ class Commands(TyperGroup):
             sys.exit(130)
 
 
-app = typer.Typer(
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for one in parameters:
+        if isinstance(one, TyperArgument) or one.is_flag:
+            one.display_type_rich = lambda ctx: None
+    return parameters
+
+
+program = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
@@ -65,7 +87,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@program.callback()
 def nacre(
     version: Annotated[
         bool,
@@ -80,11 +102,131 @@ def nacre(
     """
 
 
-def command(name: str, *examples: str, **settings: Any) -> Callable[[Command], Command]:
-    """Register a command in its panel, with examples below its help."""
+def command(name: str, *examples: str, **settings: Any) -> Callable[[Function], Function]:
+    """Register a command in its panel, with examples below its help.
+
+    A parameter that is a dataclass of options, such as `ConfigOptions`, is an option per field.
+    """
     panel = next(panel for panel, names in PANELS.items() if name in names)
     epilog = "\n\n".join(["Examples:" if examples[1:] else "Example:", *examples])
-    return app.command(name, rich_help_panel=panel, epilog=epilog, **settings)
+    register = program.command(name, cls=Command, rich_help_panel=panel, epilog=epilog, **settings)
+
+    def decorate(function: Function) -> Function:
+        register(_with_fields(function))
+        return function
+
+    return decorate
+
+
+def _with_fields(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that takes the fields of its dataclass of options in its place, if any."""
+    signature = inspect.signature(function)
+    named = {one.name: one.annotation for one in signature.parameters.values()}
+    name = next((name for name, kind in named.items() if is_dataclass(kind)), None)
+    if name is None:
+        return function
+    fields = inspect.signature(named[name]).parameters
+
+    def call(**values: Any) -> None:
+        options = named[name](**{field: values.pop(field) for field in fields})
+        function(**{name: options}, **values)
+
+    parameters = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for own in signature.parameters.values()
+        for one in (fields.values() if own.name == name else [own])
+    ]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__doc__, call.__annotations__ = function.__doc__, {}
+    return call
+
+
+def argument(placeholder: str, help: str) -> Any:
+    """Declare an argument."""
+    return typer.Argument(metavar=placeholder, help=help)
+
+
+def option(placeholder: str, help: str, *names: str, **settings: Any) -> Any:
+    """Declare an option with a value; its name is that of the parameter by default."""
+    return typer.Option(*names, metavar=placeholder, help=help, **settings)
+
+
+def flag(name: str, help: str) -> Any:
+    """Declare an option without a value."""
+    return typer.Option(name, help=help)
+
+
+Preset = Annotated[
+    str | None,
+    option("NAME", "Config values to begin with, under your own: paper, text, small or demo."),
+]
+ConfigFile = Annotated[Path | None, option("FILE", "YAML file with config values.", "--config")]
+Set = Annotated[
+    list[str] | None,
+    option(
+        "KEY=VALUE",
+        "Set one config value over all others, such as train.batch_size=8. Repeatable.",
+        "--set",
+    ),
+]
+Root = Annotated[Path | None, option("FOLDER", "Folder of the data set.")]
+Cache = Annotated[
+    Path | None,
+    option("FOLDER", "Folder of learned steps that runs share; a step in it is not trained again."),
+]
+Json = Annotated[bool, flag("--json", "Print JSON instead of a table.")]
+ModelPath = Annotated[Path, argument("MODEL", "A run folder, a step folder or a model file.")]
+
+
+@dataclass(frozen=True)
+class ConfigOptions:
+    """The options from which a command gets its config."""
+
+    preset: Preset = None
+    config: ConfigFile = None
+    set_: Set = None
+    seed: Annotated[
+        int | None,
+        option("NUMBER", "Random seed for weights, order and augmentation. Default: 1.", min=0),
+    ] = None
+
+    def parts(self, values: Mapping[str, Any], resumed: Path | None = None) -> dict[str, Any]:
+        """Return the parts of a config: preset, file, assignments and overrides.
+
+        Args:
+            values: The values of the command's other options.
+            resumed: The folder to resume. What is given lies over the config that it stores, and
+                is refused where it differs.
+        """
+        file = self.config
+        if file is None and self.preset is None and resumed is not None:
+            stored = resumed / "config.yaml"
+            file = stored if stored.is_file() else None
+        values = {"seed": self.seed, **values}
+        given = {key: one for key, one in values.items() if one not in (None, {}, [])}
+        assignments = self.set_ or ()
+        return {"preset": self.preset, "file": file, "assignments": assignments, "overrides": given}
+
+
+def data_section(root: Path | None) -> dict[str, Any]:
+    """Return the config values that the option --root gives."""
+    return {} if root is None else {"data": {"root": str(root)}}
+
+
+def split_names(text: str | None) -> list[str]:
+    """Return comma-separated names without blanks around them."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def split_pairs(texts: list[str] | None, name: str, example: str) -> dict[str, str]:
+    """Return a repeatable ``KEY=VALUE`` option as a mapping; the last sign separates."""
+    pairs = {}
+    for text in texts or ():
+        key, sign, value = text.rpartition("=")
+        if not sign or not key or not value.strip():
+            raise NacreError(f"{name} {text!r} is not of the form {example}")
+        pairs[key] = value
+    return pairs
 
 
 _ONLY_CONFIG: ContextVar[bool] = ContextVar("only_config", default=False)

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nacre.cli.app import command, make_console, print_json
-from nacre.cli.options import Config, Json, Root, Set, argument, option
+from nacre.cli import app
+from nacre.cli.app import argument, option
 from nacre.errors import NacreError
 from nacre.terminal import some
 
@@ -25,7 +25,7 @@ MAX_PROBLEMS = 10
 """Problems of a split that a report names."""
 
 
-@command("data", "nacre data pets", "nacre data voc --root VOC2012")
+@app.command("data", "nacre data pets", "nacre data voc --root VOC2012")
 def data(
     name: Annotated[
         str, argument("DATA", "A folder with images/, masks/ and classes.yaml, or a data set.")
@@ -36,16 +36,16 @@ def data(
     classes: Annotated[
         Path | None, option("FILE", "Path of classes.yaml, if it is not in the folder.")
     ] = None,
-    json: Json = False,
+    json: app.Json = False,
 ) -> None:
     """Check a data folder before training: counts, pairs, sizes, labels, damaged files."""
     from nacre.data.validate import check_source
 
     report = check_source(_open_files(name, root, classes))
     if json:
-        print_json(report.as_dict())
+        app.print_json(report.as_dict())
     else:
-        make_console().print(report_tables(report))
+        app.make_console().print(report_tables(report))
     if not report.is_valid:
         sys.exit(2)
 
@@ -61,7 +61,7 @@ def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSour
     return open_folder("folder", Path(name), classes)
 
 
-@command(
+@app.command(
     "plan",
     "nacre plan  lists data sets, tasks and setups",
     "nacre plan voc/15-5/overlapped --root VOC2012",
@@ -72,10 +72,10 @@ def plan(
         str | None,
         argument("SCENARIO", "data/task/setup, a name or a .yaml file. Default: list all."),
     ] = None,
-    root: Root = None,
-    config: Config = None,
-    set_: Set = None,
-    json: Json = False,
+    root: app.Root = None,
+    config: app.ConfigFile = None,
+    set_: app.Set = None,
+    json: app.Json = False,
 ) -> None:
     """Show the images and classes of each step of a scenario, or list what there is."""
     from nacre.scenarios.plan import make_plan, plan_as_json
@@ -83,16 +83,16 @@ def plan(
     if scenario is None:
         if root or config or set_ or json:
             raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
-        make_console().print(scenarios_table())
+        app.make_console().print(scenarios_table())
         return
     from nacre.runs.run import apply_scenario
 
     applied, labels, images = apply_scenario(scenario, root=root, file=config, sets=set_ or [])
     steps = make_plan(applied, labels, images)
     if json:
-        print_json(plan_as_json(applied, steps))
+        app.print_json(plan_as_json(applied, steps))
     else:
-        make_console().print(plan_table(applied, steps))
+        app.make_console().print(plan_table(applied, steps))
 
 
 def report_tables(report: "DataReport") -> Group:

@@ -12,26 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from nacre.cli.app import (
-    command,
-    echo,
-    make_console,
-    print_json,
-    show_config,
-    until_interrupted,
-)
-from nacre.cli.options import (
-    Cache,
-    Preset,
-    Root,
-    Set,
-    argument,
-    config_values,
-    flag,
-    option,
-    split_names,
-)
-from nacre.errors import NacreError
+from nacre.cli import app
+from nacre.cli.app import argument, flag, option
+from nacre.errors import NacreError, unknown_name
 from nacre.terminal import LINE_SECONDS, Display, one_line
 
 if TYPE_CHECKING:
@@ -45,7 +28,7 @@ _OTHER_LINES = 8
 """Lines of a terminal that are not rows of the table."""
 
 
-@command(
+@app.command(
     "grid",
     "nacre grid grid.yaml --out runs/grid",
     "nacre grid --scenarios scenes/4-2-2/overlapped --methods ft,lwf,mib --seeds 1,2,3 "
@@ -58,9 +41,9 @@ def grid(
     scenarios: Annotated[str | None, option("NAMES", "Comma-separated scenarios.")] = None,
     methods: Annotated[str | None, option("NAMES", "Comma-separated methods.")] = None,
     seeds: Annotated[str | None, option("NUMBERS", "Comma-separated seeds. Default: 1.")] = None,
-    preset: Preset = None,
-    set_: Set = None,
-    root: Root = None,
+    preset: app.Preset = None,
+    set_: app.Set = None,
+    root: app.Root = None,
     jobs: Annotated[
         int | None, option("NUMBER", "Runs at a time. Default: one per GPU, or one.", min=1)
     ] = None,
@@ -69,7 +52,7 @@ def grid(
     gpus_per_run: Annotated[
         int | None, option("NUMBER", "GPUs per run. Default: one, if any.", min=0)
     ] = None,
-    cache: Cache = None,
+    cache: app.Cache = None,
     cancel: Annotated[
         bool, flag("--cancel", "Cancel the jobs that --engine slurm submitted.")
     ] = False,
@@ -79,7 +62,6 @@ def grid(
     ] = False,
 ) -> None:
     """Run every combination of methods, scenarios and seeds, and write a report."""
-    from nacre.errors import unknown_name
     from nacre.sweeps.engines import ENGINES
     from nacre.sweeps.grid import check_weights, find_status, make_jobs
 
@@ -87,12 +69,12 @@ def grid(
         raise unknown_name("engine", engine, ENGINES)
     lists = {"scenarios": scenarios, "methods": methods, "seeds": seeds}
     content: dict[str, Any] = {
-        key: split_names(text) for key, text in lists.items() if text is not None
+        key: app.split_names(text) for key, text in lists.items() if text is not None
     }
     content |= {"preset": preset, "jobs": jobs, "gpus_per_run": gpus_per_run}
     made = _read_grid(file, content, root, set_ or [])
     runs = make_jobs(made, out, cache)
-    show_config(made.model_dump(mode="json", exclude_none=True))
+    app.show_config(made.model_dump(mode="json", exclude_none=True))
     if status:
         find_status(runs)
         _print(runs, json)
@@ -101,12 +83,12 @@ def grid(
         _cancel(runs, made, out, engine)
         return
     check_weights(runs)
-    console = make_console()
+    console = app.make_console()
     console.quiet = console.quiet or json
     if not _run(runs, made, out, engine, console):
         count = sum(job.submitted is not None for job in runs)
         what = f"{count} submitted jobs continue (--cancel cancels them)" if count else "saved"
-        echo(f"interrupted; {what}. The same command resumes the grid.", err=True)
+        app.echo(f"interrupted; {what}. The same command resumes the grid.", err=True)
         sys.exit(130)
     _finish(runs, out, json, console)
 
@@ -115,7 +97,6 @@ def _read_grid(
     file: Path | None, given: dict[str, Any], root: Path | None, sets: list[str]
 ) -> "GridConfig":
     """Return a grid from its file and the options, which lie over it."""
-    from nacre.errors import NacreError
     from nacre.sweeps.grid import check_grid, read_grid
     from nacre.training.config import deep_merge, parse_assignment
 
@@ -125,7 +106,7 @@ def _read_grid(
     if missing:
         named = " and ".join(f"--{key}" for key in missing)
         raise NacreError(f"a grid needs {named}, or a grid file that has them (nacre grid --help)")
-    values = deep_merge(content.get("config", {}), config_values(root=root))
+    values = deep_merge(content.get("config", {}), app.data_section(root))
     for text in sets:
         values = deep_merge(values, parse_assignment(text))
     return check_grid(content | {"config": values})
@@ -141,7 +122,7 @@ def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, name: str) -> None
             f"--cancel: no jobs of --engine {name} survive its command; give --engine slurm"
         )
     with locked(out, "grid"):  # a command at work would submit them again
-        echo(f"{cancel_submitted(runs, open_engine(name, made, out))} jobs canceled")
+        app.echo(f"{cancel_submitted(runs, open_engine(name, made, out))} jobs canceled")
 
 
 def _run(runs: "list[Job]", made: "GridConfig", out: Path, name: str, console: Console) -> bool:
@@ -154,7 +135,7 @@ def _run(runs: "list[Job]", made: "GridConfig", out: Path, name: str, console: C
     with locked(out, "grid"), redirect_stdout(sys.stderr):
         engine: Engine = open_engine(name, made, out)
         with StopSignal() as stop, GridDisplay(console) as display:
-            return until_interrupted(
+            return app.until_interrupted(
                 lambda: run_grid(runs, engine, should_stop=stop, show=display),
                 "the same command",
             )
@@ -164,7 +145,7 @@ def _finish(runs: "list[Job]", out: Path, json: bool, console: Console) -> None:
     """Report what failed, and write the page of the rest."""
     for job in runs:
         if job.state == "failed":
-            echo(f"failed: {job.name}: {job.problem}", err=True)
+            app.echo(f"failed: {job.name}: {job.problem}", err=True)
     done = [job.folder.path for job in runs if job.state == "done"]
     if done:
         from nacre.report.page import write_report
@@ -180,9 +161,9 @@ def _print(runs: "list[Job]", json: bool) -> None:
     from nacre.sweeps.grid import GridProgress, as_plain
 
     if json:
-        print_json(as_plain(runs, GridProgress()))
+        app.print_json(as_plain(runs, GridProgress()))
         return
-    console = make_console()
+    console = app.make_console()
     console.print(GridDisplay(console).table(runs, rows=len(runs)))
 
 

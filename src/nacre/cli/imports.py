@@ -11,15 +11,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from nacre.cli.app import command, echo, make_console, print_json
-from nacre.cli.options import argument, flag, option, split_names, split_pairs
+from nacre.cli import app
+from nacre.cli.app import argument, flag, option
 from nacre.errors import NacreError, unknown_name
 
 if TYPE_CHECKING:
     from nacre.importers import ImportReport
 
 
-@command(
+@app.command(
     "import",
     "nacre import project.zip --to my-data",
     "nacre import result.json --images photos --to my-data",
@@ -37,13 +37,15 @@ def import_(
         option("NAMES", "Comma-separated classes to import, in this order. Default: all."),
     ] = None,
     ignore: Annotated[
-        list[str] | None, option("NAME", "Class whose pixels count as not annotated. Repeatable.")
+        list[str] | None,
+        option("NAME", "Class whose pixels count as not annotated. Repeatable."),
     ] = None,
     rename: Annotated[
         list[str] | None, option("OLD=NEW", "Rename a class, or join two. Repeatable.")
     ] = None,
     colors: Annotated[
-        str | None, option("R,G,B=NAME,…", "Classes by color of mask files, if no file names them.")
+        str | None,
+        option("R,G,B=NAME,…", "Classes by color of mask files, if no file names them."),
     ] = None,
     boxes: Annotated[
         str,
@@ -74,24 +76,24 @@ def import_(
         "colors": _parse_colors(colors or ""),
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }
-    renamed = split_pairs(rename, "--rename", "OLD=NEW")
-    wanted = tuple(split_names(classes or ""))
+    renamed = app.split_pairs(rename, "--rename", "OLD=NEW")
+    wanted = tuple(app.split_names(classes or ""))
     options = ImportOptions(images, format_, wanted, tuple(ignore or ()), renamed, **chosen)
     try:
         with StopSignal() as stop, _bars(stop) as progress:
             report = import_export(export, to, options, progress)
     except KeyboardInterrupt:
-        echo("interrupted; nothing was written", err=True)
+        app.echo("interrupted; nothing was written", err=True)
         sys.exit(130)
     if json:
-        print_json(report.as_dict())
+        app.print_json(report.as_dict())
     else:
-        make_console().print(import_tables(report), soft_wrap=True)
+        app.make_console().print(import_tables(report), soft_wrap=True)
 
 
 def _one_of(option: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
-        raise unknown_name(f"value of {option}", value, allowed)
+        raise unknown_name(f"value of {app.option}", value, allowed)
     return value
 
 

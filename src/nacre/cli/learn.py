@@ -8,28 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nacre.cli.app import (
-    command,
-    is_main_process,
-    make_console,
-    print_json,
-    resume_command,
-    show_config,
-    until_interrupted,
-)
-from nacre.cli.options import (
-    Config,
-    Json,
-    ModelPath,
-    OutModel,
-    Preset,
-    Seed,
-    Set,
-    argument,
-    option,
-    split_names,
-    split_pairs,
-)
+from nacre.cli import app
+from nacre.cli.app import argument, option
 from nacre.terminal import RunDisplay, some
 
 if TYPE_CHECKING:
@@ -37,8 +17,10 @@ if TYPE_CHECKING:
     from nacre.data.learn_data import LearnData
     from nacre.models.io import ModelInfo
 
+OutModel = Annotated[Path, option("FOLDER", "Folder for the new model.")]
 
-@command(
+
+@app.command(
     "learn",
     "nacre learn pets --out models/pets",
     "nacre learn birds --start models/pets --out models/pets-birds",
@@ -49,6 +31,7 @@ def learn(
     data: Annotated[
         list[Path] | None, argument("DATA", "Folders with images/, masks/ and classes.yaml.")
     ] = None,
+    *,
     start: Annotated[
         Path | None,
         option("MODEL", "Model to continue: a model file, a step folder or a run folder."),
@@ -66,7 +49,8 @@ def learn(
         ),
     ] = None,
     classes: Annotated[
-        str | None, option("NAMES", "Comma-separated classes to learn. Default: all in the data.")
+        str | None,
+        option("NAMES", "Comma-separated classes to learn. Default: all in the data."),
     ] = None,
     rename: Annotated[
         list[str] | None,
@@ -81,10 +65,7 @@ def learn(
     test: Annotated[
         list[Path] | None, option("FOLDER", "One more folder to test on. Repeatable.")
     ] = None,
-    preset: Preset = None,
-    config: Config = None,
-    set_: Set = None,
-    seed: Seed = None,
+    given: app.ConfigOptions,
 ) -> None:
     """Train a first model, or add new classes to an existing one."""
     values: dict[str, Any] = {
@@ -92,20 +73,14 @@ def learn(
         "start": str(start) if start else None,
         "tests": list(map(str, test or ())),
         "method": {"name": method} if method else None,
-        "classes": split_names(classes) if classes else None,
-        "rename": split_pairs(rename, "--rename", "Katze=cat"),
+        "classes": app.split_names(classes),
+        "rename": app.split_pairs(rename, "--rename", "Katze=cat"),
         "new": new,
-        "seed": seed,
     }
-    values = {key: value for key, value in values.items() if value not in (None, {}, [])}
-    if not data and out is not None and config is None and preset is None:
-        # What is given lies over what is saved, and is refused where it differs.
-        saved = out / "config.yaml"
-        config = saved if saved.is_file() else None
-    _learn(values, out, {"preset": preset, "file": config, "assignments": set_ or ()})
+    _learn(given.parts(values, None if data else out), out)
 
 
-def _learn(values: dict[str, Any], out: Path | None, given: dict[str, Any]) -> None:
+def _learn(parts: dict[str, Any], out: Path | None) -> None:
     """Learn a step and show its progress."""
     from nacre.utils.system import keep_freed_memory
 
@@ -113,23 +88,23 @@ def _learn(values: dict[str, Any], out: Path | None, given: dict[str, Any]) -> N
     from nacre.runs.learn import describe, learn_config, learn_in_folder, open_step
     from nacre.utils.signals import StopSignal
 
-    config = learn_config(overrides=values, **given)
-    show_config(config.to_dict())
+    config = learn_config(**parts)
+    app.show_config(config.to_dict())
     folder = out or Path("models") / "-".join(path.resolve().name for path in config.data)
-    console = make_console()
+    console = app.make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
         step = open_step(config)
         console.print(step_lines(step.tests.data, describe(step)))
-        metrics = until_interrupted(
+        metrics = app.until_interrupted(
             lambda: learn_in_folder(step, folder, observers=[display], should_stop=stop),
-            resume_command("learn", "--out", str(folder)),
+            app.resume_command("learn", "--out", str(folder)),
         )
-    if is_main_process():
+    if app.is_main_process():
         console.print(learn_table(metrics))
         console.print(f"model, metrics and events: {folder}", soft_wrap=True, markup=False)
 
 
-@command(
+@app.command(
     "forget",
     "nacre forget models/pets --step 1 --out models/pets-without",
     "nacre forget models/pets --folder birds --out models/no-birds",
@@ -152,7 +127,7 @@ def forget(
     _show_edited(edited, note)
 
 
-@command("merge", "nacre merge models/site-a models/site-b --out models/both-sites")
+@app.command("merge", "nacre merge models/site-a models/site-b --out models/both-sites")
 def merge_models(
     models: Annotated[list[Path], argument("MODEL", "Models that ledger or duo learned.")],
     out: OutModel,
@@ -166,8 +141,8 @@ def merge_models(
     _show_edited(merge(models, out=out), note + "of the others are background")
 
 
-@command("history", "nacre history models/pets-birds")
-def history(model: ModelPath, json: Json = False) -> None:
+@app.command("history", "nacre history models/pets-birds")
+def history(model: app.ModelPath, json: app.Json = False) -> None:
     """Show how a model was trained, step by step."""
     from nacre.models.io import find_model, read_info
     from nacre.runs.records import Measured
@@ -177,15 +152,15 @@ def history(model: ModelPath, json: Json = False) -> None:
     beside = path.with_name("metrics.json")
     figures = Measured.load(beside).iou if beside.exists() else None
     if json:
-        print_json({"classes": info.classes, "lineage": info.lineage, "iou": figures})
+        app.print_json({"classes": info.classes, "lineage": info.lineage, "iou": figures})
         return
-    make_console().print(history_table(model, info, figures))
+    app.make_console().print(history_table(model, info, figures))
 
 
 def _show_edited(model: "Model", note: str) -> None:
     """Print what a model knows; the note is for one with a decoder beside its ledger."""
     assert model.path is not None
-    console = make_console()
+    console = app.make_console()
     console.print(history_table(model.path.parent, model.info, None))
     if getattr(model.network, "ledger", None) is not None:
         console.print(note, markup=False)

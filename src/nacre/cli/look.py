@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nacre.cli.app import command, make_console, only_config
-from nacre.cli.options import argument
+from nacre.cli import app
+from nacre.cli.app import argument
 from nacre.errors import NacreError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CONFIGURED = ("learn", "run", "tune", "grid", "demo")
 """The commands that have a config."""
 
 
-@command("methods", "nacre methods", "nacre methods mib")
+@app.command("methods", "nacre methods", "nacre methods mib")
 def methods(
     name: Annotated[str | None, argument("NAME", "Method to explain. Default: list all.")] = None,
 ) -> None:
@@ -30,10 +30,10 @@ def methods(
     from nacre.methods import all_rows, find_method, find_row
 
     shown = explain(find_method(name), find_row(name)) if name else methods_table(all_rows())
-    make_console().print(shown)
+    app.make_console().print(shown)
 
 
-@command(
+@app.command(
     "config",
     "nacre config learn pets --set train.iterations=100",
     "nacre config run scenes/4-2-2/overlapped --method mib --preset small",
@@ -55,7 +55,7 @@ def config(
         raise NacreError(f"nacre {name} has no config; commands with one: {', '.join(CONFIGURED)}")
     assert context.parent is not None
     wanted = context.parent.command.get_command(context.parent, name)  # type: ignore[attr-defined]
-    with only_config():
+    with app.only_config():
         wanted.invoke(wanted.make_context(name, context.args, parent=context.parent))
 
 

@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nacre.cli.app import command, echo, make_console, print_json
-from nacre.cli.options import Json, ModelPath, Root, Set, argument, config_values, flag, option
+from nacre.cli import app
+from nacre.cli.app import argument, flag, option
 
 if TYPE_CHECKING:
     from nacre.report.tables import ResultTable
@@ -20,28 +20,30 @@ PADDING = 3
 FORMATS = ("terminal", "markdown", "latex", "csv")
 
 
-@command(
+@app.command(
     "eval",
     "nacre eval runs/mib",
     "nacre eval runs/mib/step-0 --set labels.unseen=background",
 )
-def evaluate(model: ModelPath, set_: Set = None, root: Root = None, json: Json = False) -> None:
+def evaluate(
+    model: app.ModelPath, set_: app.Set = None, root: app.Root = None, json: app.Json = False
+) -> None:
     """Test a model again, under the same or other conventions."""
     from nacre.runs.evaluate import evaluate_checkpoint
 
-    metrics = evaluate_checkpoint(model, config_values(root=root), set_ or ())
+    metrics = evaluate_checkpoint(model, app.data_section(root), set_ or ())
     if json:
-        print_json(metrics)
+        app.print_json(metrics)
     else:
-        make_console().print(class_table(metrics))
+        app.make_console().print(class_table(metrics))
 
 
 def _notify(line: str) -> None:
     """Print a notice to stderr."""
-    echo(line, err=True)
+    app.echo(line, err=True)
 
 
-@command(
+@app.command(
     "table",
     "nacre table runs/grid",
     "nacre table runs/grid --kind voc --paper --format latex",
@@ -62,7 +64,8 @@ def table(
         ),
     ] = "steps",
     paper: Annotated[
-        bool, flag("--paper", "Add the paper's results; a * marks rows that differ from its setup.")
+        bool,
+        flag("--paper", "Add the paper's results; a * marks rows that differ from its setup."),
     ] = False,
     background: Annotated[bool, flag("--background", "Include the background in means.")] = False,
     format_: Annotated[
@@ -82,19 +85,20 @@ def table(
     results = load_results(runs, _notify) if runs else []
     tables = make_tables(results, kind, paper=paper, background=background)
     if format_ == "csv":
-        echo(to_csv(tables))
+        app.echo(to_csv(tables))
         return
     for one in tables:
         if format_ == "terminal":
-            print_table(make_console(), one)
+            print_table(app.make_console(), one)
         else:
-            echo(to_markdown(one) if format_ == "markdown" else to_latex(one))
+            app.echo(to_markdown(one) if format_ == "markdown" else to_latex(one))
 
 
-@command("report", "nacre report runs/grid --out report", "nacre report models/pets-birds")
+@app.command("report", "nacre report runs/grid --out report", "nacre report models/pets-birds")
 def report(
     runs: Annotated[
-        list[Path], argument("RUN", "Run folders, folders of runs, or one folder of `nacre learn`.")
+        list[Path],
+        argument("RUN", "Run folders, folders of runs, or one folder of `nacre learn`."),
     ],
     out: Annotated[Path, option("FOLDER", "Folder for the page.")] = Path("report"),
     images: Annotated[int, option("NUMBER", "Images per scenario; 0 for none.", min=0)] = 8,
@@ -108,7 +112,7 @@ def report(
         page = write_learn_page(runs[0], out, images=images)
     else:
         page = write_report(runs, out, images=images, paper=paper, notify=_notify)
-    make_console().print("report:", str(page), soft_wrap=True)
+    app.make_console().print("report:", str(page), soft_wrap=True)
 
 
 def class_table(metrics: dict[str, Any]) -> RenderableType:

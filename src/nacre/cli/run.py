@@ -1,41 +1,54 @@
 """Commands that train scenarios: a run, a search for a weight, the demo."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from nacre.cli.app import (
-    command,
-    is_main_process,
-    make_console,
-    resume_command,
-    show_config,
-    until_interrupted,
-)
-from nacre.cli.options import (
-    Cache,
-    Config,
-    MethodName,
-    Preset,
-    Root,
-    Scenario,
-    Seed,
-    Set,
-    Track,
-    config_values,
-    flag,
-    option,
-)
+from nacre.cli import app
+from nacre.cli.app import argument, flag, option
 from nacre.terminal import RunDisplay, one_line
 
 if TYPE_CHECKING:
     from nacre.sweeps.tune import Tuning
     from nacre.training.config import RunConfig
 
+Scenario = Annotated[
+    str | None,
+    argument("SCENARIO", "data/task/setup, a name from `nacre plan`, or a .yaml file."),
+]
+MethodName = Annotated[
+    str | None,
+    option(
+        "NAME",
+        "Training method (see `nacre methods`). Default: duo on pretrained weights; mib without "
+        "them and under the presets of the paper.",
+    ),
+]
 
-@command(
+
+@dataclass(frozen=True)
+class RunOptions(app.ConfigOptions):
+    """The options that a run and a search share."""
+
+    root: app.Root = None
+    cache: app.Cache = None
+
+    def resolve(
+        self, scenario: str | None, method: str | None, out: Path | None = None
+    ) -> "RunConfig":
+        """Return the config of a run, `out`'s own without a scenario; end here if it is shown."""
+        from nacre.training.config import build_config
+
+        named = {"name": method} if method else None
+        values = {"scenario": scenario, "method": named, **app.data_section(self.root)}
+        config = build_config(**self.parts(values, None if scenario else out))
+        app.show_config(config.to_dict())
+        return config
+
+
+@app.command(
     "run",
     "nacre run scenes/4-2-2/overlapped --method mib --preset demo",
     "nacre run voc/15-5/overlapped --root VOC2012 --preset paper --set model.weights=imagenet",
@@ -45,16 +58,14 @@ if TYPE_CHECKING:
 def run(
     scenario: Scenario = None,
     method: MethodName = None,
-    preset: Preset = None,
-    config: Config = None,
-    set_: Set = None,
-    root: Root = None,
-    seed: Seed = None,
-    cache: Cache = None,
+    *,
+    given: RunOptions,
     out: Annotated[
         Path | None, option("FOLDER", "Folder for the run. Default: runs/SCENARIO-METHOD-SEED.")
     ] = None,
-    track: Track = None,
+    track: Annotated[
+        list[str] | None, option("NAME", "Log to tensorboard, wandb or trackio. Repeatable.")
+    ] = None,
     dry_run: Annotated[
         bool, flag("--dry-run", "Show steps, method and network; train nothing.")
     ] = False,
@@ -68,40 +79,35 @@ def run(
     from nacre.runs.trackers import tracking
     from nacre.utils.signals import StopSignal
 
-    if config is None and out is not None and not (scenario or preset):
-        # What is given lies over what is saved, and is refused where it differs.
-        saved = out / "config.yaml"
-        config = saved if saved.exists() else None
-    values = config_values(scenario=scenario, method=method, seed=seed, root=root)
-    resolved = _resolve(values, preset, config, set_)
-    console = make_console()
+    config = given.resolve(scenario, method, out)
+    console = app.make_console()
     if dry_run:
-        _print_plan(console, resolved)
+        _print_plan(console, config)
         return
-    folder = out or default_folder(resolved)
-    trackers = track or () if is_main_process() else ()
+    folder = out or default_folder(config)
+    trackers = track or () if app.is_main_process() else ()
     with (
         StopSignal() as stop,
         RunDisplay(console) as display,
         tracking(folder, trackers) as observers,
     ):
-        summary = until_interrupted(
+        summary = app.until_interrupted(
             lambda: run_scenario(
-                resolved,
+                config,
                 folder,
-                cache=cache,
+                cache=given.cache,
                 observers=[display, *observers],
                 should_stop=stop,
             ),
-            resume_command("run", "--out", str(folder)),
+            app.resume_command("run", "--out", str(folder)),
         )
-    if is_main_process():
+    if app.is_main_process():
         last = summary["mean_iou_by_step"][-1]
         console.print(f"after the last step: {one_line(last)}")
         console.print(f"models, metrics and events: {folder}", soft_wrap=True)
 
 
-@command(
+@app.command(
     "tune",
     "nacre tune voc/15-5/overlapped --method mib --root VOC2012 --preset paper "
     "--set model.weights=imagenet",
@@ -110,12 +116,8 @@ def run(
 def tune(
     scenario: Scenario = None,
     method: MethodName = None,
-    preset: Preset = None,
-    config: Config = None,
-    set_: Set = None,
-    root: Root = None,
-    seed: Seed = None,
-    cache: Cache = None,
+    *,
+    given: RunOptions,
     out: Annotated[Path | None, option("FOLDER", "Folder for the trials and tuned.yaml.")] = None,
     lr: Annotated[
         list[float] | None,
@@ -130,17 +132,16 @@ def tune(
     from nacre.sweeps.tune import tune as search
     from nacre.utils.signals import StopSignal
 
-    values = config_values(scenario=scenario, method=method, seed=seed, root=root)
-    resolved = _resolve(values, preset, config, set_)
-    run_folder = default_folder(resolved)
+    config = given.resolve(scenario, method)
+    run_folder = default_folder(config)
     folder = out or run_folder.with_name(f"tune-{run_folder.name}")
-    console = make_console()
+    console = app.make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
-        tuning = until_interrupted(
+        tuning = app.until_interrupted(
             lambda: search(
-                resolved,
+                config,
                 folder,
-                cache=cache,
+                cache=given.cache,
                 rates=lr or (),
                 observers=[display],
                 should_stop=stop,
@@ -153,7 +154,7 @@ def tune(
     )
 
 
-@command("demo", "nacre demo --out my-demo --seed 2")
+@app.command("demo", "nacre demo --out my-demo --seed 2")
 def demo(
     out: Annotated[Path, option("FOLDER", "Folder for the page and the runs.")] = Path(
         "nacre-demo"
@@ -168,13 +169,13 @@ def demo(
     from nacre.sweeps.demo import ABOUT, demo_grid, run_demo, write_demo_page
     from nacre.utils.signals import StopSignal
 
-    show_config(demo_grid(seed).model_dump(mode="json", exclude_none=True))
-    console = make_console()
+    app.show_config(demo_grid(seed).model_dump(mode="json", exclude_none=True))
+    console = app.make_console()
     console.print(ABOUT)
     with StopSignal() as stop, GridDisplay(console) as display:
-        runs = until_interrupted(
+        runs = app.until_interrupted(
             lambda: run_demo(out, seed, should_stop=stop, show=display),
-            resume_command("demo", "--out", str(out), "--seed", str(seed)),
+            app.resume_command("demo", "--out", str(out), "--seed", str(seed)),
         )
     for results in load_results(runs):
         print_table(console, steps_table(results))
@@ -195,17 +196,6 @@ def _print_trial(console: Console, tuning: "Tuning") -> None:
     word = verdict(tuning, trial)
     what = f"mIoU of new classes {percent(trial.accuracy)}" + (f": {word}" if word else "")
     console.print(f"{trial.name}, learning rate {trial.rate:g}: {what}", highlight=False)
-
-
-def _resolve(
-    values: Mapping[str, Any], preset: str | None, file: Path | None, assignments: list[str] | None
-) -> "RunConfig":
-    """Return the config that options describe; end here if only that is wanted."""
-    from nacre.training.config import build_config
-
-    config = build_config(preset=preset, file=file, assignments=assignments or (), overrides=values)
-    show_config(config.to_dict())
-    return config
 
 
 def _print_plan(console: Console, config: "RunConfig") -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nacre.cli.app import command, echo, make_console
-from nacre.cli.options import ModelPath, argument, flag, option, split_names
+from nacre.cli import app
+from nacre.cli.app import argument, flag, option
 from nacre.errors import NacreError, shown
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
-@command(
+@app.command(
     "predict",
     "nacre predict runs/mib cat.jpg holiday/ 'day-*/*.png' --out predictions",
     "nacre predict runs/mib map.tif --window 512",
     "nacre predict runs/mib street.mp4",
 )
 def predict(
-    model: ModelPath,
+    model: app.ModelPath,
     images: Annotated[list[str], argument("IMAGE", "Images, folders, globs, videos.")],
     out: Annotated[Path, option("FOLDER", "Folder for the results.")] = Path("predictions"),
     format_: Annotated[
@@ -66,15 +66,15 @@ def predict(
     from nacre.predict.files import predict_all
     from nacre.utils.signals import StopSignal
 
-    forms = tuple(split_names(format_))
+    forms = tuple(app.split_names(format_))
     with StopSignal() as stop:
         used = load(model).fused()
         predictor = used.predictor(window=window, mirror=mirror, edges=edges)
         summary = predict_all(predictor, used.info.channels, images, out, forms, stop)
     _print_summary(summary)
-    make_console().print(f"{', '.join(forms)}: {out}", highlight=False)
+    app.make_console().print(f"{', '.join(forms)}: {out}", highlight=False)
     if summary.stopped:
-        echo("interrupted; what was done is written", err=True)
+        app.echo("interrupted; what was done is written", err=True)
         sys.exit(130)
     if summary.failed:
         sys.exit(2)
@@ -83,13 +83,13 @@ def predict(
 def _print_summary(summary: "Summary") -> None:
     """Print skipped inputs and class fractions."""
     for sentence in summary.failed:
-        echo(f"skipped: {sentence}", err=True)
+        app.echo(f"skipped: {sentence}", err=True)
     shares = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
     count = "1 image" if summary.done == 1 else f"{summary.done} images"
-    make_console().print(f"{count}: {shares}" if shares else count, highlight=False)
+    app.make_console().print(f"{count}: {shares}" if shares else count, highlight=False)
 
 
-@command(
+@app.command(
     "export",
     "nacre export runs/mib",
     "nacre export runs/mib --fp16",
@@ -101,7 +101,8 @@ def export(
         argument("MODEL", "A run folder, a step folder or a model file; several only with --page."),
     ],
     out: Annotated[
-        Path | None, option("FILE", "Output file. Default: model.onnx, or model.html with --page.")
+        Path | None,
+        option("FILE", "Output file. Default: model.onnx, or model.html with --page."),
     ] = None,
     page: Annotated[
         bool, flag("--page", "Write one HTML file that runs the model in a browser.")
@@ -119,9 +120,9 @@ def export(
         raise NacreError(f"--page writes an HTML file, and {out} does not end in .html")
     find_export(out)  # a mistake is told before models are opened
     named = [_named(model) for model in models]
-    with make_console().status("tracing and comparing with torch"):
+    with app.make_console().status("tracing and comparing with torch"):
         text = export_models(named, out, form="fp16" if fp16 else "fp32", license=license_)
-    make_console().print(text, soft_wrap=True, highlight=False)
+    app.make_console().print(text, soft_wrap=True, highlight=False)
 
 
 def _named(model: Path) -> "NamedModel":
@@ -132,7 +133,7 @@ def _named(model: Path) -> "NamedModel":
     return NamedModel(_display_name(model), network, info)
 
 
-@command("serve", "nacre serve runs/mib", "nacre serve model.onnx --port 8000 --threads 4")
+@app.command("serve", "nacre serve runs/mib", "nacre serve model.onnx --port 8000 --threads 4")
 def serve(
     models: Annotated[
         list[Path], argument("MODEL", "Run folders, step folders, model files or ONNX files.")
@@ -153,14 +154,14 @@ def serve(
         server = ModelServer(served, (host, port))
     except OSError as error:
         raise NacreError(f"cannot listen at {host}:{port}: {error.strerror}") from error
-    make_console().print(
+    app.make_console().print(
         f"http://{host}:{server.server_address[1]}/   (Ctrl-C stops it)", highlight=False
     )
     with server:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            echo("stopped", err=True)
+            app.echo("stopped", err=True)
 
 
 def _open_onnx(model: Path, threads: int) -> "OnnxModel":
@@ -172,9 +173,9 @@ def _open_onnx(model: Path, threads: int) -> "OnnxModel":
         return OnnxModel(model, threads)
     name, network, info = _named(model)
     with tempfile.TemporaryDirectory() as folder:
-        with make_console().status("tracing and comparing with torch"):
+        with app.make_console().status("tracing and comparing with torch"):
             done = export_onnx(network, info, Path(folder) / "model.onnx")
-        make_console().print(f"{name}: {done.comparison}", soft_wrap=True, highlight=False)
+        app.make_console().print(f"{name}: {done.comparison}", soft_wrap=True, highlight=False)
         return OnnxModel(done.path, threads)
 
 
