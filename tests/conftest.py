@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from nacre.training import window
+from nacre.training import loop
 from nacre.utils.signals import STOP_SIGNALS
 from tiny_runs import tiny_run
 
@@ -38,7 +38,7 @@ providers._get_local_constants = lambda: providers._local_constants
 @pytest.fixture(scope="session", autouse=True)
 def _every_update_is_told() -> None:
     """Runs of a few updates have lines of events."""
-    window.LOG_EVERY = 1
+    loop.LOG_EVERY = 1
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ import nacre.runs.run
 import nacre.sweeps.tune
 import nacre.terminal  # noqa: F401  # all that a command imports when it is needed
 from nacre.cli import main
-from nacre.training import resume, window
+from nacre.training import loop, resume
 from tiny_runs import learning
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2", "--max-restarts")
@@ -38,7 +38,7 @@ _OPERATIONS = {
 
 def be_often(minutes: float) -> None:
     """Have every update told, and a step saved every so many minutes."""
-    window.LOG_EVERY = 1
+    loop.LOG_EVERY = 1
     resume.CHECKPOINT_MINUTES = minutes
 
 

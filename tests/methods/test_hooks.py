@@ -11,7 +11,7 @@ from nacre.methods.ewc import Ewc, EwcConfig
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import load_model
-from nacre.runs.event_file import read_events
+from nacre.runs.observers import read_events
 from nacre.runs.run import run_scenario
 from nacre.training.events import StepSkipped
 from nacre.training.loop import begin, update

@@ -9,8 +9,8 @@ from nacre.cli.look import explain, methods_table
 from nacre.methods import METHODS, Method
 from nacre.methods.table import ROWS
 from nacre.models.io import find_model
-from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder
+from nacre.runs.observers import read_events
 from nacre.runs.run import run_scenario
 from nacre.training.config import deep_merge
 from nacre.training.events import Iterated, Trained

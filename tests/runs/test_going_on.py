@@ -9,8 +9,8 @@ from PIL import Image
 
 import unprivileged
 from nacre.errors import NacreError
-from nacre.runs.event_file import EventFile, Position, read_events
 from nacre.runs.folder import RunFolder, read_config
+from nacre.runs.observers import EventFile, Position, read_events
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config, deep_merge
 from nacre.training.events import StepLearned

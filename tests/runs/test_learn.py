@@ -17,8 +17,8 @@ from nacre.labels.mapping import rows_for_loss
 from nacre.losses.softmax import fused_losses
 from nacre.methods import base, find_method
 from nacre.models.io import find_model, load_model
-from nacre.runs.event_file import read_events
 from nacre.runs.learn import describe, learn_config, learn_in_folder, open_step
+from nacre.runs.observers import read_events
 from nacre.runs.records import LearnMetrics, Measured
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config, default_method, find_ground

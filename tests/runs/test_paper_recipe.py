@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nacre.runs.event_file import read_events
+from nacre.runs.observers import read_events
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.events import Trained

@@ -7,12 +7,12 @@ import torch
 from nacre.data import dataset as dataset_file
 from nacre.errors import NacreError
 from nacre.models.io import find_model, load_model
+from nacre.runs import testing
 from nacre.runs.evaluate import evaluate_checkpoint
-from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, default_folder
+from nacre.runs.observers import read_events
 from nacre.runs.run import learn_scenario, open_scenario, run_scenario, scenario_step
-from nacre.training import step as step_file
-from nacre.training import window
+from nacre.training import loop
 from nacre.training.events import RunBegan, Trained
 from nacre.training.trainer import NotFinite, Trainer
 from nacre.utils import device as devices
@@ -210,7 +210,7 @@ def test_a_damaged_resume_file_is_one_sentence(tmp_path):
 
 
 def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(window, "LOG_EVERY", 10)
+    monkeypatch.setattr(loop, "LOG_EVERY", 10)
     tiny_run(tmp_path / "run")
     events = read_events(tmp_path / "run" / "events.jsonl")
     iterations = next(event.iterations for event in events if isinstance(event, RunBegan))
@@ -276,7 +276,7 @@ def test_a_run_is_tested_again_as_it_was_tested(tmp_path, monkeypatch):
         opened.append((batch_size, num_workers))
         return dataset_file.eval_batches(dataset, batch_size, rank, world_size, 0, *more)
 
-    monkeypatch.setattr(step_file, "eval_batches", spy)
+    monkeypatch.setattr(testing, "eval_batches", spy)
     again = evaluate_checkpoint(tmp_path / "run", {})
     assert opened == [(2, 1)], "the run's own batches and processes"
     metrics = json.loads((tmp_path / "run" / "step-2" / "metrics.json").read_text())

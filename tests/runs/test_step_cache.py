@@ -8,7 +8,7 @@ import pytest
 from nacre.errors import NacreError
 from nacre.methods import find_method
 from nacre.runs import steps as run_file
-from nacre.runs.event_file import read_events
+from nacre.runs.observers import read_events
 from nacre.runs.run import open_scenario, run_scenario
 from nacre.runs.step_cache import FILES, StepCache, digest_masks, step_keys
 from nacre.training.events import StepAwaited, StepSkipped

@@ -1,6 +1,6 @@
 import pytest
 
-from nacre.runs.event_file import EventFile, Position
+from nacre.runs.observers import EventFile, Position
 from nacre.sweeps.grid import _updates_made
 from nacre.training.events import Saved, StepBegan, StepLearned, Trained
 

@@ -8,7 +8,7 @@ import yaml
 
 from nacre.cli import run as command
 from nacre.errors import NacreError
-from nacre.runs.event_file import read_events
+from nacre.runs.observers import read_events
 from nacre.runs.run import open_scenario, run_scenario
 from nacre.sweeps import tune as module
 from nacre.sweeps.tune import WEIGHTS, TrialData, highest, next_weight, split, tune

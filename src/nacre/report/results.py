@@ -18,8 +18,8 @@ from typing import Any
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious, mean_of
 from nacre.methods import METHODS, find_method, find_row
-from nacre.runs.event_file import read_events
 from nacre.runs.folder import RunFolder, read_plain_config
+from nacre.runs.observers import read_events
 from nacre.runs.records import Fingerprint, Starts, StepMetrics, Summary
 from nacre.training.config import RunConfig, resolve_config
 from nacre.training.events import Event

@@ -29,8 +29,8 @@ from nacre.methods import Step, find_method
 from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
-from nacre.runs.event_file import EventFile, Position
 from nacre.runs.folder import RunFolder, check_shared, with_absolute_paths
+from nacre.runs.observers import EventFile, Position
 from nacre.runs.step_cache import StepCache
 from nacre.training.config import Recipe
 from nacre.training.events import (

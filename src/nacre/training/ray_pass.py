@@ -19,9 +19,13 @@ from torch import Tensor
 
 from nacre.data.dataset import TrainDataset, plain_batches
 from nacre.errors import NacreError
-from nacre.methods import Batch
+from nacre.methods import Batch, Step
+from nacre.methods.step import Mapper
 from nacre.models.network import Network
+from nacre.training.config import TrainConfig
+from nacre.training.events import Iterated
 from nacre.utils.device import choose_device, configure_backends
+from nacre.utils.signals import Interrupted
 from nacre.utils.system import join_cluster
 
 T = TypeVar("T")
@@ -30,6 +34,28 @@ IMAGES_PER_SHARE = 512
 RETRIES = 10
 _PATIENCE = 1.0
 """Seconds after which it is asked again whether the user wants to stop."""
+
+
+def ray_mapper(step: Step) -> Mapper:
+    """Return what has a pass over a step's images carried out by a Ray cluster."""
+    if step.dist.world_size > 1:
+        raise NacreError(
+            "train.passes_on=ray: Ray's machines take the place of torchrun's; use one"
+        )
+    train: TrainConfig = step.config.train
+    tf32, size = train.precision != "float32", train.test_batch(1)
+    plan = SharedPass(step.network, step.data, size, step.may_be, train.device, tf32)
+
+    def check_stop() -> None:
+        if step.should_stop():
+            raise Interrupted
+
+    def told(function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
+        for done, result in enumerate(map_on_ray(plan, function, check_stop), start=1):
+            yield result
+            step.observe(Iterated(step.index, step.iterations * done // plan.shares))
+
+    return told
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ for step in steps:                  (`nacre.runs.steps.run_steps` keeps the resu
 
 import copy
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,17 +16,14 @@ from nacre.data.dataset import split_off
 from nacre.errors import NacreError
 from nacre.evaluation.choose import choose_options, decide, known_options, open_options
 from nacre.labels.mapping import rows_for_loss
-from nacre.methods import Batch, Method, Step, find_method
+from nacre.methods import Method, Step, find_method
 from nacre.methods.components import check_fusible, needs_of, shared_part
-from nacre.methods.step import Mapper
 from nacre.models.build import build_network
 from nacre.models.network import Network, Shared
-from nacre.training.config import TrainConfig
 from nacre.training.events import Iterated, OptionsChosen, StepJudged, StepLearned
 from nacre.training.loop import learn_by_gradient, step_began
 from nacre.training.resume import Checkpoint
 from nacre.utils.device import configure_backends, memory_layout, peak_memory
-from nacre.utils.signals import Interrupted
 
 T = TypeVar("T")
 
@@ -58,7 +54,9 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
         step.sampler = replace(step.sampler, total=0)
     _grow(method, step)
     if config.train.passes_on == "ray":
-        step.map_elsewhere = _ray_pass(step)
+        from nacre.training.ray_pass import ray_mapper
+
+        step.map_elsewhere = ray_mapper(step)
     if method.learns_by_gradient:
         learn_by_gradient(method, step, checkpoint)
     else:
@@ -185,27 +183,3 @@ def make_teacher(network: Network, shared: Shared) -> Network:
         if id(parameter) not in shared_parameters:
             parameter.requires_grad_(False)
     return teacher
-
-
-def _ray_pass(step: Step) -> Mapper:
-    """Return what has a pass over a step's images carried out by a Ray cluster."""
-    if step.dist.world_size > 1:
-        raise NacreError(
-            "train.passes_on=ray: Ray's machines take the place of torchrun's; use one"
-        )
-    from nacre.training.ray_pass import SharedPass, map_on_ray
-
-    train: TrainConfig = step.config.train
-    tf32, size = train.precision != "float32", train.test_batch(1)
-    plan = SharedPass(step.network, step.data, size, step.may_be, train.device, tf32)
-
-    def check_stop() -> None:
-        if step.should_stop():
-            raise Interrupted
-
-    def told(function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
-        for done, result in enumerate(map_on_ray(plan, function, check_stop), start=1):
-            yield result
-            step.observe(Iterated(step.index, step.iterations * done // plan.shares))
-
-    return told

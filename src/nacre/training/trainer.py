@@ -8,7 +8,7 @@ student (`shared_part`).
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -20,10 +20,9 @@ from nacre.errors import NacreError, ReportedElsewhere
 from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
 from nacre.methods.components import shared_part
-from nacre.models.network import Output
+from nacre.models.network import Network, Output
 from nacre.models.norm import synchronize_batch_norm
 from nacre.training.config import TrainConfig
-from nacre.training.kept_features import View, keep_features
 from nacre.training.optim import (
     lie_as_parameters,
     load_optimizer_state,
@@ -34,6 +33,11 @@ from nacre.training.optim import (
 )
 from nacre.utils.device import choose_precision, count_workers, memory_layout, peak_memory
 from nacre.utils.tensor_file import Tensors
+
+View = tuple[int, int]
+"""The number of a view, and of an image."""
+
+MAX_FEATURE_BYTES = 4 * 2**30
 
 
 class NotFinite(NacreError):
@@ -286,3 +290,47 @@ class Trainer:
 
 def _num_valid(targets: Tensor) -> Tensor:
     return (targets != ignore_value(targets)).sum()
+
+
+class KeptFeatures:
+    """Features of a frozen backbone, kept for the epochs in which the same views come again.
+
+    With `images.views` an image is augmented in as many ways and no more. What the decoder reads of
+    the backbone is computed once for each view, in half precision, and every later epoch costs the
+    decoder alone. Features are always computed image by image and rounded, whether they are kept or
+    not, so neither the batch that an image came in, nor a restart, nor the bytes that are left
+    change what is learned.
+
+    Args:
+        network: Its backbone does not learn.
+        most_bytes: The bytes to keep at most; features of further views are computed again.
+    """
+
+    def __init__(self, network: Network, most_bytes: int = MAX_FEATURE_BYTES) -> None:
+        self.network, self.bytes_left = network, most_bytes
+        self._kept: dict[View, tuple[Tensor, ...]] = {}
+
+    def of(self, views: Iterable[View], images: Tensor) -> tuple[Tensor, ...]:
+        """Return what the decoder reads of a batch of images."""
+        rows = [self._one(view, images[i : i + 1]) for i, view in enumerate(views)]
+        dtype = next(self.network.parameters()).dtype
+        maps = (torch.cat(parts).to(dtype) for parts in zip(*rows, strict=True))
+        return tuple(one.contiguous(memory_format=torch.channels_last) for one in maps)
+
+    def _one(self, view: View, image: Tensor) -> tuple[Tensor, ...]:
+        known = self._kept.get(view)
+        if known is not None:
+            return known
+        maps = tuple(one.half() for one in self.network.read_maps(image))
+        size = sum(one.numel() * one.element_size() for one in maps)
+        if size <= self.bytes_left:
+            self._kept[view] = maps
+            self.bytes_left -= size
+        return maps
+
+
+def keep_features(network: Network, method: Method, views: int | None) -> KeptFeatures | None:
+    """Return where features are kept, if views come again and nobody asks for more of them."""
+    if views is None or method.uses_stages or not method.freezes_backbone:
+        return None
+    return KeptFeatures(network) if network.takes_maps else None

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone that are kept: faster, and nothing else."""
+"""The trainer: kept features of a frozen backbone, memory, and what a step goes on with."""
 
 from pathlib import Path
 from typing import Any
@@ -7,13 +7,18 @@ import pytest
 import torch
 
 from nacre.data.transforms import ImagesConfig
+from nacre.errors import NacreError
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model
 from nacre.runs.run import run_scenario
-from nacre.training.kept_features import KeptFeatures, View
+from nacre.training.loop import update
+from nacre.training.resume import _generators, _set_generators
+from nacre.training.trainer import KeptFeatures, Trainer, View
+from nacre.utils.distributed import Distributed
 from nacre.utils.signals import Interrupted
+from small_steps import random_images, second_step
 from tiny_runs import StopAfter, tiny_config
 
 FROZEN = {"freeze_step_0": True, "freeze": ["batch_norm"]}
@@ -113,3 +118,56 @@ def test_a_backbone_that_learns_and_methods_that_ask_for_stages_keep_nothing(
     run_scenario(free, tmp_path / "free")
     run_scenario(config("plop"), tmp_path / "plop")
     assert not counts
+
+
+def test_too_little_memory_is_a_sentence_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _, samples = second_step("ft", count=1)
+    ask = Trainer.ask_networks
+
+    def limited(self: Trainer, images: torch.Tensor, views: Any) -> Any:
+        if len(images) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return ask(self, images, views)
+
+    monkeypatch.setattr(Trainer, "ask_networks", limited)
+    with pytest.raises(NacreError, match=r"with 4 images at once .*micro_batch below 4,"):
+        update(trainer, [samples[0]])
+
+
+def test_what_is_loaded_lies_in_memory_as_its_parameter_does() -> None:
+    trainer, _, samples = second_step("ewc", count=1)
+    update(trainer, [samples[0]])
+    state = {key: value.clone().contiguous() for key, value in trainer.state().items()}
+    again = second_step("ewc", count=1)[0]
+    again.load_state(state, 1, {})
+    parameters = dict(again.network.named_parameters())
+    assert any(not one.is_contiguous() for one in parameters.values())
+    for name, parameter in parameters.items():
+        momentum = again.optimizer.state[parameter]["momentum_buffer"]
+        assert momentum.stride() == parameter.stride()
+        assert torch.equal(momentum, state[f"optimizer.momentum_buffer.{name}"])
+        if name in again.method.tables["omega"]:
+            assert again.method.tables["omega"][name].stride() == parameter.stride()
+    images, targets = random_images([0, 3], 1)
+    update(trainer, [(images, targets)])
+    update(again, [(images, targets)])
+    for one, other in zip(trainer.network.parameters(), again.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+ALONE = Distributed(0, 1, torch.device("cpu"))
+
+
+def test_generators_go_on_where_they_stopped() -> None:
+    states = _generators(ALONE)
+    drawn = torch.rand(3)
+    _set_generators(states, ALONE)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_process_that_was_not_there_draws_as_the_main_one() -> None:
+    states = _generators(ALONE)
+    drawn = torch.rand(3)
+    torch.manual_seed(99)
+    _set_generators(states, Distributed(1, 2, torch.device("cpu")))
+    assert torch.equal(torch.rand(3), drawn)

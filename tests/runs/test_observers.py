@@ -4,9 +4,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nacre.errors import NacreError
-from nacre.runs.event_file import read_events
+from nacre.runs.observers import TRACKERS, TensorBoard, read_events, run_id, tracking
 from nacre.runs.run import run_scenario
-from nacre.runs.trackers import TRACKERS, TensorBoard, run_id, tracking
 from nacre.training.events import RunBegan, StepBegan, StepSkipped, StepTested, Trained
 from tiny_runs import tiny_config
 
