@@ -10,7 +10,6 @@ from onnx import ModelProto
 from nacre.evaluation.predictor import model_predictor
 from nacre.export import onnx_file
 from nacre.export.graph import ImageToClasses, to_onnx
-from nacre.export.onnx_file import Exported
 from nacre.models.io import ModelInfo, find_model, load_model
 from nacre.models.network import Network
 
@@ -38,11 +37,12 @@ def exported(
     model: tuple[Network, ModelInfo],
     traced: ModelProto,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Exported:
+) -> Path:
     out = tmp_path_factory.mktemp("onnx") / "model.onnx"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_file, "to_onnx", lambda module: copy.deepcopy(traced))
-        return onnx_file.export_onnx(*model, out, license="CC-BY-4.0")
+        onnx_file.export_onnx(*model, out, license="CC-BY-4.0")
+    return out
 
 
 @pytest.fixture

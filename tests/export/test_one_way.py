@@ -196,13 +196,17 @@ def check_same(found: Maps, predicted: Maps, least: float = SAME) -> None:
     ("mode", "options"),
     [
         ("crop", {}),
-        ("crop", {"mirror": True, "edges": True}),
+        pytest.param("crop", {"mirror": True, "edges": True}, marks=pytest.mark.slow),
         pytest.param("sliding", {}, marks=pytest.mark.slow),
         pytest.param("sliding", {"mirror": True, "edges": True}, marks=pytest.mark.slow),
     ],
 )
 def test_every_way_gives_the_class_map_of_predict(
-    learned: Path, tmp_path: Path, mode: EvalMode, options: dict[str, bool]
+    learned: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    mode: EvalMode,
+    options: dict[str, bool],
 ) -> None:
     images = tmp_path / "images"
     images.mkdir()
@@ -210,6 +214,8 @@ def test_every_way_gives_the_class_map_of_predict(
         Image.fromarray(noise_image(size, i)).save(images / f"{i}.png")
     model = load(learned)
     plain = {path.name: model.predict(path).mask for path in images.iterdir()}
+    if mode == model.info.predict_mode and not options:
+        request.getfixturevalue("trace_once")
     model = replace(model, info=replace(model.info, predict_mode=mode, **options))
     predicted = by_predict(model, images, tmp_path / "seen")
     changed = any((plain[name] != mask).any() for name, mask in predicted.items())

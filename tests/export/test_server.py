@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +16,13 @@ from PIL import Image
 
 from local_server import send, serving
 from nacre.export import server as server_module
-from nacre.export.onnx_file import Exported, noise_image
+from nacre.export.onnx_file import noise_image
 from nacre.export.onnx_model import OnnxModel
 
 
 @pytest.fixture(scope="module")
-def opened(exported: Exported) -> OnnxModel:
-    return OnnxModel(exported.path, threads=1)
+def opened(exported: Path) -> OnnxModel:
+    return OnnxModel(exported, threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -173,10 +173,11 @@ def _open_onnx(model: Path, threads: int) -> "OnnxModel":
         return OnnxModel(model, threads)
     name, network, info = _named(model)
     with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "model.onnx"
         with app.make_console().status("tracing and comparing with torch"):
-            done = export_onnx(network, info, Path(folder) / "model.onnx")
-        app.make_console().print(f"{name}: {done.comparison}", soft_wrap=True, highlight=False)
-        return OnnxModel(done.path, threads)
+            comparison = export_onnx(network, info, out)
+        app.make_console().print(f"{name}: {comparison}", soft_wrap=True, highlight=False)
+        return OnnxModel(out, threads)
 
 
 def _display_name(model: Path) -> str:

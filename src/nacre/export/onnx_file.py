@@ -141,27 +141,12 @@ class NamedModel(NamedTuple):
     info: ModelInfo
 
 
-@dataclass(frozen=True)
-class Exported:
-    """An ONNX file and what is known of it.
-
-    Attributes:
-        path: The file.
-        size: Bytes.
-        comparison: With torch.
-    """
-
-    path: Path
-    size: int
-    comparison: Comparison
-
-
 def write_onnx(models: Sequence[NamedModel], out: Path, form: Form, license: str | None) -> str:
     """Write a model as an ONNX file; return a sentence about it."""
     if len(models) > 1:
         raise NacreError("an ONNX file contains one model: give one, or --page to compare several")
-    done = export_onnx(models[0].network, models[0].info, out, form=form, license=license)
-    return f"{out} ({done.size / 1e6:.1f} MB, {form}); {done.comparison}"
+    comparison = export_onnx(models[0].network, models[0].info, out, form=form, license=license)
+    return f"{out} ({out.stat().st_size / 1e6:.1f} MB, {form}); {comparison}"
 
 
 def export_onnx(
@@ -171,8 +156,8 @@ def export_onnx(
     *,
     form: Form = "fp32",
     license: str | None = None,
-) -> Exported:
-    """Write a model as an ONNX file if it does what the model does.
+) -> Comparison:
+    """Write a model as an ONNX file if it does what the model does; return how far it is off.
 
     Raises:
         NacreError: the graph differs from torch; nothing is written then.
@@ -180,7 +165,7 @@ def export_onnx(
     remove_temporaries(out.parent, [out.name])
     content, comparison = make_onnx(network, info, describe(info, form, license))
     save(out, lambda file: file.write_bytes(content))
-    return Exported(out, len(content), comparison)
+    return comparison
 
 
 def make_onnx(network: Network, info: ModelInfo, metadata: Metadata) -> tuple[bytes, Comparison]:

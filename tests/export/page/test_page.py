@@ -13,7 +13,7 @@ from PIL import Image, ImageCms
 
 from export.page.browser import Browser, find_browser
 from nacre.errors import NacreError
-from nacre.export.onnx_file import Exported, noise_image
+from nacre.export.onnx_file import noise_image
 from nacre.export.onnx_model import OnnxModel
 from nacre.export.page import make_page, served_page, web_runtime
 from nacre.export.server import ModelServer
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def opened(exported: Exported) -> OnnxModel:
-    return OnnxModel(exported.path)
+def opened(exported: Path) -> OnnxModel:
+    return OnnxModel(exported)
 
 
 @pytest.fixture(scope="module")
-def page(exported: Exported, opened: OnnxModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(exported: Path, opened: OnnxModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     find_browser()
     try:
         runtime = web_runtime()
     except NacreError as error:
         pytest.skip(f"the runtime for browsers is not here: {error}")
     out = tmp_path_factory.mktemp("page") / "model.html"
-    graph = exported.path.read_bytes()
+    graph = exported.read_bytes()
     shown = [("step 0", opened.metadata), ("step 1", opened.metadata)]
     out.write_text(make_page(shown, [graph, graph], runtime))
     return out
