@@ -6,8 +6,6 @@ handles exports reads the stored one. nacre turns images when it reads them, so 
 too: one that was drawn on the stored pixels is turned.
 """
 
-import base64
-import binascii
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,12 +19,10 @@ from PIL import Image as PillowImage
 
 from nacre.data.image_io import FORMATS, count_labels, examine_image, orientation
 from nacre.errors import NacreError
-from nacre.importers.documents import load_json
-from nacre.importers.folder import writing, written_suffix
-from nacre.importers.labels import Labels
+from nacre.importers.folder import Labels, writing, written_suffix
 from nacre.importers.masks import open_image
 from nacre.importers.problems import Unusable, brief
-from nacre.importers.reading import BACKGROUND, Image, Order
+from nacre.importers.reading import BACKGROUND, NO_OUTLINE, Image, Order
 from nacre.importers.shapes import Area, Outline, Shape
 from nacre.utils.progress import worker_pool
 from nacre.utils.system import usable_cores
@@ -181,35 +177,24 @@ def _check(image: Image, unlabeled: Unlabeled) -> None:
     is_background = unlabeled == "background" or (image.is_listed and unlabeled == "listed")
     if not image.is_labeled and not is_background:
         raise Unusable(NOT_LABELED)
-    if image.file is None and image.embedded is None:
+    if image.file is None:
         raise Unusable(MISSING)
-    if image.num_skipped and not image.shapes:
-        raise Unusable(ONLY_BOXES if image.has_only_boxes else "it has only shapes without an area")
+    if image.skipped and not image.shapes:
+        is_boxes = image.skipped == {NO_OUTLINE}
+        raise Unusable(ONLY_BOXES if is_boxes else "it has only shapes without an area")
 
 
 def _copy_image(image: Image, stem: Path) -> Path:
     """Copy the image file as it is, so that nothing of it is lost."""
-    if image.file is not None:
-        try:
-            data, suffix = image.file.read(), written_suffix(image.file.path)
-        except NacreError as error:
-            raise Unusable("the image cannot be read", str(error)) from error
-    else:
-        data = _read_embedded(image)
-        suffix = ".png" if data.startswith(b"\x89PNG") else ".jpg"
-    path = stem.with_name(stem.name + suffix)
+    assert image.file is not None
+    try:
+        data = image.file.read()
+    except NacreError as error:
+        raise Unusable("the image cannot be read", str(error)) from error
+    path = stem.with_name(stem.name + written_suffix(image.file.path))
     with writing(path):
         path.write_bytes(data)
     return path
-
-
-def _read_embedded(image: Image) -> bytes:
-    """Return the image that LabelMe keeps in its annotation."""
-    assert image.embedded is not None
-    try:
-        return base64.b64decode(load_json(image.embedded)["imageData"])
-    except (NacreError, binascii.Error, ValueError, TypeError, KeyError) as error:
-        raise Unusable("the image inside the annotation is damaged", brief(str(error))) from error
 
 
 def look_at(path: Path) -> tuple[Size, int]:

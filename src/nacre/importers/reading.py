@@ -56,10 +56,8 @@ class Image:
         mask: Its mask file, if its labels are not shapes.
         is_listed: The export names it, so that without a shape it is all background.
         is_labeled: It has labels, be it none.
-        embedded: An annotation of LabelMe that has the image inside.
         shapes: What is painted.
-        num_skipped: How many more shapes it has that are not areas.
-        has_only_boxes: All of these are boxes without an outline.
+        skipped: Why it has shapes that are not taken.
         problem: Why it cannot be imported, if that is known already.
     """
 
@@ -71,10 +69,8 @@ class Image:
     mask: MaskFile | None = None
     is_listed: bool = True
     is_labeled: bool = True
-    embedded: File | None = None
     shapes: list[Shape] = field(default_factory=list)
-    num_skipped: int = 0
-    has_only_boxes: bool = True
+    skipped: set[str] = field(default_factory=set)
     problem: Unusable | None = None
 
     def spoil(self, reason: str, detail: str = "") -> None:
@@ -215,8 +211,7 @@ class Reading:
     def skip(self, image: Image, reason: str) -> None:
         """Count a shape that is not an area."""
         self.skipped_shapes[reason] += 1
-        image.num_skipped += 1
-        image.has_only_boxes &= reason == NO_OUTLINE
+        image.skipped.add(reason)
 
     def stream_json(self, file: File, wanted: Collection[Place]) -> Iterator[tuple[Place, Any]]:
         """Yield the wanted parts of a JSON file of any size."""

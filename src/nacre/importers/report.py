@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from nacre.data.image_io import load, open_image
-from nacre.importers.labels import Labels
+from nacre.importers.folder import Labels
 from nacre.importers.paint import MISSING, NOT_LABELED, Outcome
 from nacre.importers.problems import Unusable, brief, counted, some
 from nacre.importers.reading import Color, Reading

@@ -9,9 +9,15 @@ from pathlib import Path
 
 from nacre.errors import NacreError
 from nacre.importers.files import Export, File, agrees
-from nacre.importers.folder import new_folder, plan_lists, plan_names, write_classes, writing
+from nacre.importers.folder import (
+    make_labels,
+    new_folder,
+    plan_lists,
+    plan_names,
+    write_classes,
+    writing,
+)
 from nacre.importers.formats import recognize
-from nacre.importers.labels import make_labels
 from nacre.importers.paint import MISSING, Job, Outcome, Unlabeled, import_images
 from nacre.importers.problems import brief, counted, some
 from nacre.importers.reading import Boxes, Color, Image, Progress, Reading
@@ -101,7 +107,7 @@ def _check(reading: Reading, title: str) -> None:
         # Where nothing could be read there are no classes either, and that is not the reason.
         why = f"{brief(spoiled.name)}: {spoiled.problem}"
         raise NacreError(f"nothing of the export ({title}) can be imported; {why}")
-    if not any(one.file or one.embedded or one.problem for one in images):
+    if not any(one.file or one.problem for one in images):
         raise NacreError(
             f"the export ({title}) names {counted(len(images), 'image')} "
             f"({some((one.name for one in images), 3)}) but holds none of their files; {_WHERE}"

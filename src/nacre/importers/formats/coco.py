@@ -52,21 +52,22 @@ def read(reading: Reading, files: list[File]) -> None:
     reading.order = "area"
     # One image may be listed in several files: each has some of its shapes.
     known: dict[tuple[str | None, str], tuple[Image, File]] = {}
-    umbrellas: set[str] = set()
+    groups: set[str] = set()
     used: set[str] = set()
     has_categories = False
     for file in files:
-        categories = _read_categories(reading, file)
+        categories, listed = _read_lists(reading, file)
         if not categories:
             # Such as COCO's captions, which lie beside its instances.
             reading.notes.append(f"{brief(file.path)} lists no categories and is passed over")
             continue
         has_categories = True
-        umbrellas |= _umbrellas(categories)
-        used |= _read_file(reading, file, categories, known)
+        groups |= _groups(categories)
+        images = {key: _add(reading, file, item, key, known) for key, item in listed.items()}
+        used |= _read_annotations(reading, file, categories, images)
     if not has_categories:
         raise NacreError(f"{brief(files[0].path)} lists no categories")
-    for name in sorted(umbrellas - used):
+    for name in sorted(groups - used):
         del reading.classes[name]
         reading.notes.append(
             f"the category {brief(name)!r} names a group of others and no annotation has it: "
@@ -74,26 +75,40 @@ def read(reading: Reading, files: list[File]) -> None:
         )
 
 
-def _read_categories(reading: Reading, file: File) -> Categories:
-    """Return the categories in the order of the file."""
-    found: Categories = {}
-    for _, items in reading.stream_json(file, [("categories",)]):
-        for item in map(as_dict, as_list(items)):
+def _read_lists(reading: Reading, file: File) -> tuple[Categories, dict[str, Item]]:
+    """Return the categories and the images of a file by their identifiers, in its order."""
+    categories: Categories = {}
+    images: dict[str, Item] = {}
+    lists = (("categories",), ("images", "*"), ("annotations", "*"))
+    for place, value in reading.stream_json(file, lists):
+        if place[0] == "images":
+            item = as_dict(value)
             key = as_key(item.get("id"))
-            if key in found:
-                raise NacreError(
-                    f"{brief(file.path)} lists two categories with the id {brief(key)}"
-                )
-            # COCO-Stuff gives all pixels of things the category 183, "other".
-            is_things = item.get("id") == 183 and item.get("name") == "other"
-            name = BACKGROUND if is_things else item.get("name")
-            place = f"category {brief(item.get('id'))}: "
-            found[key] = reading.list_class(name, file, color_of(item.get("color")), place), item
-        break
-    return found
+            if key in images:
+                raise NacreError(f"{brief(file.path)} lists two images with the id {brief(key)}")
+            images[key] = item
+        elif place[0] == "categories":
+            _read_categories(reading, file, as_list(value), categories)
+        elif categories and images:
+            break
+    return categories, images
 
 
-def _umbrellas(categories: Categories) -> set[str]:
+def _read_categories(
+    reading: Reading, file: File, items: list[Any], categories: Categories
+) -> None:
+    for item in map(as_dict, items):
+        key = as_key(item.get("id"))
+        if key in categories:
+            raise NacreError(f"{brief(file.path)} lists two categories with the id {brief(key)}")
+        # COCO-Stuff gives all pixels of things the category 183, "other".
+        is_things = item.get("id") == 183 and item.get("name") == "other"
+        name = BACKGROUND if is_things else item.get("name")
+        place = f"category {brief(item.get('id'))}: "
+        categories[key] = reading.list_class(name, file, color_of(item.get("color")), place), item
+
+
+def _groups(categories: Categories) -> set[str]:
     """Return categories that may only name a group of others, as Roboflow writes one."""
     groups = [item.get("supercategory") for _, item in categories.values()]
     return {
@@ -103,68 +118,58 @@ def _umbrellas(categories: Categories) -> set[str]:
     } - {BACKGROUND, IGNORED}
 
 
-def _read_file(
+def _add(
     reading: Reading,
     file: File,
-    categories: Categories,
+    item: Item,
+    key: str,
     known: dict[tuple[str | None, str], tuple[Image, File]],
+) -> Image:
+    """Add an image that a file lists, unless another file lists it, too."""
+    name = next((item[one] for one in _FILE_NAMES if isinstance(item.get(one), str)), "")
+    split = split_in_name(file.stem) or split_of(file.folder)
+    size = size_of(item.get("width"), item.get("height"))
+    if name and (split, name) in known:
+        image, other = known[split, name]
+        if other is file or image.size != size:
+            image.spoil("the export lists it twice")
+        return image
+    image = reading.add_image(
+        name or f"image {key}",
+        near=file.folder,
+        split=split or split_of(name.rpartition("/")[0]),
+        size=size,
+        is_labeled=False,
+    )
+    if not name:
+        image.spoil("the export gives it no file name")
+    known[split, name] = image, file
+    return image
+
+
+def _read_annotations(
+    reading: Reading, file: File, categories: Categories, images: dict[str, Image]
 ) -> set[str]:
-    """Read one file, whose identifiers mean nothing in another one; return the classes it uses."""
-    # Annotations may come before the images that they belong to.
-    images: dict[str, Image] = {}
-    listed: set[str] = set()
+    """Add the shapes of a file, whose identifiers mean nothing in another one.
+
+    Returns:
+        The classes that it uses.
+    """
     used: set[str] = set()
-    for place, value in reading.stream_json(file, [("images", "*"), ("annotations", "*")]):
+    for _, value in reading.stream_json(file, [("annotations", "*")]):
         item = as_dict(value)
-        if place[0] == "annotations":
-            key = as_key(item.get("image_id"))
-            image = images.setdefault(key, Image("", is_labeled=False))
-            with image.noting():
-                used.add(_draw(reading, image, item, categories))
-            continue
-        key = as_key(item.get("id"))
-        if key in listed:
-            raise NacreError(f"{brief(file.path)} lists two images with the id {brief(key)}")
-        listed.add(key)
-        _list_image(reading, file, item, key, images, known)
-    for key, image in images.items():
-        if key not in listed:
-            image.name = f"image {brief(key)}"
-            image.spoil("annotations name an image that the export does not list")
-            reading.images.append(image)
+        key = as_key(item.get("image_id"))
+        if key not in images:
+            images[key] = Image(f"image {brief(key)}")
+            images[key].spoil("annotations name an image that the export does not list")
+            reading.images.append(images[key])
+        with images[key].noting():
+            used.add(_draw(reading, images[key], item, categories))
     if not any(image.is_labeled for image in images.values()):
         # Images that nobody annotated are not images in which nothing is.
         for image in images.values():
             image.is_listed = False
     return used
-
-
-def _list_image(
-    reading: Reading,
-    file: File,
-    item: Item,
-    key: str,
-    images: dict[str, Image],
-    known: dict[tuple[str | None, str], tuple[Image, File]],
-) -> None:
-    name = next((item[one] for one in _FILE_NAMES if isinstance(item.get(one), str)), "")
-    split = split_in_name(file.stem) or split_of(file.folder)
-    size = size_of(item.get("width"), item.get("height"))
-    if name and key not in images and (split, name) in known:
-        image, other = known[split, name]
-        if other is file or image.size != size:
-            image.spoil("the export lists it twice")
-        images[key] = image
-        return
-    image = images.setdefault(key, Image("", is_labeled=False))
-    image.name = name or f"image {key}"
-    image.split = split or split_of(name.rpartition("/")[0])
-    image.size = size or image.size
-    image.find(reading.export.finder, image.name, file.folder, image.split)
-    if not name:
-        image.spoil("the export gives it no file name")
-    known[split, name] = image, file
-    reading.images.append(image)
 
 
 def _draw(reading: Reading, image: Image, item: Item, categories: Categories) -> str:
@@ -227,44 +232,44 @@ def _runs(segmentation: Item, image: Image) -> Area:
 def read_panoptic(reading: Reading, files: list[File]) -> None:
     """Read panoptic files."""
     for file in files:
-        categories = _read_categories(reading, file)
+        categories, listed = _read_lists(reading, file)
         if not categories:
             raise NacreError(f"{brief(file.path)} lists no categories")
-        _read_panoptic(reading, file, categories)
+        _read_segments(reading, file, categories, listed)
 
 
-def _read_panoptic(reading: Reading, file: File, categories: Categories) -> None:
+def _read_segments(
+    reading: Reading, file: File, categories: Categories, listed: dict[str, Item]
+) -> None:
     split = split_in_name(file.stem) or split_of(file.folder)
     # The folder that belongs to the JSON file; a PNG in it is not the image.
     folder = file.path.removesuffix(file.suffix) + "/"
     finder = Finder(one for one in reading.export.images if not one.path.startswith(folder))
 
-    def add(listed: Item, annotation: Item) -> Image:
+    def add(item: Item, annotation: Item) -> Image:
         # Without a list of images, the image has the name of its PNG.
-        name = listed.get("file_name") or annotation.get("file_name")
+        name = item.get("file_name") or annotation.get("file_name")
         return reading.add_image(
             name if isinstance(name, str) else "",
             near=file.folder,
             split=split,
-            size=size_of(listed.get("width"), listed.get("height")),
+            size=size_of(item.get("width"), item.get("height")),
             finder=finder,
         )
 
-    items = (as_dict(item) for _, item in reading.stream_json(file, [("images", "*")]))
-    images = {as_key(item.get("id")): item for item in items}
     annotated = set()
-    for _, item in reading.stream_json(file, [("annotations", "*")]):
-        annotation = as_dict(item)
+    for _, value in reading.stream_json(file, [("annotations", "*")]):
+        annotation = as_dict(value)
         key = as_key(annotation.get("image_id"))
         if key in annotated:
             raise NacreError(f"{brief(file.path)} annotates the image {brief(key)} twice")
         annotated.add(key)
-        image = add(images.get(key, {}), annotation)
+        image = add(listed.get(key, {}), annotation)
         with image.noting():
             image.mask = _panoptic_mask(reading, annotation, categories, folder, split)
-    for key, listed in images.items():
+    for key, item in listed.items():
         if key not in annotated:
-            image = add(listed, {})
+            image = add(item, {})
             image.is_labeled = image.is_listed = False
 
 

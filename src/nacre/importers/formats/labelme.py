@@ -8,6 +8,8 @@ In the XML, an ``<object>`` has a name, whether it was deleted, and a ``<polygon
 Images lie in ``Images`` or beside the files. CVAT writes it, too ("LabelMe 3.0").
 """
 
+import base64
+import io
 from functools import partial
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -68,9 +70,17 @@ def _add(reading: Reading, file: File, content: dict[str, Any]) -> Image:
     if image.file is None and image.problem is None:
         # The image may have been renamed together with its annotation.
         image.find(reading.export.finder, own, file.folder)
-    if image.file is None and isinstance(content.get("imageData"), str):
-        image.embedded = file
+    inside = content.get("imageData")
+    if image.file is None and isinstance(inside, str):
+        # The first bytes of a PNG; else it is a JPEG.
+        suffix = ".png" if inside.startswith("iVBORw0K") else ".jpg"
+        image.file = File(f"{own}{suffix}", len(inside), partial(_open_inside, file))
     return image
+
+
+def _open_inside(file: File) -> io.BytesIO:
+    """Open the image that LabelMe keeps in an annotation."""
+    return io.BytesIO(base64.b64decode(str(as_dict(load_json(file)).get("imageData"))))
 
 
 def _corners(item: dict[str, Any]) -> Points:
