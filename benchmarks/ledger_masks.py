@@ -64,7 +64,7 @@ class Bench:
 
     def _plain(self, step: int) -> EvalDataset:
         (one,) = self.data.train_dataset(step).folders
-        return EvalDataset(one.source, one.names, one.mapping, self.data.config, "train")
+        return EvalDataset(one, self.data.config)
 
     @torch.no_grad()
     def _read(self, dataset: EvalDataset) -> list[tuple[str, Tensor]]:
@@ -72,7 +72,7 @@ class Bench:
         found, head = [], self.network.decoder
         for i, name in enumerate(dataset.names):
             image, targets = dataset[i]
-            key = f"{dataset.split} {name}"
+            key = f"{dataset.images.split} {name}"
             found.append((key, targets))
             if key not in self.features:
                 joined = head.join(self.network.read_maps(image[None]))[0]

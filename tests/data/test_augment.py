@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
-from nacre.data.augment import Augment, blur, jitter_colors, rotate90
-from nacre.data.transforms import ImagesConfig, train_sample
+from nacre.data.transforms import (
+    Augment,
+    ImagesConfig,
+    blur,
+    jitter_colors,
+    rotate90,
+    train_sample,
+)
 from nacre.errors import NacreError, check
 
 RNG = np.random.default_rng

@@ -75,7 +75,8 @@ def test_a_sample_is_an_image_and_its_channels(scenes):
 def test_every_test_image_is_tested_once(scenes, test, processes):
     names = scenes.index("val").names
     images = ImagesConfig(crop_size=24, eval_mode=test)
-    data = loading.EvalDataset(scenes, names, TABLE.testing_mapping(0, PAPER), images)
+    mapping = TABLE.testing_mapping(0, PAPER)
+    data = loading.EvalDataset(LabeledImages(scenes, names, mapping, "val"), images)
     seen = [
         labels
         for rank in range(processes)
@@ -103,7 +104,7 @@ def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, proce
     assert [len(images) for images, *_ in batches] == sizes, "a batch is of one data set"
     whose = [int(part) for *_, part in batches]
     assert whose == ([0, 0, 1, 1] if test == "crop" else [0] * 6 + [1] * 7)
-    tested = loading.EvalDataset(scenes, names, mapping, images, "train")
+    tested = loading.EvalDataset(LabeledImages(scenes, names, mapping), images)
     for part in (0, 1):
         wanted = torch.cat([tested[i][part][None] for i in range(len(names))])
         assert torch.equal(torch.cat([batch[part] for batch in batches]), wanted)

@@ -23,7 +23,7 @@ from export.page.browser import Browser, find_browser
 from local_server import send, serving
 from models.test_odd_networks import Patches
 from nacre.api.model import Model, load
-from nacre.data.dataset import EvalDataset
+from nacre.data.dataset import EvalDataset, LabeledImages
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.transforms import EvalMode, ImagesConfig
 from nacre.errors import NacreError
@@ -163,7 +163,7 @@ def by_tests(model: Model, predicted: Maps, images: Path, folder: Path) -> Maps:
         eval_mode=info.predict_mode, crop_size=info.crop, mirror=info.mirror, edges=info.edges
     )
     whole = config.model_copy(update={"eval_mode": "full"})
-    dataset = EvalDataset(source, stems, mapping, whole)
+    dataset = EvalDataset(LabeledImages(source, stems, mapping, "val"), whole)
     kept = Kept()
     batches = (
         (one[None], target[None]) for one, target in map(dataset.__getitem__, range(len(stems)))

@@ -282,7 +282,7 @@ def hidden(step):
 
 def test_several_partly_labelled_sets_teach_one_model(data, tmp_path):
     step = learning([data / "pets", data / "birds"], tmp_path / "both")
-    assert step.data.class_names == ("background", *PETS, *BIRDS)
+    assert step.data.channels.names == ("background", *PETS, *BIRDS)
     assert hidden(step) == [[True, False, False, True], [True, True, True, False]]
     metrics = step()
     assert set(metrics["iou"]) == {*PETS, *BIRDS}

@@ -14,7 +14,7 @@ def step(*counts: dict[int, int]) -> Any:
     one = SimpleNamespace(names={3: "bird"}, train_index=SimpleNamespace(pixel_counts=counts))
     return SimpleNamespace(
         sets=[one],
-        class_names=("background", "cat", "bird"),
+        channels=SimpleNamespace(names=("background", "cat", "bird")),
         new=("bird",),
         config=ImagesConfig(crop_size=160),
     )

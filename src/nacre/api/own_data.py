@@ -67,7 +67,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
             self._data = TrainDataset([LabeledImages(one.source, names, mapping)], images, seed)
         else:
             mapping = mapping_for_tests(channels, one.space, policy, one.labels)
-            self._data = EvalDataset(one.source, names, mapping, images, split)
+            self._data = EvalDataset(LabeledImages(one.source, names, mapping, split), images)
 
     def __len__(self) -> int:
         """Return the number of images."""

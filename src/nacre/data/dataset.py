@@ -11,16 +11,18 @@ import os
 import signal
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
+from nacre.data.image_io import Mask
 from nacre.data.source import Source, Split
 from nacre.data.transforms import ImagesConfig, eval_sample, train_sample
 from nacre.errors import NacreError
@@ -43,14 +45,26 @@ DIED = (
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """Images of one data set, and how their labels become targets."""
+    """Images of one data set, and how their labels become targets.
+
+    Attributes:
+        source: Where they come from.
+        names: Which images.
+        mapping: How their labels become targets.
+        split: Where they lie: training images can be held out for tests.
+    """
 
     source: Source
     names: Sequence[str]
     mapping: LabelMapping
+    split: Split = "train"
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def read(self, name: str) -> tuple[Image.Image, Mask]:
+        """Return an image and its mask."""
+        return self.source.image(self.split, name), self.source.mask(self.split, name)
 
 
 class TrainDataset(Dataset[Sample]):
@@ -73,14 +87,12 @@ class TrainDataset(Dataset[Sample]):
         """Return an image and its targets in an epoch, and the number of its data set."""
         epoch, i = key
         number, name = self._keys[i]
-        source, mapping = self.folders[number].source, self.folders[number].mapping
-        view = self.config.view_of(epoch)
+        one, view = self.folders[number], self.config.view_of(epoch)
         rng = np.random.default_rng([self.seed, view, zlib.crc32(name.encode())])
-        image, mask = source.image("train", name), source.mask("train", name)
         # What is beside the image is ignored, whatever the border's convention is.
-        pad, table = mapping.ignored, mapping.table
-        cut = train_sample(image, mask, self.config, rng, pad=pad, table=table)
-        return *_tensors(cut), torch.tensor(number)
+        pad, table = one.mapping.ignored, one.mapping.table
+        pixels, targets = train_sample(*one.read(name), self.config, rng, pad=pad, table=table)
+        return torch.from_numpy(pixels), torch.from_numpy(targets), torch.tensor(number)
 
     @property
     def mappings(self) -> tuple[LabelMapping, ...]:
@@ -110,32 +122,25 @@ class EvalDataset(Dataset[EvalSample]):
     """Images as a network is tested on them: the same square of each, not augmented.
 
     Args:
-        source: Where images come from.
-        names: The images.
-        mapping: How their labels become targets.
-        config: How images are cut.
-        split: Where the images lie: training images can be held out for tests.
+        images: The images.
+        config: How they are cut.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        names: Sequence[str],
-        mapping: LabelMapping,
-        config: ImagesConfig,
-        split: Split = "val",
-    ) -> None:
-        self.source, self.names, self.mapping, self.config = source, names, mapping, config
-        self.split: Split = split
+    def __init__(self, images: LabeledImages, config: ImagesConfig) -> None:
+        self.images, self.config = images, config
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.images)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the images."""
+        return self.images.names
 
     def __getitem__(self, i: int) -> EvalSample:
-        name = self.names[i]
-        image, mask = self.source.image(self.split, name), self.source.mask(self.split, name)
-        pixels, labels = eval_sample(image, mask, self.config)
-        return _tensors((pixels, self.mapping.apply(labels)))
+        one = self.images
+        pixels, labels = eval_sample(*one.read(one.names[i]), self.config)
+        return torch.from_numpy(pixels), torch.from_numpy(one.mapping.apply(labels))
 
 
 @dataclass(frozen=True)
@@ -214,36 +219,34 @@ class StepSampler:
                 yield batch[a : a + self._micro]
 
     def _batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield the whole run's batches."""
-        if self.shares is not None:
-            yield from self._shared_batches(start)
-            return
-        # The rest of an epoch is dropped; images fewer than a batch go on over its border.
-        used = self._per_epoch * self.batch_size if self._drops_rest else self.num_images
-        stream = _Stream(used, self._order)
-        for iteration in range(start, self.iterations):
-            first = iteration * self.batch_size
-            yield [stream[i] for i in range(first, first + self.batch_size)]
-
-    def _shared_batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield batches of which every data set has its share, in a random order."""
-        assert self.shares is not None
-        streams, offset = [], 0
-        for number, (count, share) in enumerate(self.shares):
-            streams.append((_Stream(count, self._order_of(number, count)), offset, share))
-            offset += count
+        """Yield the whole run's batches, of which every stream of images has its share."""
+        streams = self._streams()
         for iteration in range(start, self.iterations):
             done = iteration * self.batch_size
             batch, total, before, after = [], 0.0, 0, 0
             for stream, offset, share in streams:
                 total += share
-                # Of the first n images of all batches, the data sets so far have round(total n).
+                # Of the first n images of all batches, the streams so far have round(total n).
                 reached = round(total * done), round(total * (done + self.batch_size))
                 pairs = (stream[i] for i in range(reached[0] - before, reached[1] - after))
                 batch += [(epoch, offset + image) for epoch, image in pairs]
                 before, after = reached
-            shuffle = np.random.default_rng([self.seed, iteration, len(batch)])
-            yield [batch[i] for i in shuffle.permutation(len(batch))]
+            if self.shares is not None:
+                shuffle = np.random.default_rng([self.seed, iteration, len(batch)])
+                batch = [batch[i] for i in shuffle.permutation(len(batch))]
+            yield batch
+
+    def _streams(self) -> list[tuple["_Stream", int, float]]:
+        """Return each stream of images, the number of its first one, and its share of a batch."""
+        if self.shares is None:
+            # The rest of an epoch is dropped; images fewer than a batch go on over its border.
+            used = self._per_epoch * self.batch_size if self._drops_rest else self.num_images
+            return [(_Stream(used, self.num_images, self.seed), 0, 1.0)]
+        found, offset = [], 0
+        for number, (count, share) in enumerate(self.shares):
+            found.append((_Stream(count, count, self.seed, number), offset, share))
+            offset += count
+        return found
 
     @property
     def _drops_rest(self) -> bool:
@@ -257,22 +260,26 @@ class StepSampler:
     def _micro(self) -> int:
         return self.micro_batch or self.local_batch
 
-    def _order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(self.num_images)
-
-    def _order_of(self, number: int, count: int) -> Callable[[int], np.ndarray]:
-        return lambda epoch: np.random.default_rng([self.seed, epoch, number]).permutation(count)
-
 
 class _Stream:
-    """Endless (epoch, image) pairs of a data set, by position; remembers the last epoch's order."""
+    """An endless shuffle: epoch after epoch all images once, each epoch in an order of its own.
 
-    def __init__(self, count: int, order: Callable[[int], np.ndarray]) -> None:
-        self.count = count
-        self.order = lru_cache(maxsize=2)(order)
+    Args:
+        used: Images of an epoch that are shown.
+        count: All images.
+        seed: Of the orders, which goes on with the epoch and `of`.
+        of: What the orders are of besides.
+    """
+
+    def __init__(self, used: int, count: int, seed: int, *of: int) -> None:
+        def order(epoch: int) -> np.ndarray:
+            return np.random.default_rng([seed, epoch, *of]).permutation(count)
+
+        self.used, self.order = used, lru_cache(maxsize=2)(order)
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        epoch, i = divmod(position, self.count)
+        """Return the epoch and the image at a position."""
+        epoch, i = divmod(position, self.used)
         return epoch, int(self.order(epoch)[i])
 
 
@@ -281,8 +288,7 @@ def train_batches(
 ) -> Iterator[list[Sample]]:
     """Yield, for each update from ``start`` on, the micro-batches of this process."""
     # The sampler is the whole order, so a restart goes on in the middle of an epoch.
-    loader = _loader(dataset, sampler.starting_at(start), num_workers, pin)
-    micro_batches = _plain_errors(loader)
+    micro_batches = _load(dataset, sampler.starting_at(start), num_workers, pin)
     for _ in range(start, sampler.iterations):
         yield [next(micro_batches) for _ in range(sampler.micro_batches)]
 
@@ -302,9 +308,7 @@ def plain_batches(
     changes what a batch holds. Beside images and targets stands the number of the data set.
     """
     config, folders = dataset.config, dataset.folders
-    plain: ConcatDataset[EvalSample] = ConcatDataset(
-        [EvalDataset(one.source, one.names, one.mapping, config, "train") for one in folders]
-    )
+    plain: ConcatDataset[EvalSample] = ConcatDataset([EvalDataset(one, config) for one in folders])
     size = batch_size if config.eval_mode == "crop" else 1
     groups, first = [], 0
     for number, one in enumerate(folders):
@@ -312,8 +316,8 @@ def plain_batches(
         groups += [(number, list(places[i : i + size])) for i in range(0, len(one), size)]
         first += len(one)
     groups = groups[rank::world_size]
-    loader = _loader(plain, [places for _, places in groups], num_workers, pin)
-    for (number, _), (images, targets) in zip(groups, _plain_errors(loader), strict=True):
+    batches = _load(plain, [places for _, places in groups], num_workers, pin)
+    for (number, _), (images, targets) in zip(groups, batches, strict=True):
         yield images, targets, torch.tensor(number)
 
 
@@ -329,27 +333,25 @@ def eval_batches(
     mine = range(rank, len(dataset), world_size)
     size = batch_size if dataset.config.eval_mode == "crop" else 1
     groups = [list(mine[i : i + size]) for i in range(0, len(mine), size)]
-    loader = _loader(dataset, groups, num_workers, pin)
-    yield from _plain_errors(loader)
+    return _load(dataset, groups, num_workers, pin)
 
 
-def _loader(
-    dataset: Dataset[T], batches: Iterable[list[Any]], num_workers: int, pin: bool
-) -> DataLoader[T]:
-    """Return what loads batches of a data set, given as lists of keys."""
-    return DataLoader(
+def _load(
+    dataset: Dataset[T], groups: Iterable[list[Any]], num_workers: int, pin: bool
+) -> Iterator[T]:
+    """Yield batches of a data set, given as lists of keys.
+
+    An error of a worker process comes without the worker's traceback.
+    """
+    loader = DataLoader(
         dataset,
-        batch_sampler=batches,
+        batch_sampler=groups,
         num_workers=num_workers,
         pin_memory=pin,
         # Without a generator of its own it would draw from the one that dropout draws from.
         generator=torch.Generator(),
         worker_init_fn=partial(_begin_worker, os.getpid()),
     )
-
-
-def _plain_errors(loader: DataLoader[T]) -> Iterator[T]:
-    """Pass batches on; an error of a worker process comes without the worker's traceback."""
     try:
         with block_signals():
             batches = iter(loader)
@@ -381,7 +383,3 @@ def explain_worker_crash() -> Iterator[None]:
         if not str(error).startswith("DataLoader worker"):
             raise
         raise NacreError(DIED) from error
-
-
-def _tensors(sample: tuple[np.ndarray, np.ndarray]) -> EvalSample:
-    return torch.from_numpy(sample[0]), torch.from_numpy(sample[1])

@@ -264,11 +264,6 @@ class LearnData:
         return self.before.extended(self.new, own) if self.before else first_channels(self.new, own)
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        """Class name by channel after the step."""
-        return self.channels.names
-
-    @property
     def growth(self) -> Growth:
         """The channels that the step adds to the model."""
         return from_background(len(self.known), len(self.channels))
@@ -301,7 +296,8 @@ class LearnData:
         what a network knows."""
         one, whole = part.set, self.config.model_copy(update={"eval_mode": "full"})
         mapping = one.testing_mapping(channels, self.policy)
-        return EvalDataset(one.source, one.index(part.split).names, mapping, whole, part.split)
+        names = one.index(part.split).names
+        return EvalDataset(LabeledImages(one.source, names, mapping, part.split), whole)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what is learned from what, to notice when it changes."""

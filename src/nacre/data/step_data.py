@@ -129,4 +129,4 @@ class ScenarioData:
         positions = images_to_test(self.scenario.classes, step, self.val_index)
         names = [self.val_index.names[i] for i in positions]
         mapping = self.scenario.classes.testing_mapping(step, self.policy)
-        return EvalDataset(self.source, names, mapping, self.config)
+        return EvalDataset(LabeledImages(self.source, names, mapping, "val"), self.config)

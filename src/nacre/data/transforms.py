@@ -10,7 +10,9 @@ mirrored or not. What differs is how the box is drawn (`images.crop`):
   smaller: the same as a box of side crop/s.
 - ``plain``: a crop at the image's own scale.
 
-What comes after the crop is `nacre.data.augment`.
+Then come the operations of the augmentation, each a function, in one order: flip, rotate90,
+color_jitter, gray, blur. One that is off draws no number, so that it changes nothing for the
+others. What lies beside the image in a crop is changed with it.
 
 Images are scaled bilinearly with antialiasing, masks take the label at the nearest pixel
 center: row i of n from h rows is row floor((i + 1/2) h / n), with Pillow's rounding where that
@@ -24,17 +26,21 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field
 
-from nacre.data.augment import Augment
 from nacre.data.image_io import Mask, load
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelTable, map_labels
 from nacre.utils.config import Config
 
-Sample = tuple[npt.NDArray[np.uint8], Mask]
-"""An image (3, H, W) and its labels (H, W)."""
+Pixels = npt.NDArray[np.uint8]
+"""An image (3, H, W)."""
+
+Sample = tuple[Pixels, Mask]
+"""An image and its labels (H, W)."""
 
 AREA = (0.5, 2.0)
 ASPECT = (3 / 4, 4 / 3)
@@ -44,10 +50,61 @@ FILL = (124, 116, 104)
 
 _FILL = np.array(FILL, np.uint8)[:, None, None]
 _TRIES = 10
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
+"""How bright red, green and blue look."""
 
 EvalMode = Literal["crop", "full", "sliding"]
-Chosen = bool | Literal["auto"]
+Switch = bool | Literal["auto"]
 """Whether something is done; `auto` leaves it to held-out images (`nacre.evaluation.choose`)."""
+
+
+class Augment(Config):
+    """The operations of the augmentation; 0 switches one off."""
+
+    flip: float = Field(
+        0.5, ge=0, le=1, description="how often a crop is mirrored, left and right exchanged"
+    )
+    rotate90: float = Field(
+        0.0, ge=0, le=1, description="how often a crop is turned by 90, 180 or 270 degrees"
+    )
+    color_jitter: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="greatest change of brightness, contrast and saturation: 0.3 is 0.7 to 1.3 "
+        "times, drawn for each crop",
+    )
+    gray: float = Field(0.0, ge=0, le=1, description="how often a crop loses its colors")
+    blur: float = Field(
+        0.0,
+        ge=0,
+        le=16,
+        description="greatest standard deviation of a Gaussian blur in pixels, drawn for each crop",
+    )
+
+    def draw_flip(self, rng: np.random.Generator) -> bool:
+        """Draw whether a crop is mirrored, which is done where it is scaled."""
+        return rng.random() < self.flip
+
+    def apply(self, pixels: Pixels, labels: Mask, rng: np.random.Generator) -> Sample:
+        """Change a crop by all operations but the flip.
+
+        Args:
+            pixels: The crop, (3, H, H).
+            labels: Its labels, (H, H).
+            rng: The only source of chance.
+        """
+        if self.rotate90 and rng.random() < self.rotate90:
+            pixels, labels = rotate90(pixels, labels, int(rng.integers(1, 4)))
+        if self.color_jitter:
+            low, high = 1 - self.color_jitter, 1 + self.color_jitter
+            brightness, contrast, saturation = rng.uniform(low, high, 3).tolist()
+            pixels = jitter_colors(pixels, brightness, contrast, saturation)
+        if self.gray and rng.random() < self.gray:
+            pixels = jitter_colors(pixels, 1, 1, 0)
+        if self.blur:
+            pixels = blur(pixels, rng.uniform(0, self.blur))
+        return pixels, labels
 
 
 class ImagesConfig(Config):
@@ -73,12 +130,12 @@ class ImagesConfig(Config):
         description="crop: shorter side to `crop_size`, then the center, as the paper; full: whole "
         "images at their own size; sliding: the same through windows of `crop_size`",
     )
-    mirror: Chosen = Field(
+    mirror: Switch = Field(
         False,
         description="test by the mean of the scores of an image and of its mirror image; auto: "
         "where held-out images gain",
     )
-    edges: Chosen = Field(
+    edges: Switch = Field(
         False,
         description="test with scores that are upsampled along the edges of the image; auto: "
         "where held-out images gain",
@@ -232,11 +289,8 @@ def _along(
     return 0, length, scaled, int(rng.integers(crop - scaled + 1))
 
 
-def _scale(image: Image.Image, box: Box, place: Placement) -> npt.NDArray[np.uint8]:
+def _scale(image: Image.Image, box: Box, place: Placement) -> Pixels:
     """Return the box of a decoded image at its new size, (3, height, width)."""
-    import torch
-    import torch.nn.functional as functional
-
     left, top, width, height = box
     if (left, top, width, height) != (0, 0, *image.size):
         image = image.crop((left, top, left + width, top + height))
@@ -246,7 +300,7 @@ def _scale(image: Image.Image, box: Box, place: Placement) -> npt.NDArray[np.uin
     if (width, height) == (place.width, place.height):
         return np.ascontiguousarray(pixels)
     # A third of the time that Pillow takes, and the channels come out apart.
-    scaled = functional.interpolate(
+    scaled = F.interpolate(
         torch.from_numpy(pixels)[None],
         size=(place.height, place.width),
         mode="bilinear",
@@ -312,3 +366,34 @@ def _on_canvas(values: npt.NDArray[Any], place: Placement, crop: int, fill: Any)
     bottom, right = place.top + place.height, place.left + place.width
     canvas[..., place.top : bottom, place.left : right] = values
     return canvas
+
+
+def rotate90(pixels: Pixels, labels: Mask, turns: int) -> Sample:
+    """Turn a square image and its mask to the left by so many right angles."""
+    turned = np.rot90(pixels, turns, axes=(1, 2)), np.rot90(labels, turns)
+    return np.ascontiguousarray(turned[0]), np.ascontiguousarray(turned[1])
+
+
+def jitter_colors(pixels: Pixels, brightness: float, contrast: float, saturation: float) -> Pixels:
+    """Multiply an image's brightness, contrast and saturation by factors; 1 changes nothing."""
+    x = pixels.astype(np.float32) * np.float32(brightness)
+    mean = (x * _LUMA).sum(0).mean()
+    x = mean + (x - mean) * np.float32(contrast)
+    gray = (x * _LUMA).sum(0)
+    x = gray + (x - gray) * np.float32(saturation)
+    return x.round().clip(0, 255).astype(np.uint8)
+
+
+def blur(pixels: Pixels, sigma: float) -> Pixels:
+    """Blur an image by a Gaussian with a standard deviation in pixels; its edge is continued."""
+    radius = math.ceil(3 * sigma)
+    if not radius:
+        return pixels
+    offsets = torch.arange(-radius, radius + 1, dtype=torch.float32)
+    kernel = torch.exp(-0.5 * (offsets / sigma).square())
+    kernel = (kernel / kernel.sum()).view(1, 1, -1, 1)
+    x = torch.from_numpy(pixels).float().unsqueeze(1)
+    x = F.pad(x, (radius,) * 4, mode="replicate")
+    x = F.conv2d(F.conv2d(x, kernel), kernel.transpose(2, 3))
+    found: Pixels = x.squeeze(1).round().clamp(0, 255).byte().numpy()
+    return found

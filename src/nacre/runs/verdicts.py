@@ -39,7 +39,7 @@ def judge(
         agreement: By class the share of what the start model saw that is still seen, or None.
     """
     found = {}
-    for name in data.class_names[1:]:
+    for name in data.channels.names[1:]:
         now = iou.get(name)
         if name in data.new:
             word, reason = _of_new(now), ""

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from nacre.data.dataset import EvalDataset
+from nacre.data.dataset import EvalDataset, LabeledImages
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex
@@ -172,7 +172,7 @@ class TrialData(ScenarioData):
         names = [self.train_index.names[image] for image in held_out]
         policy = self.policy.model_copy(update={"border": "ignored"})
         mapping = self.scenario.classes.training_mapping(FIRST, policy)
-        return EvalDataset(self.source, names, mapping, self.config, split="train")
+        return EvalDataset(LabeledImages(self.source, names, mapping), self.config)
 
 
 def split(images: Sequence[int], seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
