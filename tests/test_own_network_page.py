@@ -96,13 +96,47 @@ def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
     for name, value in second.network.state_dict().items():
         assert torch.equal(value, model.network.state_dict()[name])
     assert [entry["classes"] for entry in model.info.lineage] == [["nucleus"], ["membrane"]]
-    with pytest.raises(NacreError, match="no new class in nucleus"):
-        nacre.make_step(names["Cells"](), ["nucleus"], start=second)
-    unknown = nacre.make_step([(np.zeros((8, 8, 3), np.uint8), np.full((8, 8), 7))], ["a"])
+    loaded = nacre.make_step(names["Cells"](), ["nucleus", "wall"], start=model)
+    assert loaded.channels.names == ("background", "nucleus", "membrane", "wall")
     seeded = nacre.make_step(names["Cells"](), ["nucleus"], config={"seed": 5})
     assert seeded.config.seed == seeded.data.seed == 5
-    with pytest.raises(NacreError, match="the mask of image 0 holds the value 7"):
-        unknown.data[0, 0]
+    with pytest.raises(NacreError, match=r"no new class in nucleus"):
+        nacre.make_step(names["Cells"](), ["nucleus"], start=second)
+    with pytest.raises(NacreError, match=r"was learned or begun before; make another"):
+        nacre.learn_step(second)
+    for use in (lambda: nacre.save_step(seeded, "x"), lambda: given(PAIR, ["b"], start=seeded)):
+        with pytest.raises(NacreError, match=r"was not learned yet: call nacre\.learn_step"):
+            use()
+
+
+IMAGE, MASK = np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8), np.uint8)
+PAIR: list[Any] = [(IMAGE, MASK)]
+
+
+def given(data: Any, classes: Any = ("a",), **values: Any) -> Any:
+    return nacre.make_step(data, classes, **values).data[0, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "values", "message"),
+    [
+        ([], {}, "data: list has no images"),
+        (iter(PAIR), {}, "data: list_iterator has no length"),
+        (PAIR, {"classes": "cat"}, "classes: 'cat' is not a list of names"),
+        (PAIR, {"classes": ["a", 3]}, "is not a list of names"),
+        (PAIR, {"start": torch.nn.Conv2d(3, 3, 1)}, "start: Conv2d is neither a model nor"),
+        (PAIR, {"config": 3}, "config: 3 is not a mapping"),
+        ([(IMAGE, MASK + 7)], {}, "the mask of image 0 holds the value 7"),
+        ([(IMAGE, torch.zeros(1, 8, 8))], {}, "the mask of image 0 is of 1 x 8 x 8"),
+        ([(IMAGE, MASK[1:])], {}, "the image of this data set is 8 x 8, its mask is 8 x 7"),
+        ([(IMAGE.astype(float), MASK)], {}, "image 0 is float64 of 8 x 8 x 3; it must be RGB"),
+    ],
+)
+def test_data_of_ones_own_that_cannot_be_learned_is_one_sentence(
+    data: Any, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(NacreError, match=message):
+        given(data, **values)
 
 
 def test_torchs_loader_takes_a_data_folder(cracks: Path) -> None:

@@ -249,7 +249,7 @@ def merge(models: "Sequence[str | Path | Model]", *, out: str | Path) -> Model:
         out: Folder for the new model, which learned from the images of all.
     """
     given = next((one.network.given for one in models if isinstance(one, Model)), None)
-    opened = [open_ledger(_start_path(one) or Path(), given) for one in models]
+    opened = [open_ledger(start_path(one) or Path(), given) for one in models]
     return load(save_ledger(merge_ledgers(opened), Path(out)), network=given)
 
 
@@ -308,7 +308,7 @@ def learn(
         start, network = _save_network(start, out, old, background, config)
     elif old is not None or background != 0:
         raise NacreError("old and background go with a network of your own as start")
-    begun_from = _start_path(start)
+    begun_from = start_path(start)
     named: dict[str, Any] = {
         "data": list(map(str, _paths(data))),
         "start": str(begun_from) if begun_from else None,
@@ -353,9 +353,12 @@ def _save_network(
     return path, needed
 
 
-def _start_path(start: "str | Path | Model | None") -> Path | None:
-    if not isinstance(start, Model):
+def start_path(start: "str | Path | Model | None") -> Path | None:
+    """Return the file or folder of the model that a step continues."""
+    if start is None or isinstance(start, str | Path):
         return None if start is None else Path(start)
+    if not isinstance(start, Model):
+        raise NacreError(f"start: {type(start).__name__} is neither a model nor the path of one")
     if start.path is None:
         raise NacreError("start: this model was not loaded from a file; give nacre.load(…)")
     return start.path

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from nacre.api.model import Model, start_path
 from nacre.data import open_source
 from nacre.data.dataset import EvalDataset, LabeledImages, TrainDataset
 from nacre.data.image_io import Mask
@@ -22,7 +23,7 @@ from nacre.labels.channels import first_channels
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests, mapping_for_training
 from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.methods import Step
-from nacre.models.io import find_model, read_info, save_model
+from nacre.models.io import ModelInfo, find_model, read_info, save_model
 from nacre.runs.steps import begin_from, known_state, model_info, next_step
 from nacre.training.config import Recipe, build, deep_merge
 from nacre.training.events import Observer, Recorder
@@ -86,7 +87,7 @@ def make_step(
     data: Dataset[Any],
     classes: Sequence[str],
     *,
-    start: Step | str | Path | None = None,
+    start: Step | Model | str | Path | None = None,
     method: str | None = None,
     seed: int | None = None,
     config: Mapping[str, Any] | None = None,
@@ -101,7 +102,8 @@ def make_step(
             cut and augmented as `config` says (`images`).
         classes: What the values 1, 2, … of the masks mean; 0 is the background, 255 is ignored.
             Those that the start model does not know are new.
-        start: A step that was learned, or a model file or folder; it stays as it is.
+        start: A step that was learned, a loaded model, or a model file or folder; it stays as it
+            is.
         method: Name of the method; by default as for `learn`.
         seed: Of the weights, the order and the augmentation; 1 unless the config says another.
         config: The sections `model`, `train`, `images`, `labels` and `method` of a config.
@@ -110,8 +112,8 @@ def make_step(
     """
     named = {"method": {"name": method} if method else None, "seed": seed}
     given = {key: value for key, value in named.items() if value is not None}
-    file = find_model(Path(start)) if isinstance(start, str | Path) else None
-    info = model_info(start) if isinstance(start, Step) else read_info(file) if file else None
+    count = _check(data, classes)
+    info, file, network = _open_start(start)
     recipe = build(Recipe, deep_merge(config or {}, given), start=info)
     space = LabelSpace(dict(enumerate(classes, start=1)))
     known = info.channels if info is not None else None
@@ -119,7 +121,6 @@ def make_step(
     if not new:
         raise NacreError(f"there is no new class in {', '.join(classes) or 'no class'}")
     channels = first_channels(new, {}) if known is None else known.extended(new, {})
-    count: int = len(data)  # type: ignore[arg-type]
     mapping = mapping_for_training(channels, space, recipe.labels, space.names)
     images = LabeledImages(_Given(data, space), [str(i) for i in range(count)], mapping)
     dataset = TrainDataset([images], recipe.images, recipe.seed)
@@ -128,12 +129,45 @@ def make_step(
     if isinstance(start, Step):
         step.network, step.state = copy.deepcopy(start.network), known_state(recipe, start.state)
     elif file is not None:
-        begin_from(step, file)
+        begin_from(step, file, network)
     return step
+
+
+def _check(data: Dataset[Any], classes: Sequence[str]) -> int:
+    """Return the number of images; refuse data and classes that are not what they seem."""
+    try:
+        count: int = len(data)  # type: ignore[arg-type]
+    except TypeError:
+        raise NacreError(f"data: {type(data).__name__} has no length and no numbers") from None
+    if not count:
+        raise NacreError(f"data: {type(data).__name__} has no images")
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise NacreError(f"classes: {classes!r} is not a list of names")
+    return count
+
+
+def _open_start(
+    start: Step | Model | str | Path | None,
+) -> tuple[ModelInfo | None, Path | None, nn.Module | None]:
+    """Return what is known of a start, its file, and the network that the file cannot build."""
+    if isinstance(start, Step):
+        _check_learned(start)
+        return model_info(start), None, None
+    path = start_path(start)
+    if path is None:
+        return None, None, None
+    file = find_model(path)
+    return read_info(file), file, start.network.given if isinstance(start, Model) else None
+
+
+def _check_learned(step: Step) -> None:
+    if step.network is None or step.network.num_classes != step.num_classes:
+        raise NacreError("this step was not learned yet: call nacre.learn_step first")
 
 
 def save_step(step: Step, path: str | Path) -> None:
     """Save the model of a step that was learned, for `nacre.load` and as the start of others."""
+    _check_learned(step)
     save_model(Path(path), step.network, model_info(step), step.state)
 
 
@@ -168,6 +202,9 @@ class _Given:
     def mask(self, split: Split, name: str) -> Mask:
         """Return the mask of an image."""
         mask = np.asarray(self._item(name)[1])
+        if mask.ndim != 2:
+            size = " x ".join(map(str, mask.shape))
+            raise NacreError(f"the mask of image {name} is of {size or 'no size'}; it must be H,W")
         unknown = sorted(set(np.unique(mask).tolist()) - self.space.allowed)
         if unknown:
             raise NacreError(

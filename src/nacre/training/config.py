@@ -404,6 +404,8 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
     entirely: values of the other one must not stay behind. Likewise `train.epochs` replaces the
     keys that count iterations, which would win, and `train.iterations` that of the later steps.
     """
+    if not isinstance(below, Mapping):
+        raise NacreError(f"config: {shown(below)} is not a mapping such as {{'train': …}}")
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)

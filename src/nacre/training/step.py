@@ -122,6 +122,8 @@ def _grow(method: Method, step: Step) -> None:
     if network is None:
         step.network = _new_network(method, step)
         return
+    if network.num_classes != step.growth.num_old:
+        raise NacreError("this step was learned or begun before; make another with nacre.make_step")
     _check_needs(method, network)
     if "sums" not in method.persistent_state:
         network.drop_ledger()  # without its sums it could not learn the new classes
