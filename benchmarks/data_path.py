@@ -27,7 +27,7 @@ from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import SPACE
 from nacre.data.transforms import ImagesConfig, _draw_box
 from nacre.labels.mapping import LabelPolicy
-from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
+from nacre.models.backbone import IMAGENET_MEAN, IMAGENET_STD
 from nacre.scenarios.classes import ClassSchedule
 
 CLASSES = ClassSchedule(SPACE, (tuple(range(1, 16)), tuple(range(16, 21))))

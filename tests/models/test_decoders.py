@@ -139,9 +139,11 @@ def test_a_backbone_of_one_stride_is_refused_in_one_sentence() -> None:
         LightDecoder(backbone, width=8, crop=None)
 
 
-@pytest.mark.parametrize("backbone", ["lite0", "resnet18"])
-def test_folded_and_traced_networks_predict_the_same(backbone: str) -> None:
-    network = light(backbone)
+@pytest.mark.parametrize(
+    ("backbone", "norm"), [("lite0", "abn"), ("resnet18", "abn"), ("resnet18", "iabn")]
+)
+def test_folded_and_traced_networks_predict_the_same(backbone: str, norm: str) -> None:
+    network = light(backbone, norm=norm)
     images = torch.randint(0, 256, (1, 3, 96, 128), dtype=torch.uint8)
     wanted = network(images).logits
     torch.testing.assert_close(network.fused()(images).logits, wanted, rtol=1e-4, atol=1e-4)

@@ -115,7 +115,7 @@ def learns_without_forgetting_at_once(network: nn.Module) -> None:
     with torch.no_grad():
         p = scores_of(network(images())).softmax(1)
     teacher = Teacher(network)
-    widened = widen(network, ["crack", "rust"], images=images())
+    widened = widen(network, ["crack", "rust"])
     with torch.no_grad():
         q = scores_of(network(images())).softmax(1)
     torch.testing.assert_close(q[:, 1:CLASSES], p[:, 1:], rtol=0, atol=1e-5)
@@ -209,8 +209,8 @@ def test_stages_and_pixels_of_segformer() -> None:
 
 @pytest.mark.usefixtures("foreign_libraries")
 def test_torchvisions_scores_are_taken_before_they_are_upsampled() -> None:
-    adapter = Adapter(trained(NEED_TORCHVISION["deeplabv3 with aux"]), images=images())
+    adapter = Adapter(trained(NEED_TORCHVISION["deeplabv3 with aux"]))
     assert adapter.upsamples
     assert adapter.stride == 16
-    corners = Adapter(trained(NEED_TORCHVISION["smp deeplabv3+"]), images=images())
+    corners = Adapter(trained(NEED_TORCHVISION["smp deeplabv3+"]))
     assert not corners.upsamples  # smp aligns corners

@@ -34,7 +34,7 @@ on features that get no gradient from it:
 
     ac = mean over all pixels of log(1 + e^x_aux)
 
-A row of a new class starts as a copy of it (`nacre.models.classifier.copy_row`): negative wherever
+A row of a new class starts as a copy of it (`Classifier.grow_from`): negative wherever
 nothing is known.
 
 **Local POD.** With f the student's map of a layer (D,h,w) and g the teacher's, every element is

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.losses.reference import upsample
+from nacre.models.backbone import IMAGENET_MEAN, IMAGENET_STD
 from nacre.models.config import BesideConfig, PixelsConfig
 from nacre.models.decoders import DEFAULT_STRIDE, StageGrid
 from nacre.models.feature_maps import (
@@ -49,7 +50,6 @@ from nacre.models.probe import (
     scoring_layer,
     undisturbed,
 )
-from nacre.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 from nacre.models.widen import Init, check_type, fit_layers, widen
 
 NEVER = -1e4
@@ -70,18 +70,15 @@ class Adapter(Network):
         scoring_layers: their names, auxiliary ones too, where they cannot be found.
         pixels: what it expects of its pixels.
         stages: names of modules whose output methods may compare, from the first to the last.
-        images: a batch that it takes, normalized; None tries noise of several sizes.
-        divisor: sides of images must be multiples of it; None tries which sizes the network takes.
 
     Attributes:
         layers: the scoring layers.
+        divisor: sides of images must be multiples of it.
         fixed_size: the one height and width that the network takes; None if it takes others.
         upsamples: whether the network upsamples its scores bilinearly; they are then taken before.
         stride: input pixels per score.
     """
 
-    scale: Tensor
-    shift: Tensor
     # Auxiliary heads score for losses that nobody computes here
     uses_all_parameters = False
     # Networks that turn maps into tokens by `view` do not run in this layout
@@ -95,8 +92,6 @@ class Adapter(Network):
         scoring_layers: str | Sequence[str] | None = None,
         pixels: PixelsConfig = IMAGENET,
         stages: Sequence[str] = (),
-        images: Tensor | None = None,
-        divisor: int | None = None,
     ) -> None:
         super().__init__()
         check_type(model)
@@ -106,11 +101,11 @@ class Adapter(Network):
         self.has_background = background is not None
         check_names(model, stages)
         keep_digits(model)
-        images = example_images(model) if images is None else images
+        images = example_images(model)
         self._shape = images.shape
-        found = find_divisor(model, images) if divisor is None else divisor
+        found = find_divisor(model, images)
         self.divisor = found or 1
-        self.fixed_size = None if found else (images.shape[-2], images.shape[-1])
+        self.fixed_size = None if found else _size(images)
         self.alignment = self.divisor if ALIGNMENT % self.divisor else ALIGNMENT
         if self.fixed_size is not None:
             self.alignment = 1
@@ -119,18 +114,10 @@ class Adapter(Network):
             raise NacreError(
                 f"background={background}: the network has {self.layers.num_classes} channels"
             )
-        self._register_pixels(pixels)
+        self.expect_pixels(pixels.mean, pixels.std)
         self.upsamples = False
         self.upsamples, side = self._watch(images)
         self.stride = round(images.shape[-1] / side)
-
-    def _register_pixels(self, pixels: PixelsConfig) -> None:
-        mean, std = torch.tensor(pixels.mean or (0.0, 0.0, 0.0)), torch.tensor(pixels.std)
-        scale = torch.ones(3) if pixels.mean is None else 1 / (255 * std)
-        shift = torch.zeros(3) if pixels.mean is None else -mean / std
-        # Constants of the network and not of a checkpoint, hence not persistent
-        self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
-        self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
 
     @property
     def num_classes(self) -> int:
@@ -176,25 +163,20 @@ class Adapter(Network):
 
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return scores and features of N,3,H,W RGB images in 0..255."""
-        output = self._run(images)
-        return output if with_stages else replace(output, stages=())
-
-    def _run(self, images: Tensor) -> Output:
-        x = self._fit_size(torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale))
-        height, width = images.shape[-2], images.shape[-1]
-        size = (x.shape[-2], x.shape[-1])
+        x = self._fit_size(self.normalize(images))
+        size, shown = _size(x), _size(images)
         logits, found = self._score(x)
         logits, together = self._background_first(logits.float()), None
         if self.ledger is not None and not self.training:
-            scores = self.ledger(self._stages(found, size))
-            together = self._cut(self.ledger.add_to(logits, scores), size, (height, width))
+            scores = self.ledger(self._ledger_maps(found, size))
+            together = self._cut(self.ledger.add_to(logits, scores), size, shown)
         decoded = as_map(self._read(found), size)
         stages = [as_map(found[name], size) if name in found else None for name in self.stages]
         return Output(
-            logits=self._cut(logits, size, (height, width)),
+            logits=self._cut(logits, size, shown),
             features=stages[-1] if stages else decoded,  # type: ignore[arg-type]
             decoder_features=decoded,  # type: ignore[arg-type]
-            stages=tuple(stages),  # type: ignore[arg-type]
+            stages=tuple(stages) if with_stages else (),  # type: ignore[arg-type]
             has_background=self.has_background,
             together=together,
         )
@@ -233,7 +215,7 @@ class Adapter(Network):
         grid = StageGrid(maps, stride=config.stride, crop=config.crop)
         self.ledger = RestHead(
             grid, config.own, classes_per_step, self.stride, self.has_background
-        ).to(self.scale.device)
+        ).to(self.pixel_scale.device)
         self._maps = config.maps
 
     def _found(self, names: Sequence[str]) -> list[FoundMap]:
@@ -250,19 +232,15 @@ class Adapter(Network):
     @torch.no_grad()
     def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the maps that the ledger reads, of images in 0..255 continued to `covered`."""
-        x = torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
-        height, width = self.covered((x.shape[-2], x.shape[-1]))
-        bottom, right = height - x.shape[-2], width - x.shape[-1]
-        x = self._fit_size(F.pad(x, (0, right, 0, bottom), mode="replicate"))
+        x = self._fit_size(_continue(self.normalize(images), self.covered(_size(images))))
         _, found = self._score(x)
-        return self._stages(found, (x.shape[-2], x.shape[-1]))
+        return self._ledger_maps(found, _size(x))
 
     def covered(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the height and width that an image is continued to, as for a prediction."""
-        height, width = (-(-side // self.alignment) * self.alignment for side in size)
-        return size if self.fixed_size is not None else (height, width)
+        return size if self.fixed_size is not None else _round_up(size, self.alignment)
 
-    def _stages(self, found: dict[str, Tensor], size: tuple[int, int]) -> tuple[Tensor, ...]:
+    def _ledger_maps(self, found: dict[str, Tensor], size: tuple[int, int]) -> tuple[Tensor, ...]:
         """Return the ledger's maps as N,C,h,w."""
         maps = [as_map(found[name], size) for name in self._maps]
         assert None not in maps, "`add_ledger` takes maps alone"
@@ -272,9 +250,7 @@ class Adapter(Network):
         """Return pixels of a size that the network takes."""
         if self.fixed_size is not None:
             return F.interpolate(x, self.fixed_size, mode="bilinear", align_corners=False)
-        height, width = (-(-side // self.divisor) * self.divisor for side in x.shape[-2:])
-        bottom, right = height - x.shape[-2], width - x.shape[-1]
-        return F.pad(x, (0, right, 0, bottom), mode="replicate") if bottom or right else x
+        return _continue(x, _round_up(_size(x), self.divisor))
 
     def grow(
         self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
@@ -335,7 +311,7 @@ class Adapter(Network):
         inner = found[self._first]
         if inner.ndim != 4 or len(self.layers.main) > 1 or inner.shape[-1] >= scores.shape[-1]:
             return False, scores.shape[-1]
-        error = (scores - upsample(inner, (scores.shape[-2], scores.shape[-1]))).abs().max()
+        error = (scores - upsample(inner, _size(scores))).abs().max()
         # Compared with how scores vary over the image: equal ones are equal after any upsampling
         spread = (scores - scores.mean((2, 3), keepdim=True)).abs().max()
         same = bool(error < 1e-3 * spread)
@@ -355,3 +331,18 @@ class Adapter(Network):
         b = self.background
         parts = logits[:, b : b + 1], logits[:, :b], logits[:, b + 1 :]
         return torch.cat(parts, 1) if b else logits
+
+
+def _size(x: Tensor) -> tuple[int, int]:
+    return x.shape[-2], x.shape[-1]
+
+
+def _round_up(size: tuple[int, int], divisor: int) -> tuple[int, int]:
+    height, width = (-(-side // divisor) * divisor for side in size)
+    return height, width
+
+
+def _continue(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return pixels continued to a size by the last ones of their rows and columns."""
+    bottom, right = size[0] - x.shape[-2], size[1] - x.shape[-1]
+    return F.pad(x, (0, right, 0, bottom), mode="replicate") if bottom or right else x

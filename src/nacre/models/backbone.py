@@ -1,15 +1,25 @@
-"""The base of all backbones, and the smallest of them."""
+"""The base of all backbones, the smallest of them, and those of timm."""
 
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
+from nacre.errors import NacreError, did_you_mean, shown
+from nacre.models.backbones import TIMM
 from nacre.models.norm import ABN, NormFactory
+from nacre.utils.system import import_extra
 
 Color = tuple[float, float, float]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Backbone(nn.Module):
@@ -44,13 +54,32 @@ def initialize(backbone: nn.Module) -> None:
             nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
 
 
+class ResidualBlock(nn.Module):
+    """A block whose last norm adds the shortcut before it activates."""
+
+    @abstractmethod
+    def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
+        """Return the last norm, what it normalizes, and the shortcut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activated sum of what the convolutions and the shortcut give."""
+        norm, y, shortcut = self.summands(x)
+        out: Tensor = norm(y, shortcut)
+        return out
+
+    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum, activated and not."""
+        norm, y, shortcut = self.summands(x)
+        return norm.forward_both(y, shortcut)
+
+
 def _convolution(
     in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1
 ) -> nn.Conv2d:
     return nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
 
 
-class _Block(nn.Module):
+class _Block(ResidualBlock):
     """A residual block of two 3x3 convolutions."""
 
     def __init__(
@@ -68,15 +97,8 @@ class _Block(nn.Module):
                 norm(out_channels, activation="identity"),
             )
 
-    def _summands(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.second(self.first_norm(self.first(x))), self.shortcut(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.second_norm(*self._summands(x))
-        return y
-
-    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.second_norm.forward_both(*self._summands(x))
+    def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
+        return self.second_norm, self.second(self.first_norm(self.first(x))), self.shortcut(x)
 
 
 class Tiny(Backbone):
@@ -91,7 +113,6 @@ class Tiny(Backbone):
     The convolutions keep the weights that torch draws. They are smaller by sqrt(6) than those that
     keep the variance (`initialize`); before a normalization the scale of a weight does not change
     the output but divides the gradient, so learning is 6 times as quick.
-
     """
 
     stride = 8
@@ -124,3 +145,61 @@ class Tiny(Backbone):
         fine, before_fine = self.fine.forward_both(self.stem(x))
         coarse, before_coarse = self.coarse.forward_both(fine)
         return coarse, (before_fine, before_coarse)
+
+
+class TimmBackbone(Backbone):
+    """The last feature map of ``timm.create_model(…, features_only=True)``, and all as stages.
+
+    Its norms stay its own; `model.norm` is the decoder's alone.
+    """
+
+    def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.model = model
+        info: Any = model.feature_info
+        self.stages = tuple(zip(info.channels(), info.reduction(), strict=True))
+        self.channels, self.stride = self.stages[-1]
+        self.mean, self.std = (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features of normalized pixels."""
+        return self.forward_stages(x)[0]
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features, and those of each stage."""
+        found = zip(self.model(x), self.stages, strict=True)
+        # Some, such as Swin, have their channels last
+        maps = tuple(
+            one if one.shape[1] == width else one.permute(0, 3, 1, 2) for one, (width, _) in found
+        )
+        return maps[-1], maps
+
+
+def make_timm_backbone(
+    backbone: str, output_stride: int | None, weights: Path | None
+) -> TimmBackbone:
+    """Make a backbone of timm, whose name stands after ``timm/``, from a file of weights if any."""
+    timm, name = import_extra("timm", "timm"), backbone.removeprefix(TIMM)
+    check_timm_name(timm, name)
+    options: dict[str, Any] = {}
+    if output_stride is not None:
+        options["output_stride"] = output_stride
+    if weights is not None:
+        options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(weights)}}
+    try:
+        model = timm.create_model(name, features_only=True, **options)
+    except Exception as error:  # whatever timm says to a stride or weights it does not take
+        reason = " ".join(str(error).split())[:300]
+        raise NacreError(f"model.backbone={backbone!r}: timm says {reason}") from error
+    about = getattr(model, "pretrained_cfg", None) or {}
+    return TimmBackbone(model, about.get("mean", IMAGENET_MEAN), about.get("std", IMAGENET_STD))
+
+
+def check_timm_name(timm: Any, name: str) -> None:
+    """Refuse what is not the name of a network of timm, with or without a tag of its weights.
+
+    timm itself takes more for a name: a folder, a repository of the hub.
+    """
+    if not re.fullmatch(r"\w+(\.\w+)?", name) or not timm.is_model(name.partition(".")[0]):
+        hint = did_you_mean(name, timm.list_models())
+        raise NacreError(f"timm has no network {shown(name)}{hint}")

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from nacre.utils.system import install_line
-
-if TYPE_CHECKING:
-    from nacre.models.backbone import Backbone
-    from nacre.models.norm import NormFactory
 
 NormName = Literal["bn", "abn", "iabn"]
 
 TIMM = "timm/"
-"""What the names of timm's backbones begin with (`nacre.models.timm_backbone`)."""
+"""What the names of timm's backbones begin with (`nacre.models.backbone.TimmBackbone`)."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +59,6 @@ class BackboneRow:
     strides: tuple[int, ...] | None = (8, 16, 32)
     imagenet: Published | None = None
     note: str = ""
-
-    def make(self, stride: int, norm: NormFactory) -> Backbone:
-        """Return a random backbone."""
-        module, _, name = self.place.partition(":")
-        options = dict(self.options)
-        if self.strides is not None:
-            options["stride"] = stride
-        if not self.own_norm:
-            options["norm"] = norm
-        backbone: Backbone = getattr(import_module(module), name)(**options)
-        return backbone
 
 
 def _torchvision(name: str, sha256: str) -> Published:

@@ -1,22 +1,41 @@
-"""Making a network from its config: the table of kinds, and those of installed packages.
+"""Making a network, from its config or for a model file: the table of kinds.
 
 A kind from another package joins through the entry point group ``nacre.models`` (name = the kind,
 object = a `Kind`). It is imported when it is asked for by name: one that is broken breaks only
 itself.
+
+The header of a model file is a stranger's text, and building what it says may take any amount of
+memory and time. So `rebuild` does not believe it:
+
+1. its config passes `ModelConfig.check_file`: names that a library knows, no path, no repository;
+2. no number in it is larger than what the tensors beside it could need;
+3. the network is built where tensors have no memory, out of not many more tensors than the file
+   has, and its shapes are compared with the file's;
+4. only then is it built.
+
+Few networks cannot be built without memory. These are stopped while they are built, as soon as they
+are larger than the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as registration
 
-from nacre.errors import check, unknown_name
+from nacre.errors import NacreError, check, shown, unknown_name
 from nacre.models import deeplab, external
-from nacre.models.config import DeepLabConfig, ExternalConfig, ModelConfig
+from nacre.models.config import AdapterConfig, DeepLabConfig, ExternalConfig, ModelConfig
 from nacre.models.network import Network
+from nacre.models.probe import until_left
 from nacre.utils.system import load_registered, registered
 
 OWN = "deeplab"
@@ -105,3 +124,186 @@ def build_network(
     """
     steps = [classes_per_step] if isinstance(classes_per_step, int) else classes_per_step
     return find_kind(config.kind).build(config, steps, crop, load)
+
+
+# The network of a model file
+
+State = Mapping[str, Tensor]
+
+_ANY_NUMBER = 4096
+"""Numbers up to here may be sides of images or rates, of which no tensor tells."""
+_ANY_BUFFERS = 2**24
+"""Elements of buffers that no file holds, such as tables of positions."""
+
+
+class Misfit(NacreError):
+    """A header that describes another network than the tensors of its file make."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Channels of a scoring layer of another library's network.
+
+    Attributes:
+        first: in step 0, as the network is made.
+        now: after all steps, as its file has them.
+    """
+
+    first: int
+    now: int
+
+
+def rebuild(
+    raw: Mapping[str, Any],
+    steps: Sequence[int],
+    crop: int,
+    state: dict[str, Tensor],
+    given: nn.Module | None = None,
+) -> Network:
+    """Build the network of a model file, as its header says, and load its tensors.
+
+    `given` is the network that the file was learned from, if the caller has brought it.
+
+    Raises:
+        NacreError: the header asks for what it may not, or for other tensors than there are.
+    """
+    config = read_model_config(raw)
+    config.check_file()
+    external.check_given(config, given)
+    _check_numbers(raw, state)
+    if given is not None:
+        assert isinstance(config, ExternalConfig)
+        network: Network = _from_given(given, config, steps, state)
+    else:
+        build = partial(build_network, config, list(steps), crop, load=False)
+        _compare_without_memory(partial(_compare, config, steps, state, build), state)
+        network = build()
+    network.match_state(state)
+    network.load_state_dict(state)
+    return network
+
+
+def _compare_without_memory(compare: Callable[[], None], state: State) -> None:
+    """Compare a network that is built with a file, without memory if that can be."""
+    tensors, elements = 10_000 + 10 * len(state), _count(state.values())
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]), _at_most(tensors):
+            compare()
+    except Misfit:
+        raise
+    except Exception:  # mostly a library that asks a tensor for its value
+        with _at_most(tensors, 2**24 + 2 * elements):
+            compare()
+
+
+def _compare(
+    config: ModelConfig,
+    steps: Sequence[int],
+    state: dict[str, Tensor],
+    build: Callable[[], Network],
+) -> None:
+    """Build the network of a config on the current device, and compare it with a file."""
+    make = find_kind(config.kind).make
+    if isinstance(config, AdapterConfig) and make is not None:
+        rows = _rows(config, steps)
+        check_shapes(make(config, rows.first), _inner(state), rows)
+    else:
+        network = build()
+        network.match_state(state)
+        check_shapes(network, state)
+
+
+def _rows(config: AdapterConfig, steps: Sequence[int]) -> Rows:
+    first = external.num_outputs(config, steps)
+    return Rows(first, first + sum(config.own_steps(steps)[1:]))
+
+
+def _from_given(
+    given: nn.Module, config: ExternalConfig, steps: Sequence[int], state: State
+) -> Network:
+    """Return a copy of a network that was given, as wide as the file's."""
+    model, inner, rows = copy.deepcopy(given).cpu(), _inner(state), _rows(config, steps)
+    problems = []
+    for i in range(1, len(config.own_steps(steps)) + 1):  # it may have learned some of the steps
+        width = rows.first + sum(steps[1:i])
+        try:
+            check_shapes(model, inner, Rows(width, rows.now))
+        except Misfit as error:
+            problems.append(error)
+        else:
+            return external.adapt(model, config, [sum(steps[:i]), *steps[i:]])
+    raise Misfit(
+        f"network={type(given).__name__} is not what it was learned from, a {config.name} of "
+        f"{rows.first} classes: {problems[0]}"
+    )
+
+
+def check_shapes(network: nn.Module, state: State, rows: Rows | None = None) -> None:
+    """Refuse a file whose tensors are not of the network's shapes, but for rows of new classes.
+
+    Raises:
+        Misfit: a tensor is not there or of another shape, or there are large ones beside.
+    """
+    built = network.state_dict()
+    for name, value in built.items():
+        if name not in state:
+            raise Misfit(f"it has no tensor {name}")
+        found, wanted = tuple(state[name].shape), tuple(value.shape)
+        if found != wanted and not (rows and _is_widened(found, wanted, rows)):
+            shapes = [" x ".join(map(str, one)) or "a number" for one in (found, wanted)]
+            raise Misfit(f"{name} is {shapes[0]}, and its network asks for {shapes[1]}")
+    unsaved = _count(one for name, one in network.named_buffers() if name not in built)
+    if unsaved > max(_ANY_BUFFERS, _count(state.values())):
+        raise Misfit(f"its network needs {unsaved:,} numbers beside its tensors")
+
+
+def _is_widened(found: Sequence[int], wanted: Sequence[int], rows: Rows) -> bool:
+    """Return whether a shape is another one with the rows of new classes."""
+    differing = [(a, b) for a, b in zip(found, wanted, strict=False) if a != b]
+    return len(found) == len(wanted) and differing == [(rows.now, rows.first)]
+
+
+def _check_numbers(raw: Any, state: State) -> None:
+    """Refuse a config with a number that is larger than all that the tensors are made of."""
+    largest = max([_ANY_NUMBER, *(side for one in state.values() for side in one.shape)])
+    level = [raw]
+    while level:
+        one = level.pop()
+        if isinstance(one, Mapping):
+            level += one.values()
+        elif isinstance(one, list | tuple):
+            level += one
+        elif isinstance(one, int | float) and not abs(one) <= largest:
+            raise Misfit(f"its header says {shown(one)}, and no tensor is that large")
+
+
+@contextlib.contextmanager
+def _at_most(tensors: int, elements: int | None = None) -> Iterator[None]:
+    """Stop the making of a network of more tensors or modules, or of more numbers, than this."""
+    thread, seen, size = threading.get_ident(), 0, 0
+
+    def count(module: nn.Module, name: str, value: Any) -> None:
+        nonlocal seen, size
+        if threading.get_ident() != thread:
+            return
+        seen += 1
+        size += value.numel() if isinstance(value, Tensor) else 0
+        if seen > tensors or (elements is not None and size > elements):
+            raise Misfit("its header describes a larger network than its tensors are")
+
+    handles = [
+        registration.register_module_parameter_registration_hook(count),
+        registration.register_module_buffer_registration_hook(count),
+        registration.register_module_module_registration_hook(count),
+    ]
+    with until_left(handles):
+        yield
+
+
+def _count(tensors: Any) -> int:
+    return sum(one.numel() for one in tensors)
+
+
+def _inner(state: State) -> dict[str, Tensor]:
+    """Return the tensors of the network within an adapter, by its own names."""
+    return {name.removeprefix("model."): one for name, one in state.items()}

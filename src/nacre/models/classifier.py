@@ -30,6 +30,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from nacre.losses.reference import at_least_float32
 from nacre.models.norm import ABN
 
 
@@ -48,13 +49,6 @@ def split_rows(
         shared[origin] -= math.log(new_origins.count(origin) + 1)
     rows = list(new_origins)
     return weight[rows], shared[rows], shared
-
-
-def copy_row(weight: Tensor, bias: Tensor, num_new: int) -> tuple[Tensor, Tensor]:
-    """Return weights and biases of new classes that start as copies of one row and its bias."""
-    assert num_new >= 1, num_new
-    weight, bias = weight.detach(), bias.detach().reshape(())
-    return weight.expand(num_new, *weight.shape).clone(), bias.repeat(num_new)
 
 
 ExtraRow = Literal["unknown", "auxiliary"]
@@ -132,12 +126,12 @@ class Classifier(nn.Module):
         return torch.cat([rows(x) for rows in self.rows], dim=1)
 
     def score_extra(self, x: Tensor) -> dict[ExtraRow, Tensor]:
-        """Return the logits N,1,h,w of the rows that are no classes."""
+        """Return the logits N,1,h,w of the rows that are no classes, in float32 at least."""
         found: dict[ExtraRow, Tensor] = {}
         if self.unknown is not None:
-            found["unknown"] = self.unknown(x)
+            found["unknown"] = at_least_float32(self.unknown(x))
         if self.auxiliary is not None:
-            found["auxiliary"] = self.auxiliary(x.detach())
+            found["auxiliary"] = at_least_float32(self.auxiliary(x.detach()))
         return found
 
     def add_row(self, name: ExtraRow) -> None:
@@ -166,16 +160,10 @@ class Classifier(nn.Module):
     def grow_from_origins(self, new_origins: Sequence[int]) -> None:
         """Add channels that start as even shares of those that they split from, eq. 8 and 9."""
         every = slice(None)
-        weight, bias, shared = split_rows(self.weight(every), self.bias(every), new_origins)
-        old = self._convs()
+        weight = self.weight(every)
+        new, new_bias, shared = split_rows(weight, self.bias(every), new_origins)
         self.grow(len(new_origins))
-        new = self._convs()[-1]
-        new.weight.copy_(weight[:, :, None, None])
-        _bias(new).copy_(bias)
-        first = 0
-        for rows in old:
-            _bias(rows).copy_(shared[first : first + rows.out_channels])
-            first += rows.out_channels
+        self.set_rows(torch.cat([weight, new]), torch.cat([shared, new_bias]))
 
     @torch.no_grad()
     def grow_from(self, name: ExtraRow, num_new: int) -> None:
@@ -186,9 +174,8 @@ class Classifier(nn.Module):
         if isinstance(rows, Branch):
             rows.conv, rows.bn = copy.deepcopy(source.conv), copy.deepcopy(source.bn)
         conv, row = _conv_of(rows), _conv_of(source)
-        weight, bias = copy_row(row.weight[0], _bias(row), num_new)
-        conv.weight.copy_(weight)
-        _bias(conv).copy_(bias)
+        conv.weight.copy_(row.weight.expand_as(conv.weight))
+        _bias(conv).copy_(_bias(row).expand(num_new))
         self.rows.append(rows)
 
     def match_state(self, names: Iterable[str]) -> None:

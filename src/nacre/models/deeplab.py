@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from typing import get_args
 
 import torch
@@ -15,16 +16,16 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError
 from nacre.losses.reference import at_least_float32
-from nacre.models.backbone import Backbone
-from nacre.models.backbones import BACKBONES, TIMM, NormName
+from nacre.models.backbone import Backbone, make_timm_backbone
+from nacre.models.backbones import BACKBONES, TIMM, BackboneRow, NormName
 from nacre.models.classifier import Classifier
 from nacre.models.config import DeepLabConfig
 from nacre.models.decoders import DEFAULT_STRIDE, AsppDecoder, LightDecoder, StageGrid
 from nacre.models.ledger import LedgerHead
-from nacre.models.network import Init, Network, Output, Part, Shared
+from nacre.models.network import Network, Output, Part, Shared
 from nacre.models.norm import ABN, InPlaceABN, NormFactory, fuse_norms_
-from nacre.models.timm_backbone import make_backbone
-from nacre.models.weights import load_backbone
+from nacre.models.weights import find_weights, load_backbone
+from nacre.models.widen import Init
 
 Decoder = AsppDecoder | LightDecoder | StageGrid
 
@@ -39,8 +40,6 @@ class DeepLab(Network):
         ledger: takes all stages; its scores are added to the classifier's in eval.
     """
 
-    pixel_scale: Tensor
-    pixel_shift: Tensor
     ledger: LedgerHead | None
     takes_maps = True
 
@@ -56,10 +55,7 @@ class DeepLab(Network):
         self.decoder = decoder
         self.classifier = classifier
         self.ledger = ledger
-        mean, std = torch.tensor(backbone.mean), torch.tensor(backbone.std)
-        # Constants of the backbone and not of a checkpoint, hence not persistent
-        self.register_buffer("pixel_scale", (1 / (255 * std)).view(3, 1, 1), persistent=False)
-        self.register_buffer("pixel_shift", (-mean / std).view(3, 1, 1), persistent=False)
+        self.expect_pixels(backbone.mean, backbone.std)
         self.stride = decoder.stride
         self.alignment = max(backbone.stride, self.stride)
 
@@ -89,8 +85,8 @@ class DeepLab(Network):
             kept: what `read_maps` returned of these images, if it is known already.
         """
         if kept:
-            return self.decode_kept(kept)
-        x = self._normalize(images)
+            return self.decode(kept[-1], maps=kept)
+        x = self.normalize(images)
         adds = self.ledger is not None and not self.training
         if not (with_stages or self.decoder.reads or adds):
             return self.decode(self.backbone(x))
@@ -100,30 +96,21 @@ class DeepLab(Network):
             output.together = self.ledger.add_to(output.logits, self.ledger(stages))
         return output
 
-    def _normalize(self, images: Tensor) -> Tensor:
-        pixels = images.to(self.pixel_scale.dtype)
-        return torch.addcmul(self.pixel_shift, pixels, self.pixel_scale)
-
     @torch.no_grad()
     def read(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the backbone's features and stages, of images in 0..255."""
-        return self.backbone.forward_stages(self._normalize(images))
+        return self.backbone.forward_stages(self.normalize(images))
 
     def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return what the decoder reads of the backbone, of images in 0..255."""
-        features, stages = self.read(images)
-        return tuple(stages[i] for i in self.decoder.reads) or (features,)
+        return self._read_by_decoder(*self.read(images))
 
     def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the stages of the backbone, of images in 0..255."""
         return self.read(images)[1]
 
-    def decode_kept(self, kept: tuple[Tensor, ...]) -> Output:
-        """Return the output that follows from what `read_maps` returned."""
-        decoded = self.decoder(kept if self.decoder.reads else kept[0])
-        output = self.classify(decoded, kept[-1])
-        output.kept = kept
-        return output
+    def _read_by_decoder(self, features: Tensor, stages: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(stages[i] for i in self.decoder.reads) or (features,)
 
     def shared_parts(self, shared: Shared) -> list[nn.Module]:
         """Return the modules that a teacher has together with its student."""
@@ -138,13 +125,23 @@ class DeepLab(Network):
             return None
         if shared == "decoder":
             return self.classify(output.decoder_features.detach(), features, stages)
-        return self.decode_kept(output.kept) if output.kept else self.decode(features, stages)
+        return self.decode(features, stages, tuple(one.detach() for one in output.maps))
 
-    def decode(self, features: Tensor, stages: tuple[Tensor, ...] = ()) -> Output:
-        """Return the output that follows from the backbone's features."""
-        read = tuple(stages[i] for i in self.decoder.reads)
-        decoded = self.decoder(read or features)
-        return self.classify(decoded, features, stages)
+    def decode(
+        self,
+        features: Tensor,
+        stages: tuple[Tensor, ...] = (),
+        maps: tuple[Tensor, ...] = (),
+    ) -> Output:
+        """Return the output that follows from the backbone's features.
+
+        `maps` is what `read_maps` returned, if it is known already.
+        """
+        maps = maps or self._read_by_decoder(features, stages)
+        decoded = self.decoder(maps if self.decoder.reads else maps[0])
+        output = self.classify(decoded, features, stages)
+        output.maps = maps
+        return output
 
     def classify(
         self, decoder_features: Tensor, features: Tensor, stages: tuple[Tensor, ...] = ()
@@ -153,10 +150,7 @@ class DeepLab(Network):
         # Half precision is too coarse for the log-sum-exp of the losses
         logits = at_least_float32(self.classifier(decoder_features))
         extra = self.classifier.score_extra(decoder_features)
-        unknown, auxiliary = (
-            value if value is None else at_least_float32(value)
-            for value in (extra.get("unknown"), extra.get("auxiliary"))
-        )
+        unknown, auxiliary = extra.get("unknown"), extra.get("auxiliary")
         return Output(logits, features, decoder_features, stages, unknown, auxiliary)
 
     def match_state(self, state: dict[str, Tensor]) -> None:
@@ -209,10 +203,10 @@ def build(
     weights, steps = config.weights if load else "none", list(classes_per_step)
     of_timm = config.backbone.startswith(TIMM)
     if of_timm:
-        backbone: Backbone = make_backbone(config.backbone, config.output_stride, weights)
+        file = None if weights == "none" else find_weights(config.backbone, weights)
+        backbone: Backbone = make_timm_backbone(config.backbone, config.output_stride, file)
     else:
-        row = BACKBONES[config.backbone]
-        backbone = row.make(config.output_stride or 16, NORMS[config.norm])
+        backbone = _make_backbone(BACKBONES[config.backbone], config)
         load_backbone(backbone, config.backbone, weights)
     decoder, ledger = _make_decoder(backbone, config, crop), None
     classifier = Classifier(decoder.channels, steps)
@@ -222,6 +216,17 @@ def build(
     network = DeepLab(backbone, decoder, classifier, ledger)
     network.config, network.uses_all_parameters = config, not of_timm
     return network
+
+
+def _make_backbone(row: BackboneRow, config: DeepLabConfig) -> Backbone:
+    module, _, name = row.place.partition(":")
+    options = dict(row.options)
+    if row.strides is not None:
+        options["stride"] = config.output_stride or 16
+    if not row.own_norm:
+        options["norm"] = NORMS[config.norm]
+    backbone: Backbone = getattr(import_module(module), name)(**options)
+    return backbone
 
 
 def _make_decoder(backbone: Backbone, config: DeepLabConfig, crop: int | None) -> Decoder:

@@ -22,12 +22,10 @@ from torch import nn
 from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models import transformers
 from nacre.models.adapter import IMAGENET, Adapter
+from nacre.models.backbone import check_timm_name
 from nacre.models.config import AdapterConfig, ExternalConfig, ModelConfig, PixelsConfig
-from nacre.models.timm_backbone import check_name
 from nacre.models.weights import hub_file
 from nacre.utils.system import import_extra
-
-_SMP_DIVISOR = 32
 
 
 def build(
@@ -37,8 +35,7 @@ def build(
     model, again, pixels = _make(
         config, num_outputs(config, classes_per_step), load and config.weights != "none"
     )
-    divisor = _SMP_DIVISOR if config.library == "smp" else None
-    return adapt(model, again, classes_per_step, pixels=pixels, divisor=divisor)
+    return adapt(model, again, classes_per_step, pixels=pixels)
 
 
 def make(config: ExternalConfig, num_classes: int) -> nn.Module:
@@ -74,7 +71,6 @@ def adapt(
     classes_per_step: Sequence[int],
     *,
     pixels: PixelsConfig | None = None,
-    divisor: int | None = None,
 ) -> Adapter:
     """Put a network between nacre's images and outputs, as large as its steps made it.
 
@@ -83,7 +79,6 @@ def adapt(
         config: what is said about it; the network's own says how to build it again.
         classes_per_step: channels of each step that has been learned.
         pixels: what it expects of its pixels, if the config does not say so.
-        divisor: sides of images must be multiples of it; None tries which sizes it takes.
     """
     if any(one.is_floating_point() and one.dtype != torch.float32 for one in model.parameters()):
         # Losses and updates are of float32; train.precision computes in half.
@@ -95,7 +90,6 @@ def adapt(
         scoring_layers=config.scoring_layers or None,
         pixels=pixels,
         stages=config.stages,
-        divisor=divisor,
     )
     adapter.config = config.model_copy(update={"pixels": pixels})
     own = config.own_steps(classes_per_step)
@@ -166,7 +160,7 @@ def _make_smp(config: ExternalConfig, num_classes: int, load: bool) -> nn.Module
     smp = import_extra("segmentation_models_pytorch", "smp")
     architecture, _, encoder = config.name.partition("/")
     if encoder.startswith("tu-"):
-        check_name(import_extra("timm", "timm"), encoder.removeprefix("tu-"))
+        check_timm_name(import_extra("timm", "timm"), encoder.removeprefix("tu-"))
     elif encoder not in smp.encoders.encoders:
         hint = did_you_mean(encoder, smp.encoders.encoders)
         raise NacreError(

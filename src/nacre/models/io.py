@@ -1,9 +1,9 @@
 """Files that hold a network: the model of a step, and the state in the middle of one.
 
 Both are safetensors files whose header carries plain JSON under the key ``nacre``, so a file is
-whole or not there at all, and opening it runs no code (`nacre.models.rebuild`). The model file says
-which class is which channel, how it was learned and how to build the network; a copy of that JSON
-lies beside it for people to read.
+whole or not there at all, and opening it runs no code (`nacre.models.build.rebuild`). The model
+file says which class is which channel, how it was learned and how to build the network; a copy of
+that JSON lies beside it for people to read.
 """
 
 import contextlib
@@ -21,10 +21,9 @@ from torch import nn
 from nacre.errors import NacreError, check, describe_errors, shown
 from nacre.labels.channels import Channels, distinct_colors
 from nacre.labels.space import BACKGROUND
-from nacre.models.build import read_model_config
+from nacre.models.build import read_model_config, rebuild
 from nacre.models.external import adapt, describe_given, is_given
 from nacre.models.network import Network
-from nacre.models.rebuild import rebuild
 from nacre.models.weights import ADDRESS, hub_model
 from nacre.models.widen import check_type
 from nacre.utils.io import save_json

@@ -84,14 +84,14 @@ class SameConv2d(nn.Conv2d):
         return max((-(-size // stride) - 1) * stride + reach - size, 0)
 
 
-def _conv(
-    in_channels: int, out_channels: int, kernel: int, stride: int, dilation: int, groups: int
-) -> nn.Conv2d:
+def _depthwise(channels: int, kernel: int, stride: int, dilation: int) -> nn.Conv2d:
     if stride > 1:
         return SameConv2d(
-            in_channels, out_channels, kernel, stride, dilation=dilation, groups=groups, bias=False
+            channels, channels, kernel, stride, dilation=dilation, groups=channels, bias=False
         )
-    return same_conv(in_channels, out_channels, kernel, stride, dilation, groups)
+    if dilation > 1:
+        return DilatedDepthwiseConv2d(channels, kernel, dilation)
+    return nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels, bias=False)
 
 
 class InvertedResidual(nn.Module):
@@ -115,7 +115,7 @@ class InvertedResidual(nn.Module):
         if expansion > 1:
             self.expand_conv = nn.Conv2d(in_channels, width, 1, bias=False)
             self.bn0 = _norm(width)
-        self.depthwise_conv = _conv(width, width, kernel, stride, dilation, width)
+        self.depthwise_conv = _depthwise(width, kernel, stride, dilation)
         self.bn1 = _norm(width)
         self.project_conv = nn.Conv2d(width, out_channels, 1, bias=False)
         self.bn2 = _norm(out_channels, activation="identity")
@@ -205,18 +205,6 @@ def from_package_name(name: str) -> str | None:
     if name.split(".")[0] in ("_conv_head", "_bn1", "_fc"):
         return None
     return ".".join(part.removeprefix("_") for part in name.split("."))
-
-
-def same_conv(
-    in_channels: int, out_channels: int, kernel: int, stride: int, dilation: int, groups: int
-) -> nn.Conv2d:
-    """Return a convolution without bias that pads by half its kernel, the fastest of its kind."""
-    if dilation > 1 and stride == 1 and groups == in_channels == out_channels:
-        return DilatedDepthwiseConv2d(in_channels, kernel, dilation)
-    padding = kernel // 2 * dilation
-    return nn.Conv2d(
-        in_channels, out_channels, kernel, stride, padding, dilation, groups, bias=False
-    )
 
 
 class DilatedDepthwiseConv2d(nn.Conv2d):

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from nacre.losses.reference import at_least_float32
 from nacre.models.config import ModelConfig
 from nacre.models.ledger import LedgerHead, RestHead
-
-Init = Literal["background", "random"]
-"""How the channels of new classes start: as shares of the background (eq. 8, 9), or random."""
+from nacre.models.widen import Init
 
 Part = Literal["features", "stages", "backbone", "classifier"]
 """What some networks give and some methods need: features, those of stages, a backbone that can be
@@ -46,7 +44,7 @@ class Output:
         auxiliary: N,1,h,w, logit of the auxiliary row, where the network has one.
         has_background: whether channel 0 is a background that may hide the new classes.
         together: N,C,h,w, the logits and the scores of a ledger beside the decoder added, if any.
-        kept: what the decoder read of the backbone, if known before (`DeepLab.read_maps`).
+        maps: what the decoder read of the backbone, where `Network.read_maps` returns it.
     """
 
     logits: Tensor
@@ -57,7 +55,7 @@ class Output:
     auxiliary: Tensor | None = None
     has_background: bool = True
     together: Tensor | None = None
-    kept: tuple[Tensor, ...] = ()
+    maps: tuple[Tensor, ...] = ()
 
     @property
     def scores(self) -> Tensor:
@@ -87,10 +85,25 @@ class Network(nn.Module):
     alignment: int
     config: ModelConfig
     ledger: LedgerHead | RestHead | None
+    pixel_scale: Tensor
+    pixel_shift: Tensor
     uses_all_parameters = True
     takes_channels_last = True
     has_background = True
     takes_maps = False
+
+    def expect_pixels(self, mean: Sequence[float] | None, std: Sequence[float]) -> None:
+        """Set what `normalize` does with RGB; without a mean it leaves it in 0..255."""
+        shift, scale = torch.zeros(3), torch.ones(3)
+        if mean is not None:
+            shift, scale = -torch.tensor(mean) / torch.tensor(std), 1 / (255 * torch.tensor(std))
+        # Constants of the network and not of a checkpoint, hence not persistent
+        self.register_buffer("pixel_scale", scale.view(3, 1, 1), persistent=False)
+        self.register_buffer("pixel_shift", shift.view(3, 1, 1), persistent=False)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Return images in 0..255 as the network expects them."""
+        return torch.addcmul(self.pixel_shift, images.to(self.pixel_scale.dtype), self.pixel_scale)
 
     @property
     @abstractmethod

@@ -55,7 +55,28 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-class ABN(nn.Module):
+class Activate(nn.Module):
+    """An activation, of the sum with a shortcut where a residual block has one."""
+
+    def __init__(self, activation: Activation, slope: float) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.slope = slope
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """Add the shortcut if there is one, activate."""
+        return activate_(self._sum(x, shortcut), self.activation, self.slope)
+
+    def forward_both(self, x: Tensor, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `forward` does, and the same before it is activated."""
+        y = self._sum(x, shortcut)
+        return activate_(y.clone(), self.activation, self.slope), y
+
+    def _sum(self, x: Tensor, shortcut: Tensor | None) -> Tensor:
+        return x if shortcut is None else x + shortcut
+
+
+class ABN(Activate):
     """Batch normalization and activation in one module, synchronized over processes."""
 
     running_mean: Tensor
@@ -71,10 +92,8 @@ class ABN(nn.Module):
         eps: float = 1e-5,
         momentum: float = 0.1,
     ) -> None:
-        super().__init__()
+        super().__init__(activation, slope)
         self.channels = channels
-        self.activation: Activation = activation
-        self.slope = slope
         self.eps = eps
         self.momentum = momentum
         self.weight = nn.Parameter(torch.ones(channels))
@@ -87,30 +106,17 @@ class ABN(nn.Module):
         """Return the factor after normalization; subclasses may derive it from `weight`."""
         return self.weight
 
-    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """Normalize, add the shortcut of a residual block if there is one, activate."""
-        y = self._normalize(x)
-        if shortcut is not None:
-            y = y.add_(shortcut)
-        return activate_(y, self.activation, self.slope)
-
-    def forward_both(self, x: Tensor, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return what `forward` does, and the same before it is activated."""
-        y = self._normalize(x)
-        if shortcut is not None:
-            y = y.add_(shortcut)
-        return activate_(y.clone(), self.activation, self.slope), y
-
     def uses_batch(self, x: Tensor) -> bool:
         """Return whether the batch's statistics are used: in training, unless there is no value."""
         return self.training and (x.numel() > 0 or world_size() > 1)
 
-    def _normalize(self, x: Tensor) -> Tensor:
+    def _sum(self, x: Tensor, shortcut: Tensor | None) -> Tensor:
         training = self.uses_batch(x)
         if training:
             self.num_batches_tracked.add_(1)
         running = self.running_mean, self.running_var
-        return batch_norm(x, *running, self.gain(), self.bias, training, self.momentum, self.eps)
+        y = batch_norm(x, *running, self.gain(), self.bias, training, self.momentum, self.eps)
+        return y if shortcut is None else y.add_(shortcut)
 
 
 def activate_(x: Tensor, activation: Activation, slope: float) -> Tensor:
@@ -466,18 +472,6 @@ class _JoinedBatchNorm(TorchFunctionMode):
 # Inference only
 
 
-class Activate(nn.Module):
-    """The remainder of a norm: adds the shortcut of a residual block if there is one, activates."""
-
-    def __init__(self, norm: ABN) -> None:
-        super().__init__()
-        self.activation, self.slope = norm.activation, norm.slope
-
-    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """Return the activated sum."""
-        return activate_(x if shortcut is None else x + shortcut, self.activation, self.slope)
-
-
 @torch.no_grad()
 def fuse_norms_(network: nn.Module, images: Tensor) -> None:
     """Fold each norm that takes exactly what a convolution puts out into it, for inference.
@@ -511,7 +505,7 @@ def fuse_norms_(network: nn.Module, images: Tensor) -> None:
         hook.remove()
     for conv, norm, name in pairs:
         _fold_(conv, norm)
-        network.set_submodule(name, Activate(norm))
+        network.set_submodule(name, Activate(norm.activation, norm.slope))
 
 
 def _fold_(conv: nn.Conv2d, norm: ABN) -> None:
@@ -594,18 +588,17 @@ def channel_sums(dy: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Te
 
 def channel_affine(shift: Tensor, *terms: tuple[Tensor, Tensor]) -> Tensor:
     """Return the shift plus all factors times their maps; shift and factors are per channel."""
-    if all(lies_in_rows(values) for _, values in terms):
-        return _affine_of_rows(shift, terms)
-    total = per_channel(shift)
-    for factor, values in terms:
-        total = torch.addcmul(total, values, per_channel(factor))
+    (factor, values), *others = terms
+    total = torch.addcmul(per_channel(shift), values, per_channel(factor))
+    for factor, values in others:
+        total.addcmul_(values, per_channel(factor))
     return total
 
 
 def _statistics_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     channels = x.shape[1]
     means, variances, counts = [], [], []
-    for part in _parts(x, _ROWS * torch.get_num_threads()):
+    for part in _parts(x):
         mean, variance = torch.batch_norm_update_stats(part, None, None, 0.0)
         means.append(mean.view(-1, channels))
         variances.append(variance.view(-1, channels))
@@ -618,53 +611,35 @@ def _statistics_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums_of_rows(dy: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    channels, rows = x.shape[1], _ROWS * torch.get_num_threads()
+    channels = x.shape[1]
     times = _pixels_per_row(channels)
     wide_mean, wide_scale = mean.repeat(times), scale.repeat(times)
     sums, products = [], []
-    for dy_part, x_part in zip(_parts(dy, rows), _parts(x, rows), strict=True):
+    for dy_part, x_part in zip(_parts(dy), _parts(x), strict=True):
         columns = x_part.shape[1]
         # What the kernel calls the gradients of bias and weight are these two sums.
         _, product, total = torch.ops.aten.native_batch_norm_backward(
-            dy_part,
-            x_part,
-            None,
-            None,
-            None,
-            wide_mean[:columns],
-            wide_scale[:columns],
-            True,
-            0.0,
-            [False, True, True],
-        )
+            dy_part, x_part, None, None, None, wide_mean[:columns], wide_scale[:columns],
+            True, 0.0, [False, True, True],
+        )  # fmt: skip
         sums.append(total.view(-1, channels))
         products.append(product.view(-1, channels))
-    return torch.cat(sums).sum(0, dtype=torch.float64), torch.cat(products).sum(
-        0, dtype=torch.float64
+    wide_sum, wide_product = (
+        torch.cat(one).sum(0, dtype=torch.float64) for one in (sums, products)
     )
-
-
-def _affine_of_rows(shift: Tensor, terms: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-    result = torch.empty_like(terms[0][1])
-    maps = [_parts(values) for _, values in terms]
-    for out, *parts in zip(_parts(result), *maps, strict=True):
-        times = out.shape[1] // shift.numel()
-        total = shift.repeat(times)
-        for (factor, _), part in zip(terms, parts, strict=True):
-            total = torch.addcmul(total, part, factor.repeat(times), out=out)
-    return result
+    return wide_sum, wide_product
 
 
 def _pixels_per_row(channels: int) -> int:
     return max(1, _COLUMNS // channels)
 
 
-def _parts(x: Tensor, rows: int | None = None) -> list[Tensor]:
-    """Cut a map into parts of so many wide rows; pixels that fill no wide row are one part more."""
+def _parts(x: Tensor) -> list[Tensor]:
+    """Cut a map into parts of a few wide rows; pixels that fill no wide row are one part more."""
     pixels = x.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).flatten(0, 2)
     count, channels = pixels.shape
     times = _pixels_per_row(channels)
     whole = count - count % times
     wide = pixels[:whole].view(-1, times * channels)
-    parts = list(torch.split(wide, rows or len(wide))) if whole else []
+    parts = list(torch.split(wide, _ROWS * torch.get_num_threads())) if whole else []
     return parts if whole == count else [*parts, pixels[whole:]]

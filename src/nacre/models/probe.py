@@ -95,20 +95,19 @@ def find_scoring_layers(
             f"no layer of {type(model).__name__} was found that alone decides its {num_classes} "
             "scores; name it: scoring_layers='...'" + _list(candidates)
         )
-    return ScoringLayers(num_classes, main, auxiliary)
+    return ScoringLayers(num_classes, main, tuple(auxiliary))
 
 
-def _group(found: dict[str, _Seen], are_named: bool) -> tuple[Summands, tuple[Summands, ...]]:
+def _group(found: dict[str, _Arrival | None], are_named: bool) -> tuple[Summands, list[Summands]]:
     """Return the layers of the scores, and those of each auxiliary head; named ones all count."""
-    main: Summands = {}
-    groups: dict[int, Summands] = {}
-    for i, (name, seen) in enumerate(found.items()):
-        if seen.auxiliary is not None:
-            which, gain = seen.auxiliary
-            groups.setdefault(len(found) + i if which is None else which, {})[name] = gain
-        elif seen.main is not None or are_named:
-            main[name] = seen.main or 1.0
-    return main, tuple(groups.values())
+    groups: dict[int, Summands] = {0: {}}
+    for i, (name, arrival) in enumerate(found.items()):
+        if arrival is None:
+            groups[0] |= {name: 1.0} if are_named else {}
+        else:
+            which, gain = arrival
+            groups.setdefault(-1 - i if which == _NOWHERE else which, {})[name] = gain
+    return groups.pop(0), list(groups.values())
 
 
 def num_rows(layer: ScoringLayer) -> int:
@@ -197,18 +196,12 @@ def noise(shape: Sequence[int], model: nn.Module) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(first.device, dtype)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The effect of shifting a layer's output.
+_Arrival = tuple[int, float]
+"""The scores in which a shift of a layer's output arrives, and the factor with which it does.
 
-    Attributes:
-        main: the factor with which the shift arrived in the scores; None if it did not.
-        auxiliary: which auxiliary scores it arrived in (None for those that the network keeps to
-            itself) and the factor.
-    """
-
-    main: float | None = None
-    auxiliary: tuple[int | None, float] | None = None
+0 are the main scores, 1 and more the auxiliary ones."""
+_NOWHERE = -1
+"""Scores that the network keeps to itself, for a loss."""
 
 
 class _Probe:
@@ -225,15 +218,13 @@ class _Probe:
             scale * torch.randn(scores.shape[1], generator=generator).to(scores) for _ in range(2)
         ]
 
-    def __call__(self, layer: nn.Module) -> _Seen:
+    def __call__(self, layer: nn.Module) -> _Arrival | None:
         found = [self._gains(layer, shift) for shift in self.shifts]
-        gains = [_agree(*pair) for pair in zip(*found, strict=True)]
-        if gains[0] is not None:
-            return _Seen(main=gains[0])
-        for i, gain in enumerate(gains[1:]):
+        for which, pair in enumerate(zip(*found, strict=True)):
+            gain = _agree(*pair)
             if gain is not None:
-                return _Seen(auxiliary=(i, gain))
-        return _Seen(auxiliary=(None, 1.0)) if self._is_a_dead_end(layer) else _Seen()
+                return which, gain
+        return (_NOWHERE, 1.0) if self._is_a_dead_end(layer) else None
 
     def _gains(self, layer: nn.Module, shift: Tensor) -> list[float | None]:
         def shifted(value: Tensor) -> Tensor:

@@ -14,13 +14,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from nacre.models.backbone import Backbone, initialize
+from nacre.models.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, ResidualBlock, initialize
 from nacre.models.norm import ABN, NormFactory
 
 Depth = Literal[18, 34, 50, 101]
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 _BLOCKS: dict[Depth, tuple[int, int, int, int]] = {
     18: (2, 2, 2, 2),
@@ -54,7 +51,7 @@ def _downsample(
     )
 
 
-class BasicBlock(nn.Module):
+class BasicBlock(ResidualBlock):
     """Two 3x3 convolutions and a shortcut (ResNet-18 and 34)."""
 
     expansion = 1
@@ -69,21 +66,13 @@ class BasicBlock(nn.Module):
         self.bn2 = norm(width)
         self.downsample = _downsample(in_channels, width, stride, dilation, norm)
 
-    def _summands(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
+        """Return the last norm, what it normalizes, and the shortcut."""
         shortcut = x if self.downsample is None else self.downsample(x)
-        return self.conv2(self.bn1(self.conv1(x))), shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the activated sum of what the convolutions and the shortcut give."""
-        y: Tensor = self.bn2(*self._summands(x))
-        return y
-
-    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum, activated and not."""
-        return self.bn2.forward_both(*self._summands(x))
+        return self.bn2, self.conv2(self.bn1(self.conv1(x))), shortcut
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(ResidualBlock):
     """1x1, 3x3 and 1x1 convolutions and a shortcut (ResNet-50 and 101)."""
 
     expansion = 4
@@ -101,18 +90,10 @@ class Bottleneck(nn.Module):
         self.bn3 = norm(out_channels)
         self.downsample = _downsample(in_channels, out_channels, stride, dilation, norm)
 
-    def _summands(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
+        """Return the last norm, what it normalizes, and the shortcut."""
         shortcut = x if self.downsample is None else self.downsample(x)
-        return self.conv3(self.bn2(self.conv2(self.bn1(self.conv1(x))))), shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the activated sum of what the convolutions and the shortcut give."""
-        y: Tensor = self.bn3(*self._summands(x))
-        return y
-
-    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum, activated and not."""
-        return self.bn3.forward_both(*self._summands(x))
+        return self.bn3, self.conv3(self.bn2(self.conv2(self.bn1(self.conv1(x))))), shortcut
 
 
 class ResNet(Backbone):
@@ -162,7 +143,7 @@ class ResNet(Backbone):
         for stage in self._stages():
             x = stage[:-1](x)
             last = stage[-1]
-            assert isinstance(last, BasicBlock | Bottleneck)
+            assert isinstance(last, ResidualBlock)
             x, before = last.forward_both(x)
             sums.append(before)
         return x, tuple(sums)

@@ -104,7 +104,7 @@ def _settings(transformers: Any, config: ExternalConfig) -> tuple[Any, PixelsCon
         model_type, published = _read_config(transformers, config.name)
         options, pixels = {**published, **options}, _pixels(config.name)
     with _in_one_sentence(config), _quiet(transformers):
-        check_options(transformers, model_type, options)
+        own_options(transformers, model_type, options)
         return transformers.CONFIG_MAPPING[model_type].from_dict(dict(options)), pixels
 
 
@@ -120,7 +120,7 @@ def _read_config(transformers: Any, name: str) -> tuple[str, dict[str, Any]]:
             f"model.name={name!r}: the model_type of its config.json, {shown(model_type)}, is none "
             "of transformers"
         )
-    return model_type, keep_options(transformers, model_type, content, str(path))
+    return model_type, own_options(transformers, model_type, content, str(path))
 
 
 def _folder(name: str, *files: str) -> Path:
@@ -171,7 +171,7 @@ def pixels_of(processor: Mapping[str, Any]) -> PixelsConfig:
 
 def _architecture(transformers: Any, settings: Any) -> dict[str, Any]:
     plain = json.loads(json.dumps(settings.to_dict(), default=str))
-    return keep_options(transformers, settings.model_type, plain, type(settings).__name__)
+    return own_options(transformers, settings.model_type, plain, type(settings).__name__)
 
 
 @contextlib.contextmanager
@@ -197,14 +197,26 @@ def _in_one_sentence(config: ExternalConfig) -> Iterator[None]:
         raise NacreError(f"model.name={config.name!r}: {reason}") from error
 
 
-def check_options(transformers: Any, model_type: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that the config class of a model type does not know, or that fetch something.
+def own_options(
+    transformers: Any, model_type: str, values: Mapping[str, Any], origin: str = ""
+) -> dict[str, Any]:
+    """Return what of a config's values is a size or setting of its model type, and plain.
+
+    Of values that were read from somewhere, the `origin`, others are left out; those that a user or
+    a model file gives are all to be taken.
 
     Raises:
-        NacreError: it names the first.
+        NacreError: a value is none that is taken, or what is left out makes another network.
     """
-    known = own_fields(transformers, model_type)
-    for key, value in options.items():
+    known, kept = own_fields(transformers, model_type), dict[str, Any]()
+    for key, value in values.items():
+        if origin and value and _FETCHES.fullmatch(key):
+            raise NacreError(
+                f"{origin} builds on {key}={shown(value)}, which nacre does not fetch: give the "
+                "network itself, nacre.learn(…, start=network)"
+            )
+        if origin and key not in known:
+            continue
         if key not in known:
             hint = "" if _NEVER.fullmatch(key) else did_you_mean(key, known)
             raise NacreError(
@@ -213,33 +225,12 @@ def check_options(transformers: Any, model_type: str, options: Mapping[str, Any]
             )
         if isinstance(value, Mapping) and key.endswith("_config"):
             inner = inner_type(transformers, model_type, key, value)
-            check_options(transformers, inner, _without_type(value))
-
-
-def keep_options(
-    transformers: Any, model_type: str, values: Mapping[str, Any], origin: str
-) -> dict[str, Any]:
-    """Return what of a config's values, read from `origin`, may be said again in `model.options`.
-
-    Raises:
-        NacreError: without what is left out, it would be another network.
-    """
-    known, kept = own_fields(transformers, model_type), dict[str, Any]()
-    for key, value in values.items():
-        if _FETCHES.fullmatch(key) and value:
-            raise NacreError(
-                f"{origin} builds on {key}={shown(value)}, which nacre does not fetch: give the "
-                "network itself, nacre.learn(…, start=network)"
-            )
-        if key not in known:
-            continue
-        if isinstance(value, Mapping) and key.endswith("_config"):
-            inner = inner_type(transformers, model_type, key, value)
-            value = {"model_type": inner, **keep_options(transformers, inner, value, origin)}
+            others = {name: one for name, one in value.items() if name != "model_type"}
+            value = {"model_type": inner, **own_options(transformers, inner, others, origin)}
         try:
             check_plain(value)
         except ValueError as error:
-            raise NacreError(f"{origin}: {key}: {error}") from error
+            raise NacreError(f"{origin or 'model.options'}: {key}: {error}") from error
         kept[key] = value
     return kept
 
@@ -266,7 +257,3 @@ def inner_type(transformers: Any, model_type: str, key: str, value: Mapping[str,
     ):
         raise NacreError(f"model.options: {key}: {shown(named)} is no model type that nacre takes")
     return named
-
-
-def _without_type(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: one for key, one in value.items() if key != "model_type"}

@@ -37,7 +37,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean, shown
-from nacre.models.backbone import Backbone
+from nacre.models.backbone import Backbone, check_timm_name
 from nacre.models.backbones import BACKBONES, TIMM, Published, weight_sources
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.lite import from_package_name
@@ -115,7 +115,9 @@ def imagenet_file(backbone: str) -> Path:
 
 
 def _timm_file(backbone: str) -> Path:
-    about = import_extra("timm", "timm").get_pretrained_cfg(backbone.removeprefix(TIMM))
+    timm, name = import_extra("timm", "timm"), backbone.removeprefix(TIMM)
+    check_timm_name(timm, name)
+    about = timm.get_pretrained_cfg(name)
     if about is None or not about.hf_hub_id:
         raise NacreError(f"timm publishes no weights of {backbone!r}: give a file, or 'none'")
     return hub_file(about.hf_hub_id, "model.safetensors")

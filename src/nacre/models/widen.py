@@ -51,6 +51,7 @@ from nacre.models.probe import (
 )
 
 Init = Literal["background", "random"]
+"""How the channels of new classes start: as shares of the background (eq. 8, 9), or random."""
 
 _WRAPPERS = (DataParallel, DistributedDataParallel, torch.jit.ScriptModule)
 # attributes in which networks keep the number of their classes
