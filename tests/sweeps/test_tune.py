@@ -212,7 +212,7 @@ def test_what_cannot_be_tuned(measured, tmp_path):
 
 
 def test_every_trial_is_printed_once_with_its_verdict(measured, tmp_path, capsys):
-    console = command.make_console()
+    console = command.app.make_console()
     tune(config_of("lwf"), tmp_path, show=lambda one: command._print_trial(console, one))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "ft-lr-0.01, learning rate 0.01: mIoU of new classes 50.0"

@@ -93,7 +93,7 @@ def import_(
 
 def _one_of(option: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
-        raise unknown_name(f"value of {app.option}", value, allowed)
+        raise unknown_name(f"value of {option}", value, allowed)
     return value
 
 
