@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -149,28 +148,10 @@ def processes() -> Results:
     """Learn by two processes."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     out = Path("processes/mib")
-    _python(*launch, "-m", "nacre", *_run_command(out, _config(Path("processes.yaml"), data=DATA)))
+    config = _config(Path("processes.yaml"), data=DATA)
+    run = ["run", SCENARIO, "--method", "mib", "--config", config, "--out", str(out)]
+    _python(*launch, "-m", "nacre", *run)
     return _learned(out.parent)
-
-
-def killed() -> Results:
-    """Stop a run in step 0, kill it in step 1, and let the same command finish it.
-
-    A run that is stopped saves where it is, and goes on from there; one that is killed has lost
-    the updates since its last save.
-    """
-    longer = {"train": {"epochs": 12}}
-    whole, cut = Path("killed/whole"), Path("killed/cut")
-    undisturbed = _run(whole, **longer)
-    command = _run_command(cut, _config(Path("killed.yaml"), data=DATA, **longer))
-    _disturb(command, cut, step=0, number=signal.SIGTERM)
-    if not (cut / "resume.safetensors").exists():
-        sys.exit("the run that was stopped did not save where it was")
-    _disturb(command, cut, step=1, number=signal.SIGKILL)
-    _nacre(*command)
-    resumed = _learned(cut.parent, "cut")
-    same = list(resumed.values()) == list(undisturbed.values())
-    return {**undisturbed, **resumed, "the disturbed run equals the other": same}
 
 
 def predictions() -> Results:
@@ -231,7 +212,7 @@ def tables() -> Results:
 
 # In the order in which they need one another's folders
 GROUPS: tuple[Callable[[], Results], ...] = (
-    methods, variants, exemplars, learn, networks, processes, killed, predictions, onnx, imports,
+    methods, variants, exemplars, learn, networks, processes, predictions, onnx, imports,
     tables,
 )  # fmt: skip
 
@@ -257,11 +238,6 @@ def _run(
     return _learned(out.parent, out.name)
 
 
-def _run_command(out: Path, config: str) -> list[str]:
-    """Return the arguments of the command that learns what `_run` learns."""
-    return ["run", SCENARIO, "--method", "mib", "--config", config, "--out", str(out)]
-
-
 def _config(path: Path, **changes: Any) -> str:
     """Write a config file; return its path."""
     path.write_text(json.dumps(_recipe(**changes)))  # JSON is YAML
@@ -279,23 +255,6 @@ def _python(*arguments: str) -> str:
 def _nacre(*arguments: str) -> str:
     """Run a command of nacre to its end; return what it printed."""
     return _python("-m", "nacre", *arguments)
-
-
-def _disturb(command: list[str], out: Path, *, step: int, number: signal.Signals) -> None:
-    """Start a run and send it a signal in the middle of a step."""
-    process = subprocess.Popen([sys.executable, "-m", "nacre", *command], stdout=subprocess.DEVNULL)
-    while process.poll() is None and not _has_trained(out / "events.jsonl", step):
-        time.sleep(0.01)
-    process.send_signal(number)
-    expected = {signal.SIGTERM: 130, signal.SIGKILL: -signal.SIGKILL}[number]
-    if process.wait() != expected or (out / f"step-{step}" / "metrics.json").exists():
-        sys.exit(f"{number.name} did not end the run in the middle of step {step}")
-
-
-def _has_trained(events: Path, step: int) -> bool:
-    """Say whether updates of a step are in a file of events."""
-    lines = events.read_text().splitlines() if events.exists() else []
-    return any('"event": "train"' in line and f'"step": {step},' in line for line in lines)
 
 
 @cache

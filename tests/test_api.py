@@ -4,7 +4,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,31 +14,11 @@ import nacre
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import confusion_matrix, iou_by_class
-from nacre.export.page import WebRuntime
 from nacre.models.io import load_model, save_model
-from nacre.predict.prediction import Prediction
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.training.events import Saved
 from partial_data import LABELS, write_folder
 from tiny_runs import TINY
-
-MASK = np.array([[0, 1], [1, 2]], np.uint8)
-SEEN = Prediction(MASK, ("background", "cat", "dog"), ((0, 0, 0), (255, 0, 0), (0, 255, 0)))
-
-
-def test_a_prediction_speaks_in_class_names():
-    assert SEEN.names.tolist() == [["background", "cat"], ["cat", "dog"]]
-    assert SEEN.shares() == {"cat": 0.5, "background": 0.25, "dog": 0.25}
-
-
-def test_a_prediction_is_a_palette_picture_and_an_overlay():
-    picture = SEEN.image()
-    assert picture.mode == "P"
-    assert np.array(picture).tolist() == MASK.tolist()
-    assert np.array(picture.convert("RGB"))[0, 1].tolist() == [255, 0, 0]
-    over = np.array(SEEN.over(np.full((2, 2, 3), 100, np.uint8), strength=0.5))
-    assert over[0, 0].tolist() == [100, 100, 100]
-    assert over[0, 1].tolist() == [178, 50, 50]
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +40,23 @@ def test_paths_images_and_arrays_are_the_same_picture(model, tmp_path):
     assert len(model.classes) == 9
 
 
-def test_a_prediction_is_that_of_the_test(model):
-    from nacre.data.sources.scenes import Scenes, ScenesConfig
-    from nacre.evaluation.predictor import Predictor
-
-    scene = Scenes(ScenesConfig(train=1, val=1, size=32, seed=3)).image("val", "scene-00000")
-    pixels = torch.from_numpy(np.array(scene)).permute(2, 0, 1)[None]
-    expected = Predictor(model.network).classes(pixels)[0].numpy()
-    assert np.array_equal(model.predict(scene).mask, expected)
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8, 3, 1), (8, 8, 5)])
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_arrays_of_another_form_are_refused(model, shape, dtype):
-    with pytest.raises(
-        nacre.NacreError, match="an array must be uint8 or uint16 of height x width x 3"
-    ):
-        model.predict(np.zeros(shape, dtype))
+ARRAY = "an array must be uint8 or uint16 of height x width x 3"
+TENSOR = "a tensor must be uint8 of 3 x height x width, not"
 
 
 @pytest.mark.parametrize(
-    "tensor", [torch.zeros(1, 3, 8, 8).byte(), torch.zeros(3, 8, 8), torch.zeros(8, 8, 3).byte()]
+    ("pixels", "says"),
+    [
+        *((np.zeros(shape, np.uint8), ARRAY) for shape in ((3, 8, 8), (8, 8, 3, 1), (8, 8, 5))),
+        (np.zeros((8, 8, 3), np.float32), ARRAY),
+        (torch.zeros(1, 3, 8, 8).byte(), TENSOR),
+        (torch.zeros(3, 8, 8), TENSOR),
+        (torch.zeros(8, 8, 3).byte(), TENSOR),
+    ],
 )
-def test_tensors_of_another_form_are_refused(model, tensor):
-    with pytest.raises(NacreError, match="a tensor must be uint8 of 3 x height x width, not"):
-        model.predict(tensor)
+def test_pixels_of_another_form_are_refused(model, pixels, says):
+    with pytest.raises(NacreError, match=says):
+        model.predict(pixels)
 
 
 @pytest.mark.parametrize("window", [None, 32])
@@ -124,15 +95,6 @@ def test_a_model_of_any_run_is_tested_on_a_folder(model, tmp_path):
     assert {name: found.iou[name] for name in wanted} == wanted
 
 
-@pytest.mark.slow
-def test_a_model_becomes_a_page(model, tmp_path, monkeypatch):
-    runtime = WebRuntime(b"script", b"glue", b"wasm")
-    monkeypatch.setattr("nacre.export.page.web_runtime", lambda: runtime)
-    page = model.export(tmp_path / "model.html").read_text()
-    assert model.classes[1] in page
-    assert [path.name for path in tmp_path.iterdir()] == ["model.html"]
-
-
 @pytest.mark.parametrize("content", [None, b"not a picture"])
 def test_a_picture_that_is_not_there_or_damaged(model, tmp_path, content):
     path = tmp_path / "a.jpg"
@@ -159,34 +121,6 @@ def test_a_turned_photograph_is_upright_in_every_form(model, tmp_path, orientati
     assert all(np.array_equal(one, overlays[0]) for one in overlays)
 
 
-def scales_seen(model, mode):
-    """Return the size at which a network is shown a picture of 40 x 64."""
-    sizes = []
-    model = replace(model, info=replace(model.info, predict_mode=mode))
-    hook = model.network.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[-2:]))
-    mask = model.predict(np.zeros((40, 64, 3), np.uint8)).mask
-    hook.remove()
-    assert mask.shape == (40, 64)
-    return {tuple(size) for size in sizes}
-
-
-def test_only_a_network_trained_at_the_crop_sees_pictures_scaled_to_it(model):
-    # The crop is 32, and the crop `plain` trains at the pictures' own scale.
-    assert model.info.predict_mode == "full"
-    align = model.network.alignment
-    padded = [tuple(-(-side // align) * align for side in size) for size in ((40, 64), (32, 51))]
-    assert scales_seen(model, "full") == {padded[0]}
-    assert scales_seen(model, "crop") == {padded[1]}
-    assert scales_seen(model, "sliding") == {(32, 32)}
-
-
-def test_a_picture_that_would_take_all_memory_is_refused(model):
-    narrow = Image.new("L", (1, 200_000))
-    crop = replace(model, info=replace(model.info, predict_mode="crop"))
-    with pytest.raises(nacre.NacreError, match=r"1 x 200000 pixels is too large.* 32 x 6400000"):
-        crop.predict(narrow)
-
-
 def test_a_model_of_nan_says_so(finished, tmp_path):
     out = shutil.copytree(finished, tmp_path / "run")
     path = out / "step-2" / "model.safetensors"
@@ -194,10 +128,9 @@ def test_a_model_of_nan_says_so(finished, tmp_path):
     with torch.no_grad():
         next(network.parameters()).view(-1)[0] = float("nan")
     save_model(path, network, info, state)
-    with pytest.raises(nacre.NacreError, match=r"holds values that are not finite numbers"):
-        nacre.load(out)
-    with pytest.raises(nacre.NacreError, match=r"holds values that are not finite numbers"):
-        evaluate_checkpoint(out, {})
+    for use in (nacre.load, lambda path: evaluate_checkpoint(path, {})):
+        with pytest.raises(nacre.NacreError, match=r"holds values that are not finite numbers"):
+            use(out)
 
 
 def test_arguments_lie_over_the_config_and_beside_its_values(monkeypatch, tmp_path):

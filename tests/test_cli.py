@@ -94,11 +94,6 @@ def test_the_config_of_a_command_is_printed_and_nothing_is_run(
     assert {path.name for path in tmp_path.iterdir()} == {"pets"}
 
 
-def test_a_grid_names_the_options_that_are_missing(nacre):
-    done = nacre("grid", "--scenarios", "scenes/4-4/overlapped", code=2)
-    assert "a grid needs --methods" in done.stderr
-
-
 def test_a_printed_config_is_one_that_the_command_reads(nacre, tmp_path):
     given = ["run", "scenes/4-4/overlapped", "--method", "mib", "--set", "train.batch_size=7"]
     path = tmp_path / "mine.yaml"
@@ -123,17 +118,14 @@ def test_the_list_of_methods_does_not_load_torch():
     assert "MiB" in done.stdout
 
 
-def test_help_and_import_do_not_load_torch():
-    code = "import nacre, nacre.cli, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["run", "voc/15-5/overlaped"], "did you mean 'overlapped'?"),
         (["run", "scenes/4-2-2/overlapped", "--method", "mbi"], "did you mean 'mib'?"),
         (["run"], "no scenario"),
+        (["table"], "no runs: name run folders, or add --paper"),
+        (["grid", "--scenarios", "scenes/4-4/overlapped"], "a grid needs --methods"),
         (["run", "voc/15-5/overlapped", "--root", "nowhere"], "nowhere"),
         (["run", "scenes/4-2-2/overlapped", "--set", "train.lr=fast"], "train.lr: input should be"),
         (["plan", "scenes/4-3/overlapped"], "leaves 1 class"),
@@ -279,12 +271,6 @@ def test_readme_and_help_say_which_method_learns_a_step_and_how_to_ask_for_mib(n
     for text in (shown, part):
         assert ours in text
         assert f"--method {other}" in text
-
-
-def test_a_table_of_nothing_is_refused(nacre):
-    assert "no runs: name run folders, or add --paper" in nacre("table", code=2).stderr
-    done = nacre("table", "--paper", code=2)
-    assert "the paper has no figures after every step" in done.stderr
 
 
 @pytest.mark.parametrize(

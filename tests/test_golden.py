@@ -10,29 +10,7 @@ from pathlib import Path
 import pytest
 
 import golden
-from golden import TREE, differences, show
-
-RESULTS = {"methods/mib/tensors": "1a2b", "methods/mib/metrics": "{}", "onnx/classes seen": 5}
-
-
-def test_equal_results_have_no_differences(capsys):
-    assert differences(RESULTS, dict(reversed(RESULTS.items()))) == {}
-    assert show(RESULTS, dict(RESULTS), "HEAD~1") == 0
-    assert "0 of 3 results are not those of HEAD~1" in capsys.readouterr().out
-
-
-def test_every_difference_is_named_and_fails(capsys):
-    here = {"methods/mib/tensors": "1a2c", "methods/mib/metrics": "{}", "tables/csv": "a,b"}
-    found = differences(RESULTS, here)
-    assert found == {
-        "methods/mib/tensors": "differs: '1a2b' -> '1a2c'",
-        "onnx/classes seen": "is only in the base",
-        "tables/csv": "is only here",
-    }
-    assert show(RESULTS, here, "HEAD~1") == 1
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["methods", "2", "1"] in shown
-    assert ["onnx", "1", "1"] in shown
+from golden import TREE
 
 
 def test_a_side_that_fails_stops_the_other_and_is_shown(tmp_path, monkeypatch):

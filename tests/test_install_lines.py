@@ -31,22 +31,6 @@ def form_of(line: str) -> str:
     return next((name for name, form in forms.items() if form.search(line)), f"neither: {line}")
 
 
-@pytest.mark.parametrize(
-    ("line", "form"),
-    [
-        ("pip install -c constraints.txt .", "source"),
-        ("pip install -c constraints.txt '.[ray]'", "source"),
-        ("`pip install nacre-seg`", "released"),
-        ("pip install 'nacre-seg[ray,hub]'", "released"),
-        ("pip install nacre", "neither: pip install nacre"),
-        ("pip install 'nacre[ray]'", "neither: pip install 'nacre[ray]'"),
-    ],
-)
-def test_both_forms_are_known_and_no_other(line, form):
-    assert OWN.search(line)
-    assert form_of(line) == form
-
-
 def test_all_install_lines_have_the_same_form():
     lines = install_lines(ROOT)
     assert len(lines) > 5

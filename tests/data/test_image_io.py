@@ -17,7 +17,6 @@ from nacre.data.image_io import (
     examine_image,
     load,
     open_image,
-    orientation,
     read_mask,
     upright_rgb,
 )
@@ -184,10 +183,6 @@ def test_exif_in_odd_places_is_one_thing_to_index_and_loader(
     path = tmp_path / "a"
     path.write_bytes(content)
     assert examine_image(path)[0] == load(open_image(path)).size
-
-
-def test_an_image_in_memory_is_upright() -> None:
-    assert orientation(image()) == 1
 
 
 def broken_chunk() -> bytes:

@@ -17,10 +17,8 @@ from nacre.data.transforms import (
     FILL,
     Box,
     ImagesConfig,
-    Placement,
     _draw_box,
     _draw_crop,
-    _nearest,
     eval_sample,
     nearest_pixels,
     train_sample,
@@ -86,20 +84,6 @@ def test_image_and_mask_stay_aligned(policy: str, size: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_flips_happen_half_of_the_time_and_to_both(policy: str) -> None:
-    mask = np.repeat(np.array([[1, 2]], np.uint8), 20, axis=1).repeat(40, axis=0)
-    left = []
-    for seed in range(300):
-        image, labels = _cut(mask, _config(policy, 40), seed)
-        _assert_aligned(image, labels, reach=2, close=1)
-        ones, twos = (np.flatnonzero((labels == label).any(0)) for label in (1, 2))
-        if len(ones) and len(twos):
-            left.append(ones[0] < twos[0])
-    assert len(left) > 150
-    assert 0.4 < np.mean(left) < 0.6
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_a_jpeg_decoded_at_a_smaller_scale_stays_aligned(policy: str) -> None:
     mask = _patches(1000, 1400)
     smaller = 0
@@ -161,21 +145,6 @@ def test_a_whole_image_is_tested_as_it_is(mode: str) -> None:
     image, labels = eval_sample(_paint(mask), mask, _config("paper", 16, mode))
     np.testing.assert_array_equal(image, COLORS[mask].transpose(2, 0, 1))
     np.testing.assert_array_equal(labels, mask)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.integers(1, 50))
-def test_masks_take_the_nearest_pixel_center(h: int, w: int, height: int, width: int) -> None:
-    mask = np.arange(h * w, dtype=np.uint16).reshape(h, w)
-    found = _nearest(mask, Placement(Box(0, 0, w, h), width, height))
-    for row in range(height):
-        for column in range(width):
-            # Twice the distance in units of 1/(2 * new size), so that all is whole numbers.
-            y = [abs((2 * row + 1) * h - (2 * one + 1) * height) for one in range(h)]
-            x = [abs((2 * column + 1) * w - (2 * one + 1) * width) for one in range(w)]
-            at_row, at_column = divmod(int(found[row, column]), w)
-            assert y[at_row] == min(y)
-            assert x[at_column] == min(x)
 
 
 @pytest.mark.parametrize("new_length", [*range(1, 66), 96, 160, 255, 256, 320, 511, 512, 513, 1024])

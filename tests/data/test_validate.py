@@ -92,15 +92,6 @@ def test_a_part_of_voc_is_called_a_part(tmp_path: Path) -> None:
     assert "train has 1 images, the whole data set has 10,582" in _text(report)
 
 
-def test_names_with_brackets_are_printed_as_they_are(root: Path) -> None:
-    make_pairs(root, {"[red]x": blocks(8, 12, [9])})
-    (root / "train.txt").write_text("[red]x")
-    (root / "classes.yaml").write_text("classes: {1: '[bold]cat'}")
-    text = _text(_check(root))
-    assert "[red]x.png holds the unknown label 9" in text
-    assert "[bold]cat" in text
-
-
 def test_masks_in_black_and_white_with_another_label_are_a_problem_with_its_remedy(
     root: Path,
 ) -> None:

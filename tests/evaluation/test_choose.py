@@ -9,7 +9,6 @@ from nacre.data.sources.scenes import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.evaluation import choose
 from nacre.evaluation.predictor import Predictor
-from nacre.models.io import find_model, load_model
 from nacre.training import step as learn_one_step
 from partial_data import write_folder
 
@@ -76,37 +75,41 @@ def folders(tmp_path_factory):
     return [write_folder(root / one, [one], world=world) for one in ("pearl", "starfish")]
 
 
-def test_a_model_sees_images_as_held_out_ones_decided(folders, tmp_path, monkeypatch):
+RECIPE = {
+    "method": {"name": "duo"},
+    "model": {"backbone": "tiny", "decoder_channels": 8},
+    "images": {"crop_size": 32, **AUTO},
+    "train": {"batch_size": 8, "iterations": 1},
+}
+
+
+@pytest.fixture
+def few_are_held_out(monkeypatch):
     monkeypatch.setattr(learn_one_step, "FEWEST_TO_HOLD_OUT", 2)
     monkeypatch.setattr(learn_one_step, "HELD_OUT", 3)
+
+
+@pytest.mark.usefixtures("few_are_held_out")
+def test_a_model_sees_images_as_held_out_ones_decided(folders, tmp_path, monkeypatch):
     answer(monkeypatch, {PLAIN: [0.5], EDGES: [0.5], MIRROR: [0.6], BOTH: [0.7]})
-    recipe = {
-        "model": {"backbone": "tiny", "decoder_channels": 8},
-        "images": {"crop_size": 32, **AUTO},
-        "train": {"batch_size": 8, "iterations": 1},
-    }
     out = tmp_path / "first"
-    model = nacre.learn(folders[0], out=out, method="duo", config=recipe)
+    model = nacre.learn(folders[0], out=out, config=RECIPE)
     assert model.info.lineage[0]["chosen"] == {"mirror": True, "edges": True}
     predictor = model.predictor()
     assert (predictor.mirror, predictor.edges) == BOTH
     assert not model.predictor(mirror=False).mirror
     tested = model.evaluate(f"{folders[0]}:all")
     (out / "metrics.json").unlink()  # as if it had been interrupted before the tests
-    again = nacre.learn(folders[0], out=out, method="duo", config=recipe)
+    again = nacre.learn(folders[0], out=out, config=RECIPE)
     assert again.evaluate(f"{folders[0]}:all").iou == tested.iou
     assert '"mirror": true' in (out / "metrics.json").read_text()
     monkeypatch.setattr(learn_one_step, "FEWEST_TO_HOLD_OUT", 100)
-    second = nacre.learn(
-        folders[1], start=out, out=tmp_path / "second", method="duo", config=recipe
-    )
-    info = second.info
+    info = nacre.learn(folders[1], start=out, out=tmp_path / "second", config=RECIPE).info
     assert (info.mirror, info.edges) == BOTH, "none is held out: as before the step"
 
 
+@pytest.mark.usefixtures("few_are_held_out")
 def test_held_out_images_are_seen_in_every_way(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(learn_one_step, "FEWEST_TO_HOLD_OUT", 2)
-    monkeypatch.setattr(learn_one_step, "HELD_OUT", 3)
     seen = []
     classes = Predictor.classes
 
@@ -115,13 +118,7 @@ def test_held_out_images_are_seen_in_every_way(folders, tmp_path, monkeypatch):
         return classes(predictor, images)
 
     monkeypatch.setattr(Predictor, "classes", watched)
-    recipe = {
-        "model": {"backbone": "tiny", "decoder_channels": 8},
-        "images": {"crop_size": 32, **AUTO},
-        "train": {"batch_size": 8, "iterations": 1},
-    }
-    nacre.learn(folders[0], out=tmp_path / "m", method="duo", config=recipe)
+    info = nacre.learn(folders[0], out=tmp_path / "m", config=RECIPE).info
     assert set(seen) >= {PLAIN, EDGES, MIRROR, BOTH}
-    _, info, _ = load_model(find_model(tmp_path / "m"))
     assert info.config["images"]["mirror"] is info.mirror
     assert set(seen[-1:]) == {(info.mirror, info.edges)}

@@ -12,7 +12,6 @@ from nacre.evaluation.metrics import ConfusionMatrix, confusion_matrix
 from nacre.evaluation.predictor import Predictor
 from nacre.models.network import Output
 from nacre.utils.device import FLOAT32, Precision
-from nacre.utils.distributed import Distributed
 
 CPU = torch.device("cpu")
 
@@ -103,21 +102,6 @@ def test_scores_that_are_no_numbers_in_any_batch_are_said_at_the_end():
     with pytest.raises(NacreError, match="not finite numbers"):
         counts_of(network, batches)
     assert len(seen) == 3
-
-
-def test_what_two_processes_count_adds_up():
-    both, mine, other = (ConfusionMatrix(3, CPU) for _ in range(3))
-    for seed, counter in enumerate((mine, other)):
-        truth = colored(seed)[1]
-        for one in (counter, both):
-            one.update(truth, truth.roll(2, 1).clamp(max=2))
-
-    class Two(Distributed):
-        def sum(self, values: Tensor) -> Tensor:
-            return values + other._counts
-
-    mine.merge(Two(rank=0, world_size=2, device=CPU))
-    assert torch.equal(mine.counts(), both.counts())
 
 
 @pytest.mark.parametrize("target", [3, 7, 254])

@@ -44,15 +44,6 @@ def image(size: tuple[int, int], seed: int = 0) -> Tensor:
     return torch.from_numpy(noise_image(size, seed)).permute(2, 0, 1)[None]
 
 
-@pytest.mark.parametrize("size", [(32, 32), (48, 96)])
-def test_an_image_that_needs_nothing_is_seen_as_it_is(network, size) -> None:
-    with torch.inference_mode():
-        wanted = upsample(network(image(size)).scores, size)
-    predictor = Predictor(network)
-    assert torch.equal(predictor.scores(image(size)), wanted)
-    assert torch.equal(predictor.classes(image(size)).long(), wanted.argmax(1))
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_odd_sides_are_continued_by_the_last_pixels_and_cut_again(network, size) -> None:
     high, wide = (-side % network.alignment for side in size)
@@ -101,14 +92,6 @@ def test_an_image_of_one_window_is_seen_as_a_whole(network) -> None:
     whole, through = Predictor(network), Predictor(network, "sliding", 32)
     assert torch.equal(through.classes(images), whole.classes(images))
     assert torch.allclose(through.scores(images), whole.scores(images).softmax(1))
-
-
-def test_each_window_decides_where_it_is_alone(network) -> None:
-    images = image((32, 80))
-    found = Predictor(network, "sliding", 32).classes(images)
-    left = Predictor(network).classes(images[..., :32])
-    alone = window_starts(80, 32).tolist()[1]
-    assert torch.equal(found[..., :alone], left[..., :alone])
 
 
 def test_windows_add_up_their_probabilities(network) -> None:

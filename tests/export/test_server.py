@@ -48,15 +48,6 @@ def test_raw_pixels_come_back_as_classes(port: int, opened: OnnxModel) -> None:
     assert (np.frombuffer(body, np.uint8).reshape(45, 70) == opened.classify(image)).all()
 
 
-def test_an_encoded_picture_comes_back_as_a_palette(port: int, opened: OnnxModel) -> None:
-    image = noise_image((50, 60))
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
-    status, body, answer = ask(port, "POST", "/classify", file.getvalue())
-    assert (status, answer.getheader("Content-Type")) == (200, "image/png")
-    assert (np.asarray(Image.open(io.BytesIO(body))) == opened.classify(image)).all()
-
-
 def test_the_page_and_the_models_are_there(port: int, opened: OnnxModel) -> None:
     status, body, answer = ask(port, "GET", "/")
     assert status == 200

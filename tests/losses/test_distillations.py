@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loss_problems import LossProblem
-from nacre.losses import IGNORE_INDEX, cross_entropy, distillation
 from nacre.losses.distillations import (
     auxiliary_loss,
     decomposed_distillation,
-    decomposed_logits,
-    guided_probabilities,
-    label_guided_distillation,
     local_pod,
     merge_new_into_background,
     nearest_targets,
@@ -166,15 +162,6 @@ def slow_distillation(x: Tensor, z: Tensor) -> Tensor:
 
 @few
 @given(a=problems)
-def test_the_parts_are_what_speaks_for_a_class_and_against_it(a: Problem) -> None:
-    positive, negative = decomposed_logits(a.features, a.weight)
-    torch.testing.assert_close((positive, negative), slow_parts(a.features, a.weight))
-    whole = F.conv2d(a.features, a.weight[:, :, None, None])
-    torch.testing.assert_close(positive + negative, whole)
-
-
-@few
-@given(a=problems)
 def test_the_distillation_equals_the_sum_over_classes_of_means_over_pixels(a: Problem) -> None:
     inputs = (a.features.requires_grad_(), a.weight.requires_grad_())
     actual = decomposed_distillation(*a.arguments())
@@ -211,30 +198,6 @@ def test_the_auxiliary_loss_is_the_mean_of_softplus_over_pixels() -> None:
     full = F.interpolate(logits, size=(7, 9), mode="bilinear").flatten().tolist()
     expected = sum(math.log(1 + math.exp(v)) for v in full) / len(full)
     assert float(auxiliary_loss(logits, (7, 9))) == pytest.approx(expected, rel=1e-12)
-
-
-def test_guided_probabilities_sum_to_one_and_never_give_a_new_pixel_to_the_background() -> None:
-    a = LossProblem((11, 9))
-    guided = guided_probabilities(a.old, a.targets, 5)
-    torch.testing.assert_close(guided.sum(1), torch.ones_like(guided[:, 0]))
-    is_new = (a.targets >= 3) & (a.targets != IGNORE_INDEX)
-    assert (guided[:, 0][is_new] == 0).all()
-    assert (guided[:, 3:].sum(1)[~is_new] == 0).all()
-
-
-def test_with_a_teacher_sure_of_the_labels_it_is_the_cross_entropy() -> None:
-    a = LossProblem((11, 9))
-    old = torch.where(a.targets < 3, a.targets, 0).long()
-    sure = 1e3 * torch.nn.functional.one_hot(old, 3).permute(0, 3, 1, 2).double()
-    actual = label_guided_distillation(a.logits, sure, a.targets)
-    torch.testing.assert_close(actual, cross_entropy(a.logits, a.targets), rtol=1e-12, atol=0)
-
-
-def test_without_new_classes_it_is_the_plain_distillation_summed_over_channels() -> None:
-    a = LossProblem((11, 9), num_new=0)
-    a.targets.zero_()
-    actual = label_guided_distillation(a.logits, a.old, a.targets)
-    torch.testing.assert_close(actual, 3 * distillation(a.logits, a.old), rtol=1e-12, atol=0)
 
 
 def test_nearest_targets_are_those_of_pytorch() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import pytest
 import torch
@@ -118,20 +117,6 @@ def test_a_histogram_counts_what_counts_by_channel_and_score() -> None:
     assert torch.equal(found, expected)
 
 
-@few
-@given(
-    values=st.lists(st.floats(0, 1), min_size=1, max_size=60),
-    bins=st.sampled_from([10, 1000]),
-)
-def test_the_median_is_right_to_a_bin(values: list[float], bins: int) -> None:
-    scores = torch.tensor(values, dtype=torch.float64).view(1, 1, -1)
-    view = TeacherPrediction(torch.ones_like(scores, dtype=torch.uint8), scores)
-    threshold = float(median_thresholds(counts(view, bins, 3))[1])
-    low, high = statistics.median_low(values), statistics.median_high(values)
-    least = 0.001
-    assert max(low - 1 / bins, least) - 1e-6 <= threshold <= max(high + 1 / bins, least) + 1e-6
-
-
 def test_the_median_is_interpolated_within_its_bin() -> None:
     histogram = torch.tensor([[2, 4, 2], [1, 0, 1], [0, 0, 0], [0, 0, 9]])
     found = median_thresholds(histogram)
@@ -158,17 +143,6 @@ def test_released_thresholds_follow_the_released_search(first: list[int]) -> Non
     histogram = first + [0] * (100 - len(first))
     found = float(released_thresholds(torch.tensor([histogram]))[0])
     assert found == pytest.approx(slow_released(histogram), rel=1e-6)
-
-
-def test_released_thresholds_of_known_cases() -> None:
-    def threshold(*first: int) -> float:
-        return float(released_thresholds(torch.tensor([[*first, *[0] * (100 - len(first))]]))[0])
-
-    assert threshold(1000) == pytest.approx(0.005)
-    assert threshold(800, 200) == pytest.approx(0.005 / 0.8)
-    assert threshold(49000, 49000, 2000) == math.inf, "no bin holds half of many pixels"
-    assert threshold(490, 490, 20) == pytest.approx(0.001), "no bin holds half of few pixels"
-    assert threshold() == pytest.approx(0.001)
 
 
 def test_released_scores_are_small() -> None:

@@ -181,23 +181,6 @@ def test_extreme_logits_stay_finite(loss: Loss, dtype: torch.dtype) -> None:
     assert torch.isfinite(x.grad).all()
 
 
-def test_what_a_pixel_may_be_is_the_papers_where_background_may_be_any_old_class() -> None:
-    a = Problem(seed=4, num_old=3, num_new=2)
-    rows = torch.eye(5, dtype=torch.bool).repeat(len(a.logits), 1, 1)
-    plain = partial_cross_entropy(a.logits, a.targets, rows)
-    close(plain, float(cross_entropy(a.logits, a.targets)), 1e-14)
-    rows[:, 0, :3] = True
-    unbiased = partial_cross_entropy(a.logits, a.targets, rows)
-    close(unbiased, float(unbiased_cross_entropy(a.logits, a.targets, 3)), 1e-14)
-
-
-def test_with_the_background_as_the_only_origin_the_distillation_is_the_papers() -> None:
-    a = Problem(seed=4, num_old=3, num_new=2)
-    paper = unbiased_distillation(a.logits, a.old)
-    assert unbiased_distillation(a.logits, a.old, (0, 0)) == paper
-    assert unbiased_distillation(a.logits, a.old, (2, 0)) != paper
-
-
 def test_extreme_logits_have_the_exact_loss() -> None:
     logits = torch.tensor([1e4, -1e4, 0.0]).view(1, 3, 1, 1)
     label = torch.ones(1, 1, 1, dtype=torch.long)
@@ -287,23 +270,6 @@ def test_no_gradient_reaches_the_teacher(name: str) -> None:
     a.old.requires_grad_()
     LOSSES[name](a.logits.requires_grad_(), a).backward()
     assert a.old.grad is None
-
-
-# ---------------------------------------------------------------- nothing old, nothing new
-
-
-@few
-@given(problems)
-def test_unbiased_cross_entropy_is_plain_when_nothing_is_old(a: Problem) -> None:
-    plain = cross_entropy(a.logits, a.targets)
-    close(unbiased_cross_entropy(a.logits, a.targets, num_old=1), float(plain), 1e-12)
-
-
-@few
-@given(problems)
-def test_unbiased_distillation_is_plain_when_nothing_is_new(a: Problem) -> None:
-    logits = a.logits[:, : a.num_old]
-    close(unbiased_distillation(logits, a.old), float(distillation(logits, a.old)), 1e-12)
 
 
 # ---------------------------------------------------------------- some of the channels

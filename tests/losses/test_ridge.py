@@ -164,10 +164,3 @@ def test_a_step_without_a_labeled_pixel_is_refused():
     maps, rows, targets = draw(2)
     with pytest.raises(NacreError, match="no labeled pixel"):
         from_products(0, added((maps, rows, torch.full_like(targets, 255))).products())
-
-
-def test_many_batches_add_up_to_one():
-    maps, rows, targets = draw(11, count=150, grid=(2, 2), size=(4, 6))
-    one_by_one = added(*zip(maps.split(1), rows.split(1), targets.split(1), strict=True)).products()
-    for channel, product in added((maps, rows, targets)).products().items():
-        assert torch.allclose(one_by_one[channel], product, rtol=1e-9, atol=1e-9)

@@ -333,14 +333,6 @@ def test_teacher_may_have_another_resolution() -> None:
     assert_same(*CASES["mib"], a, 1e-10)
 
 
-def test_what_is_missing_is_told() -> None:
-    a = Problem()
-    with pytest.raises(AssertionError, match="needs num_old or old_logits"):
-        fused_losses(a.logits, a.targets, ce="unbiased")
-    with pytest.raises(AssertionError, match="needs old_logits"):
-        fused_losses(a.logits, a.targets, kd="plain")
-
-
 def test_hidden_channels_far_below_the_others_are_still_told_apart() -> None:
     # The channel that hides lies 400 below another one: its share would vanish beside it.
     x = torch.tensor([0.0, -400.0, 0.0]).view(1, 3, 1, 1) + torch.tensor([-500.0, 0, 0]).view(

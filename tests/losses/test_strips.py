@@ -92,9 +92,3 @@ def test_strips_touch_few_input_rows(images: int, lines: int, touched: int) -> N
     upsampler = StripUpsampler(torch.zeros(images, 1, 32, 1), (512, 1))
     sources = [upsampler.weights(strip)[1] for strip in upsampler.strips()]
     assert max(s.stop - s.start for s in sources) == touched
-
-
-def test_lines_are_all_first_rows_then_all_second_rows() -> None:
-    targets = torch.arange(3 * 4 * 2).view(3, 4, 2)
-    lines = Strip(slice(1, 3), slice(2, 4)).lines(targets)
-    assert lines.tolist() == [[12, 13], [20, 21], [14, 15], [22, 23]]

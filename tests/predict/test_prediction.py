@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from nacre.predict import prediction, rasters
-from nacre.predict.prediction import count_classes, labelme, overlay, write_mask
+from nacre.predict.prediction import Prediction, count_classes, labelme, write_mask
 from nacre.predict.rasters import make_class_map
 
 COLORS = ((0, 0, 0), (200, 0, 0), (0, 200, 0))
@@ -52,8 +52,14 @@ def test_background_beneath_everything_has_no_polygon(classes) -> None:
     assert content["shapes"][0]["label"] != "_background_"
 
 
-def test_overlays_leave_the_background_as_it_is(classes) -> None:
-    pixels = np.full((*classes.shape, 3), 100, np.uint8)
-    mixed = np.asarray(overlay(pixels, classes, COLORS, 0.5))
-    assert (mixed[classes == 0] == 100).all()
+def test_a_prediction_speaks_in_class_names_and_is_a_palette_image_and_an_overlay(classes) -> None:
+    seen = Prediction(classes, ("background", "cat", "dog"), COLORS)
+    assert (seen.names == np.array(seen.classes)[classes]).all()
+    assert seen.shares() == {name: (classes == i).mean() for i, name in enumerate(seen.classes)}
+    image = seen.image()
+    assert image.mode == "P"
+    assert (np.asarray(image) == classes).all()
+    assert (np.asarray(image.convert("RGB")) == np.array(COLORS)[classes]).all()
+    mixed = np.asarray(seen.over(np.full((*classes.shape, 3), 100, np.uint8), strength=0.5))
+    assert (mixed[classes == 0] == 100).all(), "the background stays as it is"
     assert (mixed[classes == 1] == (150, 50, 50)).all()

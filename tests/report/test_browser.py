@@ -60,15 +60,3 @@ def test_is_whole_on_a_desk_and_on_a_phone(
     (results,) = load_results([runs])
     for row in results.incremental:
         assert f"{row.name}, step 2, all: {percent(row.mean(2, 'all'))} %" in found["tips"]
-
-
-def test_what_is_wrong_with_a_page_is_seen(browser: Browser, page: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.html"
-    wrong = '<img src="http://127.0.0.1:9/missing.png" alt=""><div style="width:2000px">wide</div>'
-    text = page.read_text(encoding="utf-8").replace("<main>", f"<main>{wrong}")
-    broken.write_text(text, encoding="utf-8")
-    found = visit(browser, broken)
-    assert found["overflow"] > 0
-    assert found["images"][0][0] == 0
-    assert browser.console
-    assert "http://127.0.0.1:9/missing.png" in browser.requests

@@ -78,22 +78,6 @@ def test_every_list_of_the_papers_tables_is_among_those_compared():
     }
 
 
-@pytest.mark.parametrize("order", ["", "b"])
-@pytest.mark.parametrize("task", ["100-50", "100-10", "50-50"])
-def test_every_class_of_ade20k_but_one_has_50_images_in_its_own_step(task, order):
-    text = f"ade20k/{task}{order}/partition"
-    scenario, index, lists = apply(text)
-    few = {}
-    for step, images in enumerate(lists):
-        held = Counter(label for i in images for label in index.labels[i])
-        few |= {label: held[label] for label in scenario.classes.new(step) if held[label] < 50}
-    everywhere = Counter(label for labels in index.labels for label in labels)
-    (escalator,) = few  # it has fewer than 50 in all of ADE20K
-    assert scenario.classes.space.names[escalator].startswith("escalator")
-    assert everywhere[escalator] == 41
-    assert all(everywhere[label] >= 50 for label in range(1, 151) if label != escalator)
-
-
 @pytest.mark.parametrize("setup", ["disjoint", "overlapped"])
 @pytest.mark.parametrize("task", ["19-1", "15-5", "15-1", "10-10", "10-5", "10-1", "5-3", "2-2"])
 def test_every_voc_task_reaches_every_class(task, setup):

@@ -3,13 +3,11 @@ import pytest
 from nacre.data import DATASETS
 from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex, LabelSpace
-from nacre.scenarios.classes import NamedTask
 from nacre.scenarios.plan import make_plan
 from nacre.scenarios.scenario import (
     check_images,
     images_to_test,
     make_scenario,
-    partition,
     read_scenario,
     shipped_scenarios,
     split_classes,
@@ -115,22 +113,6 @@ def test_mistakes_in_a_scenario_file(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(NacreError, match=message):
         make_scenario("one", read_scenario(str(path)), SPACE, {})
-
-
-def test_partition_gives_each_image_to_one_step_and_rare_classes_first():
-    images = index({1}, {1}, {1, 2}, {1, 2}, {0})
-    dealt = partition(((1,), (2,)), images)
-    assert sorted(i for step in dealt for i in step) == [0, 1, 2, 3]
-    # The third image's score is 120 + 6/2 for class 2, and less for class 1, which has two.
-    assert dealt == ((0, 1), (2, 3))
-
-
-def test_merged_partition_steps_are_those_of_the_finer_task():
-    named = {"1-2": NamedTask(((1,), (2, 3)), partition_as=((1,), (2,), (3,)))}
-    images = index({1, 2}, {2, 3}, {3}, {1}, {1, 3}, {2})
-    fine = partition(((1,), (2,), (3,)), images)
-    merged = step_images(scenario("ade20k/1-2/partition", named=named), images)
-    assert merged == (fine[0], tuple(sorted(fine[1] + fine[2])))
 
 
 def test_tests_use_the_images_with_a_known_class():

@@ -1,8 +1,6 @@
 import io
-import signal
 import warnings
 
-import pytest
 from rich.console import Console
 
 from nacre.terminal import RunDisplay, one_line
@@ -17,7 +15,6 @@ from nacre.training.events import (
     StepTested,
     Trained,
 )
-from nacre.utils.signals import StopSignal
 
 EVENTS = [
     RunBegan("scenes/4-4/overlapped", "mib", 1, "cpu", 1, "float32: because", "none", [4, 2]),
@@ -50,13 +47,6 @@ def test_a_log_tells_what_happens():
     assert "mIoU without background: all 50.0" in text
 
 
-def test_a_step_0_of_another_run_is_told():
-    file = io.StringIO()
-    display = RunDisplay(Console(file=file, width=120))
-    display(StepSkipped(0, 4, taken_from="runs/steps"))
-    assert "step 0: taken from runs/steps, not learned again" in file.getvalue()
-
-
 def test_a_terminal_has_bars_with_the_time_left():
     assert "left" in shown(terminal=True)
 
@@ -77,21 +67,12 @@ def test_the_time_left_is_not_shortened_by_what_was_taken_over(monkeypatch):
     display(Iterated(1, 1))
     # One update, in the two minutes that the clock went on by: nine of them are left.
     assert "10% of everything, about 18.0 min left" in file.getvalue()
+    assert "step 0: taken from runs/steps, not learned again" in file.getvalue()
 
 
 def test_one_line_leaves_out_what_is_not_there():
     assert one_line({"new_without_background": 0.123}) == "mIoU without background: new 12.3"
     assert one_line({}) == "not tested, no test image shows a class that is known"
-
-
-@pytest.mark.usefixtures("heard_signals")
-def test_the_first_signal_asks_to_stop_and_handlers_come_back():
-    before = signal.getsignal(signal.SIGINT)
-    with StopSignal() as stop:
-        assert not stop()
-        signal.raise_signal(signal.SIGINT)
-        assert stop()
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_notebook_without_widgets_gets_lines_and_no_warning(monkeypatch):

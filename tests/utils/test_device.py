@@ -59,12 +59,6 @@ def test_who_asked_for_the_same_result_every_time_gets_it(flags):
     assert not torch.backends.cudnn.benchmark
 
 
-def test_nothing_is_set_for_a_cpu(flags):
-    before = torch.backends.cudnn.benchmark
-    configure_backends(CPU, tf32=False)
-    assert torch.backends.cudnn.benchmark == before
-
-
 @pytest.mark.parametrize(
     ("cores", "processes", "workers"), [(64, 1, 8), (64, 8, 8), (12, 4, 3), (2, 4, 1)]
 )

@@ -20,11 +20,6 @@ def joined(monkeypatch):
     return said
 
 
-def test_on_the_cpu_gloo_moves_everything(joined):
-    assert init_distributed("cpu").rank == 1
-    assert joined[0][0] == ("gloo",)
-
-
 def test_beside_nccl_gloo_moves_what_is_on_the_cpu_and_waits_for_hours(joined, monkeypatch):
     device = torch.device("cuda", 1)
     monkeypatch.setattr(distributed, "choose_device", lambda *given: device)

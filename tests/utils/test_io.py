@@ -54,12 +54,6 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         save_text(tmp_path / "file" / "a.txt", "x")
 
 
-def test_a_damaged_json_file_is_one_sentence(tmp_path):
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(NacreError, match=r"could not read .*a\.json"):
-        load_json(tmp_path / "a.json")
-
-
 FILL_THE_DISK = """
 import resource, sys, torch
 from pathlib import Path

@@ -53,28 +53,9 @@ def test_named_tasks_cover_every_class_once() -> None:
         assert sorted(label for step in task.steps for label in step) == list(range(1, 151))
 
 
-def test_100_50_is_dealt_as_100_10() -> None:
-    tasks = named_tasks()
-    for order in ("", "b", "c"):
-        fine, coarse = tasks[f"100-10{order}"], tasks[f"100-50{order}"]
-        assert coarse.partition_as == fine.steps
-        assert fine.partition_as is None
-        assert coarse.steps[0] == fine.steps[0]
-        assert {*coarse.steps[1]} == {label for step in fine.steps[1:] for label in step}
-
-
 def test_where_it_is_missing_the_archive_is_told(tmp_path: Path, root: Path) -> None:
     with pytest.raises(NacreError, match=r"no ADE20K in .*(.|\n)*ADEChallengeData2016\.zip"):
         Ade20k(AdeConfig(root=tmp_path / "nowhere"))
     (root / "annotations" / "validation").rename(root / "elsewhere")
     with pytest.raises(NacreError, match="annotations/validation is missing"):
         Ade20k(AdeConfig(root=root)).index("val")
-
-
-def test_a_missing_image_or_mask_is_named(root: Path) -> None:
-    (root / "images" / "training" / "ADE_train_00000002.jpg").unlink()
-    (root / "annotations" / "training" / "ADE_train_00000003.png").unlink()
-    with pytest.raises(
-        NacreError, match=r"2 of 3 .*00002\.jpg is missing; .*00003\.png is missing"
-    ):
-        Ade20k(AdeConfig(root=root)).index("train")

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from nacre.data.sources import scenes
 from nacre.data.sources.scenes import (
     CLASS_NAMES,
     SPLIT_STREAMS,
@@ -74,25 +73,6 @@ def test_most_images_of_a_new_class_hide_others(world: tuple[np.ndarray, np.ndar
         chosen = new.any((1, 2))
         hidden = (masks > 0) & ~new
         assert hidden.any((1, 2))[chosen].mean() > 0.7
-
-
-def test_things_hide_parts_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing the same things without the last one must uncover parts of the others."""
-    uncovered = 0
-    for index in range(40):
-        drawn: list[np.ndarray] = []
-        draw = scenes._draw
-
-        def keep(image, mask, kind, thrown, drawn=drawn, draw=draw):  # type: ignore[no-untyped-def]
-            drawn.append(mask.copy())
-            draw(image, mask, kind, thrown)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(scenes, "_draw", keep)
-            _, mask = render(4, index, SIZE)
-        before = drawn[-1]
-        uncovered += bool(((before > 0) & (mask != before)).sum() > 10)
-    assert uncovered > 10
 
 
 def test_color_says_nothing_about_the_class(world: tuple[np.ndarray, np.ndarray]) -> None:

@@ -101,13 +101,6 @@ def test_a_list_that_cannot_be_right(tmp_path: Path, text: str | None, message: 
         _open(root).index("train")
 
 
-def test_a_missing_mask_is_named(tmp_path: Path) -> None:
-    root = _make(tmp_path)
-    (root / "SegmentationClassAug" / f"{TRAIN[1]}.png").unlink()
-    with pytest.raises(NacreError, match=r"1 of 3 images .*2007_000039\.png is missing"):
-        _open(root).index("train")
-
-
 def test_classes_and_palette() -> None:
     assert SPACE.names[1] == "aeroplane"
     assert SPACE.names[15] == "person"

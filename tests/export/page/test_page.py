@@ -69,17 +69,6 @@ def seen(browser: Browser, image: Path) -> Browser:
     return browser
 
 
-@pytest.mark.parametrize("size", [(32, 32), (45, 77), (96, 130)])
-def test_classes_are_those_of_onnxruntime(browser: Browser, opened: OnnxModel, size) -> None:
-    pixels = noise_image(size, 9)
-    sent = base64.b64encode(pixels.tobytes()).decode()
-    found = browser.run(
-        f"classify(1, Uint8Array.from(atob('{sent}'), c => c.charCodeAt(0)), {size[0]}, {size[1]})"
-        ".then(classes => Array.from(classes))"
-    )
-    assert (np.array(found, np.uint8).reshape(size) == opened.classify(pixels)).all()
-
-
 def test_a_saved_mask_is_a_palette_of_classes(seen: Browser, opened: OnnxModel) -> None:
     told = seen.run(
         "maskOf(shown).then(blob => blob.arrayBuffer())"
