@@ -127,9 +127,15 @@ def accept_any_character() -> None:
             reconfigure(errors="nacre-like")
 
 
+def can_draw(console: Console) -> bool:
+    """Return whether bars can be drawn; a notebook without widgets gets lines, as a file does."""
+    has_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
+    return console.is_terminal or has_widgets
+
+
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[passes.Progress]:
-    """Show a bar with the time left for one pass over many files; nothing without a terminal."""
+    """Show a bar with the time left for one pass over many files, where bars can be drawn."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -137,7 +143,7 @@ def progress_bar(title: str) -> Iterator[passes.Progress]:
         TimeRemainingColumn(),
     )
     console = PlainConsole(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar = Progress(*columns, console=console, transient=True, disable=not can_draw(console))
     with bar:
         task = bar.add_task(title, total=None)
         last = 0.0
@@ -158,9 +164,7 @@ class Display:
 
     def __init__(self, console: Console, drawing: Live | Progress) -> None:
         self.console, self._drawing = console, drawing
-        # A notebook without widgets gets lines, as a file does.
-        has_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
-        self._draws = console.is_terminal or has_widgets
+        self._draws = can_draw(console)
 
     def __enter__(self) -> Self:
         """Begin to draw."""
@@ -270,7 +274,7 @@ class RunDisplay(Display):
             self.progress.advance(self.whole)
         if self.now is not None:
             self.progress.update(self.now, completed=event.iteration)
-        if self.console.is_terminal or time.monotonic() - self.last_line <= LINE_SECONDS:
+        if self._draws or time.monotonic() - self.last_line <= LINE_SECONDS:
             return
         self.last_line = time.monotonic()
         fraction = self.done / max(self.total, 1)

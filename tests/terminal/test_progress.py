@@ -56,6 +56,16 @@ def test_lines_with_the_time_left_where_there_is_no_terminal(monkeypatch):
     assert "100% of everything, about 0.0 min left" in shown(terminal=False)
 
 
+def test_bars_of_a_notebook_come_without_such_lines(monkeypatch):
+    monkeypatch.setattr("nacre.terminal.LINE_SECONDS", -1)
+    monkeypatch.setattr("nacre.terminal.can_draw", lambda console: True)
+    file = io.StringIO()
+    display = RunDisplay(Console(file=file, width=120))
+    for event in EVENTS:
+        display(event)
+    assert "min left" not in file.getvalue()
+
+
 def test_the_time_left_is_not_shortened_by_what_was_taken_over(monkeypatch):
     clock = iter(range(0, 1000, 60))
     monkeypatch.setattr("nacre.terminal.time.monotonic", lambda: next(clock))
