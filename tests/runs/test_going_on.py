@@ -12,7 +12,7 @@ from nacre.errors import NacreError
 from nacre.runs.folder import RunFolder, read_config
 from nacre.runs.observers import EventFile, Position, read_events
 from nacre.runs.run import run_scenario
-from nacre.training.config import build_config, deep_merge
+from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.training.events import StepLearned
 from nacre.utils.signals import Interrupted
 from tiny_runs import TINY, StopAfter, learning, tiny_config, tiny_run
@@ -152,7 +152,7 @@ def test_a_test_set_that_changed_is_noticed(tmp_path):
     config = folder_config(root)
     stopped(config, run, 12)
     (root / "val.txt").write_text("08\n09\n")
-    sentence = r"another config \(test images of step 0: other ones \(2 -> 1\)"
+    sentence = r"another config \(facts.json.tests.0.images: 2 -> 1; facts.json.tests.0.sha256: "
     with pytest.raises(NacreError, match=sentence):
         run_scenario(config, run)
 
@@ -165,7 +165,7 @@ def test_a_run_goes_on_with_other_workers_and_moved_data(tmp_path, monkeypatch):
     root.rename(moved)
     changes = {"num_workers": 1, "device": "cpu"}
     assert run_scenario(folder_config(moved, train=changes), run) == reference
-    assert read_config(run).train.num_workers == 1
+    assert read_config(run, RunConfig).train.num_workers == 1
     for step in (0, 1):
         one, other = (run / f"step-{step}", tmp_path / "reference" / f"step-{step}")
         assert (one / "metrics.json").read_bytes() == (other / "metrics.json").read_bytes()
@@ -177,7 +177,7 @@ def test_a_relative_data_folder_means_the_same_from_another_place(tmp_path, monk
     stopped(folder_config("data"), tmp_path / "run")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    run_scenario(read_config(tmp_path / "run"), tmp_path / "run")
+    run_scenario(read_config(tmp_path / "run", RunConfig), tmp_path / "run")
     plain = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert plain["data"]["root"] == str(tmp_path / "data")
 

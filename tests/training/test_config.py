@@ -6,12 +6,13 @@ from nacre.errors import NacreError
 from nacre.methods import METHODS
 from nacre.training.config import (
     LearnConfig,
+    RunConfig,
     build,
     build_config,
     deep_merge,
     differences,
     parse_assignment,
-    resolve_config,
+    resolve,
 )
 from nacre.training.presets import PAPER_PRESETS, PRESETS
 
@@ -20,16 +21,16 @@ AT_RANDOM = {"model": {"weights": "none"}}
 
 
 def test_the_scenario_and_the_method_choose_their_configs():
-    config = resolve_config({**SCENES, "method": "lwf", "data": {"train": 7}})
+    config = resolve(RunConfig, {**SCENES, "method": "lwf", "data": {"train": 7}})
     assert config.data.model_dump()["train"] == 7
     assert config.method.name == "lwf"
     assert config.method.model_dump()["weight"] == 100
-    assert resolve_config(SCENES).method.name == "mib"
+    assert resolve(RunConfig, SCENES).method.name == "mib"
 
 
 def test_plain_config_survives_a_round_trip():
     config = build_config(preset="demo", overrides=SCENES)
-    again = resolve_config(yaml.safe_load(yaml.safe_dump(config.to_dict())))
+    again = resolve(RunConfig, yaml.safe_load(yaml.safe_dump(config.to_dict())))
     assert again.to_dict() == config.to_dict()
 
 
@@ -163,7 +164,7 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
         "sed": 3,
     }
     with pytest.raises(NacreError) as caught:
-        resolve_config(raw)
+        resolve(RunConfig, raw)
     message = str(caught.value)
     assert "train.bach_size: unknown key (did you mean 'batch_size'?)" in message
     assert "train.lr: input should be greater than 0, not -1" in message
@@ -185,7 +186,7 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
 )
 def test_mistakes_are_one_sentence(raw, message):
     with pytest.raises(NacreError, match=message):
-        resolve_config(raw)
+        resolve(RunConfig, raw)
 
 
 @pytest.mark.parametrize("text", ["train.batch_size", "=3", "train.=3", ".a=1"])

@@ -54,7 +54,7 @@ def waits_of_updates(device: FakeDevice, trainer, samples, count=2):
     for at, sample in enumerate(samples[: count + 1]):
         if at == 1:
             before = device.waits.copy()
-        update(trainer, [sample], measure=True)
+        update(trainer, [sample])
     return dict(device.waits - before)
 
 

@@ -11,7 +11,6 @@ from nacre.cli.app import argument, flag, option
 from nacre.terminal import RunDisplay, one_line
 
 if TYPE_CHECKING:
-    from nacre.sweeps.tune import Tuning
     from nacre.training.config import RunConfig
 
 Scenario = Annotated[
@@ -145,12 +144,12 @@ def tune(
                 rates=lr or (),
                 observers=[display],
                 should_stop=stop,
-                show=lambda tuning: _print_trial(console, tuning),
+                show=lambda line: console.print(line, highlight=False),
             ),
             "the same command",
         )
     console.print(
-        f"weight {tuning.weight:g}; config for nacre run: {tuning.config}", soft_wrap=True
+        f"weight {tuning.weight:g}; config for nacre run: {folder / 'tuned.yaml'}", soft_wrap=True
     )
 
 
@@ -181,21 +180,6 @@ def demo(
         print_table(console, steps_table(results))
     page = write_demo_page(runs, out)
     console.print("The page with images:", str(page), soft_wrap=True)
-
-
-def _print_trial(console: Console, tuning: "Tuning") -> None:
-    """Print the last trial of a search once it is measured."""
-    from nacre.report.results import percent
-    from nacre.sweeps.tune import verdict
-
-    trial = tuning.trials[-1] if tuning.trials else None
-    if trial is None or trial.accuracy is None or tuning.weight is not None:
-        return
-    if (trial.weight is None) == (tuning.least is not None):
-        return  # the measure itself changes nothing of the last trial
-    word = verdict(tuning, trial)
-    what = f"mIoU of new classes {percent(trial.accuracy)}" + (f": {word}" if word else "")
-    console.print(f"{trial.name}, learning rate {trial.rate:g}: {what}", highlight=False)
 
 
 def _print_plan(console: Console, config: "RunConfig") -> None:

@@ -25,6 +25,7 @@ from nacre.models.io import load_model
 from nacre.report.results import Row, ScenarioResults, percent
 from nacre.runs.folder import RunFolder, read_config
 from nacre.runs.run import open_scenario
+from nacre.training.config import RunConfig
 from nacre.utils.device import choose_device
 
 Pixels = npt.NDArray[np.uint8]
@@ -135,7 +136,7 @@ class Sheet:
 def open_data(results: ScenarioResults) -> ScenarioData:
     """Open the data of a scenario by the config of one of its runs, an incremental one if any."""
     row = (results.incremental or results.rows)[0]
-    return open_scenario(read_config(row.runs[0].path))
+    return open_scenario(read_config(row.runs[0].path, RunConfig))
 
 
 def comparison_sheet(

@@ -25,9 +25,10 @@ from nacre.report.images import (
 )
 from nacre.report.page import SIDE, render
 from nacre.report.results import percent
-from nacre.runs.folder import read_learn_config
+from nacre.runs.folder import read_config
 from nacre.runs.learn import open_learn_data
 from nacre.runs.records import LearnMetrics
+from nacre.training.config import LearnConfig
 from nacre.utils.device import choose_device
 from nacre.utils.io import save_text
 
@@ -76,7 +77,7 @@ def write_learn_page(folder: Path, out: Path, *, images: int = 8) -> Path:
 
 def choose_images(folder: Path, count: int) -> Sheet:
     """Predict images of a step with its start model and its own, and choose some."""
-    config = read_learn_config(folder)
+    config = read_config(folder, LearnConfig)
     device = choose_device("auto")
     network, info, _ = load_model(folder / "model.safetensors", device)
     start = load_model(config.start, device) if config.start else None

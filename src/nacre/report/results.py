@@ -21,7 +21,7 @@ from nacre.methods import METHODS, find_method, find_row
 from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.runs.observers import read_events
 from nacre.runs.records import Fingerprint, Starts, StepMetrics, Summary
-from nacre.training.config import RunConfig, resolve_config
+from nacre.training.config import RunConfig, resolve
 from nacre.training.events import Event
 from nacre.utils.config import keys_without_effect, result_values
 
@@ -275,7 +275,7 @@ def _whole_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read a run's config with the defaults of later keys, and the values that decide results."""
     plain = read_plain_config(path)
     try:
-        config = resolve_config(plain)
+        config = resolve(RunConfig, plain)
         return config.to_dict(), flatten(result_values(config))
     except NacreError:
         # A run of a method or data set that is not installed here can still be shown.

@@ -34,11 +34,11 @@ from pydantic import BaseModel
 
 from nacre.errors import NacreError
 from nacre.models.io import FIRST_MODEL
-from nacre.runs.records import Fingerprint, LearnFingerprint, LearnMetrics, Starts, StepMetrics
-from nacre.training.config import LearnConfig, Recipe, RunConfig, differences, resolve
+from nacre.runs.records import LearnMetrics, Starts, StepMetrics
+from nacre.training.config import LearnConfig, R, Recipe, RunConfig, differences, resolve
 from nacre.utils.config import read_yaml, result_values
 from nacre.utils.distributed import Distributed
-from nacre.utils.io import LOCK_NAME, locked, remove_temporaries, save_json, save_text
+from nacre.utils.io import LOCK_NAME, load_json, locked, remove_temporaries, save_json, save_text
 from nacre.version import __version__
 
 
@@ -142,11 +142,11 @@ class RunFolder:
         """Refuse a folder in which another config or other data were learned."""
         if self.nothing_learned:
             return
-        saved = read_learn_config(self.path) if self.one_step else read_config(self.path)
+        saved = read_config(self.path, LearnConfig if self.one_step else RunConfig)
         changed = differences(result_values(saved), result_values(config))
         if self.fingerprint.exists():
-            kind = LearnFingerprint if self.one_step else Fingerprint
-            changed += _changed_data(kind.load(self.fingerprint).plain(), fingerprint)
+            begun = {"facts.json": load_json(self.fingerprint)}
+            changed += differences(begun, {"facts.json": fingerprint})
         if changed:
             raise NacreError(
                 f"{self.path} holds a run with another config ({'; '.join(changed)}); "
@@ -187,36 +187,6 @@ def read_plain_config(folder: Path) -> dict[str, Any]:
     return read_yaml(path, "the run's config", "the config of a run")
 
 
-def _changed_data(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List where start model, classes or images are not those that a folder began with."""
-    old, new = _facts(before), _facts(now)
-    changed = []
-    for name in dict.fromkeys([*old, *new]):
-        was, now_is = old.get(name, "none"), new.get(name, "none")
-        if was == now_is:
-            continue
-        if isinstance(was, dict) and isinstance(now_is, dict):
-            counts = [one.get("images") for one in (was, now_is)]
-            several = "other images or classes than before"
-            text = several if None in counts else f"other ones ({counts[0]} -> {counts[1]})"
-        else:
-            text = f"{was} -> {now_is}"
-        changed.append(f"{name}: {text}")
-    return changed
-
-
-def _facts(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of a fingerprint under names for people."""
-    facts = {key: fingerprint.get(key, "none") for key in ("background", "start", "known", "new")}
-    for step, one in enumerate(fingerprint.get("steps", ())):
-        facts[f"classes of step {step}"] = ", ".join(map(" ".join, one["classes"].items()))
-        facts[f"images of step {step}"] = {key: one[key] for key in ("images", "sha256")}
-    for step, one in enumerate([*fingerprint.get("data", ()), *fingerprint["tests"]]):
-        is_folder = "name" in one
-        facts[f"what {one['name']} holds" if is_folder else f"test images of step {step}"] = one
-    return facts
-
-
 def with_absolute_paths(config: BaseModel) -> dict[str, Any]:
     """Return a config as plain data that means the same in another working folder."""
     plain = config.model_dump(mode="json")
@@ -230,18 +200,11 @@ def with_absolute_paths(config: BaseModel) -> dict[str, Any]:
     return plain
 
 
-def read_config(folder: Path) -> RunConfig:
-    """Read the config of a run."""
+def read_config(folder: Path, kind: type[R]) -> R:
+    """Read the config of a run (`RunConfig`) or of a step of `nacre learn` (`LearnConfig`)."""
     content = read_plain_config(folder)
-    RunFolder(folder).check_kind(content)
-    return resolve(RunConfig, content)
-
-
-def read_learn_config(folder: Path) -> LearnConfig:
-    """Read the config of a folder of `nacre learn`."""
-    content = read_plain_config(folder)
-    RunFolder(folder, one_step=True).check_kind(content)
-    return resolve(LearnConfig, content)
+    RunFolder(folder, one_step=kind is LearnConfig).check_kind(content)
+    return resolve(kind, content)
 
 
 def _versions() -> dict[str, Any]:

@@ -120,19 +120,6 @@ class Fingerprint(Record):
         return self
 
 
-class NamedData(Record):
-    """A data folder of `nacre learn`."""
-
-    name: Name
-
-
-class LearnFingerprint(Record):
-    """The data that a step of `nacre learn` is learned from and tested on."""
-
-    data: list[NamedData]
-    tests: list[NamedData]
-
-
 class TestSet(Record):
     """The test figures of a model on a folder of `nacre learn`: by class the IoU and its pixels."""
 

@@ -19,7 +19,7 @@ Every trial is a folder of its own, so that an interrupted search resumes where 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from nacre.runs.folder import RunFolder
 from nacre.runs.run import learn_scenario, open_scenario
 from nacre.runs.step_cache import CACHE
 from nacre.scenarios.scenario import ImageLists
-from nacre.training.config import RunConfig, deep_merge, resolve_config
+from nacre.training.config import RunConfig, deep_merge, resolve
 from nacre.training.events import Observer
 from nacre.training.trainer import NotFinite
 from nacre.utils.distributed import init_distributed
@@ -70,62 +70,48 @@ def highest(found: Mapping[float, float], least: float) -> float | None:
 
 @dataclass(frozen=True)
 class Trial:
-    """A config that is tried.
+    """A config that was tried.
 
     Attributes:
         name: The name of its folder.
         rate: The learning rate.
         weight: The method's weight; None for fine-tuning.
-        accuracy: The mean IoU of the new classes; None until it is known, 0 if it diverged.
+        accuracy: The mean IoU of the new classes; 0 if it diverged.
         diverged: True if the losses became infinite.
     """
 
     name: str
     rate: float
-    weight: float | None = None
-    accuracy: float | None = None
+    weight: float | None
+    accuracy: float
     diverged: bool = False
 
+    def line(self, least: float | None) -> str:
+        """Return the trial as a line, with its verdict once the accuracy that passes is known."""
+        figures = f"learning rate {self.rate:g}: mIoU of new classes {100 * self.accuracy:.1f}"
+        word = "diverged" if self.diverged else ""
+        if least is not None and not word:
+            word = "passes" if self.accuracy >= least else "too low"
+        return f"{self.name}, {figures}" + (f": {word}" if word else "")
 
-@dataclass(frozen=True)
+
+@dataclass
 class Tuning:
-    """A search, complete or in progress.
+    """A search: what was tried, and what that chose.
 
     Attributes:
         method: The method whose weight is chosen.
-        trials: The trials in order; the last may be in progress.
+        trials: The trials in order.
         least: The accuracy that passes, once fine-tuning's is known.
         rate: The learning rate that fine-tuning chose.
         weight: The weight that was chosen.
-        config: The file with the config for `nacre run`.
     """
 
     method: str
-    trials: tuple[Trial, ...] = ()
+    trials: list[Trial] = field(default_factory=list)
     least: float | None = None
     rate: float | None = None
     weight: float | None = None
-    config: Path | None = None
-
-    def as_plain(self) -> dict[str, Any]:
-        """Return the search as plain data."""
-        trials = [{**asdict(one), "verdict": verdict(self, one)} for one in self.trials]
-        config = None if self.config is None else self.config.name
-        return {**asdict(self), "trials": trials, "config": config}
-
-
-def verdict(tuning: Tuning, trial: Trial) -> str:
-    """Return the verdict on a trial."""
-    if trial.diverged:
-        return "diverged"
-    if trial.accuracy is None:
-        return "learning"
-    if trial.weight is None:
-        return "the measure" if trial.rate == tuning.rate else ""
-    assert tuning.least is not None, "weights are tried when fine-tuning's accuracy is known"
-    if trial.accuracy < tuning.least:
-        return "too low"
-    return "chosen" if trial.weight == tuning.weight else "passes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +130,7 @@ class TrialData(ScenarioData):
     @classmethod
     def of(cls, whole: ScenarioData) -> "TrialData":
         """Return the data of all trials on a scenario."""
-        values = {field.name: getattr(whole, field.name) for field in fields(whole)}
+        values = {one.name: getattr(whole, one.name) for one in fields(whole)}
         return cls(**values, whole=whole)
 
     @property
@@ -201,7 +187,7 @@ class _Search:
         self,
         config: RunConfig,
         out: Path,
-        show: Callable[[Tuning], None],
+        show: Callable[[str], None],
         **options: Any,
     ) -> None:
         self.config, self.out, self.show, self.options = config, out, show, options
@@ -225,19 +211,18 @@ class _Search:
         learn_scenario(
             self.config, self.out / "step-0", data=self.whole, num_steps=1, **self.options
         )
-        best = max((self._fine_tune(rate) for rate in rates), key=lambda one: one.accuracy or 0)
+        best = max((self._fine_tune(rate) for rate in rates), key=lambda one: one.accuracy)
         if not best.accuracy:
             raise NacreError(
                 f"fine-tuning learns nothing of the new classes of {self.config.scenario!r} "
                 "(accuracy 0), so there is no measure; train longer or with another learning rate"
             )
         least = (1 - TOLERATED) * best.accuracy
-        self._note(least=least, rate=best.rate)
+        self.tuning.least, self.tuning.rate = least, best.rate
         found: dict[float, float] = {}
         while (weight := next_weight(found, least)) is not None:
             values = {"method": dict.fromkeys(self.kind.tunable, weight)}
-            trial = self._try(Trial(f"weight-{weight:g}", best.rate, weight), values)
-            found[weight] = trial.accuracy or 0.0
+            found[weight] = self._try(f"weight-{weight:g}", best.rate, weight, values).accuracy
         self._save(highest(found, least), best.rate)
         return self.tuning
 
@@ -251,43 +236,40 @@ class _Search:
         learned = fine_tuning.step_0_of(fine_tuning.Config.model_validate(values))
         if learned != self.kind.step_0_of(method):
             values = dict.fromkeys(self.kind.tunable, 0.0)
-        return self._try(Trial(f"ft-lr-{rate:g}", rate), {"method": values})
+        return self._try(f"ft-lr-{rate:g}", rate, None, {"method": values})
 
-    def _try(self, trial: Trial, values: dict[str, Any]) -> Trial:
+    def _try(self, name: str, rate: float, weight: float | None, values: dict[str, Any]) -> Trial:
         """Run a trial, unless that was done before."""
-        folder = self.out / trial.name
-        self._note(trials=(*self.tuning.trials, trial))
-        diverged, config = folder / "diverged.json", self._changed(values, trial.rate)
+        folder, config = self.out / name, self._changed(values, rate)
+        diverged = folder / "diverged.json"
         remove_temporaries(folder, [diverged.name])
+        value = 0.0
         if diverged.exists():
             RunFolder(folder).check_same(config, self.data.fingerprint())
         else:
-            trial = self._learn(trial, config, folder)
-        if diverged.exists():
-            trial = replace(trial, accuracy=0.0, diverged=True)
-        self._note(trials=(*self.tuning.trials[:-1], trial))
+            value = self._learn(config, folder, diverged)
+        trial = Trial(name, rate, weight, value, diverged.exists())
+        self.tuning.trials.append(trial)
+        self.show(trial.line(self.tuning.least))
         return trial
 
-    def _learn(self, trial: Trial, config: RunConfig, folder: Path) -> Trial:
+    def _learn(self, config: RunConfig, folder: Path, diverged: Path) -> float:
+        """Learn a trial; return its accuracy."""
         count = FIRST + 1
         try:
             steps = learn_scenario(config, folder, data=self.data, num_steps=count, **self.options)
-            return replace(trial, accuracy=accuracy(steps[-1]))
+            return accuracy(steps[-1])
         except NotFinite as error:
             # With several processes the others cannot know: then it is an error like any other.
             if self.dist.world_size > 1:
                 raise
-            save_json(folder / "diverged.json", {"error": str(error)})
-            return trial
+            save_json(diverged, {"error": str(error)})
+            return 0.0
 
     def _changed(self, values: dict[str, Any], rate: float) -> RunConfig:
         """Return the config with other values and a learning rate for the incremental steps."""
         values = deep_merge(values, {"train": {"incremental_lr": rate}})
-        return resolve_config(deep_merge(self.config.to_dict(), values))
-
-    def _note(self, **values: Any) -> None:
-        self.tuning = replace(self.tuning, **values)
-        self.show(self.tuning)
+        return resolve(RunConfig, deep_merge(self.config.to_dict(), values))
 
     def _save(self, weight: float | None, rate: float) -> None:
         """Write the config with the chosen weight."""
@@ -297,7 +279,7 @@ class _Search:
                 f"{WEIGHTS[0]:g}; see {self.out / 'tuning.json'}"
             )
         config = self._changed({"method": dict.fromkeys(self.kind.tunable, weight)}, rate)
-        self._note(weight=weight, config=self.out / "tuned.yaml")
+        self.tuning.weight = weight
         if self.dist.is_main:
             content = yaml.safe_dump(config.to_dict(), sort_keys=False)
             about = f"# weight {weight:g}: chosen by nacre tune; tuning.json has every trial\n"
@@ -312,7 +294,7 @@ def tune(
     rates: Sequence[float] = (),
     observers: Iterable[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
-    show: Callable[[Tuning], None] = lambda tuning: None,
+    show: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
     """Choose the weight of a config's method; write ``tuned.yaml`` into the folder ``out``.
 
@@ -323,7 +305,7 @@ def tune(
         rates: Learning rates for fine-tuning to choose from; by default the config's.
         observers: Receive the events of every run.
         should_stop: Returns True if the user wants to stop; what was learned is saved.
-        show: Receives the search after every change.
+        show: Receives a line about every trial.
     """
     options = {"cache": cache or out / CACHE, "observers": list(observers)}
     search = _Search(config, out, show, should_stop=should_stop, **options)
@@ -332,4 +314,4 @@ def tune(
         return search.search(rates or (config.train.incremental_lr,))
     finally:
         if search.dist.is_main:
-            save_json(out / "tuning.json", search.tuning.as_plain())
+            save_json(out / "tuning.json", asdict(search.tuning))

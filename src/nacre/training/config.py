@@ -335,11 +335,6 @@ def _check_start(config: Recipe, start: ModelInfo) -> None:
         )
 
 
-def resolve_config(raw: Mapping[str, Any]) -> RunConfig:
-    """Check the plain data of a run as a whole and return the typed config."""
-    return resolve(RunConfig, raw)
-
-
 def resolve(kind: type[R], raw: Mapping[str, Any]) -> R:
     """Check plain data as a whole and return the typed config."""
     method, model = read_section(raw, "method"), read_section(raw, "model")
@@ -464,8 +459,22 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = 
     found: list[str] = []
     for key in sorted({*one, *other}):
         a, b = one.get(key), other.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{prefix}{key}.")
+        inside = _by_key(a), _by_key(b)
+        if inside[0] is not None and inside[1] is not None:
+            found += differences(inside[0], inside[1], f"{prefix}{key}.")
         elif a != b:
-            found.append(f"{prefix}{key}: {a!r} -> {b!r}")
+            found.append(f"{prefix}{key}: {_brief(a)} -> {_brief(b)}")
     return found
+
+
+def _by_key(value: Any) -> Mapping[str, Any] | None:
+    """Return what a mapping holds by key, or a list of mappings by place."""
+    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+        return {str(place): one for place, one in enumerate(value)}
+    return value if isinstance(value, Mapping) else None
+
+
+def _brief(value: Any) -> str:
+    """Return a value as a sentence shows it: of a digest the beginning is enough."""
+    is_digest = isinstance(value, str) and len(value) == 64
+    return f"{value[:10]}…" if is_digest else shown(value)

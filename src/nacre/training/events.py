@@ -90,8 +90,7 @@ class Trained(Event):
     """Means over the updates since the last such event.
 
     `update_seconds` is the time of an update with all there is to it, `data_seconds` the part of it
-    in which the trainer waited for images. `gradient_norm` is that of the last update, before it
-    is clipped; `memory_bytes` the most that was held so far.
+    in which the trainer waited for images.
     """
 
     kind = "train"
@@ -102,8 +101,6 @@ class Trained(Event):
     images_per_second: float
     update_seconds: float | None = None
     data_seconds: float | None = None
-    gradient_norm: float | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from nacre.methods.components import (
 from nacre.training.events import Iterated, Saved, StepBegan, Trained
 from nacre.training.resume import Checkpoint
 from nacre.training.trainer import Trainer, View
-from nacre.utils.device import peak_memory
 from nacre.utils.signals import Interrupted
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None 
         step.on_usable()
     window = LossWindow(trainer, step.sampler.batch_size)
     for batch, views in window.loading(trainer.batches()):
-        window.add(update(trainer, batch, views, measure=window.closes_next))
+        window.add(update(trainer, batch, views))
         step.observe(Iterated(step.index, trainer.iteration))
         if window.is_due:
             step.observe(window.close())
@@ -93,11 +92,7 @@ def survey(method: Method, step: Step) -> None:
 
 
 def update(
-    trainer: Trainer,
-    micro_batches: list[Sample],
-    views: list[list[View]] | None = None,
-    *,
-    measure: bool = False,
+    trainer: Trainer, micro_batches: list[Sample], views: list[list[View]] | None = None
 ) -> dict[str, Tensor]:
     """Learn from one batch; return its named losses, on the device.
 
@@ -108,7 +103,6 @@ def update(
         trainer: With the method, the networks and the optimizer.
         micro_batches: The batch, in pieces that fit the device; their gradients add up.
         views: Which views the micro-batches hold, where features are kept.
-        measure: Whether to measure the gradient.
     """
     method, step, count = trainer.method, trainer.step, len(micro_batches)
     totals: dict[str, Tensor] = {}
@@ -131,7 +125,7 @@ def update(
     penalties = method.penalties(step)
     if penalties:  # equal in all processes and never scaled: there is nothing to exchange
         torch.autograd.backward(torch.stack(list(penalties.values())).sum())
-    trainer.end_update(measure)
+    trainer.end_update()
     return totals | {name: value.detach() for name, value in penalties.items()}
 
 
@@ -172,17 +166,9 @@ class LossWindow:
         self.began = time.monotonic()
 
     @property
-    def closes_next(self) -> bool:
-        """True if a line of events is due after the next update."""
-        return self._is_last(self.trainer.iteration + 1)
-
-    @property
     def is_due(self) -> bool:
-        """True if a line of events is due now."""
-        return self._is_last(self.trainer.iteration)
-
-    def _is_last(self, iteration: int) -> bool:
-        return iteration % LOG_EVERY == 0 or iteration >= self.trainer.step.iterations
+        """True if a line of events is due."""
+        return self.trainer.iteration % LOG_EVERY == 0 or self.trainer.is_done
 
     def loading(self, batches: Iterable[T]) -> Iterator[T]:
         """Pass batches on, counting how long they are waited for."""
@@ -223,7 +209,6 @@ class LossWindow:
         self.read()
         trainer, count = self.trainer, self.count
         seconds = max(time.monotonic() - self.began, 1e-9)
-        norm = None if trainer.grad_norm is None else float(trainer.grad_norm)
         event = Trained(
             step=trainer.step.index,
             iteration=trainer.iteration,
@@ -232,8 +217,6 @@ class LossWindow:
             images_per_second=round(count * self.batch_size / seconds, 2),
             update_seconds=round(seconds / count, 4),
             data_seconds=round(self.data_seconds / count, 4),
-            gradient_norm=None if norm is None or not math.isfinite(norm) else round(norm, 6),
-            memory_bytes=peak_memory(trainer.dist.device),
         )
         self._restart()
         return event

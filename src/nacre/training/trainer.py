@@ -62,7 +62,6 @@ class Trainer:
         self.kept = keep_features(self.network, method, step.config.images.views)
         self.iteration = 0
         self.last_image: Tensor | None = None
-        self.grad_norm: Tensor | None = None
         fast = self.network.takes_channels_last
         self.layout = memory_layout(self.dist.device) if fast else torch.contiguous_format
         for network in (self.network, step.teacher):
@@ -115,17 +114,11 @@ class Trainer:
         set_lr(self.optimizer, self.config, self.lr, self.iteration, self.step.iterations)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def end_update(self, measure: bool) -> None:
-        """Update the parameters.
-
-        Args:
-            measure: Whether to measure the gradient, which is left in `grad_norm`.
-        """
+    def end_update(self) -> None:
+        """Update the parameters."""
         limit = self.config.grad_clip_norm
         if limit is not None:
-            self.grad_norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit)
-        elif measure:
-            self.grad_norm = torch.nn.utils.get_total_norm(self._gradients())
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.iteration += 1
@@ -229,16 +222,13 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         if not self.scaler.is_enabled():
             return True
-        grads = self._gradients()
+        grads = [one.grad for one in self.network.parameters() if one.grad is not None]
         is_made = torch.nn.utils.get_total_norm(grads).isfinite()
         if self.dist.device.type == "cpu":
             return bool(is_made)
         for gradient in grads:
             gradient.masked_fill_(~is_made, 0)
         return True
-
-    def _gradients(self) -> list[Tensor]:
-        return [one.grad for one in self.network.parameters() if one.grad is not None]
 
     def ask_teacher(self, images: Tensor, student: Output) -> Output | None:
         """Return what the teacher says; what it shares with the student is not computed again."""
