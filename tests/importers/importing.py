@@ -20,7 +20,7 @@ class Imported:
     def __init__(self, export: Path, target: Path, **given: Any) -> None:
         self.root = target
         self.report: ImportReport = import_export(
-            export, target, ImportOptions(**({"boxes": "fill"} | given))
+            export, target, ImportOptions(**({"fill_boxes": True} | given))
         )
         self.classes: dict[str, Any] = yaml.safe_load((target / "classes.yaml").read_text("utf-8"))
 

@@ -73,7 +73,6 @@ def test_options_of_the_classes(nacre: Nacre, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--boxes", "full"], "unknown value of --boxes 'full'"),
         (["--unlabeled", "x"], "unknown value of --unlabeled 'x'"),
         (["--rename", "cat"], "--rename 'cat' is not of the form OLD=NEW"),
         (["--format", "labelmee"], "unknown format 'labelmee' (did you mean 'labelme'?)"),

@@ -246,9 +246,11 @@ def test_outlines_that_are_all_boxes_are_asked_about(
     write: Any, box: list[list[float]], tmp_path: Path
 ) -> None:
     write(tmp_path / "x", corners(WEED), box)
-    with pytest.raises(NacreError, match=r"\(2 outlines\) are boxes .* say --boxes fill"):
+    with pytest.raises(NacreError, match=r"\(2 outlines\) are boxes .* say --fill-boxes"):
         import_export(tmp_path / "x", tmp_path / "y")
-    assert Imported(tmp_path / "x", tmp_path / "y", boxes="fill").report.shapes == {"polygons": 2}
+    assert Imported(tmp_path / "x", tmp_path / "y", fill_boxes=True).report.shapes == {
+        "polygons": 2
+    }
 
 
 @pytest.mark.parametrize(

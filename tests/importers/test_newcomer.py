@@ -66,35 +66,6 @@ def test_two_exports_in_one_folder_number_their_classes_apart(
     assert sorted(found) == [*[[0]] * empty, [0, 1], [0, 2]]
 
 
-def test_annotations_of_supervisely_without_their_project(tmp_path: Path) -> None:
-    supervisely_project(tmp_path / "x", "cat")
-    (tmp_path / "x" / "meta.json").unlink()
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["cat"]
-    np.testing.assert_array_equal(got.mask(*got.images()), filled(SIZE, (*BOX, 1)))
-
-
-def test_cityscapes_layout_with_classes_of_ones_own(tmp_path: Path) -> None:
-    """CVAT's export "Cityscapes 1.0": values are the lines of label_colors.txt."""
-    save_text(
-        tmp_path / "x" / "label_colors.txt", "0 0 0 background\n200 0 0 crack\n0 9 0 wet rust\n"
-    )
-    for split, value in (("train", 1), ("val", 2)):
-        stem = f"{split}/default/bridge 1"
-        save_image(tmp_path / "x" / "imgsFine" / "leftImg8bit" / f"{stem}_leftImg8bit.png", SIZE)
-        mask = tmp_path / "x" / "gtFine" / f"{stem}_gtFine_labelIds.png"
-        save_png(mask, filled(SIZE, (*BOX, value)))
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["crack", "wet rust"]
-    assert got.classes.get("background", 0) == 0
-    assert got.classes["colors"] == {"crack": [200, 0, 0], "wet rust": [0, 9, 0]}
-    for split, value in (("train", 1), ("val", 2)):
-        (name,) = got.list(split)
-        np.testing.assert_array_equal(
-            got.mask(Path(name).with_suffix("").as_posix()), filled(SIZE, (*BOX, value))
-        )
-
-
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_texts_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
     cvat_task(tmp_path / "x", (250, 50, 83), "Röhre")

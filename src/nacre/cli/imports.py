@@ -47,14 +47,10 @@ def import_(
         str | None,
         option("R,G,B=NAME,…", "Classes by color of mask files, if no file names them."),
     ] = None,
-    boxes: Annotated[
-        str,
-        option(
-            "fill|skip|ask",
-            "What to do with rectangles; ask: fill those drawn as areas, and stop with a "
-            "question if all outlines of a COCO or YOLO export are boxes.",
-        ),
-    ] = "ask",
+    fill_boxes: Annotated[
+        bool,
+        flag("--fill-boxes", "Fill the outlines of COCO or YOLO though all of them are boxes."),
+    ] = False,
     unlabeled: Annotated[
         str,
         option(
@@ -72,7 +68,7 @@ def import_(
     from nacre.utils.signals import StopSignal
 
     chosen: dict[str, Any] = {
-        "boxes": _one_of("--boxes", boxes, ("ask", "fill", "skip")),
+        "fill_boxes": fill_boxes,
         "colors": _parse_colors(colors or ""),
         "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
     }

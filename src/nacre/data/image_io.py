@@ -35,7 +35,7 @@ MOST_PIXELS = 2**27
 _MAX_BYTES = 1 << 30
 _JPEG_TAIL = 64
 _ORIENTATION = 0x0112
-_TURNS = {
+TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -44,6 +44,8 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+"""What turns an image upright, by its EXIF orientation."""
+
 _SIDEWAYS = (5, 6, 7, 8)
 _BITS_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 # Pillow stretches gray values of 2 and 4 bits to 0..255; a label is what is stored.
@@ -136,7 +138,7 @@ def upright_rgb(image: Image.Image, what: str = "the image") -> Image.Image:
         image: An image that Pillow opened or made.
         what: It, for messages.
     """
-    turn = _TURNS.get(orientation(image))
+    turn = TURNS.get(orientation(image))
     upright = image if turn is None else image.transpose(turn)
     if upright.mode in _BITS_16 or (upright.mode == "I" and _has_16_bits(image)):
         # Pillow clips 16 bits to 8 instead of scaling them.
@@ -169,7 +171,7 @@ def orientation(image: Image.Image) -> int:
         found = Image.Image.getexif(image).get(_ORIENTATION, 1)
     except Exception:  # as for all damaged bytes
         return 1
-    return int(found) if found in _TURNS else 1
+    return int(found) if found in TURNS else 1
 
 
 def _may_turn(image: Image.Image) -> bool:
@@ -230,18 +232,30 @@ def read_mask(path: Path) -> Mask:
             )
         if orientation(image) != 1:
             raise NacreError(f"the mask {path} has EXIF data that turn it; save it upright")
-        stored, mode = _stored_mode(image), image.mode
-        labels = np.array(image)
+        mode, labels = image.mode, stored_labels(image)
+    if labels is None:
+        raise NacreError(
+            f"the mask {path} holds colors (mode {mode}), not labels; "
+            "a mask must be a palette or gray PNG of at most 16 bits"
+        )
+    return labels
+
+
+def stored_labels(image: Image.Image) -> Mask | None:
+    """Return the index of a palette or the gray value of each pixel; None for anything else.
+
+    Args:
+        image: An image that was opened and not decoded yet.
+    """
+    stored, mode = _stored_mode(image), image.mode
+    labels = np.array(image)
     if mode in ("L", "P"):
         return labels // _STRETCH[stored] if stored in _STRETCH else labels
     if mode == "1":
         return labels.astype(np.uint8)
     if mode.startswith("I") and labels.min() >= 0 and labels.max() <= 65535:
         return labels.astype(np.uint16)
-    raise NacreError(
-        f"the mask {path} holds colors (mode {mode}), not labels; "
-        "a mask must be a palette or gray PNG of at most 16 bits"
-    )
+    return None
 
 
 def count_labels(mask: Mask) -> dict[int, int]:

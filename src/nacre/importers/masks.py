@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PillowImage
 
-from nacre.data.image_io import MOST_PIXELS
+from nacre.data.image_io import MOST_PIXELS, stored_labels
 from nacre.errors import NacreError
 from nacre.importers.files import File
 from nacre.importers.problems import Unusable, brief, counted
@@ -26,8 +26,6 @@ Values = npt.NDArray[Any]
 Kind = Literal["values", "colors", "segments", "instances"]
 
 _FORMATS = ("PNG", "BMP", "TIFF", "GIF", "WEBP")
-# Pillow stretches gray values of 2 and 4 bits to 0..255; a label is what is stored.
-_STRETCH = {"L;2": 85, "L;4": 17}
 _COLORS = 1 << 24
 _INSTANCES = 1000
 _ROWS = 256
@@ -143,21 +141,14 @@ def shown_color(value: int) -> str:
 
 
 def _stored_values(image: PillowImage.Image) -> Values:
-    tile = getattr(image, "tile", ())
-    args = tile[0][3] if tile else ""
-    stored = args if isinstance(args, str) else str(args[0]) if args else ""
-    values = np.array(image)
-    if image.mode in ("L", "P"):
-        return values // _STRETCH.get(stored, 1)
-    if image.mode == "1":
-        return values.astype(np.uint8)
-    if image.mode.startswith("I"):
-        return values
-    if image.mode in ("RGB", "RGBA", "LA"):
-        bands = values[:, :, : 3 if image.mode != "LA" else 1]
+    values = stored_labels(image)
+    if values is None and image.mode in ("RGB", "RGBA", "LA"):
+        bands = np.array(image)[:, :, : 3 if image.mode != "LA" else 1]
         if np.all(bands == bands[:, :, :1]):
             return bands[:, :, 0]  # a gray image that was saved in color
-    raise Unusable("the mask holds colors where labels should be", f"mode {image.mode}")
+    if values is None:
+        raise Unusable("the mask holds colors where labels should be", f"mode {image.mode}")
+    return values
 
 
 def _color_values(image: PillowImage.Image) -> Values:

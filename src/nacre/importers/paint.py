@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PillowImage
 
-from nacre.data.image_io import FORMATS, count_labels, examine_image, orientation
+from nacre.data.image_io import FORMATS, TURNS, count_labels, examine_image, orientation
 from nacre.errors import NacreError
 from nacre.importers.folder import Labels, writing, written_suffix
 from nacre.importers.masks import open_image
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import BACKGROUND, NO_OUTLINE, Image, Order
-from nacre.importers.shapes import Area, Outline, Shape
+from nacre.importers.shapes import Outline, Shape
 from nacre.utils.progress import worker_pool
 from nacre.utils.system import usable_cores
 
@@ -41,21 +41,8 @@ ONLY_BOXES = (
 
 _MOST_ALONE = 32
 _CHUNK = 4
-_PIXELS = 1.0
-"""Corners that are rounded to whole pixels make a box crooked by about that much."""
-
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
-_TURNS: dict[int, Callable[[LabelMap], LabelMap]] = {
-    1: lambda mask: mask,
-    2: np.fliplr,
-    3: lambda mask: np.rot90(mask, 2),
-    4: np.flipud,
-    5: np.transpose,
-    6: lambda mask: np.rot90(mask, -1),
-    7: lambda mask: np.transpose(np.rot90(mask, 2)),
-    8: np.rot90,
-}
 
 
 @dataclass(frozen=True)
@@ -211,7 +198,7 @@ def look_at(path: Path) -> tuple[Size, int]:
     except (NacreError, ValueError) as error:
         reason = str(error).rpartition(str(path))[2].strip()
         raise Unusable("the image cannot be used", brief(reason)) from error
-    return upright, turn if turn in _TURNS else 1
+    return upright, turn if turn in TURNS else 1
 
 
 def _choose_frame(upright: Size, turn: int, annotated: Size | None, is_relative: bool) -> Frame:
@@ -256,9 +243,12 @@ def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, doubtful: F
     if mask is None:
         size = _stored(upright, turn) if is_stored else upright
         mask, outcome.uncovered = _paint(image.shapes, size, job.labels, job.order)
-        boxes = (is_box(shape.area, size) for shape in image.shapes)
-        outcome.has_only_boxes = bool(image.shapes) and all(boxes)
-    return _TURNS[turn](mask) if is_stored else mask
+        areas = [shape.area for shape in image.shapes]
+        boxes = (isinstance(area, Outline) and area.is_box(*size) for area in areas)
+        outcome.has_only_boxes = bool(areas) and all(boxes)
+    if not is_stored or turn == 1:
+        return mask
+    return np.asarray(PillowImage.fromarray(mask).transpose(TURNS[turn]))
 
 
 def _paint(
@@ -293,22 +283,6 @@ def _paint(
             levels[box][bits] = level
         canvas[box][bits] = labels.of[shape.name]
     return canvas, uncovered
-
-
-def is_box(area: Area, size: Size) -> bool:
-    """Return whether an area is an outline of four right angles, upright or turned."""
-    if not isinstance(area, Outline) or len(area.parts) != 1:
-        return False
-    ring = area.parts[0][0] * (size if area.is_relative else (1, 1))
-    if len(ring) == 5 and np.array_equal(ring[0], ring[4]):
-        ring = ring[:4]
-    if len(ring) != 4:
-        return False
-    # The diagonals of a box are equally long and halve each other.
-    first, second = ring[2] - ring[0], ring[3] - ring[1]
-    apart = np.abs(ring[0] + ring[2] - ring[1] - ring[3]).max() / 2
-    lengths = abs(np.hypot(*first) - np.hypot(*second))
-    return bool(apart <= _PIXELS and lengths <= _PIXELS)
 
 
 def save_mask(path: Path, mask: LabelMap, labels: Labels) -> None:

@@ -7,13 +7,11 @@ edge owns its upper end and a pixel whose center lies on a left edge, so that ne
 an edge share no pixel and leave none out.
 
 The scan line: every edge toggles, in each row whose center it crosses, all pixels right of the
-crossing; a running parity along the row is the filled shape. Crossings are computed in doubles; the
-few that fall so near to a center that rounding could decide are settled in exact fractions.
+crossing; a running parity along the row is the filled shape. Crossings are computed in doubles,
+each edge from its upper end, so that the two shapes at an edge come to the same pixels.
 """
 
-from collections.abc import Iterable, Iterator
-from fractions import Fraction
-from math import ceil
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,15 +23,8 @@ Bits = npt.NDArray[np.bool_]
 LARGEST_COORDINATE = 1e9
 """Corners further out than this are damage, not annotation."""
 
-MOST_CROSSINGS = 50_000_000
+MOST_CROSSINGS = 5_000_000
 """An outline that crosses more rows than this in all is an attack, not an object."""
-
-MOST_DOUBTFUL = 100_000
-"""Crossings at a time that are worth exact fractions; real outlines have a handful."""
-
-_CHUNK = 1_000_000
-_GRID = 64
-_ROUNDING = 16 * np.finfo(np.float64).eps
 
 
 class Patch(NamedTuple):
@@ -64,13 +55,9 @@ def fill_ring(ring: Points, width: int, height: int) -> Patch:
     columns = right - left
     # One column more than the box: what lies right of everything is toggled there.
     toggles = np.zeros((bottom - top, columns + 1), np.uint8)
-    for rows, crossings in _crossings(ring, top, bottom):
-        places = (rows - top) * (columns + 1) + np.clip(crossings - left, 0, columns)
-        if len(places) < toggles.size:
-            np.add.at(toggles.reshape(-1), places, 1)
-        else:
-            counts = np.bincount(places, minlength=toggles.size).reshape(toggles.shape)
-            toggles += (counts & 1).astype(np.uint8)
+    rows, crossings = _crossings(ring, top, bottom)
+    places = (rows - top) * (columns + 1) + np.clip(crossings - left, 0, columns)
+    np.add.at(toggles.reshape(-1), places, 1)
     # Only the parity counts, so a sum that wraps at 256 is right.
     parity = np.cumsum(toggles[:, :-1], axis=1, dtype=np.uint8) & 1
     return Patch(left, top, parity.astype(np.bool_))
@@ -169,68 +156,20 @@ def _span(values: Points, size: int) -> tuple[int, int]:
 
 def _crossings(
     ring: Points, top: int, bottom: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yield rows and the first pixel right of where an edge crosses each, some edges at a time."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return rows, and the first pixel right of where an edge crosses each."""
     start, end = ring, np.roll(ring, -1, axis=0)
     down = start[:, 1] <= end[:, 1]
     upper, lower = np.where(down[:, None], start, end), np.where(down[:, None], end, start)
     first = np.clip(np.ceil(upper[:, 1] - 0.5), top, bottom).astype(np.int64)
     count = np.clip(np.ceil(lower[:, 1] - 0.5), top, bottom).astype(np.int64) - first
-    edges = np.flatnonzero(count > 0)
-    total = np.cumsum(count[edges])
-    if len(total) and total[-1] > MOST_CROSSINGS:
-        raise ValueError(f"an outline crosses {total[-1]:,} rows of pixels in all")
-    # Memory is bounded by the chunk, however long the outline is.
-    ends = np.searchsorted(
-        total, np.arange(_CHUNK, (total[-1] if len(total) else 0) + _CHUNK, _CHUNK)
-    )
-    begin = 0
-    for i in ends:
-        some = edges[begin : i + 1]
-        begin = int(i) + 1
-        if len(some):
-            yield _cross(upper[some], lower[some], first[some], count[some])
-
-
-def _cross(
-    upper: Points,
-    lower: Points,
-    first: npt.NDArray[np.int64],
-    count: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    crossing = count > 0
+    upper, lower, first, count = (one[crossing] for one in (upper, lower, first, count))
+    if (total := int(count.sum())) > MOST_CROSSINGS:
+        raise ValueError(f"an outline crosses {total:,} rows of pixels in all")
     edge = np.repeat(np.arange(len(count)), count)
-    rows = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count - first, count)
+    rows = np.arange(total) - np.repeat(np.cumsum(count) - count - first, count)
     slant = lower - upper
     below = rows + 0.5 - upper[edge, 1]
-    x = upper[edge, 0] + below * slant[edge, 0] / slant[edge, 1] - 0.5
-    nearest = np.rint(x)
-    columns = np.ceil(x).astype(np.int64)
-    # Rounding can move a crossing by so much; it moves none of an upright edge.
-    reach = np.abs(upper).sum(axis=1) + np.abs(lower).sum(axis=1) + 1
-    slack = _ROUNDING * reach * (1 + np.abs(slant[:, 0] / slant[:, 1]))
-    slack[slant[:, 0] == 0] = -1
-    doubtful = np.flatnonzero(np.abs(x - nearest) <= slack[edge])
-    if len(doubtful):
-        columns[doubtful] = _settle(upper[edge[doubtful]], lower[edge[doubtful]], rows[doubtful])
-    return rows, columns
-
-
-def _settle(
-    upper: Points, lower: Points, rows: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64] | list[int]:
-    """Return the first pixel whose center is not left of each crossing, without any rounding."""
-    ends = np.concatenate([upper, lower], axis=1) * _GRID
-    if np.all(ends == np.rint(ends)) and np.abs(ends).max() < 2**24:
-        # Corners on whole, half or quarter pixels are where ties come from; whole numbers do.
-        x0, y0, x1, y1 = ends.astype(np.int64).T
-        above = _GRID * rows + _GRID // 2 - y0
-        return -(-((x0 - _GRID // 2) * (y1 - y0) + above * (x1 - x0)) // (_GRID * (y1 - y0)))
-    if len(rows) > MOST_DOUBTFUL:
-        raise ValueError(f"an outline passes {len(rows):,} pixel centers closer than can be told")
-    return [_exact(a, b, int(row)) for a, b, row in zip(upper, lower, rows, strict=True)]
-
-
-def _exact(upper: Points, lower: Points, row: int) -> int:
-    x0, y0, x1, y1 = (Fraction(float(value)) for value in (*upper, *lower))
-    x = x0 + (Fraction(2 * row + 1, 2) - y0) * (x1 - x0) / (y1 - y0)
-    return ceil(x - Fraction(1, 2))
+    x = upper[edge, 0] + below * slant[edge, 0] / slant[edge, 1]
+    return rows, np.ceil(x - 0.5).astype(np.int64)

@@ -20,7 +20,6 @@ from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.shapes import Area, Shape
 
 Color = tuple[int, int, int]
-Boxes = Literal["ask", "fill", "skip"]
 Order = Literal["list", "area"]
 Progress = Callable[[str, int, int], None]
 Item = TypeVar("Item")
@@ -106,7 +105,6 @@ class Reading:
 
     Attributes:
         export: The export.
-        boxes: Whether rectangles are areas or only frames around an object.
         named_colors: What the user says that colors in masks mean.
         progress: Told how far the reading has come.
         order: Which of two shapes lies on top: the later, or the smaller one.
@@ -120,7 +118,6 @@ class Reading:
     """
 
     export: Export
-    boxes: Boxes = "ask"
     named_colors: Mapping[Color, str] = field(default_factory=dict)
     progress: Progress = lambda what, done, total: None
     order: Order = "list"
@@ -203,8 +200,6 @@ class Reading:
         title, make = kinds.get(kind, ("", None))
         if make is None:
             self.skip(image, f"shapes of the kind {brief(kind)!r} have no area")
-        elif title.endswith("boxes") and self.boxes == "skip":
-            self.skip(image, "boxes are not taken (--boxes skip)")
         else:
             self.draw(image, name, make(item), title, layer)
 

@@ -20,7 +20,7 @@ from nacre.importers.folder import (
 from nacre.importers.formats import recognize
 from nacre.importers.paint import MISSING, Job, Outcome, Unlabeled, import_images
 from nacre.importers.problems import brief, counted, some
-from nacre.importers.reading import Boxes, Color, Image, Progress, Reading
+from nacre.importers.reading import Color, Image, Progress, Reading
 from nacre.importers.report import SHEET, ImportReport, draw_sheet
 
 _WHERE = "say where they are with --images FOLDER"
@@ -36,8 +36,7 @@ class ImportOptions:
         classes: The only classes to import, in this order; all if empty.
         ignore: Classes whose pixels do not count; ``background`` may be one.
         rename: New name of a class by its name; a new name may be that of another class.
-        boxes: Whether rectangles are areas or only frames around an object; ``ask`` fills those
-            that were drawn as areas and refuses outlines that are all boxes.
+        fill_boxes: Take outlines as areas though all of them are boxes; else that is refused.
         colors: What colors in masks mean, where no file of the export says so.
         unlabeled: Which images without a label are all background.
         workers: How many processes; all cores by default.
@@ -48,7 +47,7 @@ class ImportOptions:
     classes: Sequence[str] = ()
     ignore: Sequence[str] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
-    boxes: Boxes = "ask"
+    fill_boxes: bool = False
     colors: Mapping[Color, str] = field(default_factory=dict)
     unlabeled: Unlabeled = "listed"
     workers: int | None = None
@@ -72,7 +71,7 @@ def import_export(
     tell = progress or (lambda what, done, total: None)
     target, images = target.expanduser(), options.images and options.images.expanduser()
     with closing(Export(path.expanduser(), images)) as export, new_folder(target) as folder:
-        reading = Reading(export, options.boxes, options.colors, tell)
+        reading = Reading(export, options.colors, tell)
         title = recognize(reading, options.format)
         _check(reading, title)
         labels = make_labels(reading, options.classes, options.ignore, options.rename)
@@ -84,7 +83,7 @@ def import_export(
         written = [one for one in outcomes if one.problem is None]
         if not written:
             raise _nothing_written(outcomes, title)
-        if reading.order == "area" and options.boxes == "ask":
+        if reading.order == "area" and not options.fill_boxes:
             _ask_about_boxes(written)
         lists, notes = plan_lists((one.file, one.split) for one in written)
         reading.notes += notes
@@ -139,7 +138,7 @@ def _ask_about_boxes(written: Sequence[Outcome]) -> None:
     if total and all(one.has_only_boxes for one in written if one.num_shapes):
         raise NacreError(
             f"all of the export's outlines ({counted(total, 'outline')}) are boxes with four right "
-            "angles; if these are the objects themselves, say --boxes fill; if they are frames "
+            "angles; if these are the objects themselves, say --fill-boxes; if they are frames "
             "around objects, the objects' outlines are missing: label areas, or make masks of the "
             "boxes first"
         )

@@ -43,6 +43,9 @@ Four = tuple[float, float, float, float]
 
 LONGEST_RUN = 2**31
 
+_CROOKED = 1.0
+"""Pixels by which corners make a box crooked that are rounded to whole pixels."""
+
 _LARGEST_BITMAP = 1 << 28
 _MOST_TIMES = 4
 """A bitmap of more pixels than so many images have is an attack: thousands may be in one file."""
@@ -82,6 +85,21 @@ class Outline:
         scale = (width, height) if self.is_relative else (1, 1)
         parts = [(ring * scale, [hole * scale for hole in holes]) for ring, holes in self.parts]
         return fill_region(parts, width, height)
+
+    def is_box(self, width: int, height: int) -> bool:
+        """Return whether it is one ring of four right angles, upright or turned."""
+        if len(self.parts) != 1:
+            return False
+        ring = self.parts[0][0] * ((width, height) if self.is_relative else (1, 1))
+        if len(ring) == 5 and np.array_equal(ring[0], ring[4]):
+            ring = ring[:4]
+        if len(ring) != 4:
+            return False
+        # The diagonals of a box are equally long and halve each other.
+        first, second = ring[2] - ring[0], ring[3] - ring[1]
+        apart = np.abs(ring[0] + ring[2] - ring[1] - ring[3]).max() / 2
+        lengths = abs(np.hypot(*first) - np.hypot(*second))
+        return bool(apart <= _CROOKED and lengths <= _CROOKED)
 
 
 def ring_of(

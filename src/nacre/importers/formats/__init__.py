@@ -35,7 +35,7 @@ _FEW = 50
 
 _SIGNS = (
     *(("*",), ("annotations", "*"), ("images", "*"), ("categories",), ("shapes",)),
-    *(("classes", "*"), ("objects",), ("size",), ("_via_settings",), ("_via_img_metadata",)),
+    *(("classes", "*"), ("_via_settings",), ("_via_img_metadata",)),
 )
 """Places in a JSON document that tell what it is."""
 
@@ -146,17 +146,15 @@ def _json_kind(file: File) -> str:
         item = as_dict(value)
         if place == ("*",):
             return _task_kind(item)
-        if place[0] == "annotations" and ("segments_info" in item or "image_id" in item):
-            return "panoptic" if "segments_info" in item else "coco"
+        if place[0] == "annotations" and item.keys() & {"segments_info", "category_id"}:
+            return "panoptic" if "segments_info" in item else "coco"  # no captions
         if place[0] == "shapes" and isinstance(value, list):
             return "labelme"
         if place[0] == "classes" and "title" in item:
             return "supervisely"
         if place[0].startswith("_via_"):
             return "via"
-    if {"images", "categories"} <= seen:
-        return "coco"
-    return "supervisely-ann" if {"objects", "size"} <= seen else ""
+    return "coco" if {"images", "categories"} <= seen else ""
 
 
 def _task_kind(item: dict[str, Any]) -> str:
@@ -202,12 +200,10 @@ def _of_kind(kind: str) -> Callable[[Export], list[File]]:
 
 
 def _find_supervisely(export: Export) -> list[File]:
-    """Return the projects' ``meta.json``, or one annotation where people left that out."""
-    annotations = [one for one in export.with_suffix(".json") if supervisely.is_in(one, "ann")]
+    """Return the projects' ``meta.json``."""
     metas = [one for one in export.named("meta.json") if _look(export, one) == "supervisely"]
-    if not annotations or metas:
-        return outermost(metas) if annotations else []
-    return [one for one in annotations[:1] if _look(export, one) == "supervisely-ann"]
+    has_annotations = any(supervisely.is_in(one, "ann") for one in export.with_suffix(".json"))
+    return outermost(metas) if has_annotations else []
 
 
 FORMATS: dict[str, Format] = {

@@ -2,18 +2,12 @@
 
 The masks hold label ids, train ids or instance ids (a label id, or 1000 times one and a number).
 Nineteen of the classes are evaluated; all else, and 255, does not count. There is no background.
-CVAT writes the same layout with classes of one's own: then ``label_colors.txt`` names them, a line
-for each value, and black is the background.
 """
 
-import re
-
 from nacre.errors import NacreError
-from nacre.importers.documents import load_lines
 from nacre.importers.files import Export, File, split_of
 from nacre.importers.masks import Kind, MaskFile
-from nacre.importers.problems import brief
-from nacre.importers.reading import BACKGROUND, IGNORED, Color, Reading
+from nacre.importers.reading import IGNORED, Color, Image, Reading
 
 CLASSES: dict[int, tuple[str, Color]] = {
     7: ("road", (128, 64, 128)),
@@ -47,7 +41,6 @@ _MASKS: dict[str, Kind] = {
 
 _GROUND_TRUTH = ("_gtfine_", "_gtcoarse_")
 _IMAGE = "_leftimg8bit"
-_LINE = re.compile(r"(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})\s+(\S.*)")
 
 Key = tuple[str | None, str]
 """Split, and city, sequence and frame, of an image or a mask."""
@@ -61,49 +54,37 @@ def find(export: Export) -> list[File]:
 
 def read(reading: Reading, files: list[File]) -> None:
     """Read Cityscapes by its masks."""
-    own = reading.export.named("label_colors.txt")
-    reading.has_background = bool(own)
-    values = _own_values(reading, own[0]) if own else _values(reading)
+    if reading.export.named("label_colors.txt"):
+        raise NacreError(
+            "the export has Cityscapes' folders, but classes of its own (label_colors.txt); export "
+            "it from CVAT as 'Segmentation mask 1.1'"
+        )
+    reading.has_background = False
+    values = _classes_by_value(reading)
     masks: dict[Key, MaskFile] = {}
     # Fine masks go before the others, and the best kind before the others.
     for start in _GROUND_TRUTH:
-        for word, classes in values.items():
+        for word, kind in _MASKS.items():
             for file in files:
                 if file.stem.casefold().endswith(start + word):
-                    masks.setdefault(
-                        _key(file, start + word), MaskFile(file, classes, _MASKS[word])
-                    )
+                    key = _key(file, start + word)
+                    masks.setdefault(key, MaskFile(file, values[word], kind))
     for file in reading.export.images:
         if file.stem.casefold().endswith(_IMAGE):
-            mask = masks.get(_key(file, _IMAGE))
+            mask = masks.pop(_key(file, _IMAGE), None)
             reading.add_file(file, split_of(file.folder), mask=mask, is_labeled=mask is not None)
+    # What is left are masks whose images are missing.
+    reading.images += [Image(mask.file.path, mask=mask) for mask in masks.values()]
 
 
 def _key(file: File, ending: str) -> Key:
     return split_of(file.folder), file.stem.casefold().removesuffix(ending)
 
 
-def _values(reading: Reading) -> dict[str, dict[int, str]]:
+def _classes_by_value(reading: Reading) -> dict[str, dict[int, str]]:
     """Return the class by value, for each kind of masks."""
     names = [reading.class_of(name, color) for name, color in CLASSES.values()]
     # Ids outside the list are not evaluated; there are 34, and the number plate is stored as 255.
     labels = dict.fromkeys((*range(35), 255), IGNORED) | dict(zip(CLASSES, names, strict=True))
     train_ids = {255: IGNORED} | dict(enumerate(names))
     return {"labelids": labels, "labeltrainids": train_ids, "instanceids": labels}
-
-
-def _own_values(reading: Reading, named: File) -> dict[str, dict[int, str]]:
-    """Return the class by value for an export whose classes a file names."""
-    values: dict[int, str] = {255: IGNORED}
-    for line in load_lines(named):
-        if line.startswith("#"):
-            continue
-        form = _LINE.fullmatch(line)
-        if form is None:
-            raise NacreError(f"{brief(named.path)}: {brief(line)!r} is not of the form r g b name")
-        red, green, blue = (int(form[i]) for i in (1, 2, 3))
-        is_black = (red, green, blue) == (0, 0, 0) and BACKGROUND not in values.values()
-        color = (red, green, blue) if max(red, green, blue) < 256 else None
-        name = BACKGROUND if is_black else reading.list_class(form[4], named, color)
-        values[len(values) - 1] = name
-    return {"labelids": values, "instanceids": values}

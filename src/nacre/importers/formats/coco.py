@@ -44,8 +44,6 @@ Item = dict[str, Any]
 Categories = dict[str, tuple[str, Item]]
 """Class, and the category itself, by identifier."""
 
-_FILE_NAMES = ("file_name", "filename", "name", "path", "coco_url")
-
 
 def read(reading: Reading, files: list[File]) -> None:
     """Read COCO files."""
@@ -54,19 +52,11 @@ def read(reading: Reading, files: list[File]) -> None:
     known: dict[tuple[str | None, str], tuple[Image, File]] = {}
     groups: set[str] = set()
     used: set[str] = set()
-    has_categories = False
     for file in files:
         categories, listed = _read_lists(reading, file)
-        if not categories:
-            # Such as COCO's captions, which lie beside its instances.
-            reading.notes.append(f"{brief(file.path)} lists no categories and is passed over")
-            continue
-        has_categories = True
         groups |= _groups(categories)
         images = {key: _add(reading, file, item, key, known) for key, item in listed.items()}
         used |= _read_annotations(reading, file, categories, images)
-    if not has_categories:
-        raise NacreError(f"{brief(files[0].path)} lists no categories")
     for name in sorted(groups - used):
         del reading.classes[name]
         reading.notes.append(
@@ -91,6 +81,8 @@ def _read_lists(reading: Reading, file: File) -> tuple[Categories, dict[str, Ite
             _read_categories(reading, file, as_list(value), categories)
         elif categories and images:
             break
+    if not categories:
+        raise NacreError(f"{brief(file.path)} lists no categories")
     return categories, images
 
 
@@ -126,7 +118,7 @@ def _add(
     known: dict[tuple[str | None, str], tuple[Image, File]],
 ) -> Image:
     """Add an image that a file lists, unless another file lists it, too."""
-    name = next((item[one] for one in _FILE_NAMES if isinstance(item.get(one), str)), "")
+    name = item["file_name"] if isinstance(item.get("file_name"), str) else ""
     split = split_in_name(file.stem) or split_of(file.folder)
     size = size_of(item.get("width"), item.get("height"))
     if name and (split, name) in known:
@@ -233,8 +225,6 @@ def read_panoptic(reading: Reading, files: list[File]) -> None:
     """Read panoptic files."""
     for file in files:
         categories, listed = _read_lists(reading, file)
-        if not categories:
-            raise NacreError(f"{brief(file.path)} lists no categories")
         _read_segments(reading, file, categories, listed)
 
 

@@ -26,17 +26,16 @@ from nacre.importers.shapes import (
 
 Item = dict[str, Any]
 
-_NOT_SHAPES = (
-    *("choices", "textarea", "rating", "taxonomy", "relation", "number", "pairwise"),
-    *("datetime", "ranker", "videorectangle", "timelinelabels"),
-)
 _KIND_BY_KEY = {
     "rle": "brush",
     "imageDataURL": "bitmask",
     "points": "polygon",
     "radiusX": "ellipse",
     "vertices": "vector",
+    "height": "rectangle",
+    "x": "keypoint",
 }
+"""What kind of region a result is, by what its value holds; without any of these it is none."""
 
 
 def read(reading: Reading, files: list[File]) -> None:
@@ -102,8 +101,7 @@ def _short_results(task: Item) -> list[Any] | None:
     for value in task.values():
         for one in as_list(value):
             if isinstance(one, dict) and "original_width" in one:
-                kind = next((key for key in one if key.endswith("labels")), "")
-                found.append({**one, "type": kind, "value": one})
+                found.append({**one, "value": one})
     return found if found or "annotation_id" in task else None
 
 
@@ -133,7 +131,7 @@ def _regions(items: list[Item]) -> Iterator[Item]:
     """Yield the results that are regions of the image, each once."""
     seen = set()
     for one in items:
-        if _kind(one) not in (*_NOT_SHAPES, "") and _id(one) not in seen:
+        if _kind(one) and _id(one) not in seen:
             yield one
             seen |= {_id(one)} - {""}
 
@@ -147,23 +145,15 @@ def _size(item: Item) -> tuple[int, int] | None:
 
 
 def _kind(item: Item) -> str:
-    """Return what kind of region a result is, by what it holds and else by what it is called."""
-    value, name = as_dict(item.get("value")), item.get("type")
-    called = name.casefold().removesuffix("labels") if isinstance(name, str) else ""
-    if called in _NOT_SHAPES:
-        return called
-    for key, kind in _KIND_BY_KEY.items():
-        if key in value:
-            return kind
-    if {"x", "y", "width", "height"} <= value.keys() and called != "keypoint":
-        return "rectangle"
-    return "keypoint" if "x" in value else called
+    value, called = _value(item), as_text(item.get("type"), "")
+    named = called.removesuffix("labels") if called.endswith("labels") else ""
+    return next((kind for key, kind in _KIND_BY_KEY.items() if key in value), named)
 
 
 def _labels(item: Item) -> list[Any]:
-    value = as_dict(item.get("value"))
-    named = [as_text(item.get("type"), ""), *(key for key in value if key.endswith("labels"))]
-    return next((found for key in named if (found := as_list(value.get(key)))), [])
+    value = _value(item)
+    lists = (as_list(value[key]) for key in value if key.endswith("labels"))
+    return next(filter(None, lists), [])
 
 
 def _draw(reading: Reading, image: Image, region: Item, labels: list[Any]) -> None:

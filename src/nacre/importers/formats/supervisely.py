@@ -40,11 +40,7 @@ def is_in(file: File, folder: str) -> bool:
 
 def _read_project(reading: Reading, meta: File, root: str) -> None:
     titles: dict[str, Any] = {}
-    is_meta = meta.name.casefold() == "meta.json"
-    # Without it classes are known from the objects alone.
-    reading.is_sorted = not is_meta
-    classes = as_dict(load_json(meta)).get("classes") if is_meta else None
-    for one in map(as_dict, as_list(classes)):
+    for one in map(as_dict, as_list(as_dict(load_json(meta)).get("classes"))):
         reading.list_class(one.get("title"), meta, color_of(one.get("color")))
         titles[str(one.get("id"))] = one.get("title")
     finder = Finder(
