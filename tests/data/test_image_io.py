@@ -97,6 +97,13 @@ def test_what_is_no_mask_of_labels_is_refused(tmp_path: Path) -> None:
         read_mask(gray)
 
 
+@pytest.mark.parametrize("mode", ["LA", "RGB", "RGBA"])
+def test_a_mask_that_is_gray_everywhere_may_be_saved_in_color(tmp_path: Path, mode: str) -> None:
+    mask = Image.fromarray(MASK).convert("RGB").convert(mode)
+    mask.save(tmp_path / "m.png")
+    np.testing.assert_array_equal(read_mask(tmp_path / "m.png"), MASK)
+
+
 @pytest.mark.parametrize("keep", [0, 4, 20, 30, 60, -100, -60, None])
 def test_a_damaged_mask_is_named(tmp_path: Path, keep: int | None) -> None:
     path = save_mask(tmp_path / "m.png", np.random.default_rng(0).integers(0, 9, (50, 50)))

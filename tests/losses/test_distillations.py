@@ -17,9 +17,9 @@ from nacre.losses.distillations import (
     decomposed_distillation,
     local_pod,
     merge_new_into_background,
-    nearest_targets,
     pod_loss,
 )
+from nacre.losses.statistics import grid_targets
 
 few = settings(max_examples=40, deadline=None)
 
@@ -204,4 +204,4 @@ def test_nearest_targets_are_those_of_pytorch() -> None:
     a = LossProblem(high=(37, 50))
     for size in ((3, 4), (37, 50), (1, 1), (5, 7)):
         expected = torch.nn.functional.interpolate(a.targets.unsqueeze(1), size, mode="nearest")
-        assert torch.equal(nearest_targets(a.targets, size), expected.squeeze(1))
+        assert torch.equal(grid_targets(a.targets, size, corner=True), expected.squeeze(1))

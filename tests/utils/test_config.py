@@ -71,11 +71,6 @@ def test_control_characters_become_visible():
     assert escape_control("Größe ×3 …") == "Größe ×3 …"
 
 
-BOMB = "a: &a [x, x]\n" + "\n".join(
-    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]" for i in range(9)
-)
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -93,7 +88,6 @@ BOMB = "a: &a [x, x]\n" + "\n".join(
         ("~", None),
         ("", None),
         ("[1, a, {b: 2.5}]", [1, "a", {"b": 2.5}]),
-        ("base: &a {x: 1}\nmore: {<<: *a, y: 2}", {"base": {"x": 1}, "more": {"x": 1, "y": 2}}),
     ],
 )
 def test_values_are_those_that_are_written(text, value):
@@ -107,15 +101,13 @@ def test_values_are_those_that_are_written(text, value):
         ("[" * 10_000, "nested more than"),
         ("- " * 10_000, "nested more than"),
         ("a: " + "{a: " * 500, "nested more than"),
-        (BOMB, "more than 100,000 values with its aliases"),
-        ("a: &a [*a]", "stands within itself"),
+        ("a: &a [x]\nb: [*a, *a]", r"the alias \*a is not read"),
         ("9" * 5000, "not valid YAML"),
         ("!!int x", "not valid YAML"),
         ("!!float x", "not valid YAML"),
         ("!!timestamp x", "not valid YAML"),
         ("!!binary aGk=", "not valid YAML"),
         ("!!python/object/apply:os.system [true]", "not valid YAML"),
-        ('"\\ud800"', "half a character"),
         ("{[1]: 2}", "not valid YAML"),
         ("a: \x07", "not valid YAML"),
         ("x" * 300_000, "too long"),

@@ -3,7 +3,8 @@
 An image is opened lazily where that is possible (an upright RGB JPEG), so that whoever needs
 only a small version can have it decoded at a smaller scale. It is turned as the EXIF data say that
 stand before its pixels: that is the frame in which a mask is drawn. A mask is read as it is stored:
-the index of a palette, or the gray value, of 1 to 16 bits, and never a color.
+the index of a palette, or the gray value, of 1 to 16 bits, and never a color; what is gray
+everywhere may be saved as RGB.
 
 Only the formats that are meant are opened, whatever a file is called: Pillow knows some that start
 other programs. An image is refused by its size before any memory is taken for it.
@@ -65,7 +66,8 @@ def _naming(path: Path | str, kind: str) -> Iterator[None]:
         raise NacreError(f"the {kind} {path} is missing") from error
     except UnidentifiedImageError as error:
         raise NacreError(
-            f"the {kind} {path} is damaged or not an image ({', '.join(FORMATS)})"
+            f"the {kind} {path} is damaged or not an image ({', '.join(FORMATS)}; a TIFF of at "
+            "most four bands, in color of 8 bits each)"
         ) from error
     except Image.DecompressionBombError as error:
         raise NacreError(
@@ -233,10 +235,14 @@ def read_mask(path: Path) -> Mask:
         if orientation(image) != 1:
             raise NacreError(f"the mask {path} has EXIF data that turn it; save it upright")
         mode, labels = image.mode, stored_labels(image)
+        if labels is None and mode in ("LA", "RGB", "RGBA") and image.format != "JPEG":
+            colors = np.asarray(image)[..., : 1 if mode == "LA" else 3]
+            if (colors == colors[..., :1]).all():  # gray, as many programs save it
+                labels = np.ascontiguousarray(colors[..., 0])
     if labels is None:
         raise NacreError(
-            f"the mask {path} holds colors (mode {mode}), not labels; "
-            "a mask must be a palette or gray PNG of at most 16 bits"
+            f"the mask {path} holds colors (mode {mode}), not labels; a mask must be a palette or "
+            "gray PNG of at most 16 bits, which `nacre import --colors` makes of masks in colors"
         )
     return labels
 

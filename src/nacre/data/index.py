@@ -119,27 +119,20 @@ def _examine(pair: Pair, decode: bool) -> Contents | Problem:
         labels = read_mask(mask)
         size, is_turned = examine_image(image, decode)
     except NacreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return _missing(pair)
-        return Problem("damaged file", name, str(error))
+        if not isinstance(error.__cause__, FileNotFoundError):
+            return Problem("damaged file", name, str(error))
+        if image.exists():
+            return Problem("missing mask", name, f"the mask {mask} is missing")
+        return Problem("missing image", name, f"the image {image} is missing")
     height, width = labels.shape
-    if size != (width, height):
-        return Problem("sizes differ", name, _sizes(pair, size, (width, height), is_turned))
-    return Contents(count_labels(labels), is_turned)
-
-
-def _sizes(pair: Pair, size: tuple[int, int], mask: tuple[int, int], turned: bool) -> str:
-    text = f"the image {pair.image} is {size[0]} x {size[1]}, its mask is {mask[0]} x {mask[1]}; "
-    if turned and size == mask[::-1]:
-        return text + "EXIF data turn the image, and a mask must be drawn on the turned one"
-    return text + "they must be equal"
-
-
-def _missing(pair: Pair) -> Problem:
-    """Name the file that is missing."""
-    if pair.image.exists():
-        return Problem("missing mask", pair.name, f"the mask {pair.mask} is missing")
-    return Problem("missing image", pair.name, f"the image {pair.image} is missing")
+    if size == (width, height):
+        return Contents(count_labels(labels), is_turned)
+    text = f"the image {image} is {size[0]} x {size[1]}, its mask is {width} x {height}; "
+    if is_turned and size == (height, width):
+        text += "EXIF data turn the image, and a mask must be drawn on the turned one"
+    else:
+        text += "they must be equal"
+    return Problem("sizes differ", name, text)
 
 
 def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: str) -> LabelIndex:

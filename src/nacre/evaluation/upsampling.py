@@ -3,8 +3,7 @@
 The class of a pixel is the channel with the greatest upsampled score. Upsampling by strips
 (`nacre.losses.strips`) keeps the memory independent of classes times pixels. Within a strip,
 laid out as lines, channels, columns, the greatest value is fast to find and its channel is slow,
-so the channel is found by values alone: 1 where a score equals the greatest and 0 elsewhere, times
-C - c, is greatest at the first such channel.
+so the channel is found by values alone (`first_channel`).
 
 Edge-aware upsampling is joint bilateral (Kopf et al. 2007): a pixel takes the scores of the nine
 cells around it, weighted by distance and by how much the color of the pixel differs from the mean
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from nacre.labels.channels import target_dtype
 from nacre.losses.reference import at_least_float32, upsample
-from nacre.losses.strips import Strip, StripUpsampler
+from nacre.losses.strips import Strip, StripUpsampler, first_channel
 
 DISTANCE = 0.5
 """Standard deviation of the distance between a pixel and the middle of a cell, in cells."""
@@ -104,7 +103,6 @@ def class_strips(
     maps: Maps, size: tuple[int, int], guide: Guide | None = None
 ) -> Iterator[tuple[Strip, Tensor]]:
     """Yield strips of images and the channels of their pixels as lines L,W."""
-    channels, device = maps.scores.shape[1], maps.scores.device
     every = slice(0, len(maps.scores))
     if guide is not None:
         for rows, scores in _edge_aware_strips(maps, size, guide):
@@ -112,13 +110,11 @@ def class_strips(
         return
     scores = at_least_float32(maps.scores.detach())
     upsampler = StripUpsampler(scores, size, maps.inside)
-    rank = torch.arange(channels, 0, -1, dtype=scores.dtype, device=device).view(-1, 1)
     for strip in upsampler.strips():
         # Autocast would take the matrix products to half precision.
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(scores.device.type, enabled=False):
             lines = upsampler.lines(strip)
-            greatest = lines.amax(1, keepdim=True)
-            found = channels - lines.eq_(greatest).mul_(rank).amax(1)
+            found = first_channel(lines.eq_(lines.amax(1, keepdim=True)))
         yield strip, found
 
 

@@ -12,7 +12,7 @@ ignored. Unlike the unbiased distillation (eq. 7), which lets a new class share 
 background anywhere, this one pushes new classes down wherever the label does not name them, and
 unlike the plain one (eq. 6) it sees all channels. With the weight 0 for new classes and on pixels
 labeled background alone it is the first term of ALIFE. LGKD stays at the resolution of the logits:
-with targets from `nearest_targets` nothing is upsampled.
+with targets from `grid_targets` nothing is upsampled.
 
 **Decomposed.** A logit is the sum over d of f[d] w[d]. Its positive and its negative part
 
@@ -105,15 +105,6 @@ def guided_probabilities(old_logits: Tensor, targets: Tensor, num_classes: int) 
     return guided.scatter_add_(1, targets.long().unsqueeze(1) * is_new, moved)
 
 
-def nearest_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return targets N,H,W at a smaller size: of each cell the one at its top left corner."""
-    rows, columns = (
-        torch.arange(small, device=targets.device) * large // small
-        for small, large in zip(size, targets.shape[1:], strict=True)
-    )
-    return targets[:, rows.unsqueeze(1), columns]
-
-
 def decomposed_logits(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return what speaks for each class and what against it.
 
@@ -153,7 +144,8 @@ def decomposed_distillation(
     student = decomposed_logits(features, weight)
     teacher = decomposed_logits(old_features.detach(), old_weight.detach())
     positive, negative = (
-        _sum_of_means(x, t.sigmoid()) for x, t in zip(student, teacher, strict=True)
+        F.binary_cross_entropy_with_logits(x, t.sigmoid()) * x.shape[1]
+        for x, t in zip(student, teacher, strict=True)
     )
     return positive, negative
 
@@ -161,11 +153,6 @@ def decomposed_distillation(
 def auxiliary_loss(logits: Tensor, size: tuple[int, int]) -> Tensor:
     """Return how far logits N,1,h,w of the auxiliary row are from calling all pixels negative."""
     return F.softplus(upsample(logits, size)).mean()
-
-
-def _sum_of_means(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the binary cross-entropy, summed over channels, mean over pixels."""
-    return F.binary_cross_entropy_with_logits(logits, probabilities) * logits.shape[1]
 
 
 SCALES = (1, 2, 4)
@@ -179,14 +166,18 @@ def local_pod(features: Tensor, old_features: Tensor, *, scales: Sequence[int] =
     with more windows than rows or columns is left out.
     """
     assert features.shape == old_features.shape, (features.shape, old_features.shape)
-    # Autocast would take the matrix products to half precision.
+    height, width = features.shape[2:]
+    scales = tuple(scale for scale in scales if scale <= min(height, width))
+    # Squares would overflow half precision, to which autocast would take the matrix products, too.
+    dtype = torch.promote_types(features.dtype, torch.float32)
     with torch.autocast(features.device.type, enabled=False):
-        difference = _difference_of_squares(features, old_features.detach())
-        height, width = difference.shape[1:3]
-        scales = tuple(scale for scale in scales if scale <= min(height, width))
+        difference = features.to(dtype).square() - old_features.detach().to(dtype).square()
+        difference = difference.permute(0, 2, 3, 1).contiguous()
         rows, columns = (_Windows(size, scales, difference) for size in (height, width))
         by_row = torch.matmul(columns.means.t(), difference) * rows.inside.unsqueeze(2)
-        by_column = _along_height(rows.means.t(), difference) * columns.inside.t().unsqueeze(2)
+        by_column = torch.matmul(rows.means.t(), difference.flatten(2))
+        by_column = by_column.view(len(difference), -1, *difference.shape[2:])
+        by_column = by_column * columns.inside.t().unsqueeze(2)
         squares = by_row.square().sum((1, 2, 3)) + by_column.square().sum((1, 2, 3))
         # The square root has no slope at 0, where nothing is to be learned.
         is_far = squares > 0
@@ -231,15 +222,3 @@ class _Windows:
             inside.append((position < scale * length).to(like.dtype).expand(size, scale))
         self.means = torch.cat(means, 1)
         self.inside = torch.cat(inside, 1)
-
-
-def _difference_of_squares(features: Tensor, old_features: Tensor) -> Tensor:
-    """Return the difference of squares, N,h,w,D, which would overflow half precision."""
-    dtype = torch.promote_types(features.dtype, torch.float32)
-    difference = features.to(dtype).square() - old_features.to(dtype).square()
-    return difference.permute(0, 2, 3, 1).contiguous()
-
-
-def _along_height(matrix: Tensor, x: Tensor) -> Tensor:
-    """Return the product with a matrix over the rows of N,h,w,D."""
-    return torch.matmul(matrix, x.flatten(2)).view(len(x), len(matrix), *x.shape[2:])

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from nacre.labels.channels import ignore_value, target_dtype
 from nacre.losses.reference import at_least_float32
-from nacre.losses.strips import StripUpsampler
+from nacre.losses.strips import StripUpsampler, first_channel
 
 Score = Literal["entropy", "probability", "sigmoid"]
 LEAST_THRESHOLD = 0.001
@@ -78,7 +78,6 @@ def teacher_predictions(
     best = torch.empty(images, *size, dtype=dtype, device=logits.device)
     scores = logits.new_empty(images, *size)
     upsampler = StripUpsampler(logits, size)
-    rank = torch.arange(channels, 0, -1, dtype=logits.dtype, device=logits.device).view(-1, 1)
     # Autocast would take the matrix products to half precision.
     with torch.autocast(logits.device.type, enabled=False):
         for strip in upsampler.strips():
@@ -86,8 +85,7 @@ def teacher_predictions(
             greatest = lines.amax(1)
             below = lines.sub_(greatest.unsqueeze(1))
             strip.put(_score(below, greatest, score), scores)
-            # The first of the greatest, found by values alone: as in `predict_classes`
-            strip.put(channels - below.eq_(0).mul_(rank).amax(1), best)
+            strip.put(first_channel(below.eq_(0)), best)
     return TeacherPrediction(best, scores)
 
 

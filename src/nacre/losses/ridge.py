@@ -136,8 +136,10 @@ class LinearHead:
 def solve(sums: Sums, num_channels: int, ridge: float) -> LinearHead:
     """Return the head of all channels, in float64."""
     assert len(sums), "a head is solved from at least one row"
-    balance = _balance(sums, num_channels)
-    pixel_weight = balance[sums.channel] / _by_channel(sums, num_channels)[sums.channel]
+    by_channel = sums.count.new_zeros(num_channels).index_add_(0, sums.channel, sums.count)
+    # The weights of the channels are the roots of their pixels, and sum to 1.
+    balance = by_channel.sqrt() / by_channel.sqrt().sum()
+    pixel_weight = balance[sums.channel] / by_channel[sums.channel]
     row_weight = pixel_weight * sums.count
     mean = row_weight @ sums.mean
     apart = sums.mean - mean
@@ -159,17 +161,6 @@ def solve(sums: Sums, num_channels: int, ridge: float) -> LinearHead:
         raise NacreError("the sums are of no data: their scatter is no covariance; a damaged file?")
     weight = torch.cholesky_solve((right / std * varies).T, factor).T
     return LinearHead(mean, std, weight, balance)
-
-
-def _by_channel(sums: Sums, num_channels: int) -> Tensor:
-    counts = sums.count.new_zeros(num_channels)
-    return counts.index_add_(0, sums.channel, sums.count)
-
-
-def _balance(sums: Sums, num_channels: int) -> Tensor:
-    """Return the weights of the channels: roots of their pixels, which sum to 1."""
-    roots = _by_channel(sums, num_channels).sqrt()
-    return roots / roots.sum()
 
 
 def _pack(square: Tensor) -> Tensor:

@@ -90,7 +90,11 @@ def fused_losses(
     assert may_be is None or ce == "unbiased", "may_be is for the unbiased ce"
     assert ce or kd, "no loss was asked for"
     assert kd is None or old_logits is not None, "a distillation needs old_logits"
-    num_old = _num_old(logits, old_logits, num_old)
+    if old_logits is not None:
+        assert num_old in (None, old_logits.shape[1]), (num_old, old_logits.shape)
+        num_old = old_logits.shape[1]
+    num_old = max(1, num_old or 0)  # the kernel counts b among the old ones in step 0, too
+    assert num_old <= logits.shape[1], (num_old, logits.shape)
     logits = at_least_float32(logits)
     teacher = old_logits.detach().to(logits.dtype) if kd and old_logits is not None else None
     divisors = {}
@@ -109,15 +113,6 @@ def fused_losses(
     totals = sum_strips(kernel, logits * _BITS, teacher, targets, weights)
     pairs = zip(divisors.items(), totals, strict=True)
     return {name: total / (divisor * _BITS) for (name, divisor), total in pairs}
-
-
-def _num_old(logits: Tensor, old_logits: Tensor | None, num_old: int | None) -> int:
-    if old_logits is not None:
-        assert num_old in (None, old_logits.shape[1]), (num_old, old_logits.shape)
-        num_old = old_logits.shape[1]
-    num_old = max(1, num_old or 0)  # the kernel counts b among the old ones in step 0, too
-    assert 1 <= num_old <= logits.shape[1], (num_old, logits.shape)
-    return num_old
 
 
 def _reference_terms(
@@ -209,8 +204,7 @@ class SoftmaxKernel:
             old -= label.background_counts * student.factor(1, student.log_old)
             hits = hits - label.background_counts
         student.multiply(b, old, new, out=room)
-        label.subtract_one_hot(room, hits)
-        return room
+        return room.scatter_add_(1, label.index, hits.neg().unsqueeze(1))
 
     def _distillation(self, student: _Exponentials, minus_p_b: Tensor, dot: Tensor) -> Tensor:
         if self.kd == "plain":
@@ -292,10 +286,6 @@ class _Label:
             weights = weights.to(x.dtype).unsqueeze(1)
             self.counts = self.counts * weights
             self.background_counts = self.is_background * weights
-
-    def subtract_one_hot(self, gradient: Tensor, hits: Tensor) -> None:
-        """Subtract hits (L,W) from the channels of the labels."""
-        gradient.scatter_add_(1, self.index, hits.neg().unsqueeze(1))
 
 
 def _exponentiate_(group: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,10 +122,10 @@ def directions(x: Tensor) -> Tensor:
     return x / torch.where(length > _LEAST_LENGTH, length, 1)
 
 
-def grid_targets(targets: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return targets N,H,W at the resolution of features: of each cell the one in its middle."""
+def grid_targets(targets: Tensor, size: tuple[int, int], *, corner: bool = False) -> Tensor:
+    """Return targets N,H,W on a grid: of each cell the one in its middle or top left corner."""
     rows, columns = (
-        (2 * torch.arange(small, device=targets.device) + 1) * large // (2 * small)
+        (2 * torch.arange(small, device=targets.device) + (not corner)) * large // (2 * small)
         for small, large in zip(size, targets.shape[1:], strict=True)
     )
     return targets[:, rows.unsqueeze(1), columns]

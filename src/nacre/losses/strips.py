@@ -19,7 +19,7 @@ products with A are plain matrix products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -179,25 +179,15 @@ class _StripSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = _scale(ctx.saved_tensors, scales)
-        return None, gradient, None, None, *[None] * ctx.num_by_image
-
-
-def _scale(gradients: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
-    """Return the sum of low-resolution gradients, each times a scale.
-
-    Raises:
-        RuntimeError: The pass is itself to be differentiated, which the gradients do not allow.
-    """
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "losses by strips cannot be differentiated twice (create_graph=True); "
-            "upsample and use the functions of nacre.losses.reference for that"
-        )
-    total = gradients[0] * scales[0]
-    for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
-        total.addcmul_(gradient, scale)
-    return total
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "losses by strips cannot be differentiated twice (create_graph=True); "
+                "upsample and use the functions of nacre.losses.reference for that"
+            )
+        total = ctx.saved_tensors[0] * scales[0]
+        for gradient, scale in zip(ctx.saved_tensors[1:], scales[1:], strict=True):
+            total.addcmul_(gradient, scale)
+        return None, total, None, None, *[None] * ctx.num_by_image
 
 
 @dataclass(frozen=True)
@@ -347,6 +337,16 @@ class StripGradient:
             columns = self._upsampler.column_weights
             narrow = self._total[sources, images]
             narrow += (self._wide.view(-1, columns.shape[0]) @ columns).view_as(narrow)
+
+
+def first_channel(is_greatest: Tensor) -> Tensor:
+    """Return of lines L,C,W, 1 where a channel is the greatest and else 0, the first such channel.
+
+    It is found by values alone, in place: C - c where it is 1 is greatest at the first one.
+    """
+    channels = is_greatest.shape[1]
+    rank = torch.arange(channels, 0, -1, dtype=is_greatest.dtype, device=is_greatest.device)
+    return channels - is_greatest.mul_(rank.view(-1, 1)).amax(1)
 
 
 def _even_parts(begin: int, end: int, most: int) -> list[slice]:

@@ -18,7 +18,8 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from nacre.losses.distillations import label_guided_distillation, nearest_targets
+from nacre.losses.distillations import label_guided_distillation
+from nacre.losses.statistics import grid_targets
 from nacre.methods.base import Batch, require_teacher
 from nacre.methods.plop import Plop, PodConfig
 from nacre.models.network import Output
@@ -61,7 +62,9 @@ class Lgkd(Plop):
         if not self.num_old:
             return losses
         height, width = student.logits.shape[-2:]
-        targets = nearest_targets(batch.sure_targets(self.growth.first_new), (height, width))
+        targets = grid_targets(
+            batch.sure_targets(self.growth.first_new), (height, width), corner=True
+        )
         pixels = batch.num_valid_pixels
         if pixels is not None:
             pixels *= targets.numel() / batch.targets.numel()

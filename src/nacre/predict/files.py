@@ -6,6 +6,7 @@ A wish to stop is heard after the image at hand; whatever was done by then is wr
 """
 
 import contextlib
+import csv
 import glob
 import os
 import shutil
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
+from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,6 @@ from nacre.labels.channels import Channels
 from nacre.predict import rasters
 from nacre.predict.polygons import ClassMap
 from nacre.predict.prediction import (
-    ShareWriter,
     count_classes,
     labelme,
     overlay,
@@ -36,7 +37,7 @@ from nacre.predict.prediction import (
     write_overlay,
 )
 from nacre.predict.video import VideoWriter, read_frames
-from nacre.utils.io import InUse, locked, remove_temporaries, save_json
+from nacre.utils.io import InUse, csv_text, locked, remove_temporaries, save_json
 from nacre.utils.progress import show_progress
 
 Pixels = npt.NDArray[np.uint8]
@@ -65,11 +66,6 @@ class Input:
     name: str
     stem: str
 
-    @property
-    def is_video(self) -> bool:
-        """True if it is a video."""
-        return self.path.suffix.lower() in VIDEO_SUFFIXES
-
 
 def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
     """Return all images and videos that files, folders and globs name.
@@ -83,11 +79,11 @@ def find_inputs(given: Sequence[str], out: Path) -> list[Input]:
     paths = {Path(os.path.abspath(path)): path for path in found}
     names = names_below([*paths])
     # Those that share a stem are called by their whole name, which may be another one's stem.
-    stems = Counter(str(_short(name)) for name in names)
-    stems.update(str(name) for name in names)
+    short = [str(name.with_suffix("")) for name in names]
+    stems = Counter([*short, *map(str, names)])
     return [
-        Input(path, str(name), str(_short(name) if stems[str(_short(name))] == 1 else name))
-        for path, name in zip(paths.values(), names, strict=True)
+        Input(path, str(name), stem if stems[stem] == 1 else str(name))
+        for path, name, stem in zip(paths.values(), names, short, strict=True)
     ]
 
 
@@ -99,10 +95,6 @@ def names_below(paths: Sequence[PurePath]) -> list[PurePosixPath]:
     return [PurePosixPath(path.relative_to(common)) for path in paths]
 
 
-def _short(name: PurePosixPath) -> PurePosixPath:
-    return name.with_suffix("")
-
-
 def _paths(given: str, out: Path) -> Iterable[Path]:
     path = Path(given).expanduser()
     if path.is_file():
@@ -112,17 +104,13 @@ def _paths(given: str, out: Path) -> Iterable[Path]:
         candidates = sorted(path.rglob("*"))
     else:
         candidates = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
-    found = [one for one in candidates if _is_input(one) and out not in one.resolve().parents]
+    suffixes = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
+    images = (one for one in candidates if one.suffix.lower() in suffixes and one.is_file())
+    found = [one for one in images if out not in one.resolve().parents]
     if not found:
-        raise NacreError(
-            f"no images at {given}: give files, folders or globs of "
-            f"{', '.join(suffix[1:] for suffix in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES))}"
-        )
+        endings = ", ".join(suffix[1:] for suffix in suffixes)
+        raise NacreError(f"no images at {given}: give files, folders or globs of {endings}")
     return found
-
-
-def _is_input(path: Path) -> bool:
-    return path.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) and path.is_file()
 
 
 @dataclass(frozen=True)
@@ -143,17 +131,22 @@ class Summary:
 
 
 class _Results:
-    """The destination of a call's results."""
+    """The destination of a call's results; the CSV of shares grows row by row.
 
-    def __init__(self, channels: Channels, out: Path, forms: Sequence[str]) -> None:
-        self.channels, self.out, self.forms = channels, out, forms
+    Args:
+        channels: Of the network.
+        out: Folder of the results.
+        forms: What is written.
+        shares: The file of the CSV, if it is wanted.
+    """
+
+    def __init__(
+        self, channels: Channels, out: Path, forms: Sequence[str], shares: TextIO | None
+    ) -> None:
+        self.channels, self.out, self.forms, self.shares = channels, out, forms, shares
         self.counts = np.zeros(len(channels), np.int64)
         self.done = 0
-        self.shares = ShareWriter(out / "shares.csv", channels.names) if "csv" in forms else None
-
-    def close(self) -> None:
-        if self.shares is not None:
-            self.shares.close()
+        self._add_row(["image", *map(csv_text, channels.names)])
 
     def path(self, form: str, stem: str, suffix: str) -> Path | None:
         """Return the file of a form; None if it is not wanted."""
@@ -165,10 +158,14 @@ class _Results:
             shown = _relative(image or Path(name), path.parent)
             save_json(path, labelme(classes, self.channels.names, shown, TOLERANCE))
         counts = count_classes(classes, len(self.counts))
-        if self.shares is not None:
-            self.shares.add(name, counts)
+        self._add_row([csv_text(name), *(f"{count / counts.sum():.6f}" for count in counts)])
         self.counts += counts
         self.done += 1
+
+    def _add_row(self, row: Sequence[str]) -> None:
+        if self.shares is not None:
+            csv.writer(self.shares).writerow(row)
+            self.shares.flush()
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -206,7 +203,11 @@ def predict_all(
         forms: What is written, of `FORMS`.
         should_stop: Asked after each image and frame.
     """
-    _check_forms(forms)
+    for form in forms:
+        if form not in FORMS:
+            raise unknown_name("form", form, FORMS)
+    if not forms:
+        raise NacreError(f"no form to write: give one or more of {', '.join(FORMS)}")
     inputs = find_inputs(given, out)
     failed: list[str] = []
     stopped = False
@@ -215,7 +216,12 @@ def predict_all(
         with contextlib.suppress(InUse):
             held.enter_context(locked(out, "predict"))
             _tidy(out)
-        results = held.enter_context(contextlib.closing(_Results(channels, out, forms)))
+        shares = None
+        if "csv" in forms:
+            out.mkdir(parents=True, exist_ok=True)
+            path = out / "shares.csv"
+            shares = held.enter_context(path.open("w", newline="", encoding="utf-8"))
+        results = _Results(channels, out, forms, shares)
         progress = held.enter_context(show_progress("predicting"))
         for i, one in enumerate(inputs):
             try:
@@ -227,23 +233,15 @@ def predict_all(
             progress(i + 1, len(inputs))
             if stopped:
                 break
-    shares = share_of_classes(results.counts, channels.names)
-    return Summary(results.done, tuple(failed), stopped, shares)
-
-
-def _check_forms(forms: Sequence[str]) -> None:
-    for form in forms:
-        if form not in FORMS:
-            raise unknown_name("form", form, FORMS)
-    if not forms:
-        raise NacreError(f"no form to write: give one or more of {', '.join(FORMS)}")
+    covered = share_of_classes(results.counts, channels.names)
+    return Summary(results.done, tuple(failed), stopped, covered)
 
 
 def _predict(
     predictor: Predictor, one: Input, results: _Results, should_stop: Callable[[], bool]
 ) -> bool:
     """Do one input; return whether it was left in its middle."""
-    if one.is_video:
+    if one.path.suffix.lower() in VIDEO_SUFFIXES:
         return _predict_video(predictor, one, results, should_stop)
     if predictor.window is not None or rasters.is_georeferenced(one.path):
         _predict_map(predictor, one, results)
@@ -295,8 +293,7 @@ def _predict_map(predictor: Predictor, one: Input, results: _Results) -> None:
 
 def _blocks(predictor: Predictor, raster: rasters.Raster) -> Iterator[tuple[slice, slice, Pixels]]:
     def read(rows: slice, columns: slice) -> torch.Tensor:
-        part = np.ascontiguousarray(raster.read(rows, columns).transpose(2, 0, 1))
-        return torch.from_numpy(part)
+        return torch.tensor(raster.read(rows, columns)).permute(2, 0, 1).contiguous()
 
     done = 0
     with show_progress("windows of a large image") as progress:

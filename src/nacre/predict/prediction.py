@@ -1,11 +1,6 @@
-"""Predictions of a model: the forms in which an image may come, and those that are written.
+"""Predictions of a model: the forms in which an image may come, and those that are written."""
 
-Masks, overlays and polygons are one file per image. The CSV of shares is one file for all that
-grows row by row.
-"""
-
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +17,7 @@ from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import Channels, Color, is_wide
 from nacre.predict.polygons import ClassMap, simplify, trace_rings
-from nacre.utils.io import csv_text, save
+from nacre.utils.io import save
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -216,25 +211,3 @@ def share_of_classes(counts: npt.NDArray[np.int64], names: Sequence[str]) -> dic
     total = max(1, int(counts.sum()))
     order = np.argsort(-counts, kind="stable")
     return {names[i]: int(counts[i]) / total for i in order if counts[i]}
-
-
-class ShareWriter:
-    """Writes which share of each image each class covers, a row at a time."""
-
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("w", newline="", encoding="utf-8")
-        self.rows = csv.writer(self.file)
-        self._write(["image", *map(csv_text, names)])
-
-    def add(self, name: str, counts: npt.NDArray[np.int64]) -> None:
-        """Add an image by the pixels of each channel."""
-        self._write([csv_text(name), *(f"{count / counts.sum():.6f}" for count in counts)])
-
-    def _write(self, row: Iterable[object]) -> None:
-        self.rows.writerow(row)
-        self.file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()

@@ -69,27 +69,20 @@ def open_raster(path: Path) -> Iterator[Raster]:
 
 def _is_turned(path: Path) -> bool:
     """Return whether a TIFF says that it is to be turned, of which GDAL knows nothing."""
+    # Pillow takes large images for an attack; no pixel is read here.
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
-        with _large_images(), Image.open(path, formats=("TIFF",)) as image:
+        with Image.open(path, formats=("TIFF",)) as image:
             tags: Any = getattr(image, "tag_v2", {})
             return tags.get(_ORIENTATION, 1) in range(2, 9)
     except Exception:  # GDAL says what is wrong with it, or can read what Pillow cannot
         return False
-
-
-@contextlib.contextmanager
-def _large_images() -> Iterator[None]:
-    """Make Pillow open what it takes for an attack: the user asked for windows, and knows."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
     finally:
         Image.MAX_IMAGE_PIXELS = before
 
 
 def _in_memory(path: Path) -> Raster:
-    with _large_images():
-        image = load(open_image(path)).convert("RGB")
+    image = load(open_image(path))
 
     def read(rows: slice, columns: slice) -> Pixels:
         return np.asarray(image.crop((columns.start, rows.start, columns.stop, rows.stop)))

@@ -30,7 +30,7 @@ def read_frames(path: Path) -> Iterator[Pixels]:
     except (av.FFmpegError, IndexError, ValueError) as error:
         # A video that ends early is read as far as it goes.
         if not count:
-            reason = str(error).splitlines()[0] if str(error) else "it holds no frames"
+            reason = getattr(error, "strerror", None) or "it holds no frames"
             raise NacreError(f"the video {path} cannot be read: {reason}") from error
     if not count:
         raise NacreError(f"the video {path} cannot be read: it holds no frames")

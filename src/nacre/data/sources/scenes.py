@@ -65,19 +65,16 @@ class ScenesConfig(DataConfig):
     )
 
 
-# Outlines: u to the right, v downwards, rho and theta their polar form; about 1 in radius.
+class _Kind(NamedTuple):
+    """A class of things.
 
+    Outline and texture take u to the right, v downwards, and rho and theta, their polar form; a
+    thing is about 1 in radius.
+    """
 
-def _disc(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return 0.9 - rho
-
-
-def _five_arms(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return (0.78 + 0.24 * np.cos(5 * theta) - rho) * 0.8
-
-
-def _square(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return 0.78 - np.maximum(np.abs(u), np.abs(v))
+    name: str
+    outline: Pattern
+    texture: Pattern
 
 
 def _cross(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
@@ -85,16 +82,8 @@ def _cross(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
     return np.minimum(0.36 - np.minimum(across, along), 1.0 - np.maximum(across, along))
 
 
-def _ring(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return 0.28 - np.abs(rho - 0.74)
-
-
 def _triangle(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
     return np.minimum.reduce((0.6 - v, 0.5 * v - 0.866 * u + 0.56, 0.5 * v + 0.866 * u + 0.56))
-
-
-def _half_disc(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return np.minimum(1.1 - rho, 0.12 - v)
 
 
 def _lens_with_tail(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
@@ -103,56 +92,43 @@ def _lens_with_tail(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
     return np.maximum(body, tail)
 
 
-# Textures, in the same coordinates.
-
-
-def _rounds(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return np.cos(11 * rho)
-
-
 def _spots(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
     return np.where(np.cos(8.5 * u) + np.cos(8.5 * v) > 0.6, 1, -1).astype(np.float32)
 
 
-def _checks(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return np.sign(np.sin(6.5 * u) * np.sin(6.5 * v))
-
-
-def _veins(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return np.cos(16 * np.minimum(np.abs(u), np.abs(v)))
-
-
-def _sectors(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return np.sign(np.cos(4 * theta))
-
-
-def _bars(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return np.cos(12 * v)
-
-
-def _ribs(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return np.cos(9 * theta)
-
-
-def _scales(u: Floats, v: Floats, rho: Floats, theta: Floats) -> Floats:
-    return np.cos(12 * u + 3 * np.cos(4 * v))
-
-
-class _Kind(NamedTuple):
-    name: str
-    outline: Pattern
-    texture: Pattern
-
-
 _KINDS = (
-    _Kind("pearl", _disc, _rounds),
-    _Kind("starfish", _five_arms, _spots),
-    _Kind("crate", _square, _checks),
-    _Kind("coral", _cross, _veins),
-    _Kind("lifebuoy", _ring, _sectors),
-    _Kind("sail", _triangle, _bars),
-    _Kind("scallop", _half_disc, _ribs),
-    _Kind("fish", _lens_with_tail, _scales),
+    _Kind(
+        "pearl",  # a disc with rings
+        lambda u, v, rho, theta: 0.9 - rho,
+        lambda u, v, rho, theta: np.cos(11 * rho),
+    ),
+    _Kind(
+        "starfish",  # five arms with spots
+        lambda u, v, rho, theta: (0.78 + 0.24 * np.cos(5 * theta) - rho) * 0.8,
+        _spots,
+    ),
+    _Kind(
+        "crate",  # a square with checks
+        lambda u, v, rho, theta: 0.78 - np.maximum(np.abs(u), np.abs(v)),
+        lambda u, v, rho, theta: np.sign(np.sin(6.5 * u) * np.sin(6.5 * v)),
+    ),
+    _Kind(
+        "coral",  # a cross with veins
+        _cross,
+        lambda u, v, rho, theta: np.cos(16 * np.minimum(np.abs(u), np.abs(v))),
+    ),
+    _Kind(
+        "lifebuoy",  # a ring with sectors
+        lambda u, v, rho, theta: 0.28 - np.abs(rho - 0.74),
+        lambda u, v, rho, theta: np.sign(np.cos(4 * theta)),
+    ),
+    _Kind("sail", _triangle, lambda u, v, rho, theta: np.cos(12 * v)),
+    _Kind(
+        "scallop",  # half a disc with ribs
+        lambda u, v, rho, theta: np.minimum(1.1 - rho, 0.12 - v),
+        lambda u, v, rho, theta: np.cos(9 * theta),
+    ),
+    _Kind("fish", _lens_with_tail, lambda u, v, rho, theta: np.cos(12 * u + 3 * np.cos(4 * v))),
 )
 
 CLASS_NAMES = tuple(kind.name for kind in _KINDS)
