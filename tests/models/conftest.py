@@ -55,18 +55,27 @@ def in_two_processes(
     return run
 
 
+def ask_hub_at(address: str) -> None:
+    """Let the hub's client ask at an address; it has read its variables when it was imported."""
+    constants.ENDPOINT = address
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = (
+        f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    )
+
+
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
     """A server with a file, and caches of torch and the hub that are empty."""
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    # the hub's client has read its variables when it was imported
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
+        monkeypatch.setattr(constants, name, getattr(constants, name))  # set back afterwards
     huggingface_hub.close_session()
     with serving() as site:
         site.files["/weights.pth"] = CONTENT
-        monkeypatch.setenv("HF_ENDPOINT", site.address)
+        ask_hub_at(site.address)
         yield site
 
 

@@ -29,7 +29,6 @@ class Site:
         address: its URL.
         files: content by path; those of a repository are served as the hub does.
         headers: more headers by path, of whatever is answered.
-        moved: where a path is redirected to.
         status: what is answered instead of 404.
         asked: method and path of each request.
     """
@@ -37,7 +36,6 @@ class Site:
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
-    moved: dict[str, str] = field(default_factory=dict)
     status: int = 404
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -56,8 +54,6 @@ def serving() -> Iterator[Site]:
 
         def _answer(self, body: bool) -> None:
             site.asked.append((self.command, self.path))
-            if self.path in site.moved:
-                return self._head(302, {"Location": site.moved[self.path], "Content-Length": "0"})
             if self.path not in site.files:
                 return self._head(site.status, {"Content-Length": "0"})
             content = site.files[self.path]

@@ -252,10 +252,8 @@ def test_a_folder_that_transformers_does_not_take(
         ({**SMP, "name": "resnet34"}, "give architecture and encoder, such as Unet/resnet34"),
     ],
 )
-def test_mistakes_are_sentences(
-    model: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+@pytest.mark.usefixtures("site")
+def test_mistakes_are_sentences(model: dict[str, Any], message: str) -> None:
     with pytest.raises(NacreError, match=message):
         build_network(read_model_config(model), 3)
 

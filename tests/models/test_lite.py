@@ -15,7 +15,7 @@ from nacre.errors import NacreError
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.lite import DilatedDepthwiseConv2d, Lite, SameConv2d, dilate
-from nacre.models.weights import imagenet_file, load_backbone, read_weights
+from nacre.models.weights import find_weights, load_backbone, read_weights
 
 SIZES = (0, 1, 2)
 
@@ -23,7 +23,7 @@ SIZES = (0, 1, 2)
 def trained(size: int) -> tuple[Lite, dict[str, Tensor]]:
     """A backbone with the weights of its package, and all that the file holds."""
     try:
-        path = imagenet_file(f"lite{size}")
+        path = find_weights(f"lite{size}", "imagenet")
     except NacreError as error:
         pytest.skip(str(error))
     backbone = Lite(size, stride=32).eval()

@@ -123,7 +123,7 @@ def test_the_papers_preset_never_starts_at_random_unless_told_to(given):
 
 def test_other_networks_under_the_papers_preset_say_what_they_start_from_too():
     for model, source in (
-        ({"backbone": "lite0", "norm": "bn"}, "efficientnet-lite0"),
+        ({"backbone": "lite0", "norm": "bn"}, "efficientnet_lite0"),
         ({"backbone": "timm/mobilenetv2_100"}, r"docs/networks\.md"),
     ):
         with pytest.raises(NacreError, match=f"model.weights is not set; set it to .*{source}"):

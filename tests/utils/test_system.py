@@ -14,6 +14,7 @@ from nacre.export import EXPORTS, find_export
 from nacre.methods import METHODS, all_rows, find_method
 from nacre.methods.table import ROWS
 from nacre.models.build import KINDS, find_kind
+from nacre.utils.system import import_extra
 
 PROGRAM = """
 import resource, sys, torch
@@ -106,3 +107,13 @@ def test_a_data_set_of_another_package_is_opened(monkeypatch):
     monkeypatch.setattr("nacre.utils.system.entry_points", lambda group: points)
     config = ScenesConfig.model_construct(**{**ScenesConfig().model_dump(), "name": "mine"})
     assert open_source(config).space is DATASETS["scenes"].space
+
+
+def test_an_extra_that_cannot_be_imported_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the hub's client and transformers with an address in HF_ENDPOINT that is none."""
+    (tmp_path / "broken_extra.py").write_text("raise ValueError('no\\naddress')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(NacreError, match=r"broken_extra, which cannot be imported here \(no add"):
+        import_extra("broken_extra", "hub")

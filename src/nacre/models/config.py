@@ -89,14 +89,10 @@ class DeepLabConfig(ModelConfig):
         row, name = BACKBONES.get(self.backbone), self.backbone
         if row is None:
             return self
-        if row.strides is None and self.output_stride is not None:
+        if not row.any_stride and self.output_stride is not None:
             raise ValueError(f"output_stride cannot be chosen for backbone {name!r}: leave it out")
-        if self.norm not in row.norms:
-            allowed = " or ".join(repr(norm) for norm in row.norms)
-            raise ValueError(
-                f"norm {self.norm!r} cannot invert the activations of backbone {name!r}: "
-                f"use {allowed}"
-            )
+        if row.own_norm and self.norm == "iabn":
+            raise ValueError(f"norm 'iabn' cannot be that of backbone {name!r}: use 'bn' or 'abn'")
         return self
 
 

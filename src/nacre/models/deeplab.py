@@ -221,7 +221,7 @@ def build(
 def _make_backbone(row: BackboneRow, config: DeepLabConfig) -> Backbone:
     module, _, name = row.place.partition(":")
     options = dict(row.options)
-    if row.strides is not None:
+    if row.any_stride:
         options["stride"] = config.output_stride or 16
     if not row.own_norm:
         options["norm"] = NORMS[config.norm]

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from nacre.errors import NacreError, did_you_mean, shown
@@ -24,7 +22,6 @@ from nacre.models import transformers
 from nacre.models.adapter import IMAGENET, Adapter
 from nacre.models.backbone import check_timm_name
 from nacre.models.config import AdapterConfig, ExternalConfig, ModelConfig, PixelsConfig
-from nacre.models.weights import hub_file
 from nacre.utils.system import import_extra
 
 
@@ -168,12 +165,11 @@ def _make_smp(config: ExternalConfig, num_classes: int, load: bool) -> nn.Module
             "architecture and encoder, such as Unet/resnet34"
         )
     weights = "imagenet" if config.weights == "pretrained" else config.weights
-    of_timm = encoder.startswith(("tu-", "timm-"))
     try:
         model: nn.Module = smp.create_model(
             architecture,
             encoder_name=encoder,
-            encoder_weights=weights if load and of_timm else None,
+            encoder_weights=weights if load else None,
             classes=num_classes,
         )
     except Exception as error:  # wrong names, weights that cannot be had
@@ -182,28 +178,4 @@ def _make_smp(config: ExternalConfig, num_classes: int, load: bool) -> nn.Module
             f"smp cannot make {shown(architecture)} with the encoder {encoder!r} and "
             f"weights {config.weights!r}: {reason}"
         ) from error
-    if load and not of_timm:
-        _load_encoder(model, encoder, weights)
     return model
-
-
-def _load_encoder(model: nn.Module, encoder: str, weights: str) -> None:
-    """Load what smp publishes of an encoder, from the cache or the hub, checked.
-
-    Raises:
-        NacreError: there are no such weights, or they cannot be had.
-    """
-    smp = import_extra("segmentation_models_pytorch", "smp")
-    known = smp.encoders.encoders[encoder]["pretrained_settings"]
-    if weights not in known:
-        raise NacreError(
-            f"model.weights={weights!r}: smp has no such weights of {encoder!r}; it "
-            f"has {', '.join(known)}"
-        )
-    where = known[weights]
-    path = hub_file(where["repo_id"], "model.safetensors", revision=where["revision"])
-    try:
-        model.get_submodule("encoder").load_state_dict(load_file(path))
-    except (RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise NacreError(f"{path} does not fit the encoder {encoder!r}: {reason}") from error

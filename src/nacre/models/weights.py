@@ -19,9 +19,7 @@ training as well. A |g| below eps becomes eps.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
-import os
 import re
 import sys
 import urllib.request
@@ -47,7 +45,8 @@ from nacre.utils.system import expand_user, import_extra
 # Names of weights
 
 _FILE = re.compile(r".*\.(pth|pt|tar|bin|safetensors)", re.IGNORECASE)
-
+_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_]([A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
+_REPOSITORY = re.compile(rf"{_NAME.pattern}/{_NAME.pattern}")
 
 IMAGENET: dict[str, Published] = {
     name: row.imagenet for name, row in BACKBONES.items() if row.imagenet is not None
@@ -61,7 +60,7 @@ def find_weights(backbone: str, weights: str) -> Path:
         NacreError: it is not here and cannot be had.
     """
     if weights == "imagenet":
-        return _timm_file(backbone) if backbone.startswith(TIMM) else imagenet_file(backbone)
+        return _timm_file(backbone) if backbone.startswith(TIMM) else _imagenet_file(backbone)
     path = expand_user(Path(weights))
     if not path.exists() and _REPOSITORY.fullmatch(weights) and not _FILE.fullmatch(weights):
         return hub_file(weights, "model.safetensors")
@@ -84,12 +83,7 @@ def find_model_weights(model: ModelConfig) -> Path | None:
     return path
 
 
-def imagenet_file(backbone: str) -> Path:
-    """Return the file of a backbone's ImageNet weights.
-
-    Raises:
-        NacreError: there are none for it, or they cannot be had.
-    """
+def _imagenet_file(backbone: str) -> Path:
     if backbone not in IMAGENET:
         raise NacreError(
             f"there are no weights 'imagenet' for backbone {backbone!r}"
@@ -97,21 +91,22 @@ def imagenet_file(backbone: str) -> Path:
             "a weight file, or 'none'"
         )
     published = IMAGENET[backbone]
-    for path in _in_package(published):
-        if _is_published(path, published):
-            return path
-    if published.url is None:
-        raise NacreError(
-            f"ImageNet weights of backbone {backbone!r} come with the package "
-            f"{published.package}, which is not installed: {published.install}"
-        )
+    if published.package:
+        return _packaged_file(backbone, published)
     path = Path(torch.hub.get_dir()) / "checkpoints" / published.file
-    if path.is_file() and not _is_published(path, published):
-        raise NacreError(
-            f"{path} is not the published file: its sha256 begins with {sha256_of(path)[:8]} "
-            f"instead of {published.sha256[:8]}; delete it or put the right one there"
-        )
-    return download(published.url, path, published.sha256)
+    return download(published.url, path, path.stem.rpartition("-")[2])
+
+
+def _packaged_file(backbone: str, published: Published) -> Path:
+    spec = find_spec(published.package)
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or []:
+        for path in Path(folder).glob("models/*.pth"):
+            return path
+    raise NacreError(
+        f"ImageNet weights of backbone {backbone!r} come with the package "
+        f"{published.package}, which is not installed: {published.install}"
+    )
 
 
 def _timm_file(backbone: str) -> Path:
@@ -123,23 +118,7 @@ def _timm_file(backbone: str) -> Path:
     return hub_file(about.hf_hub_id, "model.safetensors")
 
 
-def _is_published(path: Path, published: Published) -> bool:
-    return sha256_of(path).startswith(published.sha256)
-
-
-def _in_package(published: Published) -> list[Path]:
-    spec = find_spec(published.package) if published.package else None
-    folders = spec.submodule_search_locations if spec else None
-    return [path for folder in folders or [] for path in Path(folder).glob(published.pattern)]
-
-
 # Files of published addresses, kept only if they are the ones
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download(url: str, path: Path, sha256: str) -> Path:
@@ -162,16 +141,10 @@ def download(url: str, path: Path, sha256: str) -> Path:
     return path
 
 
-# Files of the Hugging Face hub: found in its cache, or fetched by its own client and checked
-#
-# Names come from model files and from strangers' addresses, so that each is checked here, whoever
-# calls: none of them can leave the cache. What the hub answers becomes names in the cache, too.
+# Files of the Hugging Face hub: found in its cache, or fetched by its own client
 
 ADDRESS = "hf:/"
 """What the address of a model on the hub begins with; a path has lost the second slash."""
-
-_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_]([A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
-_REPOSITORY = re.compile(rf"{_NAME.pattern}/{_NAME.pattern}")
 
 
 def hub_model(address: str) -> Path:
@@ -188,60 +161,28 @@ def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
     """Return a file of a repository of the hub; what is in the hub's cache is not asked for.
 
     Raises:
-        NacreError: a name is none, or the file is not here and cannot be fetched.
+        NacreError: a name could leave the cache, or the file is not here and cannot be fetched.
     """
-    _check(_REPOSITORY, repository, "repository of the hub", "organization/name")
-    _check(_NAME, file, "file of a repository", "its name alone, such as model.safetensors")
-    _check(_NAME, revision, "revision of a repository", "a branch, a tag or a commit")
-    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    for pattern, name, what in (
+        (_REPOSITORY, repository, "repository of the hub: give organization/name"),
+        (_NAME, revision, "revision of a repository: give a branch, a tag or a commit"),
+    ):
+        if not pattern.fullmatch(name):
+            raise NacreError(f"{shown(name)} is no {what}")
     hub = import_extra("huggingface_hub", "hub")
     try:
         found = hub.try_to_load_from_cache(repository, file, revision=revision)
-        path = Path(found) if isinstance(found, str) else None
-        path = path or _fetch(hub, repository, file, revision, endpoint)
+        if not isinstance(found, str):
+            found = hub.hf_hub_download(repository, file, revision=revision)
     except Exception as error:  # the client's own, those of its HTTP library, and any of Python's
+        cause = error.__cause__ or error  # the client says of most problems that there was one
+        reason = " ".join(str(cause).split())[:200] or type(cause).__name__
         raise NacreError(
-            f"could not get {file} of {repository}, revision {revision}, from {endpoint} "
-            f"({_reason(error)}): check the name and the network, or fetch it by hand and give the "
-            "path of the file"
+            f"could not get {file} of {repository}, revision {revision}, from "
+            f"{hub.constants.ENDPOINT} ({reason}): check the name, the network and "
+            "`hf auth login`, or fetch it by hand and give the path of the file"
         ) from error
-    if not path.resolve().is_relative_to(Path(hub.constants.HF_HUB_CACHE).resolve()):
-        raise NacreError(f"{path} lies outside the hub's cache {hub.constants.HF_HUB_CACHE}")
-    return path
-
-
-def _check(pattern: re.Pattern[str], name: str, what: str, wanted: str) -> None:
-    if not pattern.fullmatch(name):
-        raise NacreError(f"{shown(name)} is no {what}: give {wanted}")
-
-
-def _fetch(hub: Any, repository: str, file: str, revision: str, endpoint: str) -> Path:
-    """Fetch a file into the hub's cache, once what the hub says of it was looked at.
-
-    The client names files in its cache by the hub's entity tag and commit, and compares no
-    checksum: the entity tag of a large file is its sha256.
-    """
-    url = hub.hf_hub_url(repository, file, revision=revision, endpoint=endpoint)
-    said = hub.get_hf_file_metadata(url, endpoint=endpoint)
-    for name in (said.etag, said.commit_hash):
-        if name is not None and not _NAME.fullmatch(name):
-            raise ValueError(f"the hub's answer holds {name[:80]!r}, which is no checksum")
-    path = Path(hub.hf_hub_download(repository, file, revision=revision, endpoint=endpoint))
-    if re.fullmatch(r"[0-9a-f]{64}", said.etag or "") and sha256_of(path) != said.etag:
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
-        raise ValueError(f"what came is not the published file: its sha256 is not {said.etag[:8]}…")
-    return path
-
-
-def _reason(error: Exception) -> str:
-    cause = error.__cause__ or error  # the client says of most problems that there was one
-    status = getattr(getattr(cause, "response", None), "status_code", None)
-    if status in (401, 403):
-        return f"the hub answers {status}: not there, or for members only: `hf auth login`"
-    if status is not None:
-        return f"the hub answers {status}"
-    return " ".join(str(cause).split())[:200] or type(cause).__name__
+    return Path(found)
 
 
 # What a file holds
