@@ -232,9 +232,26 @@ def check_shared(folder: RunFolder, fingerprint: dict[str, Any], dist: Distribut
     if dist.world_size == 1:
         return
     written, wanted = dist.from_main((folder.sight(), fingerprint))
-    sees_data, sees_folder = fingerprint == wanted, _sees(folder, written)
-    found = dist.all((sees_data, sees_folder))
-    dist.on_main(lambda: _refuse(folder, found))
+    found = dist.all((fingerprint == wanted, _sees(folder, written)))
+    other_data, blind = (
+        [rank for rank, sees in enumerate(one) if not sees] for one in zip(*found, strict=True)
+    )
+
+    def refuse() -> None:
+        if other_data:
+            raise NacreError(
+                f"the data differ between the processes: process {other_data[0]} sees other "
+                "classes or images than the main one; --root must hold the same data on every "
+                "machine"
+            )
+        if blind:
+            raise NacreError(
+                f"the run folder {folder.path} is not shared: process {blind[0]} sees nothing of "
+                "what the main one wrote there; with several machines --out must lie on a file "
+                "system that they share"
+            )
+
+    dist.on_main(refuse)
 
 
 def _sees(folder: RunFolder, written: str) -> bool:
@@ -245,24 +262,3 @@ def _sees(folder: RunFolder, written: str) -> bool:
             return False
         time.sleep(0.2)
     return True
-
-
-def _refuse(folder: RunFolder, found: list[tuple[bool, bool]]) -> None:
-    other_data = [rank for rank, (sees_data, _) in enumerate(found) if not sees_data]
-    if other_data:
-        raise NacreError(
-            f"the data differ between the processes: {_ranks(other_data)} other classes or images "
-            "than the main one; --root must hold the same data on every machine"
-        )
-    blind = [rank for rank, (_, sees_folder) in enumerate(found) if not sees_folder]
-    if blind:
-        raise NacreError(
-            f"the run folder {folder.path} is not shared: {_ranks(blind)} nothing of what the main "
-            "one wrote there; with several machines --out must lie on a file system that they "
-            "share"
-        )
-
-
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"process {shown} sees" if len(ranks) == 1 else f"the processes {shown} see"

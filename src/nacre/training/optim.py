@@ -11,7 +11,6 @@ has an `lr_scale`, its learning rate over the step's.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -151,23 +150,17 @@ def load_optimizer_state(optimizer: Optimizer, network: nn.Module, tensors: Tens
 
 
 def lie_as_parameters(network: nn.Module, tensors: Tensors) -> Tensors:
-    """Return tensors with the keys ``key.parameter`` so that each lies as its parameter does."""
-    parameters = dict(network.named_parameters())
-    patterns = {place: parameters.get(place.partition(".")[2]) for place in tensors}
-    return lie_as({place: one for place, one in patterns.items() if one is not None}, tensors)
-
-
-def lie_as(patterns: Mapping[str, Tensor], tensors: Tensors) -> Tensors:
-    """Return tensors that lie in memory as those of the same name and shape do.
+    """Return tensors with the keys ``key.parameter`` so that each lies as its parameter does.
 
     A file knows one layout only. Where a parameter, its gradient and its momentum lie differently,
     kernels that take many tensors at once take them one by one.
     """
+    parameters = dict(network.named_parameters())
 
-    def laid(name: str, value: Tensor) -> Tensor:
-        pattern = patterns.get(name)
+    def laid(place: str, value: Tensor) -> Tensor:
+        pattern = parameters.get(place.partition(".")[2])
         if pattern is None or pattern.shape != value.shape or pattern.stride() == value.stride():
             return value
         return torch.empty_like(pattern, dtype=value.dtype, device=value.device).copy_(value)
 
-    return {name: laid(name, value) for name, value in tensors.items()}
+    return {place: laid(place, value) for place, value in tensors.items()}

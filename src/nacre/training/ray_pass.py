@@ -10,7 +10,7 @@ in float64. All machines need nacre, and the data at the same place.
 import copy
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -36,35 +36,15 @@ _PATIENCE = 1.0
 """Seconds after which it is asked again whether the user wants to stop."""
 
 
-def ray_mapper(step: Step) -> Mapper:
-    """Return what has a pass over a step's images carried out by a Ray cluster."""
-    if step.dist.world_size > 1:
-        raise NacreError(
-            "train.passes_on=ray: Ray's machines take the place of torchrun's; use one"
-        )
-    train: TrainConfig = step.config.train
-    tf32, size = train.precision != "float32", train.test_batch(1)
-    plan = SharedPass(step.network, step.data, size, step.may_be, train.device, tf32)
-
-    def check_stop() -> None:
-        if step.should_stop():
-            raise Interrupted
-
-    def told(function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
-        for done, result in enumerate(map_on_ray(plan, function, check_stop), start=1):
-            yield result
-            step.observe(Iterated(step.index, step.iterations * done // plan.shares))
-
-    return told
-
-
 @dataclass(frozen=True)
 class SharedPass:
     """The common input of every share of a pass.
 
     Attributes:
         network: looks at the images.
+        function: what is made of the network and the batches of a share.
         dataset: the images.
+        shares: their number; it does not depend on the cluster.
         batch_size: images that are read at once.
         may_be: what the method is told that targets may be, by data set.
         device: where the machines compute.
@@ -72,66 +52,84 @@ class SharedPass:
     """
 
     network: Network
+    function: Callable[[Network, Iterator[Batch]], Any]
     dataset: TrainDataset
+    shares: int
     batch_size: int
     may_be: Tensor | None
     device: str
     tf32: bool
 
-    @property
-    def shares(self) -> int:
-        """The number of shares: it does not depend on the cluster."""
-        return math.ceil(len(self.dataset) / IMAGES_PER_SHARE)
-
-    def batches(self, share: int, shares: int, device: torch.device) -> Iterator[Batch]:
+    def batches(self, share: int, device: torch.device) -> Iterator[Batch]:
         """Yield the batches of a share."""
         may_be = None if self.may_be is None else self.may_be.to(device)
-        for sample in plain_batches(self.dataset, self.batch_size, share, shares, 0):
+        for sample in plain_batches(self.dataset, self.batch_size, share, self.shares, 0):
             images, targets, whose = (one.to(device) for one in sample)
             rows = None if may_be is None else may_be[whose].expand(len(images), -1, -1)
             yield Batch(images, targets, may_be=rows, folder=int(whose))
 
 
-def map_on_ray(
-    plan: SharedPass,
-    function: Callable[[Network, Iterator[Batch]], T],
-    check_stop: Callable[[], None],
-) -> Iterator[T]:
-    """Yield what a function returns for each share, in the order in which they are done.
+def ray_mapper(step: Step) -> Mapper:
+    """Return what has a pass over a step's images carried out by a Ray cluster.
 
-    Args:
-        plan: what is read.
-        function: takes the network and the batches of a share; it is sent with all that it holds.
-        check_stop: raises an error if the user wants to stop.
+    It yields what a function returns for each share, in the order in which they are done. The
+    function is sent with all that it holds.
     """
-    ray = join_cluster("train.passes_on=ray")
-    try:
-        there = ray.cluster_resources()
-        gpus = min(1, int(there.get("GPU", 0)))
-        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_carry_out)
-        # Sent once to each machine and not with each share.
-        network = copy.deepcopy(plan.network).cpu()
-        common = ray.put((replace(plan, network=network), plan.shares, function))
-        waiting = iter(range(plan.shares))
-        # More tasks than places would only fill the memory with results that nobody has added yet.
-        places = max(2, 2 * int(there.get("GPU" if gpus else "CPU", 1)))
-        running = [task.remote(common, share) for share in islice(waiting, places)]
-        while running:
-            check_stop()
-            done, running = ray.wait(running, timeout=_PATIENCE)
-            for one in done:
-                running += [task.remote(common, share) for share in islice(waiting, 1)]
-                yield _result(ray, one)
-    finally:
-        ray.shutdown()
+    if step.dist.world_size > 1:
+        raise NacreError(
+            "train.passes_on=ray: Ray's machines take the place of torchrun's; use one"
+        )
+
+    train: TrainConfig = step.config.train
+
+    def mapped(function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
+        shares = math.ceil(len(step.data) / IMAGES_PER_SHARE)
+        given = SharedPass(
+            # Sent once to each machine and not with each share.
+            network=copy.deepcopy(step.network).cpu(),
+            function=function,
+            dataset=step.data,
+            shares=shares,
+            batch_size=train.test_batch(1),
+            may_be=step.may_be,
+            device=train.device,
+            tf32=train.precision != "float32",
+        )
+        ray = join_cluster("train.passes_on=ray")
+        try:
+            for done, task in enumerate(_ended(ray, given, step.should_stop), start=1):
+                yield _result(ray, task)
+                step.observe(Iterated(step.index, step.iterations * done // shares))
+        finally:
+            ray.shutdown()
+
+    return mapped
 
 
-def _carry_out(common: Any, share: int) -> Any:
+def _ended(ray: Any, given: SharedPass, should_stop: Callable[[], bool]) -> Iterator[Any]:
+    """Yield the tasks of all shares as they end."""
+    there = ray.cluster_resources()
+    gpus = min(1, int(there.get("GPU", 0)))
+    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_carry_out)
+    common = ray.put(given)
+    waiting = iter(range(given.shares))
+    # More tasks than places would only fill the memory with results that nobody has added yet.
+    places = max(2, 2 * int(there.get("GPU" if gpus else "CPU", 1)))
+    running = [task.remote(common, share) for share in islice(waiting, places)]
+    while running:
+        if should_stop():
+            raise Interrupted
+        ended, running = ray.wait(running, timeout=_PATIENCE)
+        for one in ended:
+            running += [task.remote(common, share) for share in islice(waiting, 1)]
+            yield one
+
+
+def _carry_out(given: SharedPass, share: int) -> Any:
     """Call the function on a share, in a process of the cluster."""
-    plan, shares, function = common
-    device = choose_device(plan.device)
-    configure_backends(device, tf32=plan.tf32)
-    return function(plan.network.to(device), plan.batches(share, shares, device))
+    device = choose_device(given.device)
+    configure_backends(device, tf32=given.tf32)
+    return given.function(given.network.to(device), given.batches(share, device))
 
 
 def _result(ray: Any, task: Any) -> Any:
