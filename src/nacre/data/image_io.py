@@ -13,7 +13,6 @@ other programs. An image is refused by its size before any memory is taken for i
 import contextlib
 import io
 import os
-import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from nacre.errors import NacreError
+from nacre.utils.io import open_regular
 
 Mask = npt.NDArray[np.unsignedinteger[Any]]
 """Label values, height x width, as uint8 or uint16."""
@@ -85,22 +85,9 @@ def _line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-@contextlib.contextmanager
-def _open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; anything else, like a pipe, is not waited for."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    with open(os.open(path, flags), "rb") as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            raise NacreError(f"{path} is not a regular file")
-        if state.st_size > _MAX_BYTES:
-            raise NacreError(f"{path} is larger than {_MAX_BYTES:,} bytes")
-        yield file
-
-
 def _open_whole(path: Path, kind: str) -> Image.Image:
     """Open a file from memory: an image that is never decoded would leave its file open."""
-    with _open_regular(path) as file:
+    with open_regular(path, _MAX_BYTES) as file:
         return _open(io.BytesIO(file.read()), path, kind)
 
 
@@ -166,7 +153,8 @@ def orientation(image: Image.Image) -> int:
 
     Data behind the pixels do not count, and neither do data that cannot be understood.
     """
-    if image.format == "TIFF" or (image.format == "JPEG" and not _may_turn(image)):
+    may_turn = image.format != "JPEG" or "exif" in image.info or "xmp" in image.info
+    if image.format == "TIFF" or not may_turn:
         return 1  # Pillow turns a TIFF itself
     try:
         # Not the image's own method: a PNG's would decode it to look behind the pixels.
@@ -174,10 +162,6 @@ def orientation(image: Image.Image) -> int:
     except Exception:  # as for all damaged bytes
         return 1
     return int(found) if found in TURNS else 1
-
-
-def _may_turn(image: Image.Image) -> bool:
-    return "exif" in image.info or "xmp" in image.info
 
 
 def load(image: Image.Image) -> Image.Image:
@@ -198,7 +182,7 @@ def examine_image(path: Path, decode: bool = False) -> tuple[tuple[int, int], bo
         Width and height of the upright image, and whether EXIF data turn it.
     """
     with _naming(path, "image"):
-        with _open_regular(path) as file:
+        with open_regular(path, _MAX_BYTES) as file:
             image = _open(file, path, "image")
             turn = orientation(image)
             whole = _is_whole(image, file)

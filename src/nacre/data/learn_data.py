@@ -14,7 +14,7 @@ from typing import Any
 
 from nacre.data.dataset import EvalDataset, LabeledImages, TrainDataset
 from nacre.data.index import images_by_label
-from nacre.data.source import Source, Split
+from nacre.data.source import SPLITS, Source, Split
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, did_you_mean
 from nacre.labels.channels import Channels, Growth, first_channels, from_background
@@ -88,18 +88,20 @@ class LabeledSet:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what is learned and tested from what, to notice when it changes."""
-        return {
+        found: dict[str, Any] = {
             "name": self.name,
             "classes": {str(label): name for label, name in self.names.items()},
-            **{
-                split: {
-                    "images": len(index),
-                    "sha256": digest(list(index.names)),
-                    "labels": _label_digest(index),
-                }
-                for split, index in (("train", self.train_index), ("val", self.val_index))
-            },
         }
+        for split in SPLITS:
+            index = self.index(split)
+            pairs = zip(index.names, index.pixel_counts, strict=True)
+            found[split] = {
+                "images": len(index),
+                "sha256": digest(list(index.names)),
+                # Of what the masks contain, to notice masks that were changed.
+                "labels": digest([f"{name} {sorted(pixels.items())}" for name, pixels in pairs]),
+            }
+        return found
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,6 @@ class SeenPart:
     split: Split
     is_test: bool
     is_new: bool
-
-
-def _label_digest(index: LabelIndex) -> str:
-    """Return the digest of what the masks contain, to notice masks that were changed."""
-    lines = zip(index.names, (sorted(one.items()) for one in index.pixel_counts), strict=True)
-    return digest([f"{name} {pixels}" for name, pixels in lines])
 
 
 def rename_classes(

@@ -82,12 +82,8 @@ class Augment(Config):
         description="greatest standard deviation of a Gaussian blur in pixels, drawn for each crop",
     )
 
-    def draw_flip(self, rng: np.random.Generator) -> bool:
-        """Draw whether a crop is mirrored, which is done where it is scaled."""
-        return rng.random() < self.flip
-
     def apply(self, pixels: Pixels, labels: Mask, rng: np.random.Generator) -> Sample:
-        """Change a crop by all operations but the flip.
+        """Change a crop by all operations but the flip, which is done where it is scaled.
 
         Args:
             pixels: The crop, (3, H, H).
@@ -209,7 +205,7 @@ def train_sample(
     else:
         low, high = SCALE if config.crop == "deeplab" else (1.0, 1.0)
         place = _draw_crop(width, height, rng.uniform(low, high), config.crop_size, rng)
-    if config.augment.draw_flip(rng):
+    if rng.random() < config.augment.flip:
         place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
     box = _decode(image, place)
     labels = _nearest(mask, place)

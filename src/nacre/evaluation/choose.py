@@ -8,12 +8,10 @@ The images of a step do not show the classes of earlier ones, so what those refu
 Where no image is held out, nothing is chosen: the model sees images as before the step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
-
-from torch import Tensor
 
 from nacre.data.transforms import ImagesConfig
 from nacre.evaluation.evaluate import evaluate
@@ -73,25 +71,18 @@ def choose_options(step: Step) -> Chosen | None:
     best, found = ways[0], before
     for way, ious in zip(ways[1:], others, strict=True):
         mean = mean_of(ious) or 0.0
-        if mean >= found + GAIN and not _loses(plain, ious):
+        pairs = zip(plain, ious, strict=True)
+        loses = any(a is not None and b is not None and a - b > LOSS for a, b in pairs)
+        if mean >= found + GAIN and not loses:
             best, found = way, mean
     return Chosen(best, before, found)
-
-
-def _loses(before: Ious, after: Ious) -> bool:
-    """Return whether a class loses more than it may."""
-    pairs = zip(before, after, strict=True)
-    return any(a is not None and b is not None and a - b > LOSS for a, b in pairs)
 
 
 def _ious(step: Step, images: ImagesConfig) -> Ious:
     """Return the IoU of each class on the held-out images, seen in a way."""
     confusion = ConfusionMatrix(step.network.num_classes, step.dist.device)
-    evaluate(cut_predictor(step.network, images), _labeled(step), [confusion], step.dist.device)
+    first_new = step.growth.first_new
+    batches = ((batch.images, batch.sure_targets(first_new)) for batch in step.held_out())
+    evaluate(cut_predictor(step.network, images), batches, [confusion], step.dist.device)
     confusion.merge(step.dist)
     return confusion.compute()
-
-
-def _labeled(step: Step) -> Iterator[tuple[Tensor, Tensor]]:
-    for batch in step.held_out():
-        yield batch.images, batch.sure_targets(step.growth.first_new)

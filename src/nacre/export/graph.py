@@ -197,16 +197,12 @@ def to_onnx(module: ImageToClasses) -> "ModelProto":
         raise NacreError(f"this network cannot be traced for all sizes: {reason}") from error
     assert program is not None
     graph: ModelProto = program.model_proto
-    _name_sides(graph)
-    return graph
-
-
-def _name_sides(graph: "ModelProto") -> None:
-    """Call the free sides by their names, where torch writes symbols and formulas."""
+    # The free sides get names, where torch writes symbols and formulas.
     image, (classes, scores) = graph.graph.input[0], graph.graph.output
     for value, rows in ((image, 1), (classes, 1), (scores, 2)):
         sides = value.type.tensor_type.shape.dim
         sides[rows].dim_param, sides[rows + 1].dim_param = "height", "width"
+    return graph
 
 
 @contextlib.contextmanager

@@ -53,9 +53,11 @@ def write_folder(
     folder: Path, file: Path, info: ModelInfo, repository: str, license: str | None
 ) -> None:
     """Write what is uploaded: the model file without this machine's paths, and the card."""
+    metrics = file.with_name("metrics.json")
+    ious = Measured.load(metrics).iou if metrics.is_file() else {}
     tensors, content = read_tensors(file, MODEL, "cpu")
     write_tensors(folder / "model.safetensors", tensors, {"kind": MODEL, **without_paths(content)})
-    save_text(folder / "README.md", model_card(info, repository, license, read_ious(file)))
+    save_text(folder / "README.md", model_card(info, repository, license, ious))
 
 
 def model_card(info: ModelInfo, repository: str, license: str | None, ious: Ious) -> str:
@@ -96,37 +98,25 @@ model = nacre.learn("new-data/", start=model, out="grown")  # teach it the next 
 
 
 def _steps(info: ModelInfo) -> str:
-    rows = [
-        [i, ", ".join(one["classes"]), one["images"], _data(info, i), one.get("method", "?")]
-        for i, one in enumerate(info.lineage)
-    ]
+    rows = []
+    for i, one in enumerate(info.lineage):
+        data = ", ".join(map(str, one.get("data", []))) or "not stated"
+        rows.append([i, ", ".join(one["classes"]), one["images"], data, one.get("method", "?")])
     return _table(["step", "classes", "images", "data", "method"], rows)
 
 
 def _classes(info: ModelInfo, ious: Ious) -> str:
     steps = [step for step, count in enumerate(info.steps) for _ in range(count)]
-    rows = [[i, name, steps[i], _percent(ious.get(name))] for i, name in enumerate(info.classes)]
+    rows = []
+    for i, name in enumerate(info.classes):
+        iou = ious.get(name)
+        rows.append([i, name, steps[i], "–" if iou is None else f"{iou * 100:.1f}"])
     return _table(["channel", "class", "step", "IoU, %"], rows)
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> str:
     lines = [heads, ["---"] * len(heads), *([markdown_text(str(c)) for c in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _data(info: ModelInfo, step: int) -> str:
-    entry = info.lineage[step] if step < len(info.lineage) else {}
-    return ", ".join(map(str, entry.get("data", []))) or "not stated"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value * 100:.1f}"
-
-
-def read_ious(file: Path) -> Ious:
-    """Return the IoU of every class by the metrics beside a model file; nothing without them."""
-    path = file.with_name("metrics.json")
-    return Measured.load(path).iou if path.is_file() else {}
 
 
 def without_paths(value: Any) -> Any:

@@ -56,12 +56,6 @@ class Comparison:
         )
 
 
-def sizes_to_compare(crop: int) -> tuple[Size, ...]:
-    """Return sizes with aligned, odd and uneven sides, smaller and larger than a training crop."""
-    larger = crop + 33
-    return ((crop, crop), (64, 160), (97, 129), (1, 5), (larger, 75), (77, larger + 2))
-
-
 def noise_image(size: Size, seed: int = 0) -> Pixels:
     """Return an image of coarse and fine noise, in which every part differs from the others."""
     random = np.random.default_rng(seed)
@@ -73,13 +67,6 @@ def noise_image(size: Size, seed: int = 0) -> Pixels:
 
 
 @torch.inference_mode()
-def torch_scores(predictor: Predictor, image: Pixels) -> Scores:
-    """Return what torch says: scores C,H,W of an image H,W,3."""
-    device = next(predictor.network.parameters()).device
-    batch = torch.from_numpy(image).permute(2, 0, 1)[None].to(device)
-    return predictor.scores(batch)[0].float().cpu().numpy()
-
-
 def compare(
     predictor: Predictor, session: Any, sizes: tuple[Size, ...], names: list[str], tolerance: float
 ) -> Comparison:
@@ -88,12 +75,14 @@ def compare(
     Raises:
         NacreError: they differ by more than rounding; the sentence says where.
     """
+    device = next(predictor.network.parameters()).device
     same = total = 0
     worst = 0.0
     for i, size in enumerate(sizes):
         image = noise_image(size, seed=i)
         classes, scores = session.run(["classes", "scores"], {"image": image[None]})
-        wanted = torch_scores(predictor, image)
+        batch = torch.from_numpy(image).permute(2, 0, 1)[None].to(device)
+        wanted = predictor.scores(batch)[0].float().cpu().numpy()
         if scores[0].shape != wanted.shape:
             raise NacreError(
                 f"the exported graph gives {scores[0].shape} at {_text(size)}, torch {wanted.shape}"
@@ -180,7 +169,9 @@ def make_onnx(network: Network, info: ModelInfo, metadata: Metadata) -> tuple[by
     dtype = torch.float16 if form == "fp16" else torch.float32
     graph = to_onnx(ImageToClasses(model_predictor(network, info), dtype))
     session = open_session(graph.SerializeToString())
-    sizes = sizes_to_compare(info.crop)
+    # Aligned, odd and uneven sides, smaller and larger than a training crop.
+    crop, larger = info.crop, info.crop + 33
+    sizes = ((crop, crop), (64, 160), (97, 129), (1, 5), (larger, 75), (77, larger + 2))
     predictor = model_predictor(network, info)
     found = compare(predictor, session, sizes, list(info.classes), TOLERANCE[form])
     del graph.graph.output[1]

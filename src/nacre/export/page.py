@@ -64,16 +64,12 @@ def web_runtime() -> WebRuntime:
         raise NacreError("there is no home folder to keep the runtime in: set XDG_CACHE_HOME")
     folder = cache / f"onnxruntime-web-{VERSION}"
     if not all((folder / name).is_file() for name in _FILES):
-        archive = _fetch(folder)
+        registry = os.environ.get("NPM_CONFIG_REGISTRY") or "https://registry.npmjs.org"
+        url = f"{registry.rstrip('/')}/onnxruntime-web/-/{_ARCHIVE}"
+        archive = download(url, folder / _ARCHIVE, _SHA256)
         _unpack(archive, folder)
         archive.unlink(missing_ok=True)
     return WebRuntime(*((folder / name).read_bytes() for name in _FILES))
-
-
-def _fetch(folder: Path) -> Path:
-    registry = os.environ.get("NPM_CONFIG_REGISTRY") or "https://registry.npmjs.org"
-    url = f"{registry.rstrip('/')}/onnxruntime-web/-/{_ARCHIVE}"
-    return download(url, folder / _ARCHIVE, _SHA256)
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -69,10 +69,6 @@ class BadRequest(Exception):
         self.status = status
 
 
-def _no_image() -> BadRequest:
-    return BadRequest("the body is no whole PNG, JPEG or WebP", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-
-
 class ModelServer(ThreadingHTTPServer):
     """Answers from a few models; each request has a thread, the models run so many at once.
 
@@ -202,12 +198,11 @@ class _Handler(BaseHTTPRequestHandler):
         asked = _numbers(address.query)
         model = self.server.model(asked.get("model", 0))
         body = self._body(self._body_size())
-        if "height" in asked or "width" in asked:
-            pixels = _raw(body, asked)
-            with self._turn():
-                return _classify(model, pixels).tobytes(), "application/octet-stream"
-        with _encoded(body) as image, self._turn():
-            classes = _classify(model, _decode(image))
+        is_raw = "height" in asked or "width" in asked
+        with self._turn():
+            classes = _classify(model, _raw(body, asked) if is_raw else _decode(body))
+        if is_raw:
+            return classes.tobytes(), "application/octet-stream"
         file = io.BytesIO()
         palette_image(classes, model.metadata.colors).save(file, "PNG")
         return file.getvalue(), "image/png"
@@ -331,18 +326,20 @@ def _raw(body: bytes, asked: dict[str, int]) -> Pixels:
     return np.frombuffer(body, np.uint8).reshape(height, width, 3)
 
 
-def _encoded(body: bytes) -> Image.Image:
-    """Open an image; its size is looked at before its pixels are."""
+def _decode(body: bytes) -> Pixels:
+    """Decode an image; its size is looked at before its pixels are."""
     try:
-        image = Image.open(io.BytesIO(body), formats=_FORMATS)
+        with Image.open(io.BytesIO(body), formats=_FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise BadRequest(
+                    f"{image.width} x {image.height} pixels are too many",
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                )
+            return np.asarray(upright_rgb(image))
     except _UNREADABLE as error:
-        raise _no_image() from error
-    if image.width * image.height > MOST_PIXELS:
         raise BadRequest(
-            f"{image.width} x {image.height} pixels are too many",
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        )
-    return image
+            "the body is no whole PNG, JPEG or WebP", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        ) from error
 
 
 def _classify(model: OnnxModel, image: Pixels) -> Pixels:
@@ -350,10 +347,3 @@ def _classify(model: OnnxModel, image: Pixels) -> Pixels:
         return model.classify(image)
     except NacreError as error:  # one side is so long that the network would see too much
         raise BadRequest(str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from error
-
-
-def _decode(image: Image.Image) -> Pixels:
-    try:
-        return np.asarray(upright_rgb(image))
-    except _UNREADABLE as error:
-        raise _no_image() from error

@@ -169,11 +169,8 @@ def _label_space(content: Mapping[str, Any]) -> LabelSpace:
     background = _special(content, "background", 0 if 0 not in names else None)
     ignored = _special(content, "ignored", 255 if 255 not in names and background != 255 else None)
     space = LabelSpace(names, background=background, ignored=ignored)
-    colors = content.get("colors") or {}
-    if not isinstance(colors, dict):
-        raise NacreError("`colors` must be a table of class (name or label): [red, green, blue]")
-    named = {_color_label(space, key): _color(key, value) for key, value in colors.items()}
-    return LabelSpace(names, background=background, ignored=ignored, colors=named)
+    colors = _colors(space, content.get("colors") or {})
+    return LabelSpace(names, background=background, ignored=ignored, colors=colors)
 
 
 def _class_names(classes: Any) -> dict[int, str]:
@@ -209,22 +206,21 @@ def _label(value: Any, what: str) -> int:
     return value
 
 
-def _color_label(space: LabelSpace, key: Any) -> int:
-    if (
-        isinstance(key, str | int)
-        and key in ("background", space.background)
-        and space.background is not None
-    ):
-        return space.background
-    if isinstance(key, bool) or not isinstance(key, str | int):
-        raise NacreError(f"`colors` names {shown(key)}; it must be a class, by name or label")
-    return space.label_of(key)
-
-
-def _color(key: Any, value: Any) -> tuple[int, int, int]:
-    good = isinstance(value, list) and len(value) == 3
-    if not good or any(type(one) is not int or not 0 <= one <= 255 for one in value):
-        raise NacreError(
-            f"the color of {shown(key)} is {shown(value)}; it must be [red, green, blue]"
-        )
-    return (value[0], value[1], value[2])
+def _colors(space: LabelSpace, colors: Any) -> dict[int, tuple[int, int, int]]:
+    if not isinstance(colors, dict):
+        raise NacreError("`colors` must be a table of class (name or label): [red, green, blue]")
+    found = {}
+    for key, value in colors.items():
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise NacreError(f"`colors` names {shown(key)}; it must be a class, by name or label")
+        is_color = isinstance(value, list) and len(value) == 3
+        if not is_color or any(type(one) is not int or not 0 <= one <= 255 for one in value):
+            raise NacreError(
+                f"the color of {shown(key)} is {shown(value)}; it must be [red, green, blue]"
+            )
+        if space.background is not None and key in ("background", space.background):
+            label = space.background
+        else:
+            label = space.label_of(key)
+        found[label] = (value[0], value[1], value[2])
+    return found

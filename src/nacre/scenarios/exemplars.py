@@ -78,30 +78,18 @@ def choose_exemplars(
         Their names in the order of choice, so that the first n are a smaller memory.
     """
     rng = np.random.default_rng([seed, len(labels)])
-    classes = sorted({label for held in labels.values() for label in held})
-    waiting = {label: _shuffled(labels, label, rng) for label in classes}
+    waiting: dict[int, list[str]] = {}
+    for label in sorted({label for held in labels.values() for label in held}):
+        names = sorted(name for name, held in labels.items() if label in held)
+        waiting[label] = [names[i] for i in rng.permutation(len(names))]
     chosen: dict[str, None] = {}
     while waiting and len(chosen) < size:
         for label in rng.permutation(sorted(waiting)).tolist():
-            name = _next(waiting[label], chosen)
-            if name is None:
+            names = waiting[label]
+            while names and names[-1] in chosen:
+                names.pop()
+            if not names:
                 del waiting[label]
             elif len(chosen) < size:
-                chosen[name] = None
+                chosen[names.pop()] = None
     return tuple(chosen)
-
-
-def _shuffled(
-    labels: Mapping[str, Collection[int]], label: int, rng: np.random.Generator
-) -> list[str]:
-    names = sorted(name for name, held in labels.items() if label in held)
-    return [names[i] for i in rng.permutation(len(names))]
-
-
-def _next(names: list[str], chosen: Collection[str]) -> str | None:
-    """Take the next name that is not chosen yet."""
-    while names:
-        name = names.pop()
-        if name not in chosen:
-            return name
-    return None

@@ -53,6 +53,12 @@ def _plan_step(
 ) -> StepPlan:
     table, names = scenario.classes, scenario.classes.space.names
     held = Counter(label for i in images for label in index.labels[i])
+    pixels: Counter[int] = Counter()
+    for i in images:
+        pixels.update(index.pixel_counts[i])
+    called = sum(count for label, count in pixels.items() if label not in table.new(step))
+    old = sum(pixels[label] for label in table.old(step))
+    future = sum(pixels[label] for label in table.future(step))
     return StepPlan(
         step=step,
         classes=tuple(names[label] for label in table.new(step)),
@@ -60,21 +66,8 @@ def _plan_step(
         sha256=digest([index.names[i] for i in images]),
         hidden_old={names[label]: held[label] for label in table.old(step) if held[label]},
         hidden_future={names[label]: held[label] for label in table.future(step) if held[label]},
-        background=_background(scenario, index, step, images),
+        background={"old": old / max(called, 1), "future": future / max(called, 1)},
     )
-
-
-def _background(
-    scenario: Scenario, index: LabelIndex, step: int, images: tuple[int, ...]
-) -> dict[str, float]:
-    pixels: Counter[int] = Counter()
-    for i in images:
-        pixels.update(index.pixel_counts[i])
-    table = scenario.classes
-    called = sum(count for label, count in pixels.items() if label not in table.new(step))
-    old = sum(pixels[label] for label in table.old(step))
-    future = sum(pixels[label] for label in table.future(step))
-    return {"old": old / max(called, 1), "future": future / max(called, 1)}
 
 
 def plan_as_json(scenario: Scenario, plan: list[StepPlan]) -> dict[str, Any]:

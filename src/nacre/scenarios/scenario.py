@@ -83,7 +83,14 @@ def read_scenario(text: str) -> ScenarioFile:
         return _read_file(Path(text))
     parts = text.split("/")
     if len(parts) == 1 or (len(parts) == 2 and parts[0] in shipped_scenarios()):
-        written = _read_file(_find_shipped(parts[0]))
+        shipped = shipped_scenarios()
+        if parts[0] not in shipped:
+            raise NacreError(
+                f"unknown scenario {shown(text)}{did_you_mean(text, shipped)}; write "
+                "data/task/setup (such as voc/15-5/overlapped), the path of a .yaml file, or one "
+                f"of: {', '.join(shipped)}"
+            )
+        written = _read_file(shipped[parts[0]])
         return written if len(parts) == 1 else _with_setup(written, parts[1], text)
     if len(parts) != 3 or not all(parts):
         wrong = f"{len(parts)} part(s)" if len(parts) != 3 else "an empty part"
@@ -99,17 +106,6 @@ def _with_setup(written: ScenarioFile, setup: str, text: str) -> ScenarioFile:
     if setup not in SETUPS:
         raise unknown_name(f"setup in scenario {text!r}:", setup, SETUPS)
     return written.model_copy(update={"setup": setup})
-
-
-def _find_shipped(name: str) -> Path:
-    shipped = shipped_scenarios()
-    if name in shipped:
-        return shipped[name]
-    raise NacreError(
-        f"unknown scenario {shown(name)}{did_you_mean(name, shipped)}; write data/task/setup "
-        f"(such as voc/15-5/overlapped), the path of a .yaml file, or one of: "
-        f"{', '.join(shipped) or 'none shipped'}"
-    )
 
 
 def shipped_scenarios() -> dict[str, Path]:
@@ -150,7 +146,14 @@ def split_classes(task: str, order: Sequence[int], named: Sequence[str] = ()) ->
         )
     sizes = [int(number) for number in task.split("-")]
     if len(sizes) == 2 and sizes[0] < total:
-        sizes = _repeat_last(task, sizes[0], sizes[1], total)
+        first, each = sizes
+        steps, left = divmod(total - first, each)
+        if left:
+            raise NacreError(
+                f"task {task!r} leaves {left} class(es) over: after {first} of the {total} "
+                f"classes, {total - first} cannot be dealt in steps of {each}"
+            )
+        sizes = [first] + [each] * steps
     if sum(sizes) != total:
         raise NacreError(
             f"task {task!r} deals {sum(sizes)} classes, but the data has {total}; "
@@ -158,16 +161,6 @@ def split_classes(task: str, order: Sequence[int], named: Sequence[str] = ()) ->
         )
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(tuple(order[a : a + size]) for a, size in zip(starts, sizes, strict=True))
-
-
-def _repeat_last(task: str, first: int, each: int, total: int) -> list[int]:
-    steps, left = divmod(total - first, each)
-    if left:
-        raise NacreError(
-            f"task {task!r} leaves {left} class(es) over: after {first} of the {total} "
-            f"classes, {total - first} cannot be dealt in steps of {each}"
-        )
-    return [first] + [each] * steps
 
 
 def step_images(scenario: Scenario, index: LabelIndex) -> ImageLists:

@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from nacre.errors import NacreError
 
@@ -104,22 +104,29 @@ def save_json(path: Path, content: Any) -> None:
     save_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
+@contextlib.contextmanager
+def open_regular(path: Path, limit: int) -> Iterator[BinaryIO]:
+    """Open a regular file of at most so many bytes; anything else, like a pipe, is an OSError."""
+    with open(path, "rb", opener=_open_nonblocking) as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if state.st_size > limit:
+            raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes")
+        yield file
+
+
 def read_bytes(path: Path, what: str, limit: int = MAX_TEXT) -> bytes:
     """Read a regular file of at most so many bytes, or say in one sentence why that cannot be."""
     try:
-        with open(path, "rb", opener=_open_nonblocking) as file:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode):
-                raise OSError(0, "it is not a regular file")
-            # One byte more than is allowed: a file may say nothing true of its size.
-            content = file.read(limit + 1) if state.st_size <= limit else b""
-            size = max(state.st_size, len(content))
+        with open_regular(path, limit) as file:
+            content = file.read(limit + 1)
+            if len(content) > limit:  # a file may say nothing true of its size
+                raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes")
+            return content
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise NacreError(f"could not read {what} {path}: {reason}") from error
-    if size > limit:
-        raise NacreError(f"could not read {what} {path}: it is larger than {limit:,} bytes")
-    return content
 
 
 def _open_nonblocking(path: str, flags: int) -> int:

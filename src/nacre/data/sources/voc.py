@@ -91,14 +91,14 @@ class Voc(FileSource):
         masks = self._mask_folder(split, [line[0] for line in wanted if len(line) == 1])
         pairs: dict[str, Pair] = {}
         for fields in wanted:
-            self._check_line(path, fields)
-            pair = self._pair(fields, masks)
+            pair = self._pair(path, fields, masks)
             if pair.name in pairs:
                 raise NacreError(f"{path} names the image {shown(pair.name)} more than once")
             pairs[pair.name] = pair
         return list(pairs.values())
 
-    def _check_line(self, path: Path, fields: list[str]) -> None:
+    def _pair(self, path: Path, fields: list[str], masks: Path) -> Pair:
+        """Return what a line of a list means: the paths of image and mask, or a name."""
         line = shown(" ".join(fields))
         is_pair = len(fields) == 2 and all(Path(field).suffix for field in fields)
         if len(fields) > 1 and not is_pair:
@@ -106,12 +106,10 @@ class Voc(FileSource):
                 f"{path}: the line {line} is neither a name, which has no space, nor a pair of an "
                 "image's and a mask's path"
             )
-        if any(_leads_outside(field) for field in fields):
+        # Paths may begin with a slash, but go down.
+        if any(".." in Path(field).parts or "\0" in field for field in fields):
             raise NacreError(f"{path}: the line {line} leads out of {self.root}")
-
-    def _pair(self, fields: list[str], masks: Path) -> Pair:
-        """Return what a line of a list means: the paths of image and mask, or a name."""
-        if len(fields) == 2:
+        if is_pair:
             image, mask = fields
             return Pair(Path(image).stem, self._below(image), self._below(mask))
         name = fields[0].lstrip("/")
@@ -143,8 +141,3 @@ class Voc(FileSource):
         bases = (self.root, *list(self.root.parents)[:2])
         found = (base / path for base in bases if (base / path).is_file())
         return next(found, self.root / path)
-
-
-def _leads_outside(written: str) -> bool:
-    """Return whether a list names a file elsewhere: paths may begin with a slash, but go down."""
-    return ".." in Path(written).parts or "\0" in written
