@@ -496,7 +496,7 @@ TOOLS: dict[str, tuple[str, Callable[[Path], None], bool]] = {
     "coco_roboflow": ("coco", coco_roboflow, True),
     "coco_panoptic": ("coco-panoptic", coco_panoptic, False),
     "cvat_xml": ("cvat", cvat_xml, True),
-    "cvat_masks": ("voc", cvat_masks, True),
+    "cvat_masks": ("masks", cvat_masks, True),
     "labelme": ("labelme", labelme, False),
     "yolo": ("yolo", yolo, True),
     "roboflow_masks": ("masks", roboflow_masks, True),

@@ -35,7 +35,7 @@ def nacre(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_it_says_what_was_found_and_what_to_do_next(nacre: Nacre, tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     out, _ = nacre("import", tmp_path / "x", "--to", tmp_path / "my-data")
-    assert "masks as in Pascal VOC: 3 images in my-data" in out
+    assert "folders of masks: 3 images in my-data" in out
     assert "split lists: train.txt 2, val.txt 1" in out
     assert "1 image without any shape: all background (empty)" in out
     assert "then: nacre data " in out

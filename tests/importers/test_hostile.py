@@ -108,7 +108,7 @@ def test_an_entry_without_a_name_is_passed_over(tmp_path: Path) -> None:
 
 def test_hostile_names_of_images_become_plain_ones(tmp_path: Path) -> None:
     content = coco_content(["a"])
-    names = ["con.jpg", " .hidden.jpg", "a\nb.jpg", "x" * 180 + ".jpg", "tab\t.jpg", "nul.x.jpg"]
+    names = [" .hidden.jpg", "a\nb.jpg", "x" * 180 + ".jpg", "tab\t.jpg", "what?.jfif"]
     images, annotations = [], []
     for i, name in enumerate(names):
         images.append(content["images"][0] | {"id": i, "file_name": name})
@@ -120,7 +120,7 @@ def test_hostile_names_of_images_become_plain_ones(tmp_path: Path) -> None:
     written = sorted(path.name for path in (tmp_path / "y" / "images").iterdir())
     assert all(name.isprintable() and not name.startswith(".") for name in written)
     assert all(len(name) < 140 for name in written)
-    assert {"_con.jpg", "hidden.jpg", "a_b.jpg", "tab_.jpg", "_nul.x.jpg"} < set(written)
+    assert {"hidden.jpg", "a_b.jpg", "tab_.jpg", "what_.jpg"} < set(written)
 
 
 def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_file_where_the_target_should_be_and_a_folder_that_is_not_empty(tmp_pa
         import_export(tmp_path / "x", tmp_path / "file")
     with pytest.raises(NacreError, match="is not empty; import into a new folder"):
         import_export(tmp_path / "x", tmp_path / "full")
-    with pytest.raises(NacreError, match=r"could not (make|write)"):
+    with pytest.raises(NacreError, match=r"^could not write .*/file/below: Not a directory$"):
         import_export(tmp_path / "x", tmp_path / "file" / "below")
     assert snapshot(tmp_path) == before
 

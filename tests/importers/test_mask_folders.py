@@ -85,7 +85,7 @@ def test_colors_without_a_table_are_listed_and_may_be_named(mask: str, tmp_path:
 
 def test_colors_that_are_not_named_end_the_import(tmp_path: Path) -> None:
     folder(tmp_path / "x")
-    with pytest.raises(NacreError, match="the color 255,0,0 in 40 pixels"):
+    with pytest.raises(NacreError, match="colors that no class stands for: 255,0,0 in 40 pixels;"):
         Imported(tmp_path / "x", tmp_path / "y", colors={(0, 255, 0): "crop"})
 
 
@@ -138,6 +138,14 @@ def test_folders_as_in_camvid(tmp_path: Path) -> None:
     assert got.images() == {"train/0001", "val/0001", "test/0001"}
     assert [len(got.list(split)) for split in ("train", "val", "test")] == [1, 1, 1]
     np.testing.assert_array_equal(got.mask("val/0001"), LABELS)
+
+
+def test_masks_beside_their_images(tmp_path: Path) -> None:
+    save_image(tmp_path / "x" / "p.jpg", SIZE)
+    save_png(tmp_path / "x" / "p_mask.png", LABELS)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["label 1", "label 2"]
+    np.testing.assert_array_equal(got.mask("p"), LABELS)
 
 
 def test_camvid_with_its_table_of_colors(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_masks_are_told_by_color_not_by_line(
 def test_an_unknown_color_ends_the_import_with_file_and_count(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_text(tmp_path / "x" / "labelmap.txt", "background:0,0,0::\ncat:250,50,83::\n")
-    message = r"SegmentationClass/a\.png holds what .*: the color 51,221,255 in 24 pixels"
+    message = r"SegmentationClass/a\.png holds colors .*: 51,221,255 in 24 pixels"
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()
@@ -725,6 +725,7 @@ def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
         ("p.xml", "<annotation><object><bndbox/></object></annotation>", "holds boxes, no outline"),
         ("a.json", '{"_via_settings": {}}', "VIA; export it there as COCO"),
         ("a.json", '[{"image_id": 1, "category_id": 2}]', "COCO results"),
+        ("a.json", '{"items": [{"id": "p", "annotations": []}]}', "export it as 'CVAT for images"),
         ("a.json", '{"images": [}', "a.json is not JSON"),
         ("a.zip", "x", "holds another archive"),
         ("a.parquet", "x", "as files"),

@@ -35,8 +35,8 @@ from nacre.importers.problems import Unusable, brief
 
 Parts = tuple[str, ...]
 
-SUFFIXES = (*IMAGE_SUFFIXES, ".jpe", ".jfif")
-"""What images are called; the last two are written under a name that nacre reads."""
+SUFFIXES = (*IMAGE_SUFFIXES, ".jfif")
+"""What images are called; the last one is written as ``.jpg``."""
 
 SPLITS = {
     "train": "train",

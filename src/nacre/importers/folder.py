@@ -12,9 +12,9 @@ import json
 import os
 import shutil
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -33,10 +33,6 @@ _LARGEST_8_BIT = 254
 _LARGEST_16_BIT = 65534
 _FORBIDDEN = '<>:"|?*\\/'
 _LONGEST = 120
-_RESERVED = {"con", "prn", "aux", "nul"} | {
-    f"{port}{n}" for port in ("com", "lpt") for n in range(10)
-}
-_RENAMED = {".jpe": ".jpg", ".jfif": ".jpg", ".jpeg": ".jpg"}
 
 
 @dataclass(frozen=True)
@@ -165,40 +161,30 @@ def new_folder(target: Path) -> Iterator[Path]:
     missing = [parent for parent in target.parents if not parent.exists()]
     place = target.with_name(f".{target.name[:50]}.nacre-import")
     folder, lock = place / "data", FileLock(place / "lock")
-    with writing(place / "lock"):
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise NacreError(f"another import into {shown} is under way") from None
-        except NotImplementedError:
-            pass  # a file system without locks
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        for part in ("images", "masks"):
-            with writing(folder / part):
-                (folder / part).mkdir()
-        yield folder
-        with writing(target):
+        place.mkdir(parents=True, exist_ok=True)
+        with suppress(NotImplementedError):  # a file system without locks
+            lock.acquire(blocking=False)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            for part in ("images", "masks"):
+                (folder / part).mkdir(parents=True)
+            yield folder
             if target.is_dir():
                 target.rmdir()
             folder.rename(target)
-    finally:
-        lock.release()
-        shutil.rmtree(place, ignore_errors=True)
-        for parent in missing:
-            # Only what was made here, and only if nobody else put anything there.
-            if parent.is_dir() and not any(parent.iterdir()):
-                parent.rmdir()
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Make the folder of a file, and turn a failing disk into one sentence."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        finally:
+            lock.release()
+            shutil.rmtree(place, ignore_errors=True)
+            for parent in missing:
+                # Only what was made here, and only if nobody else put anything there.
+                if parent.is_dir() and not any(parent.iterdir()):
+                    parent.rmdir()
+    except Timeout:
+        raise NacreError(f"another import into {shown} is under way") from None
     except OSError as error:
-        raise NacreError(f"could not write {path}: {error.strerror or error}") from error
+        # What is read has errors of its own.
+        raise NacreError(f"could not write {shown}: {error.strerror or error}") from error
 
 
 def write_classes(path: Path, labels: Labels, has_background: bool) -> None:
@@ -208,8 +194,7 @@ def write_classes(path: Path, labels: Labels, has_background: bool) -> None:
     lines = ["classes:", *(f"  {label}: {name}" for label, name in names.items())]
     lines += [f"background: {0 if has_background else 'null'}", f"ignored: {labels.ignored}"]
     lines += ["colors:", *(f"  {name}: {list(labels.colors[i])}" for i, name in names.items())]
-    with writing(path):
-        path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     try:
         read_classes(path)
     except NacreError as error:
@@ -259,26 +244,18 @@ def plan_names(images: Sequence[Image]) -> list[str]:
         "/".join([*(safe_part(part).replace(".", "_") for part in path[shared:-1]), name])
         for path, name in zip(paths, plain, strict=True)
     ]
-    return _unique(names, images)
+    return _unique(names)
 
 
 def safe_part(text: str) -> str:
-    """Return a name that any file system takes and that is hidden on none."""
+    """Return a name without what file systems take otherwise, and that is hidden on none."""
     text = unicodedata.normalize("NFC", text)
     kept = "".join("_" if char in _FORBIDDEN or not char.isprintable() else char for char in text)
     kept = kept.strip(" .") or "_"
-    if kept.split(".")[0].casefold() in _RESERVED:
-        kept = f"_{kept}"
     if len(kept.encode()) > _LONGEST:
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         kept = kept.encode()[: _LONGEST - 9].decode("utf-8", "ignore").rstrip(" .") + f"-{digest}"
     return kept
-
-
-def written_suffix(path: str) -> str:
-    """Return the extension that an image is written with."""
-    suffix = PurePosixPath(path).suffix.lower()
-    return _RENAMED.get(suffix, suffix)
 
 
 def _path(image: Image) -> tuple[str, ...]:
@@ -288,17 +265,12 @@ def _path(image: Image) -> tuple[str, ...]:
     return (*parts[:-1], last.stem if last.suffix.lower() in SUFFIXES else last.name)
 
 
-def _unique(names: list[str], images: Sequence[Image]) -> list[str]:
-    """Separate names that would be one file where case does not count."""
-    times = Counter(name.casefold() for name in names)
-    seen: set[str] = set()
-    unique = []
-    for name, image in zip(names, images, strict=True):
-        if times[name.casefold()] > 1 and image.file is not None:
-            name = f"{name}_{image.file.suffix[1:]}"
+def _unique(names: list[str]) -> list[str]:
+    """Set apart, by a number, names that would be one file where case does not count."""
+    unique: dict[str, str] = {}
+    for name in names:
         wanted, number = name, 2
-        while name.casefold() in seen or (name != wanted and name.casefold() in times):
+        while name.casefold() in unique:
             name, number = f"{wanted}_{number}", number + 1
-        seen.add(name.casefold())
-        unique.append(name)
-    return unique
+        unique[name.casefold()] = name
+    return list(unique.values())

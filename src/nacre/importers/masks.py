@@ -20,7 +20,7 @@ from PIL import Image as PillowImage
 from nacre.data.image_io import MOST_PIXELS, stored_labels
 from nacre.errors import NacreError
 from nacre.importers.files import File
-from nacre.importers.problems import Unusable, brief, counted
+from nacre.importers.problems import Unusable, brief, counted, some
 
 Values = npt.NDArray[Any]
 Kind = Literal["values", "colors", "segments", "instances"]
@@ -82,9 +82,9 @@ class MaskFile:
                 table[value] = label_of[name] + 1
         labels, unknown = np.empty(values.shape, dtype), []
         for top in range(0, len(values), _ROWS):
-            some = values[top : top + _ROWS]
-            found = table.take(some, mode="clip")
-            unknown.append(some[(found == 0) | (some < 0) | (some >= len(table))])
+            rows = values[top : top + _ROWS]
+            found = table.take(rows, mode="clip")
+            unknown.append(rows[(found == 0) | (rows < 0) | (rows >= len(table))])
             labels[top : top + _ROWS] = found - 1
         if any(one.size for one in unknown):
             raise self._unknown(count_values(unknown))
@@ -92,13 +92,15 @@ class MaskFile:
 
     def _unknown(self, counts: Counter[int]) -> NacreError:
         """Return the error for values that no class stands for."""
-        value, count = counts.most_common(1)[0]
-        color = f"the color {shown_color(value)}"
-        what = color if self.kind == "colors" else f"the value {value}"
-        more = f" and {counted(len(counts) - 1, 'other')}" if len(counts) > 1 else ""
+        is_color = self.kind == "colors"
+        found = (
+            f"{shown_color(value) if is_color else value} in {counted(count, 'pixel')}"
+            for value, count in counts.most_common()
+        )
+        what = "colors" if is_color else "values"
         return NacreError(
-            f"the mask {brief(self.file.path)} holds what no class stands for: {what} in "
-            f"{counted(count, 'pixel')}{more}; nothing was imported"
+            f"the mask {brief(self.file.path)} holds {what} that no class stands for: "
+            f"{some(found)}; nothing was imported"
         )
 
 

@@ -19,7 +19,7 @@ from PIL import Image as PillowImage
 
 from nacre.data.image_io import FORMATS, TURNS, count_labels, examine_image, orientation
 from nacre.errors import NacreError
-from nacre.importers.folder import Labels, writing, written_suffix
+from nacre.importers.folder import Labels
 from nacre.importers.masks import open_image
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import BACKGROUND, NO_OUTLINE, Image, Order
@@ -147,9 +147,7 @@ def _import_image(doubtful: Frame, index: int) -> Outcome:
         outcome.pixels = count_labels(mask)
         if set(outcome.pixels) == {job.labels.ignored}:
             raise Unusable("not one pixel of it counts")
-        target = job.folder / "masks" / f"{job.names[index]}.png"
-        with writing(target):
-            save_mask(target, mask, job.labels)
+        save_mask(job.folder / "masks" / f"{job.names[index]}.png", mask, job.labels)
         outcome.file = path.relative_to(job.folder / "images").as_posix()
     except Unusable as problem:
         outcome.problem = problem
@@ -178,9 +176,10 @@ def _copy_image(image: Image, stem: Path) -> Path:
         data = image.file.read()
     except NacreError as error:
         raise Unusable("the image cannot be read", str(error)) from error
-    path = stem.with_name(stem.name + written_suffix(image.file.path))
-    with writing(path):
-        path.write_bytes(data)
+    suffix = image.file.suffix
+    path = stem.with_name(stem.name + (".jpg" if suffix == ".jfif" else suffix))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
     return path
 
 
@@ -287,6 +286,7 @@ def _paint(
 
 def save_mask(path: Path, mask: LabelMap, labels: Labels) -> None:
     """Write a palette PNG, or a gray one of 16 bits where labels need them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     image = PillowImage.fromarray(np.ascontiguousarray(mask))
     if labels.dtype == np.uint8:
         palette = np.zeros((256, 3), np.uint8)

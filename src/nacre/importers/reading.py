@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 
 from nacre.errors import NacreError
 from nacre.importers.documents import Place, stream_json, stream_xml
-from nacre.importers.files import Export, File, Finder
+from nacre.importers.files import Export, File, Finder, split_of
 from nacre.importers.masks import MaskFile
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.shapes import Area, Shape
@@ -183,6 +183,13 @@ class Reading:
         more = {"is_labeled": False, "is_listed": False} | more
         self.images.append(Image(file.path, file, split, **more))
         return self.images[-1]
+
+    def add_unlabeled(self, files: Iterable[File]) -> None:
+        """Add the images that nothing speaks of; not those of a folder that holds more of them."""
+        taken = {image.file for image in self.images}
+        for file in files:
+            if file not in taken and not file.is_extra:
+                self.add_file(file, split_of(file.folder))
 
     def draw(self, image: Image, name: Any, area: Area | None, title: str, layer: int = 0) -> None:
         """Add a shape to an image; ``title`` is what people call such shapes."""

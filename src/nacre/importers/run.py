@@ -9,14 +9,7 @@ from pathlib import Path
 
 from nacre.errors import NacreError
 from nacre.importers.files import Export, File, agrees
-from nacre.importers.folder import (
-    make_labels,
-    new_folder,
-    plan_lists,
-    plan_names,
-    write_classes,
-    writing,
-)
+from nacre.importers.folder import make_labels, new_folder, plan_lists, plan_names, write_classes
 from nacre.importers.formats import recognize
 from nacre.importers.paint import MISSING, Job, Outcome, Unlabeled, import_images
 from nacre.importers.problems import brief, counted, some
@@ -164,9 +157,7 @@ def _write(folder: Path, report: ImportReport, lists: Mapping[str, Sequence[str]
     texts = {f"{name}.txt": "".join(f"{file}\n" for file in files) for name, files in lists.items()}
     texts["import.json"] = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
     for name, text in texts.items():
-        with writing(folder / name):
-            (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
     has_background = report.labels.has_background or report.pixels[0] > 0
     write_classes(folder / "classes.yaml", report.labels, has_background)
-    with writing(folder / SHEET):
-        draw_sheet(folder, report).save(folder / SHEET, quality=88)
+    draw_sheet(folder, report).save(folder / SHEET, quality=88)

@@ -35,7 +35,7 @@ _FEW = 50
 
 _SIGNS = (
     *(("*",), ("annotations", "*"), ("images", "*"), ("categories",), ("shapes",)),
-    *(("classes", "*"), ("_via_settings",), ("_via_img_metadata",)),
+    *(("classes", "*"), ("items", "*"), ("_via_settings",), ("_via_img_metadata",)),
 )
 """Places in a JSON document that tell what it is."""
 
@@ -79,6 +79,8 @@ def recognize(reading: Reading, wanted: str | None = None) -> str:
         found = [(row, files) for row in _load(others) if (files := row.find(export))]
     if not found:
         raise _not_recognized(export, rows[0].title if wanted else None)
+    if len(found) > 1 and found[-1][0].name == "masks":
+        del found[-1]  # what tools export may hold masks, too
     if len(found) > 1:
         names = ", ".join(other.name for other, _ in found[1:])
         reading.notes.append(f"the export also looks like {names}; --format chooses")
@@ -152,6 +154,8 @@ def _json_kind(file: File) -> str:
             return "labelme"
         if place[0] == "classes" and "title" in item:
             return "supervisely"
+        if place[0] == "items" and "annotations" in item:
+            return "datumaro"
         if place[0].startswith("_via_"):
             return "via"
     return "coco" if {"images", "categories"} <= seen else ""
@@ -211,7 +215,6 @@ FORMATS: dict[str, Format] = {
     for row in (
         Format("supervisely", "Supervisely", _find_supervisely, supervisely.read),
         Format("cityscapes", "Cityscapes", cityscapes.find, cityscapes.read),
-        Format("voc", "masks as in Pascal VOC", mask_folders.find_voc, mask_folders.read),
         Format("cvat", "CVAT for images 1.1", _of_kind("cvat"), cvat.read),
         Format("yolo", "YOLO polygons", yolo.find, yolo.read),
         Format("coco-panoptic", "COCO panoptic", _of_kind("panoptic"), coco.read_panoptic),
@@ -238,31 +241,35 @@ def _not_recognized(export: Export, wanted: str | None) -> NacreError:
     return NacreError(f"{root} has none of the known formats (it holds {there}); known: {known}")
 
 
+_ADVICE = {
+    "via": "is a project of VGG's VIA; export it there as COCO",
+    "coco-results": "holds COCO results, not annotations: categories are missing",
+    "datumaro": "is CVAT's export for Datumaro; export it as 'CVAT for images 1.1'",
+    "boxes": "holds boxes, no outlines, and boxes are never filled for such data: label areas, or "
+    "make masks of the boxes first, with a tool such as SAM",
+}
+"""What else a JSON or XML file may be, and what to do then."""
+
+
 def _advice(export: Export) -> str:
     """Return what else an export is, and what to do then; nothing if that is not known."""
-    if _documents(export, "via"):
-        return "is a project of VGG's VIA; export it there as COCO"
-    if _documents(export, "coco-results"):
-        return "holds COCO results, not annotations: categories are missing"
+    for kind, advice in _ADVICE.items():
+        if _documents(export, kind):
+            return advice
     if any("-annotation-" in one.name and "-by-" in one.name for one in export.images):
         return (
             "is Label Studio's export of brushes as PNG, which does not say to which image each "
             "belongs; export as JSON"
         )
-    if all(any(one.is_below(name) for one in export.files) for name in ("images", "masks")):
-        if export.named("classes.yaml"):
-            return "is a folder of nacre already; there is nothing to import"
+    if export.named("classes.yaml"):
+        return "is a folder of nacre already; there is nothing to import"
+    if mask_folders.is_nacres(export):
         is_white = mask_folders.are_black_and_white(export)
         return (
             "has images/ and masks/ as nacre's own folders have"
             f"{', with masks in black and white (0 and 255)' if is_white else ''}; what is missing "
             f"is classes.yaml, such as `classes: {{{255 if is_white else 1}: crack}}`, and then "
             "there is nothing to import"
-        )
-    if _documents(export, "boxes"):
-        return (
-            "holds boxes, no outlines, and boxes are never filled for such data: label areas, or "
-            "make masks of the boxes first, with a tool such as SAM"
         )
     if export.with_suffix(".parquet"):
         return "holds parquet files; save images and masks as files"

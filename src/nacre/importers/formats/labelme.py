@@ -126,11 +126,8 @@ def _add_damaged(reading: Reading, file: File, error: NacreError) -> None:
 
 def _add_unlabeled(reading: Reading) -> None:
     """Add the images beside the annotated ones that have no annotation."""
-    taken = {image.file for image in reading.images if image.file}
-    folders = {file.folder for file in taken}
-    for file in reading.export.images:
-        if not file.is_extra and file not in taken and file.folder in folders:
-            reading.add_file(file)
+    folders = {image.file.folder for image in reading.images if image.file}
+    reading.add_unlabeled(one for one in reading.export.images if one.folder in folders)
 
 
 def read_xml(reading: Reading, files: list[File]) -> None:

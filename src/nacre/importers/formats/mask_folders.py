@@ -32,16 +32,16 @@ from nacre.importers.reading import BACKGROUND, IGNORED, Color, Reading, as_dict
 Meaning = tuple[dict[int, str], Kind]
 """Class by value, and whether the values are labels or colors."""
 
-VOC = ("segmentationclasspng", "segmentationclass", "segmentationclassaug")
 _MASK_WORDS = (
-    *(*VOC, "masksmachine", "masks", "mask", "labels", "label", "annotations", "annotation"),
+    *("segmentationclasspng", "segmentationclass", "segmentationclassaug", "masksmachine", "masks"),
+    *("mask", "labels", "label", "annotations", "annotation"),
     *("annot", "labeledapprovedfull", "labeledapproved", "groundtruth", "gt", "segmentation"),
     *("segmentations", "labelimages", "semantic"),
 )
 """What folders of masks are called, without blanks and the like; the first that is there counts."""
 
 _NOT_IMAGES = re.compile("^(segmentation(class|object)|masks(human|instances|machine)|vis|overlay)")
-_IMAGE_WORDS = ("images", "image", "imgs", "img", "jpegimages", "rgb", "701stillsrawfull")
+_IMAGE_WORDS = ("images", "image", "imgs", "img", "image2", "jpegimages", "rgb")
 _SPLIT = "(train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?|dev|)"
 _SUFFIX = re.compile(r"_(mask|masks|label|labels|gt|seg|l|annotation|segmentation)$")
 _NUMBERS = r"(?P<r>\d{1,9})[\s,]+(?P<g>\d{1,9})[\s,]+(?P<b>\d{1,9})"
@@ -55,19 +55,20 @@ _MOST_LOOKED_AT = 200
 _MOST_COLORS = 10
 
 
-def find_voc(export: Export) -> list[File]:
-    """Return the tables of masks in Pascal VOC's layout, or the masks if there is no table."""
-    masks = [file for file in export.images if not file.is_extra and _word(file) in VOC]
-    return (_tables(export) or masks) if masks else []
-
-
 def find(export: Export) -> list[File]:
-    """Return the tables of any folder of masks; the masks if they are in color, or as in CamVid."""
+    """Return the tables of a folder of masks, or the masks if there is no table.
+
+    Images and labels in nacre's own folders need no import.
+    """
     masks = _masks(export)
-    if not masks or _word(masks[0]) in VOC or export.named("classes.yaml"):
+    if not masks or export.named("classes.yaml"):
         return []
-    is_camvid = _word(masks[0]) == "annot"
-    return _tables(export) or (masks if is_camvid or _in_color(masks) else [])
+    return _tables(export) or ([] if is_nacres(export) and not _in_color(masks) else masks)
+
+
+def is_nacres(export: Export) -> bool:
+    """Return whether an export has the folders that nacre's own have."""
+    return all(any(one.is_below(name) for one in export.images) for name in ("images", "masks"))
 
 
 def are_black_and_white(export: Export) -> bool:
@@ -95,10 +96,7 @@ def _read_one(reading: Reading, table: File | None, root: str) -> None:
     reading.has_background = BACKGROUND in meaning[0].values()
     taken = _read_lists(reading, root, list(masks), files, meaning)
     _pair(reading, [mask for mask in masks if mask not in taken], files, meaning)
-    used = {image.file for image in reading.images}
-    for file in files:
-        if file not in used and not file.is_extra and is_inside(file, root):
-            reading.add_file(file, _split(file))
+    reading.add_unlabeled(file for file in files if is_inside(file, root))
 
 
 def _read_lists(

@@ -27,10 +27,7 @@ def read(reading: Reading, files: list[File]) -> None:
     for meta in files:
         # The one project of an export may have its meta.json anywhere.
         _read_project(reading, meta, meta.folder if len(files) > 1 else "")
-    taken = {image.file for image in reading.images}
-    for file in reading.export.images:
-        if file not in taken and not file.is_extra and is_in(file, "img"):
-            reading.add_file(file)
+    reading.add_unlabeled(one for one in reading.export.images if is_in(one, "img"))
 
 
 def is_in(file: File, folder: str) -> bool:

@@ -8,6 +8,7 @@ lies on top.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from nacre.errors import NacreError
@@ -142,9 +143,7 @@ def _splits(
             if parts and parts[-1].endswith(".txt"):
                 for file in reading.export.named(parts[-1].casefold())[:1]:
                     for line in load_lines(file):
-                        with Image(
-                            line
-                        ).noting():  # a line that may mean several files says nothing
+                        with suppress(Unusable):  # several files may be meant: it says nothing
                             found = finder.find(line)
                             listed |= {found: SPLITS[key]} if found else {}
             elif parts:
