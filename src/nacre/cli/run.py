@@ -163,9 +163,10 @@ def demo(
     """Train on generated scenes in three steps with ft, lwf, mib and joint; write a page."""
     from nacre.cli.grid import GridDisplay
     from nacre.cli.results import print_table
+    from nacre.report.page import write_report
     from nacre.report.results import load_results
     from nacre.report.tables import steps_table
-    from nacre.sweeps.demo import ABOUT, demo_grid, run_demo, write_demo_page
+    from nacre.sweeps.demo import ABOUT, TITLE, demo_grid, run_demo
     from nacre.utils.signals import StopSignal
 
     app.show_config(demo_grid(seed).model_dump(mode="json", exclude_none=True))
@@ -178,7 +179,7 @@ def demo(
         )
     for results in load_results(runs):
         print_table(console, steps_table(results))
-    page = write_demo_page(runs, out)
+    page = write_report(runs, out, title=TITLE)
     console.print("The page with images:", str(page), soft_wrap=True)
 
 

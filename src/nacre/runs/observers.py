@@ -89,17 +89,28 @@ def read_events(path: Path) -> list[Event]:
     return [event for event in events if event is not None]
 
 
+def read_event(line: str) -> Event | None:
+    """Return the event of a line; None if it holds none that this version knows."""
+    content = _parse(line)
+    return None if content is None else from_dict(content)
+
+
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.exists():
         return
     text = read_bytes(path, "the events", _MAX_BYTES).decode(errors="replace")
     for line in text.split("\n"):
-        try:
-            content = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict):
+        content = _parse(line)
+        if content is not None:
             yield line, content
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        content = parse_json(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 class Tracker:

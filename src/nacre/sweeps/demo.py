@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nacre.errors import NacreError
-from nacre.report.page import write_report
 from nacre.sweeps.engines import Local
 from nacre.sweeps.grid import GridConfig, Job, make_jobs
 from nacre.sweeps.launch import run_grid
@@ -21,6 +20,7 @@ METHODS = ("ft", "lwf", "mib", "joint")
 SCENES = 800
 """Number of training images."""
 
+TITLE = "nacre demo: three steps on generated scenes"
 ABOUT = """\
 Eight classes of generated things are learned in three steps: four, then two, then two.
 In each step only the new classes are labeled; all else is marked background.
@@ -57,8 +57,3 @@ def run_demo(
         if job.state == "failed":
             raise NacreError(f"failed: {job.name}: {job.problem}")
     return [job.folder.path for job in jobs]
-
-
-def write_demo_page(runs: Sequence[Path], out: Path) -> Path:
-    """Write the demo's page; return its path."""
-    return write_report(runs, out, title="nacre demo: three steps on generated scenes")

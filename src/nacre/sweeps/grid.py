@@ -15,23 +15,21 @@ from nacre.errors import NacreError, check
 from nacre.methods import find_method
 from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
+from nacre.runs.observers import read_event
 from nacre.runs.records import StepMetrics
 from nacre.runs.run import open_scenario
 from nacre.runs.step_cache import CACHE, digest_masks, step_keys
 from nacre.runs.steps import step_sampler
 from nacre.sweeps.engines import log_of
 from nacre.training.config import RunConfig, build_config, deep_merge, read_section
-from nacre.training.events import StepBegan, StepLearned, Trained, from_dict
 from nacre.utils.config import Config, read_yaml
-from nacre.utils.io import is_locked, parse_json
+from nacre.utils.io import is_locked
 
 State = Literal["waiting", "running", "done", "failed"]
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 _TAIL_BYTES = 1 << 16
-_PROGRESS = tuple(f'"{event.kind}"'.encode() for event in (StepBegan, Trained, StepLearned))
-"""The kinds of events that say how many updates a run has made."""
 
 
 class GridConfig(Config):
@@ -262,21 +260,15 @@ def _variant(method: str | dict[str, Any]) -> str:
     """Return a unique name for a method and its values, e.g. mib,fusion=sqrt."""
     if isinstance(method, str):
         return method
-    rest = {key: value for key, value in method.items() if key != "name"}
-    return ",".join([str(method.get("name")), *_assignments(rest)])
+    values = {key: value for key, value in method.items() if key != "name"}
+    return ",".join([str(method.get("name")), *(f"{k}={_text(v)}" for k, v in values.items())])
 
 
-def _assignments(values: dict[str, Any], under: str = "") -> list[str]:
-    """Return values as `--set` takes them: the keys of mappings joined by dots."""
-    texts: list[str] = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            texts += _assignments(value, f"{under}{key}.")
-        else:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else text
-            texts.append(f"{under}{key}={text}")
-    return texts
+def _text(value: Any) -> str:
+    """Return a value as `--set` takes it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def find_status(jobs: Sequence[Job]) -> None:
@@ -318,29 +310,21 @@ class GridProgress:
 
 
 def _updates_made(events: Path, to_learn: Sequence[int]) -> int | None:
-    """Return the updates before the last event of a run that counts them; None without one."""
+    """Return the updates before the last event of a run; None if it has none of a step."""
     try:
         with events.open("rb") as file:
             file.seek(max(0, events.stat().st_size - _TAIL_BYTES))
-            lines = file.read().splitlines()
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return None
     for line in reversed(lines):
-        event = _parse(line) if any(kind in line for kind in _PROGRESS) else None
-        if isinstance(event, StepBegan | Trained | StepLearned):
-            own = to_learn[event.step] if event.step < len(to_learn) else 0
-            here = event.first if isinstance(event, StepBegan) else own
-            here = event.iteration if isinstance(event, Trained) else here
-            return sum(to_learn[: event.step]) + min(here, own)
+        event = read_event(line)
+        step = getattr(event, "step", None)
+        if step is not None and step < len(to_learn):
+            # Events without a place in their step come when it is learned.
+            here = getattr(event, "iteration", getattr(event, "first", to_learn[step]))
+            return sum(to_learn[:step]) + min(here, to_learn[step])
     return None
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        content = parse_json(line.decode(errors="replace"))
-    except ValueError:
-        return None
-    return from_dict(content) if isinstance(content, dict) else None
 
 
 def as_plain(jobs: Sequence[Job], progress: GridProgress) -> list[dict[str, Any]]:
