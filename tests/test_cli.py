@@ -137,7 +137,7 @@ def test_the_list_of_methods_does_not_load_torch():
         (["config", "learn"], "no data: give one or more folders"),
         (["config", "predict"], "nacre predict has no config; commands with one: learn, run"),
         (["data", "nowhere"], "nowhere"),
-        (["data", "voc"], "the data set 'voc' is in files: give --root FOLDER"),
+        (["data", "voc"], "the data set 'voc' needs its folder: give --root FOLDER"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(

@@ -1,9 +1,9 @@
 """The terminal: a console that shows names as they are, and progress with the time left.
 
-A class, a file or a folder may have any name. It is never read as rich's markup or an emoji's
-code, and a control character in it is shown as its number. A character that the output's encoding
-lacks is replaced by a similar one. Lost output, as with `nacre run | head` or on a full disk, does
-not end a run. Progress is a bar on a terminal, and lines of a log elsewhere.
+Classes, files and folders may have any name. Names are never interpreted as rich's markup or emoji
+codes, and control characters in them are printed as numbers. A character that the output's encoding
+lacks is replaced by a similar one. Lost output (`nacre run | head`, a full disk) does not end a
+run. Progress is a bar on a terminal, and lines of a log elsewhere.
 """
 
 import codecs
@@ -198,7 +198,7 @@ class RunDisplay(Display):
             TextColumn("{task.fields[note]}"),
             console=console,
             transient=True,
-            # The speed is averaged for long enough to include testing and a change of methods.
+            # Average the speed for long enough to include testing and a change of methods.
             speed_estimate_period=60,
         )
         super().__init__(console, self.progress)
@@ -230,8 +230,8 @@ class RunDisplay(Display):
                 losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
                 self.progress.update(self.now, note=losses)
             case events.StepUsable():
-                text = f"  step {event.step}: a first model after {event.seconds:.0f} s, in closed"
-                text += f" form: {event.path}; its decoder learns now"
+                text = f"  step {event.step}: first model after {event.seconds:.0f} s: {event.path}"
+                text += "; now the decoder is trained"
                 self.console.print(Text(text), soft_wrap=True)
             case events.StepJudged():
                 self._print(f"  step {event.step}: {judged_line(event)}")
@@ -263,7 +263,7 @@ class RunDisplay(Display):
 
     def _begin_step(self, event: "events.StepBegan") -> None:
         again = f", resuming at iteration {event.first}" if event.first else ""
-        names = some(event.classes, 6)
+        names = abbreviate(event.classes, 6)
         self._print(f"  step {event.step}: {names} ({event.images:,} images){again}")
         self._leave_out(event.first)
         self._replace(f"{self.label} step {event.step}", event.iterations, event.first)
@@ -296,44 +296,44 @@ class RunDisplay(Display):
         self.now = self.progress.add_task(description, total=total, completed=completed, note="")
 
     def _leave_out(self, count: int) -> None:
-        """Leave out updates that are not made: they say nothing about the time left."""
+        """Subtract updates that are not made, so that they do not change the time left."""
         self.total -= count
         if self.whole is not None:
             self.progress.update(self.whole, total=self.total)
 
 
-def some(names: Sequence[str], most: int = 8) -> str:
-    """Return names as a list; of more than these, the rest is counted."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+def abbreviate(names: Sequence[str], limit: int = 8) -> str:
+    """Join names with commas; count those beyond a limit."""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def judged_line(event: "events.StepJudged") -> str:
-    """Return the result of judging a decoder's updates as a line."""
-    means = f"mean IoU {100 * event.after:.1f} with its updates, {100 * event.before:.1f} without"
+    """Return a line that tells whether a decoder's updates are kept."""
+    means = f"mean IoU {100 * event.after:.1f} with them, {100 * event.before:.1f} without"
     if not event.kept:
         return f"the decoder's updates are not kept: {means}"
     named = ", ".join(event.classes) or "no class"
-    return f"the decoder is kept: {means}; it has a say in {named}, the ledger in all classes"
+    return f"the decoder's updates are kept: {means}; it scores {named}, the ledger all classes"
 
 
 def chosen_line(event: "events.OptionsChosen") -> str:
-    """Return what held-out images decided as a line."""
-    ways = [("with its mirror image", event.mirror), ("along edges", event.edges)]
-    named = " and ".join(name for name, is_chosen in ways if is_chosen)
+    """Return a line with the prediction options that held-out images decided on."""
+    options = [("the mirrored image", event.mirror), ("edges", event.edges)]
+    named = " and ".join(name for name, is_chosen in options if is_chosen)
     if not named:
-        return "images are seen plainly: neither mirror image nor edges gain on held-out images"
+        return "predictions use neither the mirrored image nor edges: no gain on held-out images"
     means = f"mean IoU {100 * event.after:.1f} on held-out images, {100 * event.before:.1f} without"
-    return f"an image is seen {named}: {means}"
+    return f"predictions use {named}: {means}"
 
 
 def one_line(means: dict[str, Any]) -> str:
-    """Return the means of old, new and all classes as a line."""
+    """Return a line with the means of old, new and all classes."""
     parts = []
     for group in ("old", "new", "all"):
         value = means.get(f"{group}_without_background")
         if value is not None:
             parts.append(f"{group} {100 * value:.1f}")
     if not parts:
-        return "not tested, no test image shows a class that is known"
+        return "not tested: no test image has a known class"
     return "mIoU without background: " + ", ".join(parts)

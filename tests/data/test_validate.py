@@ -89,7 +89,7 @@ def test_a_part_of_voc_is_called_a_part(tmp_path: Path) -> None:
     (tmp_path / "splits" / "val.txt").write_text("b")
     report = check_source(Voc(VocConfig(root=tmp_path)))
     assert (report.is_valid, report.is_complete) == (True, False)
-    assert "train has 1 images, the whole data set has 10,582" in _text(report)
+    assert "train has 1 of the data set's 10,582 images" in _text(report)
 
 
 def test_masks_in_black_and_white_with_another_label_are_a_problem_with_its_remedy(

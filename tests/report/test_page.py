@@ -115,7 +115,7 @@ def test_sets_the_paper_beside_only_where_asked(make_run: Any, tmp_path: Path) -
 def test_without_its_networks_a_page_says_so(make_run: Any, tmp_path: Path) -> None:
     path = make_run("mib")
     text, reader = read(write_report([path], tmp_path / "out"))
-    assert "No images, because" in text
+    assert "No images: " in text
     assert "hidden in its background" in text
     assert reader.alternatives == []
 

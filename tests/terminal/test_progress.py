@@ -82,7 +82,7 @@ def test_the_time_left_is_not_shortened_by_what_was_taken_over(monkeypatch):
 
 def test_one_line_leaves_out_what_is_not_there():
     assert one_line({"new_without_background": 0.123}) == "mIoU without background: new 12.3"
-    assert one_line({}) == "not tested, no test image shows a class that is known"
+    assert one_line({}) == "not tested: no test image has a known class"
 
 
 def test_a_notebook_without_widgets_gets_lines_and_no_warning(monkeypatch):

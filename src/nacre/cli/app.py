@@ -36,7 +36,7 @@ PANELS = {
 
 
 class Command(TyperCommand):
-    """A command whose help says what to write, not which type of Python that becomes."""
+    """A command whose help shows placeholders instead of Python types."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, without types beside arguments and flags."""
@@ -55,7 +55,7 @@ class Commands(TyperGroup):
         return [name for names in PANELS.values() for name in names]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; importing its modules may take seconds, in which Ctrl-C may come."""
+        """Run a command; report Ctrl-C even while its modules are being imported."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -65,9 +65,9 @@ class Commands(TyperGroup):
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    for one in parameters:
-        if isinstance(one, TyperArgument) or one.is_flag:
-            one.display_type_rich = lambda ctx: None
+    for parameter in parameters:
+        if isinstance(parameter, TyperArgument) or parameter.is_flag:
+            parameter.display_type_rich = lambda ctx: None
     return parameters
 
 
@@ -119,22 +119,22 @@ def command(name: str, *examples: str, **settings: Any) -> Callable[[Function], 
 
 
 def _with_fields(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that takes the fields of its dataclass of options in its place, if any."""
+    """Replace a function's dataclass of options, if it has one, by a parameter per field."""
     signature = inspect.signature(function)
-    named = {one.name: one.annotation for one in signature.parameters.values()}
-    name = next((name for name, kind in named.items() if is_dataclass(kind)), None)
-    if name is None:
+    grouped = [one for one in signature.parameters.values() if is_dataclass(one.annotation)]
+    if not grouped:
         return function
-    fields = inspect.signature(named[name]).parameters
+    (group,) = grouped
+    fields = inspect.signature(group.annotation).parameters
 
     def call(**values: Any) -> None:
-        options = named[name](**{field: values.pop(field) for field in fields})
-        function(**{name: options}, **values)
+        options = group.annotation(**{field: values.pop(field) for field in fields})
+        function(**{group.name: options}, **values)
 
     parameters = [
         one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for own in signature.parameters.values()
-        for one in (fields.values() if own.name == name else [own])
+        for one in (fields.values() if own is group else [own])
     ]
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__doc__, call.__annotations__ = function.__doc__, {}
@@ -180,7 +180,7 @@ ModelPath = Annotated[Path, argument("MODEL", "A run folder, a step folder or a 
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """The options from which a command gets its config."""
+    """Options that set config values."""
 
     preset: Preset = None
     config: ConfigFile = None
@@ -190,22 +190,25 @@ class ConfigOptions:
         option("NUMBER", "Random seed for weights, order and augmentation. Default: 1.", min=0),
     ] = None
 
-    def parts(self, values: Mapping[str, Any], resumed: Path | None = None) -> dict[str, Any]:
-        """Return the parts of a config: preset, file, assignments and overrides.
+    def sources(self, values: Mapping[str, Any], resumed: Path | None = None) -> dict[str, Any]:
+        """Return the sources of a config: preset, file, assignments and overrides.
 
         Args:
             values: The values of the command's other options.
-            resumed: The folder to resume. What is given lies over the config that it stores, and
-                is refused where it differs.
+            resumed: The folder to resume, whose stored config is the file if no other is given.
         """
         file = self.config
         if file is None and self.preset is None and resumed is not None:
             stored = resumed / "config.yaml"
             file = stored if stored.is_file() else None
         values = {"seed": self.seed, **values}
-        given = {key: one for key, one in values.items() if one not in (None, {}, [])}
-        assignments = self.set_ or ()
-        return {"preset": self.preset, "file": file, "assignments": assignments, "overrides": given}
+        values = {key: value for key, value in values.items() if value not in (None, {}, [])}
+        return {
+            "preset": self.preset,
+            "file": file,
+            "assignments": self.set_ or (),
+            "overrides": values,
+        }
 
 
 def data_section(root: Path | None) -> dict[str, Any]:
@@ -219,7 +222,7 @@ def split_names(text: str | None) -> list[str]:
 
 
 def split_pairs(texts: list[str] | None, name: str, example: str) -> dict[str, str]:
-    """Return a repeatable ``KEY=VALUE`` option as a mapping; the last sign separates."""
+    """Return a repeatable ``KEY=VALUE`` option as a mapping; split at the last ``=``."""
     pairs = {}
     for text in texts or ():
         key, sign, value = text.rpartition("=")
@@ -284,7 +287,7 @@ def until_interrupted(work: Callable[[], T], again: str) -> T:
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Print a text as it is; control characters become visible."""
+    """Print a text with its control characters made visible."""
     typer.echo(escape_control(text), err=err)
 
 

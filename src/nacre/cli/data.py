@@ -1,4 +1,4 @@
-"""Commands that show data and scenarios before anything is learned."""
+"""Commands that show data and scenarios before training: data, plan."""
 
 import sys
 from collections import Counter
@@ -13,7 +13,7 @@ from rich.text import Text
 from nacre.cli import app
 from nacre.cli.app import argument, option
 from nacre.errors import NacreError
-from nacre.terminal import some
+from nacre.terminal import abbreviate
 
 if TYPE_CHECKING:
     from nacre.data.source import FileSource
@@ -57,7 +57,7 @@ def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSour
     if root is not None:
         return open_folder(name, root, classes)
     if name in DATASETS and not Path(name).is_dir():
-        raise NacreError(f"the data set {name!r} is in files: give --root FOLDER")
+        raise NacreError(f"the data set {name!r} needs its folder: give --root FOLDER")
     return open_folder("folder", Path(name), classes)
 
 
@@ -119,7 +119,7 @@ def report_tables(report: "DataReport") -> Group:
 
 
 def _sentences(report: "DataReport") -> Iterator[str]:
-    """Yield how many images there are, what is wrong and what to do, the verdict last."""
+    """Yield the number of images, the problems with their remedies, and the verdict."""
     yield ", ".join(f"{split.split}: {split.images:,} images" for split in report.splits)
     for split in report.splits:
         kinds = Counter(problem.kind for problem in split.problems)
@@ -131,13 +131,13 @@ def _sentences(report: "DataReport") -> Iterator[str]:
             yield f"{split.split}: and {len(split.problems) - MAX_PROBLEMS:,} more"
         if split.turned:
             yield (
-                f"{split.split}: EXIF data turn {split.turned:,} images; their masks must match "
-                "the turned images, as programs display them"
+                f"{split.split}: EXIF data rotate {split.turned:,} images; their masks must match "
+                "the rotated images, as image viewers show them"
             )
         if split.expected not in (None, split.images):
             yield (
-                f"{split.split} has {split.images:,} images, the whole data set has "
-                f"{split.expected:,}: results on it cannot be compared with published ones"
+                f"{split.split} has {split.images:,} of the data set's {split.expected:,} images: "
+                "results cannot be compared with published ones"
             )
     if report.empty_classes:
         yield f"no pixel in training: {', '.join(report.empty_classes)}"
@@ -156,7 +156,7 @@ def _sentences(report: "DataReport") -> Iterator[str]:
 
 
 def plan_table(scenario: "Scenario", plan: "list[StepPlan]") -> RenderableType:
-    """Return the plan of a scenario: what each step learns, and what its background hides."""
+    """Return a table of each step's classes, images and hidden classes."""
     table = Table(title=f"{scenario.name}: what each step learns from", title_justify="left")
     table.add_column("step", justify="right")
     table.add_column("learns", ratio=3)
@@ -166,7 +166,7 @@ def plan_table(scenario: "Scenario", plan: "list[StepPlan]") -> RenderableType:
     for step in plan:
         shares = ", ".join(f"{share:.1%} {name}" for name, share in step.background.items())
         images = f"{step.images:,}"
-        table.add_row(str(step.step), some(step.classes), images, _hidden(step), shares)
+        table.add_row(str(step.step), abbreviate(step.classes), images, _hidden(step), shares)
     return table
 
 
@@ -179,12 +179,12 @@ def _hidden(step: "StepPlan") -> Text:
         names = [f"{name} {count:,}" for name, count in Counter(counts).most_common()]
         if names:
             text.append("\n" if text else "")
-            text.append(f"{when}: {some(names, 5)}", style)
+            text.append(f"{when}: {abbreviate(names, 5)}", style)
     return text or Text("nothing", "dim")
 
 
 def scenarios_table() -> RenderableType:
-    """Return the data sets with their tasks, and the scenario files that come with nacre."""
+    """Return tables of the data sets and of the scenario files that come with nacre."""
     from nacre.data import DATASETS
     from nacre.scenarios.scenario import read_scenario, shipped_scenarios
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from nacre.cli import app
 from nacre.cli.app import argument, option
-from nacre.terminal import RunDisplay, some
+from nacre.terminal import RunDisplay, abbreviate
 
 if TYPE_CHECKING:
     from nacre.api.model import Model
@@ -77,10 +77,10 @@ def learn(
         "rename": app.split_pairs(rename, "--rename", "Katze=cat"),
         "new": new,
     }
-    _learn(given.parts(values, None if data else out), out)
+    _learn(given.sources(values, None if data else out), out)
 
 
-def _learn(parts: dict[str, Any], out: Path | None) -> None:
+def _learn(sources: dict[str, Any], out: Path | None) -> None:
     """Learn a step and show its progress."""
     from nacre.utils.system import keep_freed_memory
 
@@ -88,7 +88,7 @@ def _learn(parts: dict[str, Any], out: Path | None) -> None:
     from nacre.runs.learn import describe, learn_config, learn_in_folder, open_step
     from nacre.utils.signals import StopSignal
 
-    config = learn_config(**parts)
+    config = learn_config(**sources)
     app.show_config(config.to_dict())
     folder = out or Path("models") / "-".join(path.resolve().name for path in config.data)
     console = app.make_console()
@@ -123,7 +123,7 @@ def forget(
     from nacre.api.model import load
 
     edited = load(model, "cpu").forget(step=step, folder=folder, class_name=class_name, out=out)
-    note = "the ledger keeps no trace of it; the decoder keeps the weights that it learned with it"
+    note = "no trace of it is left in the ledger; the decoder's weights were still trained with it"
     _show_edited(edited, note)
 
 
@@ -136,9 +136,10 @@ def merge_models(
     from nacre.api.model import merge
 
     note = (
-        "the ledger's part learned all; the decoder is that of the first model, to which classes "
+        "the ledger knows the classes of all models; the decoder is that of the first model, which "
+        "treats the classes of the others as background"
     )
-    _show_edited(merge(models, out=out), note + "of the others are background")
+    _show_edited(merge(models, out=out), note)
 
 
 @app.command("history", "nacre history models/pets-birds")
@@ -158,7 +159,7 @@ def history(model: app.ModelPath, json: app.Json = False) -> None:
 
 
 def _show_edited(model: "Model", note: str) -> None:
-    """Print what a model knows; the note is for one with a decoder beside its ledger."""
+    """Print a model's history, and a note if it has a decoder beside its ledger."""
     assert model.path is not None
     console = app.make_console()
     console.print(history_table(model.path.parent, model.info, None))
@@ -168,22 +169,24 @@ def _show_edited(model: "Model", note: str) -> None:
 
 
 def step_lines(data: "LearnData", how: Sequence[str]) -> RenderableType:
-    """Return what a step will learn, from which data and how."""
+    """Return a step's new classes, its data and its training as lines."""
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
         hidden = data.training_mapping(one).hidden
-        text = f"{one.name}: {len(one.train_index):,} images label {some(one.labeled)}"
-        text += f"; its background may hide {some(hidden)}" if hidden else ""
+        text = f"{one.name}: {len(one.train_index):,} images label {abbreviate(one.labeled)}"
+        text += f"; its background may hide {abbreviate(hidden)}" if hidden else ""
         lines.append(Text(text))
         known = [name for name in one.unlabeled if name in data.known]
         if known and hidden:
-            text = f"{one.name} names {some(known)} but has no pixel of it: treated as hidden"
+            text = f"{one.name} names {abbreviate(known)} but labels no pixel: treated as hidden"
             lines.append(Text(text, "yellow"))
     return Group(*lines, *(Text(line, "dim") for line in how))
 
 
 def learn_table(metrics: dict[str, Any]) -> RenderableType:
-    """Return every class before and after a step, and where both models agree."""
+    """Return a table of every class before and after a step, with notes below it."""
+    from nacre.report.learn_page import class_rows
+
     table = Table(
         title=f"after step {metrics['step']}: IoU %, {metrics['images']:,} test images",
         title_justify="left",
@@ -191,13 +194,13 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
     for column in ("class", "before", "after", "change", "agreement", "verdict", "tested on"):
         is_text = column in ("class", "verdict", "tested on")
         table.add_column(column, justify="left" if is_text else "right")
-    for name in metrics["classes"][1:]:
-        style = "bold" if name in metrics["new"] else ""
-        table.add_row(Text(name), *_class_row(metrics, name), style=style)
+    rows = class_rows(metrics)
+    for row in rows:
+        table.add_row(*_class_cells(row), style="bold" if row["is_new"] else "")
     lines = [
-        Text(f"{name}: {one['word']}; {one['reason']}", "yellow")
-        for name, one in metrics.get("verdicts", {}).items()
-        if one["reason"]
+        Text(f"{row['name']}: {verdict['word']}; {verdict['reason']}", "yellow")
+        for row in rows
+        if (verdict := row["verdict"]).get("reason")
     ]
     training = sum(test.get("training_images", 0) for test in metrics["tests"])
     if training:
@@ -205,23 +208,20 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
     agreement = metrics["agreement"] or {}
     if agreement.get("iou"):
         text = (
-            f"agreement: on {agreement['images']:,} new images, how much of what the start model "
-            "predicted of a class is still predicted (IoU of the two models' predictions)"
+            "agreement: IoU of a class between the predictions of the start model and of the new "
+            f"one, on {agreement['images']:,} new images"
         )
         lines.append(Text(text, "dim"))
     return Group(table, *lines)
 
 
-def _class_row(metrics: dict[str, Any], name: str) -> list[str | Text]:
+def _class_cells(row: dict[str, Any]) -> list[str | Text]:
     from nacre.report.results import percent
 
-    was, now = metrics["iou_before"].get(name), metrics["iou"].get(name)
-    change = f"{100 * (now - was):+.1f}" if was is not None and now is not None else ""
-    agreement = (metrics["agreement"] or {}).get("iou", {}).get(name)
-    where = ", ".join(test["name"] for test in metrics["tests"] if name in test["iou"])
-    verdict = metrics.get("verdicts", {}).get(name, {}).get("word", "")
-    figures = (percent(was), percent(now), change, percent(agreement), verdict)
-    return [*figures, Text(where or "no test images")]
+    change = "" if row["change"] is None else f"{100 * row['change']:+.1f}"
+    figures = (percent(row["before"]), percent(row["after"]), change, percent(row["agreement"]))
+    tests = ", ".join(row["tests"]) or "no test images"
+    return [Text(row["name"]), *figures, row["verdict"].get("word", ""), Text(tests)]
 
 
 def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None) -> RenderableType:
@@ -234,7 +234,7 @@ def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None)
     for entry in info.lineage:
         table.add_row(
             str(entry.get("step", "")),
-            Text(some(entry.get("classes", []))),
+            Text(abbreviate(entry.get("classes", []))),
             Text(", ".join(map(str, entry.get("data", [])))),
             f"{entry.get('images', 0):,}",
             Text(str(entry.get("method", ""))),

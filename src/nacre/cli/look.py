@@ -92,7 +92,7 @@ def explain(method: "type[Method]", row: "MethodRow") -> RenderableType:
 
 def _join_lines(text: str) -> str:
     """Join the lines of each paragraph so that the terminal wraps them; keep formulas."""
-    parts = text.split("\n\n")
     return "\n\n".join(
-        part if part.startswith(" ") else " ".join(part.splitlines()) for part in parts
+        paragraph if paragraph.startswith(" ") else " ".join(paragraph.splitlines())
+        for paragraph in text.split("\n\n")
     )

@@ -135,27 +135,27 @@ def class_table(metrics: dict[str, Any]) -> RenderableType:
 
 
 def print_table(console: Console, table: "ResultTable") -> None:
-    """Print a table whole: no figure is cut and no column is left out, however wide it is."""
+    """Print a table with all its columns, in several blocks if it is too wide."""
     if not console.is_terminal:
         # A file or a pipe has no width that a line must fit into.
         headings = sum(len(heading) for heading, _ in table.headings())
         console.width = max(console.width, sum(_widths(table)) + headings + PADDING)
-    for part in _to_rich(table, console.width):
-        console.print(part)
+    for block in _to_rich(table, console.width):
+        console.print(block)
 
 
 def _to_rich(table: "ResultTable", width: int) -> list[Table]:
-    """Return a table for a terminal, as several below one another where it is too wide for it."""
+    """Return a table as blocks that fit a width."""
     blocks = list(_blocks(_widths(table), width))
     last = len(blocks) - 1
     return [
-        _part(table, columns, width, title=i == 0, caption=i == last)
+        _rich_block(table, columns, width, title=i == 0, caption=i == last)
         for i, columns in enumerate(blocks)
     ]
 
 
 def _widths(table: "ResultTable") -> list[int]:
-    """Return how wide each column is at least, the methods first; headings can fold."""
+    """Return the minimum width of each column, the methods first; headings can fold."""
     names = max(len("method"), *(len(row.name) for row in table.rows))
     widths = [names + PADDING]
     for i, column in enumerate(table.columns):
@@ -177,7 +177,7 @@ def _blocks(widths: list[int], width: int) -> Iterator[list[int]]:
     yield block
 
 
-def _part(
+def _rich_block(
     table: "ResultTable", columns: list[int], width: int, *, title: bool, caption: bool
 ) -> Table:
     shown = Table(
@@ -199,7 +199,7 @@ def _part(
 
 
 def _headings(table: "ResultTable", columns: list[int], width: int) -> list[Text]:
-    """Return the headings of columns: that of neighbors once, folded to their width."""
+    """Return the headings of columns; neighbors share one, folded to their width."""
     widths = _widths(table)
     names = [table.columns[i].heading for i in columns]
     firsts = [not k or names[k] != names[k - 1] for k in range(len(names))]

@@ -42,7 +42,7 @@ class RunOptions(app.ConfigOptions):
 
         named = {"name": method} if method else None
         values = {"scenario": scenario, "method": named, **app.data_section(self.root)}
-        config = build_config(**self.parts(values, None if scenario else out))
+        config = build_config(**self.sources(values, None if scenario else out))
         app.show_config(config.to_dict())
         return config
 
@@ -196,9 +196,9 @@ def _print_plan(console: Console, config: "RunConfig") -> None:
     config = config.model_copy(update={"model": method.network_config(config.model)})
     images = data.image_lists
     console.print(plan_table(data.scenario, make_plan(data.scenario, data.train_index, images)))
-    for part in ("method", "model"):
-        values = getattr(config, part).model_dump(mode="json", exclude_none=True)
-        console.print(f"{part}: {', '.join(f'{key}={value}' for key, value in values.items())}")
+    for section in ("method", "model"):
+        values = getattr(config, section).model_dump(mode="json", exclude_none=True)
+        console.print(f"{section}: {', '.join(f'{key}={value}' for key, value in values.items())}")
     channels = len(data.scenario.classes.channels(len(images) - 1))
     console.print(f"parameters: {_count_parameters(config, channels)}")
     updates = [step_sampler(config, len(one), step).iterations for step, one in enumerate(images)]
@@ -208,7 +208,7 @@ def _print_plan(console: Console, config: "RunConfig") -> None:
 
 
 def _count_parameters(config: "RunConfig", channels: int) -> str:
-    """Return the parameters of a run's last network and its parts; no weights are loaded."""
+    """Return the parameter counts of a run's last network and its modules; load no weights."""
     import torch
 
     from nacre.models.build import build_network, is_own_network
@@ -218,8 +218,8 @@ def _count_parameters(config: "RunConfig", channels: int) -> str:
     with torch.device("meta" if own else "cpu"):
         network = build_network(config.model, channels, config.images.crop_size, load=False)
     counts = {
-        name: sum(value.numel() for value in part.parameters())
-        for name, part in network.named_children()
+        name: sum(value.numel() for value in module.parameters())
+        for name, module in network.named_children()
     }
-    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    return f"{sum(counts.values()):,} ({parts})"
+    modules = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return f"{sum(counts.values()):,} ({modules})"

@@ -81,7 +81,7 @@ class PredictedImage:
     why: str
 
     def accuracy(self, column: int) -> float:
-        """Return the fraction of the tested pixels that a mask has right."""
+        """Return the fraction of the tested pixels that a mask predicts correctly."""
         hits = (self.masks[column] == self.image.truth) & self.image.tested
         return float(hits.sum() / max(int(self.image.tested.sum()), 1))
 
@@ -91,12 +91,12 @@ class Sheet:
     """Images in rows, predictions in columns.
 
     Attributes:
-        columns: Whose predictions they are.
+        columns: Names of the models or methods.
         classes: Class name by channel.
         colors: RGB by channel.
         images: The rows.
-        candidates: Number of images that were looked at to choose from.
-        is_scored: True if the truth tells every class, so that predictions are right or wrong.
+        candidates: Number of images that the rows were chosen from.
+        is_scored: True if the truth labels every class, so that predictions can be scored.
     """
 
     columns: tuple[str, ...]
@@ -107,8 +107,8 @@ class Sheet:
     is_scored: bool = True
 
     @property
-    def heads(self) -> tuple[str, ...]:
-        """The names of all columns, those of the image and of its labels too."""
+    def headings(self) -> tuple[str, ...]:
+        """The names of all columns, including those of the image and of its labels."""
         return "image", *self.columns, "truth" if self.is_scored else "labels"
 
     @property
@@ -122,19 +122,19 @@ class Sheet:
         return max(max(one.image.pixels.shape[:2]) for one in self.images) <= MAX_SMALL
 
     def shown_classes(self) -> list[int]:
-        """Return the channels that are anywhere on the sheet."""
+        """Return the channels that occur on the sheet."""
         masks = [mask for one in self.images for mask in (*one.masks, one.image.truth)]
         found: set[int] = set().union(*(np.unique(mask).tolist() for mask in masks))
         return sorted(found - {IGNORE_INDEX, WIDE_IGNORE_INDEX})
 
     def legend(self) -> list[tuple[str, str]]:
-        """Return name and color of the classes that are anywhere on the sheet."""
+        """Return name and color of the classes that occur on the sheet."""
         shown = self.shown_classes()
         return [(self.classes[i], "rgb({}, {}, {})".format(*self.colors[i])) for i in shown]
 
 
 def open_data(results: ScenarioResults) -> ScenarioData:
-    """Open the data of a scenario by the config of one of its runs, an incremental one if any."""
+    """Open the data of a scenario with the config of a run, an incremental one if possible."""
     row = (results.incremental or results.rows)[0]
     return open_scenario(read_config(row.runs[0].path, RunConfig))
 
@@ -234,10 +234,10 @@ def colorize(
 ) -> Pixels:
     """Return a mask in its colors over the faint gray image; untested pixels are light."""
     # Untested pixels are 255, or -1 where there are more classes: the last row in both cases.
-    table = np.full((max(256, len(colors) + 1), 3), UNTESTED, np.float32)
-    table[: len(colors)] = np.asarray(colors, np.float32)
+    palette = np.full((max(256, len(colors) + 1), 3), UNTESTED, np.float32)
+    palette[: len(colors)] = np.asarray(colors, np.float32)
     gray = pixels.astype(np.float32).mean(2, keepdims=True)
-    flat = table[mask]
+    flat = palette[mask]
     mixed = flat * strength + gray * (1 - strength)
     # The background's black would hide the image, so that one is only dimmed there.
     mixed = np.where((mask == 0)[..., None], flat * 0.7 + gray * 0.3, mixed)
@@ -268,6 +268,6 @@ def sheet_rows(sheet: Sheet, side: int) -> list[tuple[str, list[tuple[str, str, 
             right = f"{percent(one.accuracy(i), 0)} %" if sheet.is_scored else ""
             scored = f": {right} of the pixels right" if right else ""
             tiles.append((uris[i], f"{column} on {name}{scored}", right))
-        tiles.append((uris[-1], f"{sheet.heads[-1]} of {name}", ""))
+        tiles.append((uris[-1], f"{sheet.headings[-1]} of {name}", ""))
         rows.append((f"{name}\n{one.why}", tiles))
     return rows
