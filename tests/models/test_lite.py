@@ -12,8 +12,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from nacre.errors import NacreError
-from nacre.models.build import build_network
-from nacre.models.config import DeepLabConfig
 from nacre.models.lite import DilatedDepthwiseConv2d, Lite, SameConv2d, dilate
 from nacre.models.weights import find_weights, load_backbone, read_weights
 
@@ -63,11 +61,11 @@ def test_strides_that_are_given_up_become_dilation(
     assert dilate([2, 2, 1, 2, 2, 2, 1], stride) == expected
 
 
-@pytest.mark.parametrize("size", [0, 1])
-def test_dilation_keeps_the_features_of_the_trained_network(size: int) -> None:
+def test_dilation_keeps_the_features_of_the_trained_network() -> None:
     """At every second pixel, the first of which 'SAME' padding puts at 1 in even sizes."""
-    coarse, fine = Lite(size, stride=32).eval(), Lite(size, stride=16).eval()
+    coarse, fine = Lite(0, stride=32).eval(), Lite(0, stride=16).eval()
     fine.load_state_dict(coarse.state_dict())
+    assert any(isinstance(part, DilatedDepthwiseConv2d) for part in fine.modules())
     x = torch.randn(1, 3, 512, 512, generator=torch.Generator().manual_seed(0))
     # Padding differs at the border: compare the middle of what only the last stages see.
     with torch.no_grad():
@@ -152,8 +150,3 @@ def test_mixed_precision_works() -> None:
     assert y.dtype == torch.bfloat16
     assert x.grad is not None
     assert x.grad.dtype == torch.float32
-
-
-def test_dilated_backbones_have_them() -> None:
-    network = build_network(DeepLabConfig(backbone="lite0", weights="none", output_stride=16), 3)
-    assert any(isinstance(part, DilatedDepthwiseConv2d) for part in network.modules())

@@ -12,10 +12,13 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from nacre.evaluation.predictor import Predictor
+from nacre.export.graph import ImageToClasses
 from nacre.models.backbone import Backbone
 from nacre.models.backbones import BACKBONES
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
+from nacre.models.decoders import StageGrid
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Output
 from nacre.models.norm import ABN, InPlaceABN
@@ -143,60 +146,61 @@ def test_unknown_counts_as_background_where_answers_are_given() -> None:
     assert merged.scores.argmax(1).item() == 0
 
 
-# Folded for inference
+# Folded for inference, and traced for a graph
 
 
-def colorful(*size: int) -> Tensor:
-    """Noise of different colors: of equal ones, means over an image would not vary at all."""
-    count, height, width = size
-    return 255 * torch.rand(count, 3, 1, 1) * torch.rand(count, 3, height, width)
-
-
-def trained(backbone: str, norm: str) -> DeepLab:
-    """Return a small network whose norms have seen images and have scales of either sign."""
+def random_network(decoder: str, backbone: str, norm: str) -> DeepLab:
+    """Return a network with the statistics and scales of either sign that trained ones have."""
     torch.manual_seed(0)
-    config = {"backbone": backbone, "norm": norm, "decoder_channels": 8}
+    config = {"backbone": backbone, "norm": norm, "decoder": decoder, "decoder_channels": 8}
     network = build_network(DeepLabConfig.model_validate(config), 4, crop=32)
     for module in network.modules():
         if isinstance(module, ABN):
             nn.init.uniform_(module.weight, -0.5, 1.5)
             nn.init.uniform_(module.bias, -0.5, 0.5)
-            module.momentum = 0.5
-    for _ in range(4):
-        network(colorful(4, 96, 96))
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            nn.init.normal_(module.running_mean)
+        if isinstance(module, StageGrid):
+            nn.init.normal_(module.mean)
+            nn.init.uniform_(module.std, 0.5, 2)
     return network.eval()
 
 
-def assert_near(got: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
+def assert_near(got: Tensor, expected: Tensor, tolerance: float) -> None:
     """To a part of the largest value: float32 keeps about 1e-5 of it through so many layers."""
     assert (got - expected).abs().max() < tolerance * expected.abs().max()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backbone", "norm"),
+    ("decoder", "backbone", "norm"),
     [
-        ("tiny", "abn"),
-        ("resnet18", "bn"),
-        ("resnet18", "iabn"),
-        ("resnet50", "iabn"),
-        ("lite0", "abn"),
+        ("aspp", "tiny", "abn"),
+        ("aspp", "resnet18", "bn"),
+        ("aspp", "resnet50", "iabn"),
+        ("light", "lite0", "abn"),
+        ("light", "resnet18", "iabn"),
+        ("stages", "lite0", "abn"),
+        ("stages", "resnet18", "abn"),
     ],
 )
-def test_fused_network_is_the_same(backbone: str, norm: str) -> None:
-    network = trained(backbone, norm)
+def test_folded_and_traced_networks_predict_the_same(
+    decoder: str, backbone: str, norm: str
+) -> None:
+    network = random_network(decoder, backbone, norm)
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    fused = network.fused()
-    left = [name for name, module in fused.named_modules() if isinstance(module, ABN)]
-    assert left == ["decoder.branches_norm", "decoder.norm"], (
-        "those after a sum and a concatenation"
-    )
-    pictures = colorful(2, 65, 97)
-    exact = copy.deepcopy(network).double()
-    expected = exact(pictures)
-    for got, tolerance in ((fused(pictures), 1e-4), (exact.fused()(pictures), 1e-10)):
-        assert_near(got.logits, expected.logits, tolerance)
-        assert_near(got.features, expected.features, tolerance)
+    pictures = images(96, 128)
+    with torch.no_grad():
+        exact = copy.deepcopy(network).double()
+        expected = exact(pictures)
+        fused = exact.fused()
+        for name in ("logits", "features"):
+            assert_near(getattr(fused(pictures), name), getattr(expected, name), 1e-10)
+        # folds norms too, and pools and pads by operations for all sizes
+        traced = ImageToClasses(Predictor(network)).network
+        assert_near(traced(pictures).logits, expected.logits, 1e-4)
+    left = [name for name, module in fused.decoder.named_modules() if isinstance(module, ABN)]
+    after_a_sum = {"aspp": ["branches_norm", "norm"], "light": ["lateral_norm", "early_norm"]}
+    assert left == after_a_sum.get(decoder, [])
     assert not any(p.requires_grad for p in fused.parameters())
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]), name

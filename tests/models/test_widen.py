@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -256,8 +255,6 @@ class Answers(Small):
         (lambda: Answers(lambda x: x.relu()), "no layer of Answers was found"),
         (lambda: Small(nn.Conv2d(6, 6, 1, groups=6)), "score is a grouped convolution"),
         (lambda: Small(weight_norm(conv())), "score.weight is computed"),
-        (lambda: nn.DataParallel(Small(conv())), "DataParallel wraps a network"),
-        (lambda: torch.compile(Small(conv())), "OptimizedModule wraps a network"),
         (lambda: nn.Conv2d(4, 5, 1), r"Conv2d took noise of none .* images=\.\.\."),
     ],
 )
@@ -325,9 +322,3 @@ def test_a_network_that_cannot_be_copied_has_no_teacher() -> None:
     network.last = network(IMAGES)  # type: ignore[assignment]
     with pytest.raises(NacreError, match="Small cannot be copied"):
         Teacher(network)
-
-
-def test_copies_of_a_widened_network_are_widened() -> None:
-    network = Logits()
-    widen(network, 2)
-    torch.testing.assert_close(scores(copy.deepcopy(network)), scores(network))

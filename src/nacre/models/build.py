@@ -221,21 +221,16 @@ def _rows(config: AdapterConfig, steps: Sequence[int]) -> Rows:
 def _from_given(
     given: nn.Module, config: ExternalConfig, steps: Sequence[int], state: State
 ) -> Network:
-    """Return a copy of a network that was given, as wide as the file's."""
-    model, inner, rows = copy.deepcopy(given).cpu(), _inner(state), _rows(config, steps)
-    problems = []
-    for i in range(1, len(config.own_steps(steps)) + 1):  # it may have learned some of the steps
-        width = rows.first + sum(steps[1:i])
-        try:
-            check_shapes(model, inner, Rows(width, rows.now))
-        except Misfit as error:
-            problems.append(error)
-        else:
-            return external.adapt(model, config, [sum(steps[:i]), *steps[i:]])
-    raise Misfit(
-        f"network={type(given).__name__} is not what it was learned from, a {config.name} of "
-        f"{rows.first} classes: {problems[0]}"
-    )
+    """Return a copy of a network that was given; it may have learned some of the steps."""
+    model, rows = copy.deepcopy(given).cpu(), _rows(config, steps)
+    try:
+        check_shapes(model, _inner(state), rows)
+    except Misfit as error:
+        raise Misfit(
+            f"network={type(given).__name__} is not what it was learned from, a {config.name} of "
+            f"{rows.first} classes: {error}"
+        ) from error
+    return external.adapt(model, config, steps)
 
 
 def check_shapes(network: nn.Module, state: State, rows: Rows | None = None) -> None:
@@ -260,7 +255,10 @@ def check_shapes(network: nn.Module, state: State, rows: Rows | None = None) -> 
 def _is_widened(found: Sequence[int], wanted: Sequence[int], rows: Rows) -> bool:
     """Return whether a shape is another one with the rows of new classes."""
     differing = [(a, b) for a, b in zip(found, wanted, strict=False) if a != b]
-    return len(found) == len(wanted) and differing == [(rows.now, rows.first)]
+    if len(found) != len(wanted) or len(differing) != 1:
+        return False
+    (now, before) = differing[0]
+    return now == rows.now and rows.first <= before < now
 
 
 def _check_numbers(raw: Any, state: State) -> None:

@@ -69,10 +69,11 @@ def adapt(
     *,
     pixels: PixelsConfig | None = None,
 ) -> Adapter:
-    """Put a network between nacre's images and outputs, as large as its steps made it.
+    """Put a network between nacre's images and outputs.
 
     Args:
-        model: with the channels of step 0; it becomes one of float32 if it is of another precision.
+        model: with the channels of step 0 (`Network.match_state` gives it those of a file); it
+            becomes one of float32 if it is of another precision.
         config: what is said about it; the network's own says how to build it again.
         classes_per_step: channels of each step that has been learned.
         pixels: what it expects of its pixels, if the config does not say so.
@@ -89,10 +90,8 @@ def adapt(
         stages=config.stages,
     )
     adapter.config = config.model_copy(update={"pixels": pixels})
-    own = config.own_steps(classes_per_step)
-    for num_new in own[1:]:
-        adapter.grow(num_new, "random")
     if config.ledger is not None:
+        own = config.own_steps(classes_per_step)
         adapter.add_ledger(config.ledger, classes_per_step[len(own) :])
     return adapter
 

@@ -417,31 +417,11 @@ def synchronize_batch_norm(model: nn.Module) -> None:
     batch norm adds (timm's has an activation in it). Here every call of `F.batch_norm` inside a
     batch norm becomes one of `batch_norm`. Names of parameters and buffers stay as they are, and
     with one process nothing changes.
-
-    Raises:
-        NacreError: a layer keeps statistics of batches in a way that is not known here.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            if not all(value.is_cuda for value in module.buffers()):
-                raise NacreError(
-                    f"{name} is torch's SyncBatchNorm, which computes on GPUs only: use BatchNorm2d"
-                )
-        elif isinstance(module, _BatchNorm) and not isinstance(module, _Synchronized):
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, _Synchronized):
             kind = type(module)
             module.__class__ = type(kind.__name__, (_Synchronized, kind), {})
-        elif _keeps_statistics(module):
-            raise NacreError(
-                f"{name} ({type(module).__name__}) keeps statistics of batches and nacre cannot "
-                "synchronize it over processes: train in one process, or with nn.BatchNorm2d"
-            )
-
-
-def _keeps_statistics(module: nn.Module) -> bool:
-    """Return whether it has running statistics of an unknown kind, and parameters."""
-    known = isinstance(module, _BatchNorm | ABN | nn.modules.instancenorm._InstanceNorm)
-    has_mean = isinstance(module._buffers.get("running_mean"), Tensor)
-    return not known and has_mean and next(module.parameters(recurse=False), None) is not None
 
 
 class _Synchronized(nn.Module):
