@@ -52,9 +52,8 @@ def cost_of_sums(stride: int, backbone: str, size: int, count: int, rounds: int)
         stages, sums = network.read_maps(images), PixelSums()
 
         def add() -> None:
-            joined = head.join(stages)
-            split = head.map_channels
-            sums.add(joined[:, :split], joined[:, split:, 0, 0], targets)
+            maps, rows, coarse = head.parts(stages)
+            sums.add(maps, rows, targets, coarse)
 
         jobs = {"forward": partial(network.read_maps, images), "sums": add}
         seconds = take_turns(jobs, rounds, often=("sums",))

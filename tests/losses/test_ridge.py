@@ -74,6 +74,23 @@ def test_sums_are_those_of_explicitly_upsampled_features(grid, size, block, monk
         assert torch.allclose(product, wanted, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("grid", "coarse"), [((4, 6), (2, 3)), ((5, 7), (3, 4)), ((3, 4), (1, 1)), ((9, 8), (3, 2))]
+)
+def test_coarser_maps_are_summed_as_if_they_were_upsampled_first(grid, coarse):
+    maps, rows, targets = draw(12, grid=grid, size=(33, 30))
+    few = torch.randn(4, 3, *coarse, dtype=torch.float64) - 2
+    targets[0] = 1  # an image of one class: of the others not all points count
+    sums = PixelSums()
+    sums.add(maps[:, :2], rows, targets, few)
+    up = F.interpolate(few, grid, mode="bilinear", align_corners=False)
+    x, y = pixels(torch.cat([maps[:, :2], up], 1), rows, targets)
+    x = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], 1)
+    for channel, product in sums.products().items():
+        wanted = x[y == channel].T @ x[y == channel]
+        assert torch.allclose(product, wanted, rtol=1e-9, atol=1e-9)
+
+
 def test_rows_hold_counts_means_and_scatters_of_the_pixels():
     batch = draw(3)
     found = from_products(4, added(batch).products())

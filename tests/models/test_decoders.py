@@ -211,6 +211,21 @@ def test_an_image_of_the_crop_has_one_mean_and_a_larger_one_the_mean_of_a_window
         assert torch.allclose(means, whole.expand_as(means), atol=1e-5) == covered
 
 
+@pytest.mark.parametrize(
+    ("stride", "size", "coarse"), [(16, 64, 0), (8, 64, 704), (8, 50, 704), (8, 128, 0)]
+)
+def test_the_parts_of_a_grid_are_what_it_joins(stride: int, size: int, coarse: int) -> None:
+    network, grid = on_stages("lite0", crop=64, grid_stride=stride)
+    stages = network.read_maps(torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8))
+    maps, rows, few = grid.parts(stages)
+    assert (0 if few is None else few.shape[1]) == coarse
+    if few is not None:
+        up = F.interpolate(few, maps.shape[-2:], mode="bilinear")
+        maps = torch.cat([maps, up], 1)
+    beside = rows[:, :, None, None].expand(-1, -1, *maps.shape[-2:])
+    torch.testing.assert_close(torch.cat([maps, beside], 1), grid.join(stages))
+
+
 @pytest.mark.parametrize("size", [(64, 64), (50, 71), (8, 9)])
 def test_any_size_has_as_many_points_as_the_stride_says_rounded_up(size: tuple[int, int]) -> None:
     network, _ = on_stages()

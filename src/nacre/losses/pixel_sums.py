@@ -14,6 +14,12 @@ where w is 1 on the pixels of the class and 0 elsewhere, u are the weights of ro
 columns. So sums over all pixels cost little more than sums over the points. S is symmetric: only
 blocks on and below its diagonal are computed.
 
+Maps y that are coarser than the grid are upsampled to it first, x = U y, and so their sums are
+
+    S = Y^T (U^T A U) Y,    and    Y^T U^T (A Z)    with maps z of the grid itself
+
+where U^T A U couples points of their own, fewer ones, up to d = 2: they are never upsampled.
+
 What is the same for all pixels of an image, such as its mean, needs one row per image and not one
 per point. Products of one batch are made in the precision of the features around the batch's mean,
 which keeps them small; the mean is put back and all is added up in float64. So the sums of a batch
@@ -42,31 +48,42 @@ class PixelSums:
     def __init__(self) -> None:
         self._channels: dict[int, _Channel] = {}
 
-    def add(self, maps: Tensor, rows: Tensor, targets: Tensor) -> None:
+    def add(
+        self, maps: Tensor, rows: Tensor, targets: Tensor, coarse: Tensor | None = None
+    ) -> None:
         """Add the pixels of a batch.
 
         Args:
             maps: N,C,h,w, features on the grid.
-            rows: N,M, features of each image as a whole, which follow those of the maps.
+            rows: N,M, features of each image as a whole, which follow those of all maps.
             targets: N,H,W, the channel of each pixel; ignored ones are not counted.
+            coarse: N,B,k,l, features that follow those of the maps and are upsampled to the grid.
         """
-        shift = torch.cat([maps.mean((0, 2, 3)), rows.mean(0), rows.new_zeros(1)])
-        x = maps.movedim(1, -1) - shift[: maps.shape[1]]
-        ones = rows.new_ones(len(rows), 1)
-        beside = (torch.cat([rows, ones], dim=1) - shift[maps.shape[1] :]).double()
-        couplings = _Couplings(targets, x)
+        parts = [maps] if coarse is None else [maps, coarse]
+        means = [one.mean((0, 2, 3)) for one in parts]
+        shift = torch.cat([*means, rows.mean(0), rows.new_zeros(1)])
+        x, *y = (one.movedim(1, -1) - mean for one, mean in zip(parts, means, strict=True))
+        ones, num_maps = rows.new_ones(len(rows), 1), sum(map(len, means))
+        beside = (torch.cat([rows, ones], dim=1) - shift[num_maps:]).double()
+        on_grid = _Couplings(targets, x)
+        below = [_Couplings(targets, one, x) for one in y]
         counts = _count(targets)
         for channel in counts.sum(0).nonzero().flatten().tolist():
             if channel == ignore_value(targets):
                 continue
-            if channel not in self._channels:
-                self._channels[channel] = _Channel(shift)
+            one = self._channels.setdefault(channel, _Channel(shift))
             has = counts[:, channel].nonzero().flatten()
             mine = slice(None) if len(has) == len(x) else has
-            own, pixels = x[mine], counts[mine, channel].double()
-            coupled, share = couplings(own, (targets[mine] == channel).to(x.dtype))
-            self._channels[channel].add(own, coupled, share)
-            self._channels[channel].add_rows(own, share, pixels, beside[mine], shift.double())
+            weights = (targets[mine] == channel).to(x.dtype)
+            coupled, share = on_grid(x[mine], weights)
+            one.add(x[mine], coupled, share)
+            sums = [_total(x[mine], share)]
+            for own, couplings in zip(y, below, strict=True):
+                itself, share = couplings(own[mine], weights)
+                one.add(own[mine], torch.cat([couplings.gather(coupled), itself], dim=-1), share)
+                sums.append(_total(own[mine], share))
+            pixels = counts[mine, channel].double()
+            one.add_rows(torch.cat(sums, dim=1), pixels, beside[mine], shift.double())
 
     def products(self) -> dict[int, Tensor]:
         """Return D+1,D+1 in float64 by channel: the sum of (x, 1) (x, 1)^T over the pixels."""
@@ -89,35 +106,32 @@ class _Channel:
         self.per_image: list[Tensor] = []
 
     def add(self, x: Tensor, coupled: Tensor, share: Tensor) -> None:
-        """Add X^T A X of some images.
+        """Add X^T A (Z, X) of some images.
 
         Args:
-            x: N,h,w,C, on the grid, around the shift.
-            coupled: N,h,w,C, A x.
+            x: N,h,w,C, on a grid, around the shift.
+            coupled: N,h,w,B+C, A z of the B features that come before x, then A x.
             share: N,h,w, how much the pixels see of each point.
         """
-        count = x.shape[-1]
+        count, before = x.shape[-1], coupled.shape[-1] - x.shape[-1]
         x, coupled = x.flatten(0, 2), coupled.flatten(0, 2)
         used = share.flatten().nonzero().flatten()
         if len(used) < _SPARSE * len(x):
             x, coupled = x[used], coupled[used]
         for start in range(0, count, _BLOCK):
             end = min(count, start + _BLOCK)
-            self.lower[start:end, :end] += x[:, start:end].T @ coupled[:, :end]
+            place = slice(before + start, before + end), slice(before + end)
+            self.lower[place] += x[:, start:end].T @ coupled[:, place[1]]
 
-    def add_rows(
-        self, x: Tensor, share: Tensor, pixels: Tensor, beside: Tensor, shift: Tensor
-    ) -> None:
+    def add_rows(self, sums: Tensor, pixels: Tensor, beside: Tensor, shift: Tensor) -> None:
         """Add what needs one row per image.
 
         Args:
-            x: N,h,w,C, on the grid, around the shift.
-            share: N,h,w, how much the pixels see of each point.
+            sums: N,C in float64, of the maps' features over the pixels, around the shift.
             pixels: N in float64, how many each image has.
             beside: N,M in float64, of each image, around the shift, the constant 1 last.
             shift: C+M in float64, 0 for the constant.
         """
-        sums = torch.bmm(share.flatten(1)[:, None], x.flatten(1, 2))[:, 0].double()
         self.beside.append(beside)
         self.per_image.append(torch.cat([sums, beside * pixels[:, None]], dim=1))
         # (y + m) (y + m)^T summed is that of y, and m a^T + a m^T with a = sum of y + n m / 2.
@@ -147,13 +161,21 @@ class _Couplings:
     Args:
         targets: N,H,W, for the size of the images.
         x: N,h,w,C, for that of the grid.
+        finer: N,y,x,B, for that of a finer grid over which the pixels see this one.
     """
 
-    def __init__(self, targets: Tensor, x: Tensor) -> None:
+    def __init__(self, targets: Tensor, x: Tensor, finer: Tensor | None = None) -> None:
         self.height, self.width = x.shape[1:3]
-        u, self.columns = (_bilinear(targets.shape[i], x.shape[i], x) for i in (1, 2))
-        # Each row of the grid with itself and with the next one, then the weights themselves.
-        self.rows = torch.cat([u * u, u * F.pad(u, (0, 1))[:, 1:], u], dim=1).T
+        through = x if finer is None else finer
+        u, self.columns = (_bilinear(targets.shape[i], through.shape[i], x) for i in (1, 2))
+        self.reach = 1
+        if finer is not None:
+            self.reach = 2  # a pixel sees two points of the finer grid, these three of this one
+            self.upsampling = [_bilinear(finer.shape[i], x.shape[i], x) for i in (1, 2)]
+            u, self.columns = u @ self.upsampling[0], self.columns @ self.upsampling[1]
+        # Each row of the grid with itself and with the next ones, then the weights themselves.
+        pairs = [u * F.pad(u, (0, d))[:, d:] for d in range(self.reach + 1)]
+        self.rows = torch.cat([*pairs, u], dim=1).T
         self.pairs = (self.columns[:, :, None] * self.columns[:, None]).flatten(1)
 
     def __call__(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,17 +185,28 @@ class _Couplings:
             x: N,h,w,C, on the grid.
             weights: N,H,W, 1 for pixels that count.
         """
-        height, width = self.height, self.width
+        count, width = self.reach + 1, self.width
         lines = self.rows @ weights
-        share = lines[:, 2 * height :] @ self.columns
-        both = (lines[:, : 2 * height] @ self.pairs).view(len(x), 2, height, width, width)
-        # All rows of all images below each other: the last one of an image couples with no next.
-        same, later = (both[:, i].flatten(0, 1) for i in (0, 1))
+        share = lines[:, count * self.height :] @ self.columns
+        both = lines[:, : count * self.height] @ self.pairs
+        # All rows of all images below each other: the last ones of an image couple with no next.
+        same, *others = both.view(len(x), count, self.height, width, width).unbind(1)
         flat = x.flatten(0, 1)
-        coupled = torch.bmm(same, flat)
-        coupled[:-1].baddbmm_(later[:-1], flat[1:])
-        coupled[1:].baddbmm_(later[:-1].mT, flat[:-1])
+        coupled = torch.bmm(same.flatten(0, 1), flat)
+        for d, other in enumerate(others, start=1):
+            later = other.flatten(0, 1)[:-d]
+            coupled[:-d].baddbmm_(later, flat[d:])
+            coupled[d:].baddbmm_(later.mT, flat[:-d])
         return coupled.view(x.shape), share
+
+    def gather(self, finer: Tensor) -> Tensor:
+        """Return U^T z, N,h,w,B, of what is on the finer grid."""
+        return torch.einsum("nyxb,yh,xw->nhwb", finer, *self.upsampling)
+
+
+def _total(x: Tensor, share: Tensor) -> Tensor:
+    """Return the sums over the pixels of each image, N,C in float64, of N,h,w,C."""
+    return torch.bmm(share.flatten(1)[:, None], x.flatten(1, 2))[:, 0].double()
 
 
 def _count(targets: Tensor) -> Tensor:

@@ -317,18 +317,16 @@ def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Coun
             said += count_said(network.ledger.says(logits, network.ledger.learned), batch.targets)
         else:
             stages = network.read_stages(batch.images)
-        on_grid = grid.join(stages)
         batch = continued(batch, network.covered((batch.images.shape[-2], batch.images.shape[-1])))
         targets = batch.targets
         if known:
-            targets = leave_out_known(batch, known_scores(network, on_grid)[:, :known])
+            targets = leave_out_known(batch, known_scores(network, grid.join(stages))[:, :known])
         if rest:
             targets = targets.masked_fill(targets < rest, 0)
-        # Means that are one for a whole image need one row per image, not one per point.
-        count = grid.map_channels if grid.covers(stages) else grid.channels
-        if on_grid.device.type == "mps":  # Metal has no float64
-            on_grid, targets = on_grid.cpu(), targets.cpu()
-        sums[batch.folder].add(on_grid[:, :count], on_grid[:, count:, 0, 0], targets)
+        if targets.device.type == "mps":  # Metal has no float64
+            targets, stages = targets.cpu(), tuple(one.cpu() for one in stages)
+        maps, rows, coarse = grid.parts(stages)
+        sums[batch.folder].add(maps, rows, targets, coarse)
     products = {
         (folder, channel): product.cpu()
         for folder, one in sums.items()

@@ -238,6 +238,25 @@ class StageGrid(nn.Module):
         like = _average(finest, self.stride // stride)
         return torch.cat(self._on_grid(list(stages), self.strides, like), dim=1)
 
+    def parts(self, stages: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what `join` joins, for `PixelSums`: as few points as it takes.
+
+        Returns:
+            Maps on the grid, N,C,h,w; what is one for a whole image, N,M; and maps that follow the
+            others before they are upsampled to the grid, where they are of one size.
+        """
+        if not self.covers(stages):
+            joined = self.join(stages)
+            return joined, joined.new_zeros(len(joined), 0), None
+        rows = self.pool(stages[-1])[..., 0, 0]
+        finer = [self.stride % stride == 0 for stride in self.strides]
+        count = sum(finer)
+        coarse = stages[count:]
+        if not (coarse and all(finer[:count]) and len({one.shape[-2:] for one in coarse}) == 1):
+            return self.lay_out(stages), rows, None
+        maps = self._on_grid(list(stages[:count]), self.strides[:count], stages[0])
+        return torch.cat(maps, dim=1), rows, torch.cat(coarse, dim=1)
+
     def covers(self, stages: tuple[Tensor, ...]) -> bool:
         """Return whether the mean of the last stage is one for the whole image."""
         window = self.pool.window
