@@ -67,16 +67,17 @@ class Pass:
         self,
         predictor: Predictor,
         dataset: EvalDataset,
-        metric: Metric,
+        *metrics: Metric,
         start: Predictor | None = None,
     ) -> None:
-        """Show all images to a network and add its class maps to a metric, over all processes.
+        """Predict all images and add the class maps to metrics, over all processes.
 
         Args:
-            predictor: What is tested.
+            predictor: Predicts the images.
             dataset: The images.
-            metric: What is measured.
-            start: Its class maps stand beside the targets that the metric gets then: 2,N,H,W.
+            metrics: The metrics to update.
+            start: The start model's predictor. The metrics then get its class maps beside the
+                targets: 2,N,H,W.
         """
         train, dist, device = self.train, self.dist, self.dist.device
         workers, pin = count_workers(train.num_workers, device), device.type == "cuda"
@@ -93,8 +94,9 @@ class Pass:
 
         with sizes_vary(dataset.config.eval_mode == "full"):
             shown = batches if start is None else beside(start)
-            evaluate(predictor, shown, [metric], device, self.on_images, precision)
-        metric.merge(dist)
+            evaluate(predictor, shown, metrics, device, self.on_images, precision)
+        for metric in metrics:
+            metric.merge(dist)
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ class LearnTests:
         for part in self._parts(start):
             dataset = self.data.eval_dataset(part, channels)
             matrices = _Matrices(len(known), len(channels), device)
-            one_pass.measure(predictor, dataset, matrices, start)
+            one_pass.measure(predictor, dataset, matrices, start=start)
             after, before, both = matrices.compute()
             if part.is_test:
                 row = tested.setdefault(part.set.name, _Tested(part.set))
