@@ -1,12 +1,10 @@
 """The terminal: a console that shows names as they are, and progress with the time left.
 
 Classes, files and folders may have any name. Names are never interpreted as rich's markup or emoji
-codes, and control characters in them are printed as numbers. A character that the output's encoding
-lacks is replaced by a similar one. Lost output (`nacre run | head`, a full disk) does not end a
-run. Progress is a bar on a terminal, and lines of a log elsewhere.
+codes, and control characters in them are printed as numbers. Lost output (`nacre run | head`, a
+full disk) does not end a run. Progress is a bar on a terminal, and lines of a log elsewhere.
 """
 
-import codecs
 import contextlib
 import os
 import sys
@@ -88,10 +86,6 @@ class Output:
             os.close(nowhere)
 
 
-_LIKE = {"█": "#", "░": ".", "…": "...", "±": "+-", "–": "-", "−": "-", "×": "x", "→": "->"}
-_LIKE |= {"“": '"', "”": '"', "’": "'", "•": "*", "≥": ">=", "≤": "<="}
-
-
 class PlainConsole(Console):
     """A console without markup, on which text is only text."""
 
@@ -109,22 +103,12 @@ class PlainConsole(Console):
                 yield Segment(escape_control(segment.text), segment.style)
 
 
-def _like(error: UnicodeError) -> tuple[str, int]:
-    """Return a replacement for characters that an encoding lacks."""
-    assert isinstance(error, UnicodeEncodeError)
-    missing = error.object[error.start : error.end]
-    return "".join(_LIKE.get(char, "?") for char in missing), error.end
-
-
-codecs.register_error("nacre-like", _like)
-
-
 def accept_any_character() -> None:
-    """Replace characters that the output's encoding lacks instead of failing."""
+    """Show a question mark for a character that the output's encoding lacks instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="nacre-like")
+            reconfigure(errors="replace")
 
 
 def can_draw(console: Console) -> bool:

@@ -85,10 +85,8 @@ def test_a_disk_that_fills_up_leaves_the_earlier_checkpoint(tmp_path):
     ("text", "reason"),
     [
         ("[" * 100_000, "nested too deeply"),
-        ("[" * 100 + "]" * 100, "nested more than 64"),
         ("[NaN]", "NaN is not a number"),
         ("-Infinity", "not a number"),
-        ('{"\\ud800": 1}', "half a character"),
         ("1" * 5000, "not valid JSON"),
         ("", "not valid JSON"),
         ("\0", "not valid JSON"),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nacre.cli import app
 from nacre.cli.app import argument, option
-from nacre.errors import NacreError
+from nacre.errors import NacreError, check
 from nacre.terminal import abbreviate
 
 if TYPE_CHECKING:
@@ -52,13 +52,19 @@ def data(
 
 def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSource":
     """Open a folder by its path, or a named data set by its root."""
-    from nacre.data import DATASETS, open_folder
+    from nacre.data import DATASETS, find_dataset
+    from nacre.data.source import FileSource
 
-    if root is not None:
-        return open_folder(name, root, classes)
-    if name in DATASETS and not Path(name).is_dir():
-        raise NacreError(f"the data set {name!r} needs its folder: give --root FOLDER")
-    return open_folder("folder", Path(name), classes)
+    if root is None:
+        if name in DATASETS and not Path(name).is_dir():
+            raise NacreError(f"the data set {name!r} needs its folder: give --root FOLDER")
+        name, root = "folder", Path(name)
+    row = find_dataset(name)
+    values = {"root": root} if classes is None else {"root": root, "classes": classes}
+    source = row.open(check(row.config, values, f"the data set {name!r}"))
+    if not isinstance(source, FileSource):
+        raise NacreError(f"the data set {name!r} is not in files: there is nothing to check")
+    return source
 
 
 @app.command(

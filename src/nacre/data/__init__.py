@@ -6,12 +6,11 @@ the data set's name, object = a `DataSet`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from nacre.data.source import DataConfig, FileSource, Source, Split
+from nacre.data.source import DataConfig, Source, Split
 from nacre.data.sources import ade20k, folder, scenes, voc
-from nacre.errors import NacreError, unknown_name
+from nacre.errors import unknown_name
 from nacre.labels.mapping import Border
 from nacre.labels.space import LabelSpace
 from nacre.scenarios.classes import NamedTask
@@ -24,7 +23,6 @@ __all__ = [
     "Source",
     "Split",
     "find_dataset",
-    "open_folder",
     "open_source",
 ]
 
@@ -109,18 +107,6 @@ def find_dataset(name: str, where: str = "data set") -> DataSet:
         others[name], "the data set", "DataSet", lambda found: isinstance(found, DataSet)
     )
     return dataset
-
-
-def open_folder(name: str, root: Path, classes: Path | None = None) -> FileSource:
-    """Open a data set that lies in files, by its name and folder."""
-    row = find_dataset(name)
-    if "root" not in row.config.model_fields:
-        in_files = [known for known, row in DATASETS.items() if "root" in row.config.model_fields]
-        raise unknown_name("data set in files:", name, in_files)
-    if classes is not None and "classes" not in row.config.model_fields:
-        raise NacreError(f"--classes goes with the data set 'folder'; {name!r} has its own classes")
-    values = {"root": root} if classes is None else {"root": root, "classes": classes}
-    return cast(FileSource, row.open(row.config.model_validate(values)))
 
 
 def open_source(config: DataConfig) -> Source:

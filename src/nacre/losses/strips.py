@@ -32,10 +32,8 @@ from nacre.losses.reference import at_least_float32
 
 # On CPUs a strip and its few companions should stay in the cache.
 _CPU_STRIP_BYTES = 4 << 20
-# On other devices a strip should be large enough to keep the device busy, and its companions
-# together a few hundredths of the memory. The total decides, not what is free at the moment:
-# otherwise the order of the sums, and with it the last digits, would change from run to run.
-_DEVICE_MEMORY_SHARE = 128
+# On other devices a strip should be large enough to keep the device busy, whatever is free at the
+# moment: otherwise the order of the sums, and so the last digits, would change from run to run.
 _DEVICE_STRIP_BYTES = 64 << 20
 
 
@@ -280,7 +278,8 @@ class StripUpsampler:
         height, count, channels, _ = self.maps.shape
         line_bytes = channels * self.size[1] * self.maps.element_size()
         # As many lines of output as fit the strip's bytes, at least one.
-        lines = max(1, _strip_bytes(self.maps.device) // line_bytes)
+        is_cpu = self.maps.device.type == "cpu"
+        lines = max(1, (_CPU_STRIP_BYTES if is_cpu else _DEVICE_STRIP_BYTES) // line_bytes)
         between_inputs = -(-self.size[0] // height)
         rows = min(lines, self.size[0], max(between_inputs, lines // count))
         return max(1, min(count, lines // rows)), rows
@@ -354,14 +353,6 @@ def _even_parts(begin: int, end: int, most: int) -> list[slice]:
     parts = -(-(end - begin) // most)
     cuts = [begin + (end - begin) * part // parts for part in range(parts)] + [end]
     return [slice(*cut) for cut in pairwise(cuts)]
-
-
-def _strip_bytes(device: torch.device) -> int:
-    if device.type == "cpu":
-        return _CPU_STRIP_BYTES
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory // _DEVICE_MEMORY_SHARE
-    return _DEVICE_STRIP_BYTES
 
 
 @lru_cache(maxsize=64)

@@ -24,9 +24,6 @@ _SAFETENSORS = r"\.tmp[A-Za-z0-9]{6}"  # which writes beside its file, and renam
 MAX_TEXT = 1 << 26
 """The largest text file that is read, in bytes, unless its reader says otherwise."""
 
-MAX_DEPTH = 64
-"""How deeply JSON may be nested."""
-
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
@@ -155,40 +152,16 @@ def parse_json(text: str) -> Any:
     """Return the plain data that a text holds.
 
     Raises:
-        ValueError: It is not JSON, nested too deeply, or holds NaN or half a character.
+        ValueError: It is not JSON, nested too deeply, or holds NaN.
     """
     try:
-        content = json.loads(text, parse_constant=_reject_constant)
+        return json.loads(text, parse_constant=_reject_constant)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    _check_tree(content)
-    return content
-
-
-def has_surrogate(text: str) -> bool:
-    """Return whether a text holds half a character, which cannot be written as UTF-8."""
-    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not a number")
-
-
-def _check_tree(content: Any) -> None:
-    """Refuse plain data that is nested too deeply or holds half a character."""
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        if any(isinstance(one, str) and has_surrogate(one) for one in level):
-            raise ValueError("it holds a text with half a character")
-        inside = [one for one in level if isinstance(one, dict | list)]
-        if not inside:
-            return
-        level = [value for one in inside for value in _values(one)]
-    raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
-
-
-def _values(content: dict[str, Any] | list[Any]) -> list[Any]:
-    return [*content.keys(), *content.values()] if isinstance(content, dict) else content
 
 
 def _umask() -> int:
