@@ -243,7 +243,7 @@ def _predict(
     """Do one input; return whether it was left in its middle."""
     if one.path.suffix.lower() in VIDEO_SUFFIXES:
         return _predict_video(predictor, one, results, should_stop)
-    if predictor.window is not None or rasters.is_georeferenced(one.path):
+    if rasters.is_georeferenced(one.path) or predictor.window is not None:
         _predict_map(predictor, one, results)
     else:
         _predict_image(predictor, one, results)
@@ -267,19 +267,16 @@ def _predict_map(predictor: Predictor, one: Input, results: _Results) -> None:
         rasters.open_raster(one.path) as raster,
         rasters.make_class_map(raster.size, len(channels), results.out) as classes,
     ):
-        is_geo = rasters.is_georeferenced(one.path)
-        path = results.path("masks", one.stem, ".tif" if is_geo else ".png")
+        path = results.path("masks", one.stem, ".tif" if raster.place else ".png")
         with contextlib.ExitStack() as held:
-            geo = (
-                path
-                and is_geo
-                and held.enter_context(rasters.write_geotiff(path, one.path, channels))
-            )
+            write = None
+            if path and raster.place:
+                write = held.enter_context(rasters.write_geotiff(path, raster, channels))
             for rows, columns, part in _blocks(predictor, raster):
                 classes[rows, columns] = part
-                if geo:
-                    geo(rows, columns, part)
-        if path and not is_geo:
+                if write:
+                    write(rows, columns, part)
+        if path and not raster.place:
             write_mask(path, classes, channels.colors)
         if path := results.path("overlays", one.stem, ".jpg"):
             preview = raster.preview()

@@ -7,8 +7,8 @@ alpha is left out, and an image that its file says to be turned is turned.
 import contextlib
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,13 @@ class Raster:
         size: Height and width.
         read: Returns rows and columns, height x width x RGB.
         preview: Returns the whole image with its longer side at most `PREVIEW`.
+        place: Where on Earth it lies, as rasterio has it, if it says so.
     """
 
     size: tuple[int, int]
     read: Callable[[slice, slice], Pixels]
     preview: Callable[[], Pixels]
+    place: Mapping[str, Any] = field(default_factory=dict)
 
 
 def has_rasterio() -> bool:
@@ -136,7 +138,12 @@ def _open_windowed(file: Any, path: Path) -> Raster:
         shape = (3, -(-file.height // factor), -(-file.width // factor))
         return as_rgb(file.read(bands, out_shape=shape))
 
-    return Raster((file.height, file.width), read, preview)
+    return Raster((file.height, file.width), read, preview, _place(file))
+
+
+def _place(file: Any) -> dict[str, Any]:
+    is_known = file.crs is not None or not file.transform.is_identity
+    return {"crs": file.crs, "transform": file.transform} if is_known else {}
 
 
 def _palette(file: Any) -> Pixels | None:
@@ -183,7 +190,7 @@ def is_georeferenced(path: Path) -> bool:
     if path.suffix.lower() not in _TIFF or not has_rasterio():
         return False
     with _rasterio_open(path) as file:
-        found = file.crs is not None or not file.transform.is_identity
+        found = bool(_place(file))
     if found and _is_turned(path):
         raise NacreError(
             f"the image {path} has a place on Earth and an orientation that turns it; save it "
@@ -194,25 +201,23 @@ def is_georeferenced(path: Path) -> bool:
 
 @contextlib.contextmanager
 def write_geotiff(
-    path: Path, like: Path, channels: Channels
+    path: Path, raster: Raster, channels: Channels
 ) -> Iterator[Callable[[slice, slice, Pixels], None]]:
-    """Write a class map part by part, with the georeference of the image it is of."""
+    """Write the class map of an image part by part, with the image's place on Earth."""
     import rasterio
 
-    with _rasterio_open(like) as source:
-        profile = {
-            "driver": "GTiff",
-            "height": source.height,
-            "width": source.width,
-            "count": 1,
-            "dtype": "uint16" if is_wide(len(channels)) else "uint8",
-            "crs": source.crs,
-            "transform": source.transform,
-            "compress": "deflate",
-            "tiled": True,
-            "blockxsize": 256,
-            "blockysize": 256,
-        }
+    profile = {
+        **raster.place,
+        "driver": "GTiff",
+        "height": raster.size[0],
+        "width": raster.size[1],
+        "count": 1,
+        "dtype": "uint16" if is_wide(len(channels)) else "uint8",
+        "compress": "deflate",
+        "tiled": True,
+        "blockxsize": 256,
+        "blockysize": 256,
+    }
     with atomic_write(path) as temporary, rasterio.open(temporary, "w", **profile) as file:
         if not is_wide(len(channels)):
             file.write_colormap(1, {i: (*color, 255) for i, color in enumerate(channels.colors)})
