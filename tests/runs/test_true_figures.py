@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import nacre
-from nacre.data.learn_data import LabeledSet, LearnData
 from nacre.data.sources.folder import is_for_testing
+from nacre.data.step_data import LabeledSet, LearnData
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import confusion_matrix, iou_by_class

@@ -16,8 +16,14 @@ import pytest
 from nacre.data import find_dataset
 from nacre.labels.space import LabelIndex
 from nacre.report import published
-from nacre.scenarios.plan import make_plan, plan_as_json
-from nacre.scenarios.scenario import check_images, make_scenario, read_scenario, step_images
+from nacre.scenarios.scenario import (
+    check_images,
+    make_plan,
+    make_scenario,
+    plan_as_json,
+    read_scenario,
+    step_images,
+)
 
 FACTS = Path(__file__).parents[1] / "facts"
 RELEASED = Path(published.__file__).with_name("released_lists.csv")

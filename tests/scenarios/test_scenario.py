@@ -3,10 +3,10 @@ import pytest
 from nacre.data import DATASETS
 from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex, LabelSpace
-from nacre.scenarios.plan import make_plan
 from nacre.scenarios.scenario import (
     check_images,
     images_to_test,
+    make_plan,
     make_scenario,
     read_scenario,
     shipped_scenarios,

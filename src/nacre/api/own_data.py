@@ -14,9 +14,9 @@ from nacre.api.model import Model, start_path
 from nacre.data import open_source
 from nacre.data.dataset import EvalDataset, LabeledImages, TrainDataset
 from nacre.data.image_io import Mask
-from nacre.data.learn_data import LabeledSet, set_name
 from nacre.data.source import Split
 from nacre.data.sources.folder import FolderConfig
+from nacre.data.step_data import LabeledSet, set_name
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, check
 from nacre.labels.channels import first_channels

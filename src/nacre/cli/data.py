@@ -18,8 +18,7 @@ from nacre.terminal import abbreviate
 if TYPE_CHECKING:
     from nacre.data.source import FileSource
     from nacre.data.validate import DataReport
-    from nacre.scenarios.plan import StepPlan
-    from nacre.scenarios.scenario import Scenario
+    from nacre.scenarios.scenario import Scenario, StepPlan
 
 MAX_PROBLEMS = 10
 """Problems of a split that a report names."""
@@ -84,7 +83,7 @@ def plan(
     json: app.Json = False,
 ) -> None:
     """Show the images and classes of each step of a scenario, or list what there is."""
-    from nacre.scenarios.plan import make_plan, plan_as_json
+    from nacre.scenarios.scenario import make_plan, plan_as_json
 
     if scenario is None:
         if root or config or set_ or json:

@@ -14,7 +14,7 @@ from nacre.terminal import RunDisplay, abbreviate
 
 if TYPE_CHECKING:
     from nacre.api.model import Model
-    from nacre.data.learn_data import LearnData
+    from nacre.data.step_data import LearnData
     from nacre.models.io import ModelInfo
 
 OutModel = Annotated[Path, option("FOLDER", "Folder for the new model.")]

@@ -189,7 +189,7 @@ def _print_plan(console: Console, config: "RunConfig") -> None:
     from nacre.methods import find_method
     from nacre.runs.run import open_scenario
     from nacre.runs.steps import step_sampler
-    from nacre.scenarios.plan import make_plan
+    from nacre.scenarios.scenario import make_plan
 
     data = open_scenario(config)
     method = find_method(config.method.name)(config.method, data.scenario.classes.growth(0))

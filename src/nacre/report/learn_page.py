@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nacre.data.learn_data import LearnData
+from nacre.data.step_data import LearnData
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import model_predictor
 from nacre.models.io import load_model, read_info

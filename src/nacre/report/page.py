@@ -30,7 +30,7 @@ from nacre.report.images import (
 from nacre.report.kinds import make_tables
 from nacre.report.results import SEEDS, Row, ScenarioResults, load_results, percent, shown_name
 from nacre.report.tables import ResultTable, steps_table, to_csv, to_markdown
-from nacre.scenarios.plan import StepPlan, make_plan
+from nacre.scenarios.scenario import StepPlan, make_plan
 from nacre.training.events import StepLearned, Trained
 from nacre.utils.io import save_text
 from nacre.version import __version__

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nacre.data.learn_data import LabeledSet, LearnData
-from nacre.data.step_data import ScenarioData
+from nacre.data.step_data import LabeledSet, LearnData, ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import whole_predictor
 from nacre.models.io import ModelInfo, find_model, load_model

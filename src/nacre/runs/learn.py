@@ -15,15 +15,15 @@ from typing import Any
 from torch import nn
 
 from nacre.data import open_source
-from nacre.data.learn_data import (
+from nacre.data.source import Source
+from nacre.data.sources.folder import FolderConfig
+from nacre.data.step_data import (
     LabeledSet,
     LearnData,
     choose_new_classes,
     rename_classes,
     set_name,
 )
-from nacre.data.source import Source
-from nacre.data.sources.folder import FolderConfig
 from nacre.errors import NacreError
 from nacre.labels.channels import Channels
 from nacre.methods import Step, find_method, find_row

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nacre.data.dataset import EvalDataset, EvalSample, eval_batches
-from nacre.data.learn_data import LabeledSet, LearnData, SeenPart
-from nacre.data.step_data import ScenarioData
+from nacre.data.step_data import LabeledSet, LearnData, ScenarioData, SeenPart
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import (
     ConfusionMatrix,

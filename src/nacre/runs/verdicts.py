@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Literal
 
-from nacre.data.learn_data import LearnData
+from nacre.data.step_data import LearnData
 
 Word = Literal["learned", "weak", "not learned", "kept", "lost", "not tested"]
 

@@ -7,13 +7,17 @@ step until none is left; with three numbers or more (``4-2-2``) every step is na
 - ``overlapped``: every image with at least one pixel of a new class;
 - ``disjoint``: those of them that hold no future class, so no image comes twice;
 - ``partition``: each image goes to exactly one step, dealt by the rule of ``partition`` below.
+
+The plan of a scenario says what each step sees, before anything is learned.
 """
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -248,3 +252,76 @@ def check_images(scenario: Scenario, index: LabelIndex, lists: ImageLists) -> No
                 f"scenario {scenario.name!r}: step {step} ({learned}) has no images in the setup "
                 f"{scenario.setup!r}; another setup, order or task may give it some"
             )
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The classes and images of one step, and what its background hides.
+
+    Attributes:
+        step: Its number.
+        classes: Names of the classes it learns.
+        images: How many images it gets.
+        sha256: Digest of the sorted image names joined by newline.
+        hidden_old: Images that hold a class of an earlier step, by class name.
+        hidden_future: Images that hold a class of a later step, by class name.
+        background: Shares of the background's pixels that are in truth ``old`` or ``future``
+            classes.
+    """
+
+    step: int
+    classes: tuple[str, ...]
+    images: int
+    sha256: str
+    hidden_old: dict[str, int]
+    hidden_future: dict[str, int]
+    background: dict[str, float]
+
+
+def make_plan(scenario: Scenario, index: LabelIndex, lists: ImageLists) -> list[StepPlan]:
+    """Return what each step of a scenario sees."""
+    return [_plan_step(scenario, index, step, images) for step, images in enumerate(lists)]
+
+
+def digest(names: list[str]) -> str:
+    """Return the sha256 of sorted names joined by newline."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
+def _plan_step(
+    scenario: Scenario, index: LabelIndex, step: int, images: tuple[int, ...]
+) -> StepPlan:
+    table, names = scenario.classes, scenario.classes.space.names
+    held = Counter(label for i in images for label in index.labels[i])
+    pixels: Counter[int] = Counter()
+    for i in images:
+        pixels.update(index.pixel_counts[i])
+    called = sum(count for label, count in pixels.items() if label not in table.new(step))
+    old = sum(pixels[label] for label in table.old(step))
+    future = sum(pixels[label] for label in table.future(step))
+    return StepPlan(
+        step=step,
+        classes=tuple(names[label] for label in table.new(step)),
+        images=len(images),
+        sha256=digest([index.names[i] for i in images]),
+        hidden_old={names[label]: held[label] for label in table.old(step) if held[label]},
+        hidden_future={names[label]: held[label] for label in table.future(step) if held[label]},
+        background={"old": old / max(called, 1), "future": future / max(called, 1)},
+    )
+
+
+def plan_as_json(scenario: Scenario, plan: list[StepPlan]) -> dict[str, Any]:
+    """Return a plan as plain data."""
+    steps = []
+    for one in plan:
+        steps.append(
+            {
+                "step": one.step,
+                "classes": list(one.classes),
+                "images": one.images,
+                "sha256": one.sha256,
+                "hidden": {"old": one.hidden_old, "future": one.hidden_future},
+                "background": {key: round(v, 6) for key, v in one.background.items()},
+            }
+        )
+    return {"scenario": scenario.name, "steps": steps}
